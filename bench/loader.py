@@ -1,0 +1,111 @@
+"""From jsonl to batches against the bare tokenizer, and from packed ids to batches against Hugging Face datasets.
+
+    python bench/loader.py
+
+1. jsonl -> rows -> examples -> ids -> packed -> batches, against `encode_batch` alone on the same texts, already in memory.
+2. Packed ids -> batches, against `datasets` (shuffled, grouped by length) with transformers' padding collator on the
+   same rows and as many rows a batch: real tokens a second, padding not counted.
+"""
+
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+from weft.config import Data, Run, read_recipe
+from weft.data.loader import Loader
+from weft.data.samples import read_sample
+from weft.tasks.build import make_task
+from weft.tasks.prepare import fit_tokenizer, pack_split
+
+ROUNDS, ROWS, BUDGET = 5, 20_000, 8192
+
+
+def median_seconds(work: Callable[[], object]) -> float:
+    work()
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def prose() -> list[str]:
+    """Rows of 20 to 60 words from the manual that ships with Python: texts of the usual length."""
+    words = " ".join(row["text"] for _, row in read_sample("pydoc", "train")).split()
+    rng = random.Random(0)
+    starts = [rng.randrange(len(words) - 60) for _ in range(2 * ROWS)]
+    return [" ".join(words[start : start + rng.randrange(20, 60)]) for start in starts]
+
+
+def main() -> None:
+    run = Run.parse(read_recipe("dates", ["tokenizer={name: bpe, size: 4000}"]))
+    task = make_task(run)
+    texts = prose()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.jsonl"
+        with path.open("w") as file:
+            for text, target in zip(texts[:ROWS], texts[ROWS:], strict=True):
+                file.write(json.dumps({"text": text, "target": target}) + "\n")
+        data = Data(train=str(path))
+        tokenizer = fit_tokenizer(run.tokenizer, data, task)
+
+        def ours() -> None:
+            packed, _ = pack_split(data, "train", task, tokenizer)
+            loader = Loader(packed, task.collate, BUDGET, 1)
+            batches = -(-int(packed.sizes.sum()) // BUDGET)
+            for _ in islice(loader.stream(), batches):
+                pass
+
+        def bare() -> None:
+            tokenizer._engine.encode_batch(texts, add_special_tokens=False)
+
+        seconds = {"weft, jsonl to batches": median_seconds(ours), "encode_batch alone": median_seconds(bare)}
+        for name, took in seconds.items():
+            print(f"{name:26} {2 * ROWS / took:10,.0f} texts/s")
+        print(f"ratio {seconds['encode_batch alone'] / seconds['weft, jsonl to batches']:.2f}\n")
+        packed, _ = pack_split(data, "train", task, tokenizer)
+        against_datasets(packed, task)
+
+
+def against_datasets(packed, task) -> None:  # noqa: ANN001
+    import datasets
+    import torch
+    from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast
+
+    datasets.disable_progress_bars()
+    rows = [packed[index] for index in range(len(packed))]
+    tokens = int(packed.sizes.sum())
+    table = datasets.Dataset.from_dict(
+        {"input_ids": [row[0].tolist() for row in rows], "labels": [row[1].tolist() for row in rows]}
+    )
+    from tokenizers import Tokenizer, models
+
+    plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"[PAD]": 0})), pad_token="[PAD]")
+    collator = DataCollatorForSeq2Seq(plain, padding=True, return_tensors="pt")
+    batch_rows = max(1, BUDGET * len(packed) // tokens)
+
+    def theirs() -> None:
+        order = table.shuffle(seed=1)
+        for _ in torch.utils.data.DataLoader(order, batch_size=batch_rows, collate_fn=collator):
+            pass
+
+    loader = Loader(packed, task.collate, BUDGET, 1)
+
+    def ours() -> None:
+        for _ in islice(loader.stream(), -(-tokens // BUDGET)):
+            pass
+
+    seconds = {"weft": median_seconds(ours), "datasets + collator": median_seconds(theirs)}
+    for name, took in seconds.items():
+        print(f"{name:20} {tokens / took:12,.0f} real tokens/s")
+    print(f"ratio {seconds['datasets + collator'] / seconds['weft']:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""weft trains, compares, inspects and serves sequence models, from n-grams to BERT, behind one interface.
+
+weft.train("dates")                         train a recipe
+weft.load("runs/dates")("May 1, 2024")      load a run and ask it
+weft.compare(["dates-fixed", "dates"], "60s", "compared")
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import CheckpointError, ConfigError, DataError, RoleError, TrainingError, WeftError
+
+if TYPE_CHECKING:
+    from weft.comparison import compare
+    from weft.pipeline import Pipeline, load, train
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "Pipeline",
+    "RoleError",
+    "TrainingError",
+    "WeftError",
+    "compare",
+    "load",
+    "train",
+]
+
+# Imported on first use: they bring torch, which takes longer to import than most commands take to run.
+_LAZY = {"train": "weft.pipeline", "load": "weft.pipeline", "Pipeline": "weft.pipeline", "compare": "weft.comparison"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,141 @@
+"""What a checkpoint holds: the recipe, the tokenizer, the weights, and for resuming the state of the training.
+
+    run.yaml  tokenizer.json  model.safetensors  state/{progress.json, optimizer.safetensors, random.safetensors}
+
+There is no pickle anywhere: tensors are safetensors, the rest is YAML and JSON.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from weft.config import Run, read_yaml, write_yaml
+from weft.data.loader import Position
+from weft.errors import CheckpointError
+from weft.text.tokenizer import Tokenizer
+
+
+@dataclass
+class Progress:
+    """Where a training stands, besides weights and optimiser."""
+
+    step: int = 0
+    position: Position = field(default_factory=Position)
+    elapsed: float = 0.0  # seconds of training
+    bad_steps: int = 0
+    loss_sum: float = 0.0  # since the last report
+    loss_steps: int = 0
+    best: float | None = None
+    best_step: int = 0
+    stale: int = 0  # evaluations since the best
+    data: str = ""  # digest of the training data
+    done: bool = False
+
+
+def write_model(folder: Path, run: Run, tokenizer: Tokenizer, head: nn.Module) -> None:
+    """Write what `load` needs."""
+    (folder / "run.yaml").write_text(write_yaml(run.dump()), encoding="utf-8")
+    tokenizer.save(folder)
+    save_file({name: value.contiguous() for name, value in weights(head).items()}, folder / "model.safetensors")
+
+
+def write_state(
+    folder: Path, progress: Progress, optimizer: torch.optim.Optimizer, head: nn.Module, random: Mapping[str, Tensor]
+) -> None:
+    """Write what resuming needs."""
+    state = folder / "state"
+    state.mkdir()
+    (state / "progress.json").write_text(json.dumps(asdict(progress), indent=1), encoding="utf-8")
+    save_file(optimizer_tensors(optimizer, head), state / "optimizer.safetensors")
+    save_file(dict(random), state / "random.safetensors")
+
+
+def weights(head: nn.Module) -> dict[str, Tensor]:
+    """Name the parameters and saved buffers, each once: tied ones go by their first name."""
+    saved = head.state_dict()
+    buffers = {name: value for name, value in head.named_buffers() if name in saved}
+    return {name: value.detach() for name, value in (*head.named_parameters(), *buffers.items())}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, head: nn.Module) -> dict[str, Tensor]:
+    """Name the optimiser's state by parameter: `exp_avg.body.encoder.embed.weight`."""
+    tensors = {}
+    for name, parameter in head.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{key}.{name}"] = torch.as_tensor(value).detach().contiguous()
+    return tensors
+
+
+def read_run(folder: Path, trust: bool = False) -> Run:
+    """Read the recipe of a checkpoint; classes from outside weft are run only with `trust`."""
+    try:
+        text = (folder / "run.yaml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{folder}: run.yaml cannot be read: {error}; is this a checkpoint of weft?") from None
+    return Run.parse(read_yaml(text, str(folder / "run.yaml")), trust)
+
+
+def load_weights(folder: Path, head: nn.Module) -> None:
+    """Fill a head; a name or shape that does not fit is refused."""
+    found, wanted = _tensors(folder / "model.safetensors"), weights(head)
+    strange = sorted(set(found) ^ set(wanted))
+    if strange:
+        whose = "the file lacks it" if strange[0] in wanted else "the model has no such weight"
+        raise CheckpointError(f"{folder}/model.safetensors: {strange[0]}: {whose} ({len(strange)} such in all)")
+    for name, value in wanted.items():
+        if value.shape != found[name].shape:
+            got, must = tuple(found[name].shape), tuple(value.shape)
+            raise CheckpointError(f"{folder}/model.safetensors: {name} must be {must}, but is {got} instead")
+        value.copy_(found[name])
+
+
+def load_progress(folder: Path) -> Progress:
+    """Read where a training stood."""
+    path = folder / "state" / "progress.json"
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Progress(**{**raw, "position": Position(*raw["position"])})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: cannot be read: {error}; this checkpoint can be used but not resumed from"
+        ) from None
+
+
+def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, head: nn.Module) -> None:
+    """Fill an optimiser with the state that was saved."""
+    parameters = dict(head.named_parameters())
+    for full, value in _tensors(folder / "state" / "optimizer.safetensors").items():
+        key, _, name = full.partition(".")
+        if name not in parameters:
+            raise CheckpointError(f"{folder}/state/optimizer.safetensors: the model has no weight {name}")
+        parameter = parameters[name]
+        # Adam's fused kernel wants its step beside the weights.
+        optimizer.state[parameter][key] = value.to(parameter.device)
+
+
+def load_random(folder: Path) -> dict[str, Tensor]:
+    """Read the random states, by kind and rank."""
+    return _tensors(folder / "state" / "random.safetensors")
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+
+
+def check_data(folder: Path, then: str, now: str) -> None:
+    """Refuse to resume on other data than before."""
+    if then != now:
+        raise CheckpointError(
+            f"{folder}: the training data has changed since this checkpoint was written (its digest was {then[:12]}, and is "
+            f"{now[:12]} now); put the old data back, or train afresh in another --out"
+        )

@@ -1,0 +1,149 @@
+"""Several recipes, one budget, one table: quality, parameters, time, speed; and a page with curves and alignments."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from weft.config import Run, read_recipe
+from weft.data.records import Skipped
+from weft.errors import ConfigError, RoleError
+from weft.inspect.charts import alignment, line_chart
+from weft.inspect.page import heading, page, paragraph, table
+from weft.pipeline import Pipeline, data_for, run_name, train
+from weft.tasks.prepare import read_split
+from weft.training.report import Reporter, read_metrics
+
+SHOWN = 4  # examples whose answers are shown side by side
+
+Text = tuple[list[str], list[list[str]]]  # the headers and rows of a table
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One trained recipe and what it cost."""
+
+    name: str
+    pipeline: Pipeline
+    metrics: dict[str, float]
+    rows: list[dict[str, Any]]  # of metrics.jsonl
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last report of its training."""
+        return self.rows[-1]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The middle of the speeds reported."""
+        speeds = sorted(row["tokens_per_s"] for row in self.rows)
+        return float(speeds[len(speeds) // 2])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The contenders in the order given."""
+
+    contenders: list[Contender]
+    budget: str
+
+    @property
+    def measured(self) -> list[str]:
+        """The names of the task's metrics."""
+        return [name for name in self.contenders[0].metrics if name != "loss"]
+
+    def table(self) -> Text:
+        """Return the one table."""
+        headers = ["model", *(name.replace("_", " ") for name in self.measured)]
+        return [*headers, "parameters", "time", "steps", "tokens/s"], [self._row(one) for one in self.contenders]
+
+    def _row(self, one: Contender) -> list[str]:
+        return [
+            one.name,
+            *(_number(name, one.metrics[name]) for name in self.measured),
+            f"{one.pipeline.parameters:,}",
+            f"{one.last['elapsed']:.0f} s",
+            f"{one.last['step']:,}",
+            f"{one.tokens_per_s:,.0f}",
+        ]
+
+    def answers(self) -> Text:
+        """Return a few unseen examples with what each contender makes of them."""
+        examples = self.unseen()
+        columns = [[one.pipeline.task.line(answer) for answer in one.pipeline(examples)] for one in self.contenders]
+        asked = [self.contenders[0].pipeline.task.shown(example) for example in examples]
+        headers = ["text", "should be", *(one.name for one in self.contenders)]
+        return headers, [[*pair, *answers] for pair, *answers in zip(asked, *columns, strict=True)]
+
+    def unseen(self) -> list[Any]:
+        """Draw a few examples that no contender was trained on, from the longest to shorter ones."""
+        first = self.contenders[0].pipeline
+        data, split = data_for(first.run.data, None)
+        some = [example for _, example in islice(read_split(data, split, first.task, Skipped()), 64)]
+        some.sort(key=lambda example: -len(first.task.shown(example)[0]))
+        return some[:: max(1, len(some) // SHOWN)][:SHOWN]
+
+    def page(self) -> str:
+        """Return the report as one page that needs no network."""
+        headers, rows = self.table()
+        parts = [heading("Result"), table(headers, rows), heading("Learning curves"), *self._curves()]
+        parts += [heading("Answers to unseen examples"), table(*self.answers())]
+        parts += self._alignments()
+        names = " and ".join(one.name for one in self.contenders)
+        return page(f"weft compare: {names}", parts, f"each trained for {self.budget} on the same data")
+
+    def _curves(self) -> list[str]:
+        losses = {one.name: [(row["elapsed"], row["loss"]) for row in one.rows] for one in self.contenders}
+        charts = [line_chart(losses, "seconds of training", "loss", "Training loss", log_y=True)]
+        name = self.contenders[0].pipeline.task.metric
+        scores = {
+            one.name: [(row["elapsed"], row["valid"][name]) for row in one.rows if name in row.get("valid", {})]
+            for one in self.contenders
+        }
+        label = name.replace("_", " ")
+        return [*charts, line_chart(scores, "seconds of training", label, f"Validation: {label}", percent=True)]
+
+    def _alignments(self) -> list[str]:
+        """Draw where the contenders that attend looked, in the first example."""
+        example = self.unseen()[0]
+        drawn = []
+        for one in self.contenders:
+            try:
+                found = one.pipeline.attention(example)
+            except RoleError:
+                continue
+            drawn.append(alignment(found.weights, found.source, found.target, f"{one.name}: {found.place}"))
+        if not drawn:
+            return []
+        told = "Each row is a word of the output; the darker a cell, the more of the source's state at its column was read."
+        return [heading("Alignment"), paragraph(told), *drawn]
+
+
+def compare(
+    recipes: Sequence[str | Path],
+    budget: str,
+    out: str | Path,
+    overrides: Iterable[str] = (),
+    reporter: Callable[[str], Reporter] | None = None,
+) -> Comparison:
+    """Train each recipe at one budget (`60s`, `5m`, or a number of steps) in a folder of `out`, and write its page."""
+    names = [run_name(recipe) for recipe in recipes]
+    if len(set(names)) != len(names) or not names:
+        raise ConfigError(f"compare: needs recipes with different names, but got {', '.join(names) or 'none'}")
+    limits = [f"train.steps={budget}"] if budget.isdigit() else ["train.steps=null", f"train.time={budget}"]
+    runs = [Run.parse(read_recipe(recipe, [*overrides, *limits])) for recipe in recipes]  # all are checked first
+    if len({(run.task, run.data) for run in runs}) > 1:
+        raise ConfigError("compare: the recipes must have the same task and data, or one table would mislead")
+    result = Comparison([_contend(*pair, Path(out), reporter) for pair in zip(names, runs, strict=True)], budget)
+    (Path(out) / "report.html").write_text(result.page(), encoding="utf-8")
+    return result
+
+
+def _contend(name: str, run: Run, out: Path, reporter: Callable[[str], Reporter] | None) -> Contender:
+    pipeline = train(run, out=out / name, report=reporter(name) if reporter else None)
+    return Contender(name, pipeline, pipeline.evaluate(), read_metrics(out / name / "metrics.jsonl"))
+
+
+def _number(name: str, value: float) -> str:
+    return f"{value:.1f}" if name == "bleu" else f"{value:.1%}"

@@ -1,0 +1,276 @@
+"""A run is one frozen object: task, data, tokenizer, model, train. YAML and dotted overrides come in by one strict door.
+
+`Run.parse` reads a recipe. The sections `task`, `tokenizer` and `model` are checked by the `Config` of the class that
+their `name` stands for, so a user's own class is checked as strictly as weft's.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
+
+from weft.errors import ConfigError, did_you_mean
+from weft.registry import Kind, resolve
+
+
+class Section(BaseModel):
+    """A part of a recipe: frozen, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Named(Section):
+    """A section that a class of its own reads, chosen by `name`."""
+
+    name: str
+
+
+def _seconds(value: object) -> object:
+    """Read `90`, `90s`, `15m` or `2h` as seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(value))
+    if isinstance(value, bool) or not match:
+        raise ValueError("must be a time such as 90s, 15m or 2h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+S = TypeVar("S", bound=BaseModel)
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+Source = str | list[str]  # a path (a glob pattern reads all that match), or a list of parallel files
+
+
+class Data(Section):
+    """Where the examples come from and what is done with bad and long ones."""
+
+    sample: str | None = None  # a data set that ships with weft: gives train, valid and test
+    train: Source | None = None
+    valid: Source | None = None
+    test: Source | None = None
+    format: Literal["txt", "tsv", "csv", "jsonl", "conll", "parquet"] | None = None  # None: by the file's ending
+    columns: dict[str, int | str] | None = None  # field of the task's example -> column, by name or number
+    header: bool | None = None  # None: there is one if a column goes by name
+    on_bad_rows: Literal["error", "skip"] = "error"
+    longest: int = Field(1024, ge=1)  # tokens in one sequence
+    too_long: Literal["error", "cut", "drop", "window"] = "error"
+    max_line_bytes: int = Field(1 << 24, ge=1)
+    workers: int = Field(0, ge=0)  # processes that collate batches ahead of the trainer
+
+    @model_validator(mode="after")
+    def _some_source(self) -> "Data":
+        if self.sample is None and self.train is None:
+            raise ValueError("must say where the examples come from: give data.train, or data.sample")
+        if self.sample is not None and self.train is not None:
+            raise ValueError("takes data.sample or data.train, not both")
+        return self
+
+
+class Train(Section):
+    """The budget, the optimiser, and what is kept."""
+
+    steps: int | None = Field(None, ge=1)
+    time: Seconds | None = None
+    batch_tokens: int = Field(4096, ge=1)
+    accumulate: int = Field(1, ge=1)
+    optimizer: Literal["adamw", "adam", "adagrad"] = "adamw"
+    lr: float = Field(1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)
+    schedule: Literal["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential"] = "constant"
+    warmup: float = Field(0.0, ge=0)  # steps, or below 1 a share of the budget
+    decay: float = Field(0.01, gt=0, le=1)  # exponential: the share of lr that is left at the end
+    clip: float | None = Field(1.0, gt=0)
+    precision: Literal["fp32", "bf16"] = "fp32"
+    seed: int = Field(1, ge=0)
+    deterministic: bool = False
+    device: str = "auto"
+    report_every: int = Field(20, ge=1)
+    eval_every: int | None = Field(None, ge=1)  # None: at the end alone
+    save_every: int | None = Field(None, ge=1)  # None: with each evaluation
+    keep: int = Field(2, ge=1)  # checkpoints kept beside the best
+    metric: str | None = None  # what makes a model the best; None: the task's own choice
+    patience: int | None = Field(None, ge=1)  # evaluations without a better one before stopping early
+    bad_steps: int = Field(5, ge=1)  # updates skipped because the loss was not finite, before giving up
+
+    @model_validator(mode="after")
+    def _some_budget(self) -> "Train":
+        if self.steps is None and self.time is None:
+            raise ValueError("needs a budget: give train.steps, or train.time such as 15m")
+        return self
+
+
+class Run(Section):
+    """A whole recipe, checked."""
+
+    task: SerializeAsAny[Named]
+    data: Data
+    tokenizer: SerializeAsAny[Named]
+    model: SerializeAsAny[Named]
+    train: Train
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any], trust: bool = True) -> "Run":
+        """Check a recipe; with `trust`, names may be `package.module:Class`."""
+        unknown = [str(key) for key in raw if key not in cls.model_fields]
+        if unknown:
+            raise ConfigError(f"{unknown[0]}: not a section of a recipe; {did_you_mean(unknown[0], cls.model_fields)}")
+        return cls(
+            task=_named("task", raw, trust),
+            data=read_section(Data, raw.get("data", {}), "data"),
+            tokenizer=_named("tokenizer", raw, trust),
+            model=_named("model", raw, trust),
+            train=read_section(Train, raw.get("train", {}), "train"),
+        )
+
+    def dump(self) -> dict[str, Any]:
+        """Return plain data that `parse` reads back to an equal run."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+def _named(kind: Kind, raw: Mapping[str, Any], trust: bool) -> Any:
+    section = raw.get(kind)
+    if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
+        raise ConfigError(f"{kind}.name: must say which {kind}, but is {section!r} instead; add {kind}: {{name: ...}}")
+    return read_section(resolve(kind, section["name"], trust).Config, section, kind)
+
+
+def read_section(schema: type[S], raw: object, place: str) -> S:
+    """Validate `raw` by `schema`; an error names the place in the recipe, what was got and the remedy."""
+    try:
+        return schema.model_validate(raw)
+    except ValidationError as error:
+        lines = [_explain(item, schema, place) for item in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _explain(item: Any, schema: type[BaseModel], place: str) -> str:
+    path = ".".join([place, *(str(part) for part in item["loc"] if not str(part).startswith("function-"))])
+    if item["type"] == "extra_forbidden":
+        return f"{path}: unknown key; {did_you_mean(str(item['loc'][-1]), _fields_at(schema, item['loc'][:-1]))}"
+    if item["type"] == "missing":
+        return f"{path}: required, but not given"
+    message = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if item["type"] == "value_error" and not item["loc"]:
+        return f"{path}: {message}"
+    if item["type"] == "literal_error":
+        known = re.findall(r"'([^']*)'", item["ctx"]["expected"])
+        return f"{path}: {message}, but is {item['input']!r} instead; {did_you_mean(str(item['input']), known)}"
+    return f"{path}: {message}, but is {item['input']!r} instead"
+
+
+def _fields_at(schema: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
+    for part in loc:
+        field = schema.model_fields.get(str(part))
+        inner = field.annotation if field else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            break
+        schema = inner
+    return schema.model_fields
+
+
+class _Yaml12(yaml.SafeLoader):
+    """A safe loader with YAML 1.2 scalars: `no` is a word, `12:30` is a string, `3e-5` is a number."""
+
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if isinstance(key, str | int | float) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key) if isinstance(key, str | int | float) else None
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every string that a YAML 1.1 or 1.2 reader would take for something else."""
+
+
+_SCALARS = {
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    "merge": (r"<<", ["<"]),
+}
+for _tag, (_pattern, _first) in _SCALARS.items():
+    for _side in (_Yaml12, _Dumper):
+        _side.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
+_Yaml12.add_constructor(
+    "tag:yaml.org,2002:int", lambda _, node: int(node.value, 0 if re.match(r"0[xo]", node.value) else 10)
+)
+
+
+def read_yaml(text: str, place: str) -> Any:
+    """Read YAML; a mistake in it is reported with its line."""
+    try:
+        return _Yaml12(text).get_single_data()  # type: ignore[no-untyped-call]
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{place}:{line}: not valid YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{place}: not valid YAML: {error}") from None
+
+
+def write_yaml(raw: Mapping[str, Any]) -> str:
+    """Write plain data as YAML that `read_yaml` reads back the same."""
+    text = yaml.dump(dict(raw), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    if read_yaml(text, "") == raw:
+        return text
+    # A few characters, such as U+0085, survive only as escapes.
+    return yaml.dump(dict(raw), Dumper=_Dumper, sort_keys=False)
+
+
+def recipe_names() -> list[str]:
+    """List the recipes that ship with weft."""
+    return sorted(entry.name.removesuffix(".yaml") for entry in files("weft").joinpath("recipes").iterdir())
+
+
+def read_recipe(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Read a recipe by its path or, for one that ships with weft, its name; then apply `key=value` overrides."""
+    if isinstance(recipe, Mapping):
+        raw: Any = {key: dict(value) if isinstance(value, Mapping) else value for key, value in recipe.items()}
+    else:
+        raw = read_yaml(_recipe_text(recipe), str(recipe))
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{recipe}: must be a mapping with the keys {', '.join(Run.model_fields)}, but is {raw!r}")
+    for override in overrides:
+        apply_override(raw, override)
+    return raw
+
+
+def _recipe_text(recipe: str | Path) -> str:
+    path = Path(recipe)
+    shipped = files("weft").joinpath("recipes", f"{recipe}.yaml")
+    if not path.is_file() and path.name == str(recipe) and shipped.is_file():
+        return shipped.read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{recipe}: neither a file nor a recipe that ships with weft; {did_you_mean(str(recipe), recipe_names())}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{recipe}: cannot be read as a recipe: {error}") from None
+
+
+def apply_override(raw: dict[str, Any], override: str) -> None:
+    """Set one dotted key in place: `train.lr=3e-5`, `model.layers=2`."""
+    dotted, equals, text = override.partition("=")
+    keys = dotted.split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"{override!r}: an override is key=value, such as train.lr=3e-5")
+    here = raw
+    for depth, key in enumerate(keys[:-1]):
+        here = here.setdefault(key, {})
+        if not isinstance(here, dict):
+            raise ConfigError(f"{override!r}: {'.'.join(keys[: depth + 1])} is {here!r}, which has no keys inside")
+    here[keys[-1]] = read_yaml(text, override)

@@ -1,0 +1,1 @@
+"""Rows, samples, packed items and batches."""

@@ -1,0 +1,47 @@
+"""What happens to a sequence of more than `data.longest` tokens: nothing is cut silently."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import DataError
+
+Ids = TypeVar("Ids", Sequence[int], npt.NDArray[np.integer[Any]])
+
+
+@dataclass
+class Limit:
+    """`data.longest` and `data.too_long`, and how many sequences each policy touched."""
+
+    longest: int
+    policy: Literal["error", "cut", "drop", "window"]
+    cut: int = 0
+    dropped: int = 0
+    windowed: int = 0
+
+    def apply(self, ids: Ids) -> list[Ids]:
+        """Return the sequences to use in place of `ids`: itself, its start, none, or windows that do not overlap."""
+        if len(ids) <= self.longest:
+            return [ids]
+        if self.policy == "cut":
+            self.cut += 1
+            return [ids[: self.longest]]
+        if self.policy == "drop":
+            self.dropped += 1
+            return []
+        if self.policy == "window":
+            self.windowed += 1
+            return [ids[start : start + self.longest] for start in range(0, len(ids), self.longest)]
+        raise DataError(
+            f"got {len(ids):,} tokens, data.longest is {self.longest:,}; "
+            "set data.too_long: cut, drop or window, or raise data.longest"
+        )
+
+    def __str__(self) -> str:
+        counts = {"cut": self.cut, "dropped": self.dropped, "windowed": self.windowed}
+        done = ", ".join(f"{verb} {number:,}" for verb, number in counts.items() if number)
+        noun = "sequence" if sum(counts.values()) == 1 else "sequences"
+        return f"{done} {noun} longer than data.longest={self.longest}" if done else ""

@@ -1,0 +1,66 @@
+"""Encoded items as one long memory-mapped array: read with no copy, shared by worker processes, never padded.
+
+An item is a tuple of integer sequences. All sequences of all items lie end to end in `ids`; `starts` says where each
+begins, `items` which sequence each item begins with.
+"""
+
+import hashlib
+import tempfile
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+
+class Packed:
+    """Items by number."""
+
+    def __init__(self, ids: np.ndarray, starts: np.ndarray, items: np.ndarray, digest: str) -> None:
+        self.ids, self.starts, self.items = ids, starts, items
+        self.digest = digest  # of the content: two data sets with the same digest train alike
+        lengths = np.diff(starts)
+        self.sizes = np.diff(starts[items])  # (n,) tokens of an item, all its sequences together
+        # Like goes with like in a batch: by the length of the first sequence, then of the last.
+        self.shapes = np.stack([lengths[items[1:] - 1], lengths[items[:-1]]]) if len(self) else np.zeros((2, 0), int)
+
+    def __len__(self) -> int:
+        return len(self.items) - 1
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        first, last = int(self.items[index]), int(self.items[index + 1])
+        cuts = self.starts[first : last + 1].tolist()
+        return tuple(self.ids[a:b] for a, b in zip(cuts, cuts[1:], strict=False))
+
+
+def pack(items: Iterable[tuple[np.ndarray, ...]], folder: Path | None = None, at_once: int = 1 << 18) -> Packed:
+    """Write a stream of items to an unnamed file in `folder` and map it; memory holds the lengths and `at_once` tokens."""
+    starts, bounds, digest = array("q", [0]), array("q", [0]), hashlib.sha256()
+    with tempfile.TemporaryFile(dir=folder) as file:
+        chunk: list[np.ndarray] = []
+        held = 0
+        for item in items:
+            chunk.extend(item)
+            bounds.append(bounds[-1] + len(item))
+            held += sum(map(len, item))
+            if held >= at_once:
+                _flush(chunk, starts, file, digest)
+                held = 0
+        _flush(chunk, starts, file, digest)
+        file.flush()
+        # The mapping outlives the name and the handle: the space is freed when the last process lets go.
+        ids = np.memmap(file, np.int32, "r", shape=(starts[-1],)) if starts[-1] else np.zeros(0, np.int32)
+    for lengths in (starts, bounds):
+        digest.update(lengths.tobytes())
+    return Packed(ids.view(np.ndarray), np.asarray(starts), np.asarray(bounds), digest.hexdigest())
+
+
+def _flush(chunk: list[np.ndarray], starts: array, file: "tempfile._TemporaryFileWrapper[bytes]", digest: "hashlib._Hash") -> None:  # type: ignore[type-arg]
+    if not chunk:
+        return
+    flat = np.concatenate(chunk).astype(np.int32, copy=False)
+    ends = starts[-1] + np.cumsum(np.fromiter(map(len, chunk), np.int64, len(chunk)))
+    starts.frombytes(ends.tobytes())
+    digest.update(flat.data)
+    file.write(flat.data)
+    chunk.clear()

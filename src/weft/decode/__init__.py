@@ -1,0 +1,1 @@
+"""Search: it sees a model's `start` and `step` alone."""

@@ -1,0 +1,205 @@
+"""From a model's distributions to sequences: greedy, sampled, streamed; `generate` also hands over to beam search.
+
+Search knows a model by `start` and `step` alone (weft.models.base.Generator). The rows of a batch step together, and a
+row leaves the batch when it ends.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from weft.config import Section
+from weft.decode.beam import Beam, Hypothesis
+from weft.decode.filters import Barred, log_probs, temper, top_k, top_p
+from weft.errors import ConfigError
+from weft.models.base import Generator
+from weft.tokens import Tokens
+
+__all__ = ["Hypothesis", "Options", "generate", "stream"]
+
+
+class Options(Section):
+    """How to decode: part of a task's recipe and of each call."""
+
+    beam: int = Field(1, ge=1)  # 1: greedy, or sampled
+    candidates: int = Field(1, ge=1)  # how many a sequence are returned: the best of the beam, or so many samples
+    length_bias: Literal["none", "gnmt", "average"] = "gnmt"
+    alpha: float = Field(0.6, ge=0, le=10)  # how much length counts; average with 1 is the mean log-probability a token
+    max_length: int = Field(256, ge=1)  # tokens produced, eos included
+    min_length: int = Field(0, ge=0)  # tokens produced before eos may be
+    sample: bool = False
+    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
+    top_k: int | None = Field(None, ge=1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    seed: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _agree(self) -> "Options":
+        if self.sample and self.beam > 1:
+            raise ValueError(
+                f"sample draws and beam searches, so sample needs beam: 1, but beam is {self.beam} instead"
+            )
+        if not self.sample and self.candidates > self.beam:
+            raise ValueError(
+                f"candidates must be at most beam, unless sample is true: got {self.candidates} and {self.beam}; "
+                f"try beam: {self.candidates}"
+            )
+        if self.min_length > self.max_length:
+            raise ValueError(f"min_length must be at most max_length: got {self.min_length} and {self.max_length}")
+        return self
+
+    def penalty(self, length: int) -> float:
+        """Return lp, what a log-probability is divided by: gnmt is Wu et al. 2016, eq. 14. `length` counts eos."""
+        base = {"none": 1.0, "gnmt": (5 + length) / 6, "average": float(length)}[self.length_bias]
+        return float(base**self.alpha)
+
+
+def generate(
+    model: Generator,
+    prompt: Tokens,
+    eos: int,
+    options: Options,
+    source: Tokens | None = None,
+    forbid: Sequence[int] = (),
+    rows: Sequence[int] = (),
+) -> list[list[Hypothesis]]:
+    """Return the candidates of each sequence, best first; ids in `forbid` are never produced.
+
+    A sample depends on `options.seed`, on the number of its sequence in `rows` (its place in the batch, where none are
+    given) and on which of the candidates it is, not on its neighbours: a list that is sorted and cut into batches gives
+    the samples that it gives whole.
+    """
+    assert not rows or len(rows) == len(prompt), "a number for each sequence"
+    if not len(prompt):
+        return []
+    if options.beam > 1:
+        beam = Beam(
+            eos=eos,
+            width=options.beam,
+            keep=options.candidates,
+            max_length=options.max_length,
+            penalty=options.penalty,
+            min_length=options.min_length,
+            forbid=tuple(forbid),
+        )
+        return beam.search(model, prompt, source)
+    steps = _walk(model, prompt, eos, options, source, forbid, rows or range(len(prompt)))
+    return _collect(steps, len(prompt), eos, options)
+
+
+def stream(
+    model: Generator,
+    prompt: Tokens,
+    eos: int,
+    options: Options,
+    source: Tokens | None = None,
+    forbid: Sequence[int] = (),
+) -> Iterator[int]:
+    """Yield the ids of one sequence as they are chosen, greedily or by sampling: the same ids as from `generate`."""
+    if len(prompt) != 1 or options.beam > 1 or options.candidates > 1:
+        raise ConfigError(
+            "decode: a stream is one sequence with beam: 1 and candidates: 1, but was asked for "
+            f"{len(prompt)} with beam: {options.beam} and candidates: {options.candidates}; use generate for those"
+        )
+    steps = _walk(model, prompt, eos, options, source, forbid, range(1))
+    return (token for step in steps if (token := int(step.token)) != eos)
+
+
+class _Step(NamedTuple):
+    row: Tensor  # (A,) the rows that are still in the batch
+    token: Tensor  # (A,) what was chosen for them
+    logprob: Tensor  # (A,) the model's own log-probability of it
+
+
+@torch.no_grad()
+def _walk(
+    model: Generator,
+    prompt: Tokens,
+    eos: int,
+    options: Options,
+    source: Tokens | None,
+    forbid: Sequence[int],
+    rows: Sequence[int],
+) -> Iterator[_Step]:
+    """Choose token after token for each sequence and candidate, until eos or max_length."""
+    logits, state = model.start(prompt, source)
+    barred = Barred.over(logits, eos, forbid, options.min_length)
+    row = torch.arange(len(prompt) * options.candidates, device=logits.device)
+    choose = _sampler(options, rows, logits.device) if options.sample else _best
+    if options.candidates > 1:
+        copies = row // options.candidates
+        logits, state = logits[copies], state.select(copies)
+    for written in range(options.max_length):
+        logprobs = log_probs(logits, barred.after(written))
+        token = choose(logprobs, row, written)
+        yield _Step(row, token, logprobs.gather(1, token[:, None])[:, 0])
+        if written + 1 == options.max_length:
+            return
+        stay = (token != eos).nonzero()[:, 0]  # the one sync of a step
+        if len(stay) < len(row):
+            row, token, state = row[stay], token[stay], state.select(stay)
+        if not len(row):
+            return
+        logits, state = model.step(token, state)
+
+
+# Takes the log-probabilities (A, V), their rows (A,) and how many tokens are written; returns a token a row (A,).
+_Choose = Callable[[Tensor, Tensor, int], Tensor]
+
+
+def _best(logprobs: Tensor, row: Tensor, written: int) -> Tensor:  # noqa: ARG001  (a _Choose)
+    """The most probable token; a tie goes to the lowest id."""
+    return logprobs.argmax(-1)
+
+
+def _sampler(options: Options, rows: Sequence[int], device: torch.device) -> _Choose:
+    """Draw every number that the samples can need at once: each row has a generator of its own."""
+    generator = torch.Generator()
+    draws = [
+        torch.rand(options.max_length, generator=generator.manual_seed(_seed(options.seed, row, candidate)))
+        for row in rows
+        for candidate in range(options.candidates)
+    ]
+    uniform = torch.stack(draws).to(device)  # (rows, max_length)
+
+    def choose(logprobs: Tensor, row: Tensor, written: int) -> Tensor:
+        kept = temper(logprobs, options.temperature)
+        kept = kept if options.top_k is None else top_k(kept, options.top_k)
+        kept = kept if options.top_p is None else top_p(kept, options.top_p)
+        return _inverse_cdf(kept.softmax(-1), uniform[row, written])
+
+    return choose
+
+
+def _seed(*parts: int) -> int:
+    """Mix numbers into one seed, so that neighbouring rows get unrelated ones."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
+
+
+def _inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Return the first token at which the running sum of `probs` (A, V) exceeds `uniform` (A,), a number in [0, 1)."""
+    cdf = probs.cumsum(-1)
+    level = uniform[:, None].to(cdf.dtype) * cdf[:, -1:]
+    token = torch.searchsorted(cdf, level, right=True).clamp_(max=cdf.shape[-1] - 1)
+    # A parallel sum may step up by rounding where a probability is 0: such a token must not be drawn.
+    return torch.where(probs.gather(1, token) > 0, token, probs.argmax(-1, keepdim=True))[:, 0]
+
+
+def _collect(steps: Iterator[_Step], sequences: int, eos: int, options: Options) -> list[list[Hypothesis]]:
+    """Put the steps of each row together, and the rows of each sequence: finished ones first, by score."""
+    row, token, logprob = (torch.cat(parts).cpu() for parts in zip(*steps, strict=True))
+    rows = sequences * options.candidates
+    total = torch.zeros(rows, dtype=torch.float64).index_add_(0, row, logprob.double()).tolist()
+    parts = torch.split(token[row.argsort(stable=True)], row.bincount(minlength=rows).tolist())
+    found = [_hypothesis(ids.tolist(), total[at], eos, options) for at, ids in enumerate(parts)]
+    groups = [found[at : at + options.candidates] for at in range(0, rows, options.candidates)]
+    return [sorted(group, key=lambda one: (not one.finished, -one.score)) for group in groups]
+
+
+def _hypothesis(ids: list[int], logprob: float, eos: int, options: Options) -> Hypothesis:
+    finished = ids[-1] == eos
+    return Hypothesis(tuple(ids[:-1] if finished else ids), logprob, logprob / options.penalty(len(ids)), finished)

@@ -1,0 +1,45 @@
+"""Every error that a user can cause. The command line prints one of these without a traceback and exits with 2.
+
+    WeftError
+    ├── ConfigError       a recipe, an override or an option
+    ├── DataError         a file, a row, a label
+    ├── CheckpointError   a saved run: damaged, changed, locked, no room to write it
+    ├── RoleError         a task asks of a model what it cannot do
+    └── TrainingError     the run itself: the loss is not a number
+
+A message names the place, what was got and the remedy: "model.heads must divide model.width: got 12 and 500; try 10".
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class WeftError(Exception):
+    """The root of all errors that weft raises on purpose."""
+
+
+class ConfigError(WeftError):
+    """A recipe, an override or an option is wrong."""
+
+
+class DataError(WeftError):
+    """A file, a row or a label is wrong; the message starts with file:line where there is one."""
+
+
+class CheckpointError(WeftError):
+    """A saved run is damaged, does not fit, is in use, or cannot be written."""
+
+
+class RoleError(WeftError):
+    """A task needs what a model, as configured, cannot do."""
+
+
+class TrainingError(WeftError):
+    """Training cannot go on."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the remedy for an unknown name: the nearest known one, or the list of them all."""
+    known = sorted(known)
+    near = get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

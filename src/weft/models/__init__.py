@@ -1,0 +1,1 @@
+"""Models: `Tokens` in, tensors out."""

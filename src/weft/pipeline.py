@@ -1,0 +1,174 @@
+"""A trained model with its task and tokenizer: made by `train`, read by `load`, asked by calling it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ValidationError
+
+from weft.checkpoint import snapshot
+from weft.checkpoint.store import resolve_checkpoint, save_folder, verify
+from weft.config import Data, Run, Section, read_recipe, read_section
+from weft.data.limits import Limit
+from weft.data.records import Skipped
+from weft.data.samples import SAMPLES
+from weft.errors import DataError, RoleError
+from weft.nn.capture import capture
+from weft.tasks.base import Answer, Head, Task
+from weft.tasks.build import build
+from weft.tasks.predict import evaluate, predict, reread
+from weft.tasks.prepare import read_split
+from weft.text.tokenizer import Tokenizer, load_tokenizer
+from weft.training.parallel import pick_device
+from weft.training.report import Reporter
+from weft.training.session import train_run
+
+Asked = str | Mapping[str, Any] | BaseModel  # what may stand for an example
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Where each step of the output looked: weights (T, S), the tokens on both sides, and which part they are from."""
+
+    source: list[str]
+    target: list[str]
+    weights: np.ndarray
+    place: str
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Ask it by calling it: `pipeline(["Thursday, January 12, 2023"])`."""
+
+    run: Run
+    task: Task
+    tokenizer: Tokenizer
+    head: Head
+
+    def __call__(self, examples: Asked | Iterable[Asked], options: Mapping[str, Any] | None = None) -> list[Answer]:
+        """Answer examples: plain texts, or mappings with the fields of the task's example."""
+        single = isinstance(examples, str | Mapping | BaseModel)
+        return list(self.answers([examples] if single else examples, options))  # type: ignore[list-item, arg-type]
+
+    def answers(
+        self, examples: Iterable[Asked], options: Mapping[str, Any] | None = None, start: int = 0
+    ) -> Iterator[Answer]:
+        """Answer a stream of examples, in order, in memory that does not grow with it; `start` is the first's number."""
+        chosen = self._options(options)
+        asked = (self.example(one, number) for number, one in enumerate(examples, start + 1))
+        return predict(self.task, self.head, asked, self._limit(), chosen, start=start)
+
+    def stream(self, prompt: Asked, options: Mapping[str, Any] | None = None) -> Iterator[str]:
+        """Yield the answer's text piece by piece, as it is generated."""
+        return self.task.stream(self.head, self.example(prompt), self._limit(), self._options(options))
+
+    def evaluate(self, data: str | Path | Iterable[Asked] | None = None) -> dict[str, float]:
+        """Score on a file, a sample that ships with weft, examples, or, with none given, the recipe's own test data."""
+        return evaluate(self.task, self.head, list(self._examples(data)), self._limit(self.run.data.too_long))
+
+    def attention(self, example: Asked) -> Attention:
+        """Read the winning output again and return where each of its steps looked."""
+        source, target, batch = reread(self.task, self.head, self.example(example), self._limit())
+        with torch.inference_mode(), capture() as maps:
+            self.head.eval()(batch.to(self.device))
+        if not maps.weights:
+            raise RoleError(f"model: {self.run.model.name!r}, as configured, has no attention to look at")
+        (place, layer), found = next(iter(maps.weights.items()))
+        return Attention(source, target, found[0][0].float().cpu().numpy(), f"{place}, layer {layer}")
+
+    def save(self, path: str | Path) -> Path:
+        """Write a checkpoint that `load` reads, in a new folder."""
+        return save_folder(
+            Path(path), 0, lambda folder: snapshot.write_model(folder, self.run, self.tokenizer, self.head)
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.head.parameters()).device
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers were trained."""
+        return sum(parameter.numel() for parameter in self.head.parameters())
+
+    def example(self, asked: Asked, number: int = 1) -> Any:
+        """Check one example: a plain text fills the task's first field."""
+        raw = {self.task.asks: asked} if isinstance(asked, str) else asked
+        try:
+            return self.task.Example.model_validate(raw)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "example"
+            raise DataError(
+                f"example {number}: {where}: {first['msg']}, but is {first['input']!r} instead; "
+                f"an example has the fields {', '.join(self.task.Example.model_fields)}"
+            ) from None
+
+    def _examples(self, data: str | Path | Iterable[Asked] | None) -> Iterator[Any]:
+        if data is None or isinstance(data, str | Path):
+            config, split = data_for(self.run.data, data)
+            return (example for _, example in read_split(config, split, self.task, Skipped()))
+        return (self.example(one, number) for number, one in enumerate(data, 1))
+
+    def _options(self, options: Mapping[str, Any] | None) -> Section:
+        default = self.task.options()
+        return read_section(type(default), {**default.model_dump(), **options}, "options") if options else default
+
+    def _limit(self, policy: str = "error") -> Limit:
+        return Limit(self.run.data.longest, policy)  # type: ignore[arg-type]
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "task": self.run.task.name,
+            "model": self.run.model.name,
+            "parameters": f"{self.parameters:,}",
+            "vocabulary": f"{len(self.tokenizer):,} ({self.run.tokenizer.name})",
+            "device": str(self.device),
+        }
+        cells = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows.items())
+        return f"<table>{cells}</table>"
+
+
+def data_for(recipe: Data, data: str | Path | None) -> tuple[Data, str]:
+    """Say what to read: the recipe's test (or else validation) data, a file in the recipe's columns, or a sample."""
+    if data is None:
+        return recipe, "test" if recipe.sample or recipe.test else "valid"
+    name, _, split = str(data).partition(":")
+    if name in SAMPLES and not Path(data).exists():
+        return recipe.model_copy(update={"sample": name}), split or "test"
+    return recipe.model_copy(update={"sample": None, "test": str(data)}), "test"
+
+
+def train(
+    recipe: str | Path | Mapping[str, Any] | Run,
+    overrides: Iterable[str] = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    report: Reporter | None = None,
+) -> Pipeline:
+    """Train a recipe, by its path, its name or as a mapping, in the directory `out`; return its best model."""
+    run = recipe if isinstance(recipe, Run) else Run.parse(read_recipe(recipe, overrides))
+    folder = Path(out) if out is not None else Path("runs") / run_name(recipe)
+    trained = train_run(run, folder, resume, report)
+    return Pipeline(run, trained.task, trained.task.tokenizer, trained.head.eval())
+
+
+def run_name(recipe: str | Path | Mapping[str, Any] | Run) -> str:
+    """Name a run's directory after its recipe."""
+    return Path(recipe).stem if isinstance(recipe, str | Path) else "run"
+
+
+def load(path: str | Path, device: str = "auto", trust: bool = False) -> Pipeline:
+    """Read a run's directory or one of its checkpoints; `trust` lets it run classes from outside weft."""
+    folder = resolve_checkpoint(Path(path))
+    verify(folder)
+    run = snapshot.read_run(folder, trust)
+    tokenizer = load_tokenizer(run.tokenizer, folder)
+    task, head = build(run, tokenizer)
+    snapshot.load_weights(folder, head)
+    return Pipeline(run, task, tokenizer, head.to(pick_device(device)).eval())

@@ -1,0 +1,64 @@
+"""Names to classes, by a static table of strings, so that nothing is imported before it is needed.
+
+A user's own class goes by `package.module:Class` wherever a name goes, without touching weft.
+"""
+
+import importlib
+from typing import Any, Literal
+
+from weft.errors import ConfigError, did_you_mean
+
+Kind = Literal["model", "task", "tokenizer"]
+
+TABLE: dict[Kind, dict[str, str]] = {
+    "model": {
+        "seq2seq": "weft.models.seq2seq:Seq2Seq",
+    },
+    "task": {
+        "translate": "weft.tasks.translate:Translate",
+    },
+    "tokenizer": {
+        "words": "weft.text.tokenizer:Words",
+        "characters": "weft.text.tokenizer:Characters",
+        "bytes": "weft.text.tokenizer:Bytes",
+        "bpe": "weft.text.tokenizer:BPE",
+        "wordpiece": "weft.text.tokenizer:WordPiece",
+        "unigram": "weft.text.tokenizer:Unigram",
+    },
+}
+
+
+def names(kind: Kind) -> list[str]:
+    """List the names that weft knows of one kind."""
+    return sorted(TABLE[kind])
+
+
+def resolve(kind: Kind, name: str, trust: bool = True) -> Any:
+    """Import the class that `name` stands for: one of the table, or, with `trust`, any `package.module:Class`."""
+    if name in TABLE[kind]:
+        return _load(kind, name, TABLE[kind][name])
+    if ":" not in name:
+        raise ConfigError(f"{kind}.name: there is no {kind} {name!r}; {did_you_mean(name, TABLE[kind])}")
+    if not trust:
+        raise ConfigError(
+            f"{kind}.name: {name!r} is code from outside weft, and a checkpoint does not get to run it by itself; "
+            "if you trust its author, load it with trust=True (command line: --trust)"
+        )
+    return _load(kind, name, name)
+
+
+def _load(kind: Kind, name: str, place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
+            raise
+        raise ConfigError(
+            f"{kind}.name: {name!r}: there is no module {error.name!r}; is its folder on PYTHONPATH?"
+        ) from error
+    except AttributeError as error:
+        known = (attr for attr in vars(importlib.import_module(module)) if not attr.startswith("_"))
+        raise ConfigError(
+            f"{kind}.name: {name!r}: module {module!r} has no {attribute!r}; {did_you_mean(attribute, known)}"
+        ) from error

@@ -1,0 +1,1 @@
+"""Tasks: from rows to batches, from outputs to answers and scores."""

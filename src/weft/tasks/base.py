@@ -1,0 +1,154 @@
+"""What a task is: how a row becomes items, items a batch, a batch a loss or an answer, and answers a score.
+
+    row  -> Task.Example -> Task.encode -> Task.collate -> Head -> sums -> Trainer
+    HTTP -> Task.Example -> Task.encode -> Task.collate -> Head.predict -> Task.answer -> JSON
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from weft.config import Named, Run, Section
+from weft.data.limits import Limit
+from weft.errors import RoleError
+from weft.models.base import Model, Role
+from weft.text.tokenizer import Tokenizer
+from weft.tokens import Tokens
+
+Item = tuple[np.ndarray, ...]  # integer sequences that must share a batch; the task knows their meaning
+Answer = dict[str, Any]  # JSON-ready
+Sums = dict[str, Tensor]  # for each part of the loss, its sum over the batch
+
+
+class Example(BaseModel):
+    """A row of data or the body of a request: strict, frozen, closed to unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a head reads: tokens, what they should become, and how many of each part there are."""
+
+    tokens: Tokens
+    targets: Tensor | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    source: Tokens | None = None
+    rows: Sequence[int] = ()  # each sequence's number in the caller's order: what is sampled for it hangs on this alone
+
+    @property
+    def size(self) -> int:
+        """The number of real tokens."""
+        return len(self.tokens.ids) + (len(self.source.ids) if self.source else 0)
+
+    def numbered(self, rows: Sequence[int]) -> "Batch":
+        """Say which of the caller's sequences these are."""
+        return replace(self, rows=rows)
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """Move to a device."""
+        return replace(
+            self,
+            tokens=self.tokens.to(device),
+            targets=None if self.targets is None else self.targets.to(device, non_blocking=True),
+            source=None if self.source is None else self.source.to(device),
+        )
+
+    def pin_memory(self) -> "Batch":
+        """Copy into page-locked memory; the loader's workers call it for a GPU."""
+        return replace(
+            self,
+            tokens=self.tokens.pin_memory(),
+            targets=None if self.targets is None else self.targets.pin_memory(),
+            source=None if self.source is None else self.source.pin_memory(),
+        )
+
+
+class Head(nn.Module):
+    """The trained unit: a body and what the task adds to it."""
+
+    def __init__(self, body: Model) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
+        """Return a sum for each part of the loss, and what the next batch of the same streams carries on from."""
+        raise NotImplementedError
+
+    def predict(self, batch: Batch, options: Section) -> list[Any]:
+        """Return one output an item, for `Task.answer`."""
+        raise NotImplementedError
+
+
+class Task:
+    """The root of all tasks, weft's and users' own."""
+
+    Config: ClassVar[type[Named]]
+    Example: ClassVar[type[BaseModel]]
+    Options: ClassVar[type[Section]]  # what a call may set
+    needs: ClassVar[frozenset[Role]]
+    metric: ClassVar[str]  # what makes a model the best, unless train.metric says otherwise
+    lower_is_better: ClassVar[bool] = False
+    asks: ClassVar[str] = "text"  # the field that a plain string given to `predict` fills
+
+    tokenizer: Tokenizer  # set once the run has one
+
+    def __init__(self, config: Named) -> None:
+        self.config = config
+
+    def check(self, run: Run) -> None:
+        """Refuse what does not go together in a recipe, before any data is read."""
+
+    def texts(self, example: Any) -> tuple[Iterable[str], Iterable[str]]:
+        """Return the texts that train the tokenizer: the source side's and the target side's."""
+        raise NotImplementedError
+
+    def encode(self, example: Any, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+        """Turn an example into items: none if it is dropped, several if it is cut into windows."""
+        raise NotImplementedError
+
+    def encode_batch(self, examples: Sequence[Any], tokenizer: Tokenizer, limit: Limit) -> list[list[Item]]:
+        """Encode many examples; a task overrides it where the tokenizer is faster on many texts at once."""
+        return [self.encode(example, tokenizer, limit) for example in examples]
+
+    def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
+        """Join items to a batch; all randomness, such as masks, is here."""
+        raise NotImplementedError
+
+    def head(self, model: Model) -> Head:
+        """Put what the task adds on top of a body."""
+        raise NotImplementedError
+
+    def options(self) -> Section:
+        """Return what calls get that set no options of their own."""
+        return self.Options()
+
+    def answer(self, example: Any, outputs: list[Any]) -> Answer:
+        """Turn the head's outputs for the items of one example into its answer."""
+        raise NotImplementedError
+
+    def reread(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
+        """Return the tokens on both sides, and the batch in which the model reads the output that it chose."""
+        raise RoleError(f"task: {self.config.name!r} has no output to read again")
+
+    def stream(self, head: Head, example: Any, limit: Limit, options: Section) -> Iterator[str]:
+        """Yield the answer's text piece by piece."""
+        raise RoleError(f"task: {self.config.name!r} does not generate text, so it cannot be streamed")
+
+    def line(self, answer: Answer) -> str:
+        """Return an answer as one line of text."""
+        return json.dumps(answer, ensure_ascii=False)
+
+    def shown(self, example: Any) -> tuple[str, str]:
+        """Return what an example asks and what its answer should be, for tables."""
+        raise NotImplementedError
+
+    def score(self, answers: Sequence[Answer], examples: Sequence[Any]) -> dict[str, float]:
+        """Judge answers by what the examples say they should be."""
+        raise NotImplementedError

@@ -1,0 +1,113 @@
+"""From examples to answers, and from answers to scores: the one way for the trainer, the command line and the server."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.config import Section
+from weft.data.limits import Limit
+from weft.data.loader import plan
+from weft.data.packed import Packed, pack
+from weft.errors import DataError
+from weft.tasks.base import Answer, Batch, Head, Item, Task
+
+AT_ONCE = 1024  # examples held at a time: enough to fill batches with like lengths, however long the stream is
+BUDGET = 16384  # tokens in a batch
+
+
+def predict(
+    task: Task,
+    head: Head,
+    examples: Iterable[Any],
+    limit: Limit,
+    options: Section,
+    budget: int = BUDGET,
+    start: int = 0,
+) -> Iterator[Answer]:
+    """Yield an answer for each example, in order, the first being number `start`; memory does not grow."""
+    stream, done = iter(examples), start
+    while chunk := list(islice(stream, AT_ONCE)):
+        yield from _predict_chunk(task, head, chunk, limit, options, budget, done)
+        done += len(chunk)
+
+
+def _predict_chunk(
+    task: Task, head: Head, examples: Sequence[Any], limit: Limit, options: Section, budget: int, done: int
+) -> Iterator[Answer]:
+    encoded = task.encode_batch(examples, task.tokenizer, limit)
+    for number, items in enumerate(encoded):
+        if not items:
+            raise DataError(f"example {done + number + 1}: nothing is left of it to answer; {limit}")
+    owners = [index for index, items in enumerate(encoded) for _ in items]
+    outputs: list[list[Any]] = [[] for _ in examples]
+    found = dict(_outputs(task, head, [item for items in encoded for item in items], options, budget, done))
+    for number, owner in enumerate(owners):
+        outputs[owner].append(found[number])
+    for example, output in zip(examples, outputs, strict=True):
+        yield task.answer(example, output)
+
+
+def _outputs(
+    task: Task, head: Head, items: list[Item], options: Section, budget: int, done: int
+) -> Iterator[tuple[int, Any]]:
+    data = pack(items)
+    with torch.inference_mode(), _evaluating(head):
+        for batch, indices in _batches(task, data, budget, done):
+            yield from zip(indices.tolist(), head.predict(batch.to(_device(head)), options), strict=True)
+
+
+def _batches(task: Task, data: Packed, budget: int, done: int = 0) -> Iterator[tuple[Batch, np.ndarray]]:
+    for indices in plan(data, budget, seed=None):
+        batch = task.collate([data[index] for index in indices.tolist()], np.random.default_rng(0))
+        yield batch.numbered((indices + done).tolist()), indices
+
+
+def reread(task: Task, head: Head, example: Any, limit: Limit) -> tuple[list[str], list[str], Batch]:
+    """Answer one example and return the tokens on both sides with the batch that reads its own winning output."""
+    items = task.encode(example, task.tokenizer, limit)
+    outputs = [output for _, output in sorted(_outputs(task, head, items, task.options(), BUDGET, 0))]
+    return task.reread(items, outputs)
+
+
+def evaluate(task: Task, head: Head, examples: Sequence[Any], limit: Limit, budget: int = BUDGET) -> dict[str, float]:
+    """Score a head on examples: the loss and the task's metrics."""
+    encoded = task.encode_batch(examples, task.tokenizer, limit)
+    kept = [(example, items) for example, items in zip(examples, encoded, strict=True) if items]
+    if not kept:
+        raise DataError("not one example is left to evaluate on")
+    loss = mean_loss(task, head, pack(item for _, items in kept for item in items), budget)
+    judged = [example for example, _ in kept]
+    answers = list(predict(task, head, judged, limit, task.options(), budget))
+    return {"loss": loss, **task.score(answers, judged)}
+
+
+def mean_loss(task: Task, head: Head, data: Packed, budget: int) -> float:
+    """Return the sum over the parts of each part's mean."""
+    sums: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    with torch.inference_mode(), _evaluating(head):
+        for batch, _ in _batches(task, data, budget):
+            for part, value in head(batch.to(_device(head)))[0].items():
+                sums[part] = sums.get(part, 0.0) + float(value)
+                counts[part] = counts.get(part, 0) + batch.counts[part]
+    return sum(sums[part] / max(counts[part], 1) for part in sums)
+
+
+class _evaluating:  # noqa: N801
+    """Dropout off inside, and as it was after."""
+
+    def __init__(self, head: Head) -> None:
+        self._head, self._was = head, head.training
+
+    def __enter__(self) -> None:
+        self._head.eval()
+
+    def __exit__(self, *error: object) -> None:
+        self._head.train(self._was)
+
+
+def _device(head: Head) -> torch.device:
+    return next(head.parameters()).device

@@ -1,0 +1,84 @@
+"""From a recipe's data to examples, a tokenizer and packed items: the way that training and evaluation share."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from weft.config import Data, Named
+from weft.data.limits import Limit
+from weft.data.packed import Packed, pack
+from weft.data.records import Skipped, read_examples
+from weft.data.samples import read_sample
+from weft.errors import ConfigError, DataError
+from weft.tasks.base import Item, Task
+from weft.text.tokenizer import Tokenizer, train_tokenizer
+
+AT_ONCE = 1024  # examples a call of the tokenizer
+
+Placed = tuple[Any, Any]  # where an example comes from, such as file:line, and the example
+
+
+def has_split(data: Data, split: str) -> bool:
+    """Say whether the recipe has this part of the data."""
+    return data.sample is not None or getattr(data, split) is not None
+
+
+def read_split(data: Data, split: str, task: Task, skipped: Skipped) -> Iterator[Placed]:
+    """Stream the examples of `train`, `valid` or `test` with their places."""
+    if data.sample is not None:
+        return ((place, task.Example.model_validate(row)) for place, row in read_sample(data.sample, split))
+    source = getattr(data, split)
+    if source is None:
+        raise ConfigError(f"data.{split}: required here, but not given; add a file")
+    return read_examples(source, data, task.Example, skipped)
+
+
+def fit_tokenizer(config: Named, data: Data, task: Task) -> Tokenizer:
+    """Train the tokenizer on the training split, streamed once for each side."""
+
+    def side(which: int) -> Iterator[str]:
+        for _, example in read_split(data, "train", task, Skipped()):
+            yield from task.texts(example)[which]
+
+    return train_tokenizer(config, side(0), side(1))
+
+
+def encode_all(
+    examples: Iterable[Placed], task: Task, tokenizer: Tokenizer, limit: Limit, skipped: Skipped | None
+) -> Iterator[list[Item]]:
+    """Encode a stream, many examples at a time; an example that cannot be is an error, or counted in `skipped`."""
+    stream = iter(examples)
+    while chunk := list(islice(stream, AT_ONCE)):
+        try:
+            yield from task.encode_batch([example for _, example in chunk], tokenizer, limit)
+        except DataError:
+            yield from _one_by_one(chunk, task, tokenizer, limit, skipped)
+
+
+def _one_by_one(
+    chunk: Iterable[Placed], task: Task, tokenizer: Tokenizer, limit: Limit, skipped: Skipped | None
+) -> Iterator[list[Item]]:
+    for place, example in chunk:
+        try:
+            yield task.encode(example, tokenizer, limit)
+        except DataError as error:
+            placed = DataError(f"{place}: {error}")
+            if skipped is None:
+                raise placed from None
+            skipped.add(placed)
+            yield []
+
+
+def pack_split(
+    data: Data, split: str, task: Task, tokenizer: Tokenizer, folder: Path | None = None
+) -> tuple[Packed, str]:
+    """Encode a whole split to a memory-mapped file; return it and a report of what was skipped or cut."""
+    skipped, limit = Skipped(), Limit(data.longest, data.too_long)
+    examples = read_split(data, split, task, skipped)
+    encoded = encode_all(examples, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
+    packed = pack((item for items in encoded for item in items), folder)
+    if not len(packed):
+        raise DataError(f"data.{split}: not one example is left to use; {skipped} {limit}".rstrip("; "))
+    return packed, "; ".join(part for part in (str(skipped) if skipped.count else "", str(limit)) if part)
+

@@ -1,0 +1,167 @@
+"""Translation: one text in, another out, by any model that takes a source and generates."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from weft.config import Named, Run, Section
+from weft.data.limits import Limit
+from weft.decode.search import Hypothesis, Options, generate, stream
+from weft.errors import ConfigError
+from weft.models.base import Role
+from weft.nn.losses import cross_entropy_sum
+from weft.tasks import base
+from weft.tasks.base import Answer, Batch, Head, Item, Sums
+from weft.tasks.metrics import bleu, exact_match
+from weft.text.tokenizer import Tokenizer
+from weft.tokens import Tokens
+
+
+class TranslateConfig(Named):
+    """How the loss is smoothed, and how translations are searched for when a call does not say."""
+
+    smoothing: float = Field(0.0, ge=0, lt=1)
+    decode: Options = Options()
+
+
+class TranslateExample(base.Example):
+    """A text, and for training and evaluation its translation."""
+
+    text: str
+    target: str | None = None
+
+
+class TranslateHead(Head):
+    """The body alone: its own output layer scores the target's vocabulary."""
+
+    def __init__(self, body: Any, eos: int, forbid: Sequence[int], smoothing: float) -> None:
+        super().__init__(body)
+        self.eos, self.forbid, self.smoothing = eos, tuple(forbid), smoothing
+
+    def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
+        """Sum the cross-entropy of the target's tokens, each read after the true ones before it (teacher forcing)."""
+        assert batch.targets is not None
+        logits = self.body.logits(batch.tokens, batch.source)
+        return {"tokens": cross_entropy_sum(logits, batch.targets, self.smoothing if self.training else 0.0)}, None
+
+    def predict(self, batch: Batch, options: Section) -> list[list[Hypothesis]]:
+        """Search for the best translations of each source."""
+        assert isinstance(options, Options)
+        rows = batch.rows or range(len(batch.tokens))
+        return generate(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, rows)
+
+    def stream(self, batch: Batch, options: Options) -> Iterator[int]:
+        """Yield the ids of one translation as they are chosen."""
+        device = next(self.parameters()).device
+        return stream(self.body, _prompt(batch.to(device)), self.eos, options, batch.source, self.forbid)
+
+
+def _prompt(batch: Batch) -> Tokens:
+    """The first token of each target, its start symbol, is what generation begins with."""
+    return Tokens.flat(batch.tokens.ids[batch.tokens.starts[:-1].long()], torch.ones(len(batch.tokens)))
+
+
+class Translate(base.Task):
+    """Items are (source ids + eos, bos + target ids + eos)."""
+
+    Config: ClassVar[type[Named]] = TranslateConfig
+    Example = TranslateExample
+    Options = Options
+    needs = frozenset({Role.CONDITIONAL, Role.GENERATOR})
+    metric = "exact_match"
+    config: TranslateConfig
+
+    def check(self, run: Run) -> None:
+        """A translation of windows would not be the windows of the translation."""
+        if run.data.too_long == "window":
+            raise ConfigError("data.too_long: task 'translate' cannot use 'window'; try cut, drop or error")
+
+    def texts(self, example: TranslateExample) -> tuple[list[str], list[str]]:
+        """Both sides train the tokenizer."""
+        return [example.text], [] if example.target is None else [example.target]
+
+    def encode(self, example: TranslateExample, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+        """Encode one pair."""
+        return self.encode_batch([example], tokenizer, limit)[0]
+
+    def encode_batch(
+        self, examples: Sequence[TranslateExample], tokenizer: Tokenizer, limit: Limit
+    ) -> list[list[Item]]:
+        """Encode many pairs with one call of the tokenizer a side."""
+        sources = tokenizer.ids([example.text for example in examples])
+        targets = tokenizer.target.ids([example.target or "" for example in examples])
+        return [self._items(*pair, tokenizer, limit) for pair in zip(sources, targets, strict=True)]
+
+    def _items(self, source: list[int], target: list[int], tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+        specials = tokenizer.target.specials
+        fit_source, fit_target = limit.apply(source), limit.apply(target)
+        if not fit_source or not fit_target:
+            return []
+        whole_source = np.array([*fit_source[0], tokenizer.specials.eos], np.int32)
+        return [(whole_source, np.array([specials.bos, *fit_target[0], specials.eos], np.int32))]
+
+    def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:  # noqa: ARG002
+        """Join pairs: the target without its last token is read, without its first it is predicted."""
+        tokens = Tokens.pack([item[1][:-1] for item in items])
+        targets = torch.from_numpy(np.concatenate([item[1][1:] for item in items]).astype(np.int64))
+        source = Tokens.pack([item[0] for item in items])
+        return Batch(tokens, targets, {"tokens": len(targets)}, source)
+
+    def head(self, model: Any) -> TranslateHead:
+        """Put the loss and the search on a body."""
+        specials = self.tokenizer.target.specials
+        forbid = [specials.bos, *(id for id in (specials.unk, specials.pad, specials.mask) if id is not None)]
+        return TranslateHead(model, specials.eos, forbid, self.config.smoothing)
+
+    def options(self) -> Options:
+        """The recipe's way of decoding."""
+        return self.config.decode
+
+    def answer(self, example: TranslateExample, outputs: list[Any]) -> Answer:  # noqa: ARG002
+        """Decode the best translation, and the others where several were asked for."""
+        candidates = [
+            {"text": self.tokenizer.target.decode(one.ids), "score": round(one.score, 6)} for one in outputs[0]
+        ]
+        answer: Answer = dict(candidates[0])
+        if len(candidates) > 1:
+            answer["candidates"] = candidates
+        return answer
+
+    def reread(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
+        """Read the winning translation, teacher-forced."""
+        specials, source = self.tokenizer.target.specials, items[0][0]
+        target = [*outputs[0][0].ids, specials.eos]
+        item = (source, np.array([specials.bos, *target], np.int32))
+        names = [self.tokenizer.token(int(id)) for id in source]
+        return names, [self.tokenizer.target.token(id) for id in target], self.collate([item], np.random.default_rng(0))
+
+    def stream(self, head: Head, example: TranslateExample, limit: Limit, options: Section) -> Iterator[str]:
+        """Yield the translation as it grows; what a new token adds is shown once it can no longer change."""
+        assert isinstance(head, TranslateHead) and isinstance(options, Options)
+        batch = self.collate(self.encode(example, self.tokenizer, limit), np.random.default_rng(0))
+        ids: list[int] = []
+        shown = ""
+        with torch.inference_mode():
+            for id in head.stream(batch, options):
+                ids.append(id)
+                text = self.tokenizer.target.decode(ids)
+                if text.startswith(shown) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                    yield text[len(shown) :]
+                    shown = text
+
+    def line(self, answer: Answer) -> str:
+        """The translation; a line break in it would be taken for the next answer."""
+        return " ".join(str(answer["text"]).splitlines())
+
+    def shown(self, example: TranslateExample) -> tuple[str, str]:
+        """The text and its translation."""
+        return example.text, example.target or ""
+
+    def score(self, answers: Sequence[Answer], examples: Sequence[TranslateExample]) -> dict[str, float]:
+        """Exact match, and BLEU by sacreBLEU."""
+        texts = [str(answer["text"]) for answer in answers]
+        targets = [example.target or "" for example in examples]
+        return {"exact_match": exact_match(texts, targets), "bleu": bleu(texts, targets)}

@@ -1,0 +1,269 @@
+"""The properties that every model keeps, weft's own and users' own: `check_model(MyModel, {"width": 16})`.
+
+A property is a function whose name is the sentence that it proves, and whose docstring is the likely cause where it
+does not hold. What is checked follows from the model's roles: small ragged batches, float64, eval mode, on the CPU.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from weft.checkpoint.snapshot import load_weights, weights
+from weft.config import Named, read_section
+from weft.models.base import Model, Role
+from weft.tokens import Tokens
+
+TOLERANCE = 1e-9  # rounding in float64 stays far below it, a wrong index or mask far above
+LENGTHS, SOURCE_LENGTHS = (4, 1, 7, 3), (3, 6, 1, 5)
+Rows = Sequence[Sequence[int]]
+Answers = dict[str, list[Tensor]]  # for each method, one tensor a sequence
+
+
+def check_model(
+    kind: type[Model],
+    config: Mapping[str, Any] | Named | None = None,
+    vocab: int = 23,
+    target_vocab: int | None = None,
+    seed: int = 0,
+) -> list[str]:
+    """Check a model class, as configured, by its roles; return the names of the properties that hold.
+
+    Raise AssertionError with the first property that does not hold, by how much, and the likely cause.
+    """
+    if not isinstance(config, Named):
+        config = read_section(kind.Config, {"name": kind.__name__.lower(), **(config or {})}, "model")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        case = Case(kind, config, vocab, target_vocab)
+        return [prove(check, case) for check, needs in PROPERTIES.items() if needs <= set(case.roles)]
+
+
+class Case:
+    """A model, a ragged batch for it, and ways to ask for what its roles promise."""
+
+    def __init__(self, kind: type[Model], config: Named, vocab: int, target_vocab: int | None = None) -> None:
+        self.kind, self.config, self.roles = kind, config, kind.roles(config)
+        self.target_vocab = target_vocab or vocab
+        self._sizes = (vocab,) if target_vocab is None else (vocab, target_vocab)
+        self.model: Any = self.fresh()
+        self.rows = [self.draw(length) for length in LENGTHS]
+        self.sources = [torch.randint(vocab, (length,)).tolist() for length in SOURCE_LENGTHS]
+        self.other_sources = [[(token + 1) % vocab for token in source] for source in self.sources]
+
+    def fresh(self) -> Model:
+        """Make a model with new random weights."""
+        return self.kind(self.config, *self._sizes).double().eval()
+
+    def draw(self, length: int) -> Any:
+        """Draw ids for the model to read; one with a source reads the ids that it writes."""
+        return torch.randint(self.target_vocab, (length,)).tolist()
+
+    def reads(self, rows: Rows, sources: Rows) -> list[Tokens]:
+        """Pack what the methods take: the rows, and with the role a source."""
+        return [Tokens.pack(rows)] + ([Tokens.pack(sources)] if Role.CONDITIONAL in self.roles else [])
+
+    def answers(self, rows: Rows, sources: Rows, model: Any = None) -> Answers:
+        """Ask for all that the roles promise."""
+        model, reads, lengths = model or self.model, self.reads(rows, sources), [len(row) for row in rows]
+        found = {}
+        if {Role.SCORER, Role.FILLER} & set(self.roles):
+            found["logits"] = list(model.logits(*reads).split(lengths))
+        if Role.GENERATOR in self.roles:
+            found["start"] = list(model.start(*reads)[0])
+        if Role.ENCODER in self.roles:
+            found["encode"] = list(model.encode(*reads, layers=(-1, -1)).split(lengths, 1))
+            found["summary"] = list(model.summary(*reads))
+        return found
+
+    def following(self, rows: Rows, sources: Rows) -> Any:
+        """Score what follows each row, (B, V), reading all of it anew."""
+        if Role.SCORER not in self.roles:
+            return self.model.start(*self.reads(rows, sources))[0]
+        return self.model.logits(*self.reads(rows, sources))[torch.tensor([len(row) for row in rows]).cumsum(0) - 1]
+
+
+Check = Callable[[Case], None]
+
+
+def prove(check: Check, case: Case) -> str:
+    """Return the property's name; raise AssertionError if it does not hold."""
+    name = check.__name__.replace("_", " ")
+    try:
+        with torch.no_grad():
+            check(case)
+    except Exception as error:
+        told = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+        raise AssertionError(f"{case.kind.__name__}: not so: {name}: {told}. Likely: {check.__doc__}") from error
+    return name
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise AssertionError(otherwise)
+
+
+def _same(got: Tensor, must: Tensor, what: str, tolerance: float = 0.0) -> None:
+    shapes = tuple(got.shape), tuple(must.shape)
+    _expect(shapes[0] == shapes[1], f"{what} must have the shape {shapes[1]}, but has {shapes[0]} instead")
+    apart = torch.where(got == must, 0.0, (got - must).abs())  # -inf is not apart from -inf, NaN is from everything
+    _expect(bool((apart <= tolerance).all()), f"{what} differs by {apart.max():.3g}, where {tolerance:g} is allowed")
+
+
+def _same_answers(got: Answers, must: Answers, tolerance: float = 0.0) -> None:
+    for method, rows in got.items():
+        for number, pair in enumerate(zip(rows, must[method], strict=True)):
+            _same(*pair, f"{method} of sequence {number} in a batch of {len(rows)}", tolerance)
+
+
+def the_config_reads_back_from_what_it_dumps(case: Case) -> None:
+    """A validator that changes its input, or refuses its own output."""
+    for dump in (case.config.model_dump(), case.config.model_dump(mode="json", exclude_none=True)):
+        back = type(case.config).model_validate(dump)
+        _expect(back == case.config, f"{case.config!r} comes back as {back!r}")
+
+
+def the_roles_are_a_set_of_roles(case: Case) -> None:
+    """Names in place of members of weft.models.base.Role."""
+    named = isinstance(case.roles, set | frozenset) and all(isinstance(role, Role) for role in case.roles)
+    _expect(named and bool(case.roles), f"roles(config) is {case.roles!r}")
+
+
+def every_parameter_is_finite(case: Case) -> None:
+    """A torch.empty with no initialisation after it."""
+    for name, value in case.model.named_parameters():
+        _expect(bool(value.isfinite().all()), f"{name} is not")
+
+
+def every_answer_has_its_shape(case: Case) -> None:
+    """Flat (N, ...) taken for batch (B, ...), the source's vocabulary for the target's, or `layers` ignored."""
+    for method, found in case.answers(case.rows, case.sources).items():
+        for steps, one in zip(LENGTHS, found, strict=True):
+            vocab, width = case.target_vocab, one.shape[-1]
+            shapes = {"logits": (steps, vocab), "start": (vocab,), "encode": (2, steps, width), "summary": (width,)}
+            shape, must = tuple(one.shape), shapes[method]
+            _expect(shape == must, f"{method} of {steps} tokens must be {must}, but is {shape} instead")
+
+
+def every_parameter_gets_a_gradient(case: Case) -> None:
+    """A parameter that no output uses, or one cut off by detach() or no_grad()."""
+    trained = {name: value for name, value in case.model.named_parameters() if value.requires_grad}
+    with torch.enable_grad():
+        said = case.answers(case.rows, case.sources).values()
+        loss = torch.stack([part.square().sum() for found in said for part in found]).sum()
+        grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True) if trained else ()
+    for name, grad in zip(trained, grads, strict=True):
+        _expect(grad is not None, f"{name} gets none")
+        _expect(bool(grad.isfinite().all()), f"that of {name} is not finite")
+
+
+def the_same_input_twice_gives_the_same_answers(case: Case) -> None:
+    """Dropout that does not ask self.training, or a cache that outlives its call."""
+    _same_answers(case.answers(case.rows, case.sources), case.answers(case.rows, case.sources))
+
+
+def saved_weights_give_the_same_answers(case: Case) -> None:
+    """A tensor that is neither a parameter nor a saved buffer."""
+    fresh, saved = case.fresh(), {name: value.contiguous() for name, value in weights(case.model).items()}
+    with TemporaryDirectory() as folder:
+        save_file(saved, Path(folder) / "model.safetensors")
+        load_weights(Path(folder), fresh)
+    _same_answers(case.answers(case.rows, case.sources, fresh), case.answers(case.rows, case.sources))
+
+
+def a_sequence_alone_answers_as_in_any_batch(case: Case) -> None:
+    """A mean, a norm or a softmax that runs over the whole batch, or over places past a sequence's end."""
+    alone = [case.answers([row], [source]) for row, source in zip(case.rows, case.sources, strict=True)]
+    for picked in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 0], [2, 2, 1]):
+        together = case.answers([case.rows[row] for row in picked], [case.sources[row] for row in picked])
+        apart = {method: [alone[row][method][0] for row in picked] for method in together}
+        _same_answers(together, apart, TOLERANCE)
+
+
+def future_tokens_change_nothing(case: Case) -> None:
+    """Attention without a causal mask, a backward direction, or a mean over the whole sequence."""
+    before = case.answers(case.rows, case.sources)["logits"]
+    for cut in range(1, max(LENGTHS)):
+        changed = [[*row[:cut], *((token + 1) % case.target_vocab for token in row[cut:])] for row in case.rows]
+        after = case.answers(changed, case.sources)["logits"]
+        ended = case.answers([row[:cut] for row in case.rows], case.sources)["logits"]
+        for old, new, short in zip(before, after, ended, strict=True):
+            _same(new[:cut], old[:cut], f"what is scored before position {cut}, when the ids from there on change,")
+            _same(short, old[:cut], f"what is scored before position {cut}, when sequences end there,", TOLERANCE)
+
+
+def at_gives_the_rows_of_the_whole(case: Case) -> None:
+    """`at` ignored, or counted within each sequence: its positions are those of flat (N,)."""
+    at, reads = torch.tensor([9, 0, 4, 4, sum(LENGTHS) - 1]), case.reads(case.rows, case.sources)
+    _same(case.model.logits(*reads, at=at), case.model.logits(*reads)[at], "logits(at=...)", TOLERANCE)
+
+
+def the_source_matters(case: Case) -> None:
+    """The source is not read, or what is read of it reaches no output."""
+    before = case.answers(case.rows, case.sources)
+    for method, found in case.answers(case.rows, case.other_sources).items():
+        for number, (new, old) in enumerate(zip(found, before[method], strict=True)):
+            _expect(not torch.equal(new, old), f"{method} of sequence {number} is the same for another source")
+
+
+def the_sources_of_others_change_nothing(case: Case) -> None:
+    """Attention over the whole batch, or sources in another order than the tokens."""
+    before, others = case.answers(case.rows, case.sources), case.other_sources
+    for kept, source in enumerate(case.sources):
+        for method, found in case.answers(case.rows, [*others[:kept], source, *others[kept + 1 :]]).items():
+            _same(found[kept], before[method][kept], f"{method} of sequence {kept}", TOLERANCE)
+
+
+def start_and_step_agree_with_reading_all_at_once(case: Case) -> None:
+    """A position that is off by one, or ragged prompts that do not each end at their own last token."""
+    rows, (logits, state) = case.rows, case.model.start(*case.reads(case.rows, case.sources))
+    _same(logits, case.following(rows, case.sources), "start", TOLERANCE)
+    for number in range(1, 5):
+        rows = [[*row, *case.draw(1)] for row in rows]
+        logits, state = case.model.step(torch.tensor([row[-1] for row in rows]), state)
+        _same(logits, case.following(rows, case.sources), f"step {number}", TOLERANCE)
+
+
+def select_reorders_repeats_and_drops_rows(case: Case) -> None:
+    """A tensor of the state that select leaves out, or as many rows as asked for, but the wrong ones."""
+    for picked in ([2, 0, 3, 1], [1, 1, 3, 0, 3, 2], [3]):
+        rows, sources, (_, state) = case.rows, case.sources, case.model.start(*case.reads(case.rows, case.sources))
+        for choice in (picked, list(range(len(picked)))[::-1]):  # the second time, rows of rows
+            rows, sources = [[*rows[row], *case.draw(1)] for row in choice], [sources[row] for row in choice]
+            logits, state = case.model.step(torch.tensor([row[-1] for row in rows]), state.select(torch.tensor(choice)))
+            _same(logits, case.following(rows, sources), f"step after select({choice})", TOLERANCE)
+
+
+def a_state_is_a_value_that_nothing_changes(case: Case) -> None:
+    """Step or select that writes into the tensors of the state that it is given."""
+    ids, step = torch.tensor(case.draw(len(LENGTHS))), case.model.step
+    _, state = case.model.start(*case.reads(case.rows, case.sources))
+    (first, after), other = step(ids, state), (ids + 1) % case.target_vocab
+    second, _ = step(ids, after)
+    step(ids, step(other, state)[1])  # a sibling lives on
+    step(other[:3], state.select(torch.tensor([3, 0, 0])))
+    _same(step(ids, after)[0], second, "a second step from a state whose sibling lived on")
+    _same(step(ids, state)[0], first, "a second step from a state that lived on and was selected from")
+
+
+PROPERTIES: dict[Check, set[Role]] = {  # in the order of their proof, each with the roles that promise it
+    the_config_reads_back_from_what_it_dumps: set(),
+    the_roles_are_a_set_of_roles: set(),
+    every_parameter_is_finite: set(),
+    every_answer_has_its_shape: set(),
+    every_parameter_gets_a_gradient: set(),
+    the_same_input_twice_gives_the_same_answers: set(),
+    saved_weights_give_the_same_answers: set(),
+    a_sequence_alone_answers_as_in_any_batch: set(),
+    future_tokens_change_nothing: {Role.SCORER},
+    at_gives_the_rows_of_the_whole: {Role.SCORER},
+    the_source_matters: {Role.CONDITIONAL},
+    the_sources_of_others_change_nothing: {Role.CONDITIONAL},
+    start_and_step_agree_with_reading_all_at_once: {Role.GENERATOR},
+    select_reorders_repeats_and_drops_rows: {Role.GENERATOR},
+    a_state_is_a_value_that_nothing_changes: {Role.GENERATOR},
+}

@@ -1,0 +1,86 @@
+"""A batch with no padding: every real token end to end, plus where each sequence starts.
+
+Shape legend, used throughout weft: `B` sequences, `N` tokens in all, `T` steps, `S` source steps, `D` width, `H` heads,
+`V` vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Specials:
+    """The ids with a meaning of their own. A BERT vocabulary has `[CLS]` for `bos` and `[SEP]` for `eos`."""
+
+    bos: int
+    eos: int
+    unk: int | None = None
+    mask: int | None = None
+    pad: int | None = None
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Sequences of token ids laid end to end."""
+
+    ids: Tensor  # (N,) all sequences end to end, no padding
+    starts: Tensor  # (B+1,) int32: sequence b is ids[starts[b]:starts[b+1]]
+    lengths: Tensor  # (B,) int64, always on the CPU: packing an RNN costs no device sync
+    longest: int  # an upper bound
+    segments: Tensor | None = None  # (N,)
+    chars: Tensor | None = None  # (N, C)
+    features: Tensor | None = None  # (N, F) real-valued sequences, in place of ids
+
+    @classmethod
+    def pack(cls, sequences: Sequence[Sequence[int] | np.ndarray]) -> "Tokens":
+        """Lay `sequences` end to end."""
+        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+        if len(sequences):
+            flat = np.concatenate([np.asarray(ids, dtype=np.int64) for ids in sequences])
+        else:
+            flat = np.zeros(0, np.int64)
+        return cls.flat(torch.from_numpy(flat), torch.from_numpy(lengths))
+
+    @classmethod
+    def flat(cls, ids: Tensor, lengths: Tensor) -> "Tokens":
+        """Take ids that already lie end to end; `lengths` (B,) says where one sequence stops and the next begins."""
+        lengths = lengths.to("cpu", torch.int64)
+        starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+        starts[1:] = lengths.cumsum(0)
+        return cls(ids, starts.to(ids.device), lengths, int(lengths.max()) if len(lengths) else 0)
+
+    def __len__(self) -> int:
+        """Return the number of sequences, B."""
+        return len(self.lengths)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that holds the ids."""
+        return self.ids.device
+
+    def to(self, device: torch.device | str) -> "Tokens":
+        """Move to a device; the lengths stay on the CPU."""
+        move = {
+            name: value.to(device, non_blocking=True)
+            for name in ("ids", "starts", "segments", "chars", "features")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, **move)
+
+    def pin_memory(self) -> "Tokens":
+        """Copy into page-locked memory, so that moving to a GPU can overlap with work."""
+        pinned = {
+            name: value.pin_memory()
+            for name in ("ids", "starts", "segments", "chars", "features")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, **pinned)
+
+    def split(self, values: Tensor | None = None) -> list[Tensor]:
+        """Cut a flat (N, ...) tensor, the ids where none is given, into one tensor a sequence."""
+        flat = self.ids if values is None else values
+        return list(flat.split(self.lengths.tolist()))

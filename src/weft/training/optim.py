@@ -1,0 +1,84 @@
+"""Optimisers and schedules.
+
+A schedule is a function of the step and of the share of the budget that is spent, so it has no state to save:
+
+    constant        1
+    warmup-linear   (1 - p) / (1 - p_w)                  falls to nothing at the end (Devlin et al. 2019)
+    cosine          (1 + cos π (p - p_w) / (1 - p_w)) / 2        (Loshchilov & Hutter 2017)
+    inverse-sqrt    sqrt(warmup / step)                  (Vaswani et al. 2017, section 5.3, scaled to a peak of 1)
+    exponential     decay ^ p
+
+each times min(1, step / warmup): the warm-up is part of all of them.
+"""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from weft.config import Train
+
+
+def make_optimizer(module: nn.Module, train: Train) -> torch.optim.Optimizer:
+    """Build the recipe's optimiser; vectors (biases, norms) are spared weight decay."""
+    named = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in named if p.ndim > 1], "weight_decay": train.weight_decay},
+        {"params": [p for p in named if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if train.optimizer == "adagrad":
+        return torch.optim.Adagrad(groups, lr=train.lr, foreach=True)
+    kind = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, lr=train.lr, betas=train.betas, fused=True)
+
+
+def warmup_steps(train: Train) -> float:
+    """The warm-up in steps, where it is not a share of a time budget."""
+    if train.warmup < 1:
+        return train.warmup * (train.steps or 0)
+    return train.warmup
+
+
+def lr_factor(train: Train, step: int, spent: float) -> float:
+    """Return what the learning rate is multiplied with at `step` (from 1), `spent` (0 to 1) of the budget being gone."""
+    if train.warmup >= 1 or train.steps:
+        rise = min(1.0, step / warmup_steps(train)) if train.warmup else 1.0
+        share = warmup_steps(train) / train.steps if train.steps else 0.0
+    else:
+        rise = min(1.0, spent / train.warmup) if train.warmup else 1.0
+        share = train.warmup
+    return rise * _fall(train, step, spent, share)
+
+
+def _fall(train: Train, step: int, spent: float, share: float) -> float:
+    beyond = min(1.0, max(0.0, (spent - share) / (1 - share))) if share < 1 else 0.0
+    match train.schedule:
+        case "warmup-linear":
+            return 1 - beyond
+        case "cosine":
+            return (1 + math.cos(math.pi * beyond)) / 2
+        case "inverse-sqrt":
+            start = max(1.0, warmup_steps(train))
+            return math.sqrt(start / max(step, start))
+        case "exponential":
+            return train.decay**spent
+        case _:
+            return 1.0
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of every group."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def schedule_uses_budget(train: Train) -> bool:
+    """Say whether another budget would give the steps before it another learning rate."""
+    return train.schedule in ("warmup-linear", "cosine", "exponential") or 0 < train.warmup < 1
+
+
+def clip(parameters: Iterable[nn.Parameter], most: float | None) -> torch.Tensor:
+    """Scale the gradient down to norm `most`; return the norm it had (Pascanu et al. 2013)."""
+    return nn.utils.clip_grad_norm_(parameters, math.inf if most is None else most, foreach=True)

@@ -1,0 +1,152 @@
+"""A training from recipe to result: the data, the tokenizer, the head, the directory of the run, and the loop."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.checkpoint import snapshot
+from weft.checkpoint.snapshot import Progress
+from weft.checkpoint.store import Store, verify_or_offer
+from weft.config import Run, write_yaml
+from weft.data.limits import Limit
+from weft.data.loader import Loader
+from weft.data.records import Skipped
+from weft.errors import CheckpointError
+from weft.tasks.base import Batch, Head, Task
+from weft.tasks.build import build, make_task
+from weft.tasks.predict import evaluate
+from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_split
+from weft.text.tokenizer import Tokenizer, load_tokenizer
+from weft.training.optim import schedule_uses_budget
+from weft.training.parallel import World, join_world, leave_world
+from weft.training.report import MetricsFile, Notice, Reporter, Reporters, TensorBoard
+from weft.training.trainer import Evaluate, Trainer, seed_all
+
+FREE = {"data.workers", "train.keep"}  # what may change on resume without changing a number
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training leaves: the best head, and where the run stands."""
+
+    task: Task
+    head: Head
+    progress: Progress
+
+
+def train_run(run: Run, out: Path, resume: bool = False, report: Reporter | None = None) -> Trained:
+    """Train in the directory `out`, and return the best model; `resume` goes on from the last checkpoint there."""
+    task = make_task(run)
+    world = join_world(run.train.device)
+    store = Store(out, run.train.keep)
+    with ExitStack() as stack:
+        stack.callback(leave_world, world)
+        if world.main:
+            stack.enter_context(store.lock())
+            store.prepare()
+        folder = _resume_from(store, run, resume)
+        tokenizer = load_tokenizer(run.tokenizer, folder) if folder else fit_tokenizer(run.tokenizer, run.data, task)
+        trainer = _trainer(run, tokenizer, world, store, stack, folder, report)
+        progress = trainer.fit()
+        best = store.best()
+        if best:
+            snapshot.load_weights(best, trainer.head)
+        world.barrier()
+    return Trained(trainer.task, trainer.head, progress)
+
+
+def _resume_from(store: Store, run: Run, resume: bool) -> Path | None:
+    """Return the checkpoint to go on from, verified; a directory that is in use without `resume` is refused."""
+    if not resume:
+        if store.last():
+            raise CheckpointError(
+                f"{store.root}: holds a run already; go on with it by --resume, or choose another --out"
+            )
+        return None
+    folder = verify_or_offer(store)
+    if folder:
+        check_recipe(snapshot.read_run(folder, trust=True), run, folder)
+    return folder
+
+
+def check_recipe(then: Run, now: Run, folder: Path) -> None:
+    """Refuse to resume with another recipe, except for what changes no step already made."""
+    free = FREE if schedule_uses_budget(now.train) else FREE | {"train.steps", "train.time"}
+    before, after = _flat(then.dump()), _flat(now.dump())
+    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key) and key not in free)
+    if changed:
+        key = changed[0]
+        raise CheckpointError(
+            f"{folder}: the recipe has changed since this checkpoint was written: {key} was {before.get(key)!r} and is "
+            f"{after.get(key)!r} now ({len(changed)} such in all); set it back, or train afresh in another --out"
+        )
+
+
+def _flat(raw: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        return {prefix: raw}
+    return {
+        key: value for name, inner in raw.items() for key, value in _flat(inner, f"{prefix}.{name}".strip(".")).items()
+    }
+
+
+def _trainer(
+    run: Run,
+    tokenizer: Tokenizer,
+    world: World,
+    store: Store,
+    stack: ExitStack,
+    folder: Path | None,
+    report: Reporter | None,
+) -> Trainer:
+    """Put the parts together, at the beginning or where the checkpoint left off; a fresh run saves its step 0."""
+    seed_all(run.train.seed, world, run.train.deterministic)
+    task, head = build(run, tokenizer)
+    packed, notice = pack_split(run.data, "train", task, tokenizer, store.root)
+    listening = _reporters(store, world, folder, report)
+    stack.callback(listening.close)
+    if notice:
+        listening(Notice(f"data.train: {notice}"))
+    pin = world.device.type == "cuda" and run.data.workers > 0
+    loader: Loader[Batch] = Loader(
+        packed, task.collate, run.train.batch_tokens, run.train.seed, world.rank, world.size, run.data.workers, pin
+    )
+    head.to(world.device)
+    trainer = Trainer(run, task, head, loader, world, listening, store, _evaluator(run, task, listening))
+    _begin(trainer, folder, world)
+    return trainer
+
+
+def _begin(trainer: Trainer, folder: Path | None, world: World) -> None:
+    if folder:
+        trainer.resume(folder)
+        return
+    # Saving at once shows a full or read-only disk now, not after the first hour. Room for the next must be there too.
+    numbers = sum(parameter.numel() for parameter in trainer.head.parameters())
+    if world.main and trainer.store:
+        (trainer.store.root / "run.yaml").write_text(write_yaml(trainer.run.dump()), encoding="utf-8")
+        trainer.store.check_space(2 * numbers * 4 * 3)
+    seed_all(trainer.train.seed, world)
+    trainer.save()
+
+
+def _reporters(store: Store, world: World, folder: Path | None, report: Reporter | None) -> Reporters:
+    if not world.main:
+        return Reporters([])
+    upto = snapshot.load_progress(folder).step if folder else -1
+    reporters: list[Reporter] = [MetricsFile(store.root / "metrics.jsonl", upto)]
+    if TensorBoard.installed():
+        reporters.append(TensorBoard(store.root / "tensorboard"))
+    return Reporters([*reporters, *([report] if report else [])])
+
+
+def _evaluator(run: Run, task: Task, report: Reporter) -> Evaluate | None:
+    if not has_split(run.data, "valid"):
+        return None
+    skipped = Skipped()
+    examples = [example for _, example in read_split(run.data, "valid", task, skipped)]
+    limit = Limit(run.data.longest, run.data.too_long)
+    if skipped.count:
+        report(Notice(f"data.valid: {skipped}"))
+    return lambda head: evaluate(task, head, examples, limit)

@@ -1,0 +1,249 @@
+"""The training loop.
+
+A step reads `accumulate` batches on each rank. Counts are summed over all of them before the first backward, and the
+loss is Σ sum / count over its parts, so that K accumulation steps or N processes give the gradient of the one
+large batch, up to rounding.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from signal import SIGTERM
+
+import torch
+from torch import Tensor
+
+from weft.checkpoint import snapshot
+from weft.checkpoint.snapshot import Progress
+from weft.checkpoint.store import Store
+from weft.config import Run
+from weft.data.loader import Drawn, Loader
+from weft.errors import ConfigError, TrainingError, did_you_mean
+from weft.tasks.base import Batch, Head, Task
+from weft.training.optim import clip, lr_factor, make_optimizer, set_lr
+from weft.training.parallel import World
+from weft.training.report import Eval, Notice, Reporter, Saved, Step
+from weft.training.signals import Interrupted, Signals
+
+Evaluate = Callable[[Head], dict[str, float]]
+
+
+@dataclass
+class Trainer:
+    """One run: `fit` trains until the budget is spent."""
+
+    run: Run
+    task: Task
+    head: Head
+    loader: Loader[Batch]
+    world: World
+    report: Reporter
+    store: Store | None = None
+    evaluate: Evaluate | None = None
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        self.train = self.run.train
+        self.wrapped = self.world.wrap(self.head)
+        self.optimizer = make_optimizer(self.head, self.train)
+        self.progress.data = self.loader.data.digest
+        self._tokens = 0
+        self._since = 0.0  # elapsed at the last report
+
+    def fit(self) -> Progress:
+        """Train until the budget or the patience is spent; a signal saves and raises `Interrupted`."""
+        self.head.train()
+        batches = self.loader.stream(self.progress.position)
+        with Signals() as signals:
+            while not self.progress.done and not self._told(signals):
+                began = time.perf_counter()
+                self._step(list(islice(batches, self.train.accumulate)))
+                # The mean over the ranks, so that all see the same budget.
+                self.progress.elapsed += self.world.sum({"s": time.perf_counter() - began})["s"] / self.world.size
+                self._after_step()
+            if signals.got and not self.progress.done:
+                self.save()
+                raise Interrupted(signals.got)
+        return self.progress
+
+    def _told(self, signals: Signals) -> bool:
+        """Agree with the other ranks whether a signal came."""
+        told = self.world.sum({"told": signals.got is not None})["told"]
+        if told and signals.got is None:
+            signals.got = SIGTERM  # it came to another rank
+        return bool(told)
+
+    def spent(self) -> float:
+        """The share of the budget that is gone; where both are set, time only ends a run that its steps have planned."""
+        by_steps = self.progress.step / self.train.steps if self.train.steps else 0.0
+        by_time = self.progress.elapsed / self.train.time if self.train.time else 0.0
+        return max(by_steps, by_time)
+
+    def _planned(self) -> float:
+        if self.train.steps:
+            return self.progress.step / self.train.steps
+        return self.spent()
+
+    def _step(self, drawn: list[Drawn[Batch]]) -> None:
+        """Make one update, or skip it where the loss or its gradient is not finite."""
+        batches = [one.batch.to(self.world.device) for one in drawn]
+        loss, norm = self._backward(batches)
+        self.progress.step += 1
+        self.progress.position = drawn[-1].draw.after
+        self._tokens += sum(batch.size for batch in batches)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self._skip(drawn, loss, norm)
+        else:
+            self._lr = self.train.lr * lr_factor(self.train, self.progress.step, self._planned())
+            set_lr(self.optimizer, self._lr)
+            self.optimizer.step()
+            self._norm = norm
+            self.progress.loss_sum += loss
+            self.progress.loss_steps += 1
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _backward(self, batches: list[Batch]) -> tuple[float, float]:
+        """Accumulate the gradient of the mean loss over all batches of all ranks; return the loss and the norm."""
+        counts: dict[str, float] = {}
+        for batch in batches:
+            for part, count in batch.counts.items():
+                counts[part] = counts.get(part, 0) + count
+        counts = self.world.sum(counts)
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        for number, batch in enumerate(batches):
+            with self.world.no_sync(self.wrapped, last=number == len(batches) - 1):
+                loss = self._loss(batch, counts)
+                (loss * self.world.size).backward()
+            total += loss.detach()
+        norm = clip(self.head.parameters(), self.train.clip)
+        return self.world.sum({"loss": float(total)})["loss"], float(norm)
+
+    def _loss(self, batch: Batch, counts: Mapping[str, float]) -> Tensor:
+        bf16 = self.train.precision == "bf16"
+        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=bf16):
+            sums, _ = self.wrapped(batch)
+        return torch.stack([value / counts[part] for part, value in sums.items()]).sum()
+
+    def _skip(self, drawn: list[Drawn[Batch]], loss: float, norm: float) -> None:
+        self.progress.bad_steps += 1
+        where = "; ".join(
+            f"epoch {one.draw.position.epoch}, batch {one.draw.position.batch} "
+            f"(items {', '.join(map(str, one.draw.items[:5].tolist()))}{', …' if len(one.draw.items) > 5 else ''})"
+            for one in drawn
+        )
+        what = f"step {self.progress.step}: the loss is {loss} and its gradient's norm {norm} in {where}"
+        self.report(Notice(f"{what}: no update was made"))
+        if self.progress.bad_steps >= self.train.bad_steps:
+            raise TrainingError(
+                f"{what}; {self.progress.bad_steps} updates were skipped, which is the most that train.bad_steps allows: "
+                "lower train.lr, clip more (train.clip), or look at those rows"
+            )
+
+    def _after_step(self) -> None:
+        """Report, evaluate and save where they are due; at the end all three are."""
+        step, train = self.progress.step, self.train
+        ends = self.spent() >= 1
+        evaluates = ends or (train.eval_every is not None and step % train.eval_every == 0)
+        saves = step % (train.save_every or train.eval_every or step + 1) == 0
+        better = self._report(evaluates) if evaluates or step % train.report_every == 0 else False
+        self.progress.done = ends or (train.patience is not None and self.progress.stale >= train.patience)
+        if better or saves or self.progress.done:
+            self.save(best=better or (self.progress.done and self.evaluate is None))
+
+    def _report(self, evaluates: bool) -> bool:
+        """Emit a `Step`, with the evaluation in it if one is due; say whether it is the best so far."""
+        progress = self.progress
+        valid, better = self._evaluate() if evaluates else ({}, False)
+        seconds = max(progress.elapsed - self._since, 1e-9)
+        tokens = self.world.sum({"tokens": self._tokens})["tokens"]
+        loss = progress.loss_sum / progress.loss_steps if progress.loss_steps else math.nan
+        self.report(
+            Step(
+                step=progress.step,
+                loss=loss,
+                lr=getattr(self, "_lr", 0.0),
+                grad_norm=getattr(self, "_norm", math.nan),
+                tokens_per_s=round(tokens / seconds, 1),
+                epoch=progress.position.epoch,
+                elapsed=round(progress.elapsed, 3),
+                spent=min(1.0, self.spent()),
+                valid=valid,
+            )
+        )
+        progress.loss_sum, progress.loss_steps, self._tokens, self._since = 0.0, 0, 0, progress.elapsed
+        return better
+
+    def _evaluate(self) -> tuple[dict[str, float], bool]:
+        """Score the model; the main rank does, and all agree on what it found."""
+        if self.evaluate is None:
+            return {}, False
+        found = self.evaluate(self.head) if self.world.main else {}
+        name = self.train.metric or self.task.metric
+        if self.world.main and name not in found:
+            raise ConfigError(f"train.metric: the task has no metric {name!r}; {did_you_mean(name, found)}")
+        value = self.world.sum({"value": found.get(name, 0.0)})["value"]
+        better = self._better(value, name)
+        self.progress.stale = 0 if better else self.progress.stale + 1
+        if better:
+            self.progress.best, self.progress.best_step = value, self.progress.step
+        self.report(Eval(self.progress.step, found, better))
+        return found, better
+
+    def _better(self, value: float, name: str) -> bool:
+        best = self.progress.best
+        lower = name == "loss" or (self.task.lower_is_better and name == self.task.metric)
+        return best is None or (value < best if lower else value > best)
+
+    def save(self, best: bool = False) -> None:
+        """Write a checkpoint."""
+        random = self._random_states()
+        if self.store and self.world.main:
+            path = self.store.save(self.progress.step, lambda folder: self._write(folder, random), best)
+            self.report(Saved(self.progress.step, path))
+        self.world.barrier()
+
+    def _write(self, folder: Path, random: Mapping[str, Tensor]) -> None:
+        snapshot.write_model(folder, self.run, self.task.tokenizer, self.head)
+        snapshot.write_state(folder, replace(self.progress), self.optimizer, self.head, random)
+
+    def _random_states(self) -> dict[str, Tensor]:
+        states = {"cpu": torch.get_rng_state()}
+        if self.world.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self.world.device)
+        return {
+            f"{kind}.{rank}": value
+            for kind, state in states.items()
+            for rank, value in enumerate(self.world.gather(state))
+        }
+
+    def resume(self, folder: Path) -> None:
+        """Go on from a checkpoint, exactly."""
+        snapshot.load_weights(folder, self.head)
+        snapshot.load_optimizer(folder, self.optimizer, self.head)
+        digest = self.progress.data
+        self.progress = snapshot.load_progress(folder)
+        snapshot.check_data(folder, self.progress.data, digest)
+        self.progress.done = self.progress.done and self.spent() >= 1  # a larger budget goes on
+        self._since = self.progress.elapsed
+        random = snapshot.load_random(folder)
+        if f"cpu.{self.world.size - 1}" in random and f"cpu.{self.world.size}" not in random:
+            torch.set_rng_state(random[f"cpu.{self.world.rank}"])
+            if self.world.device.type == "cuda" and f"cuda.{self.world.rank}" in random:
+                torch.cuda.set_rng_state(random[f"cuda.{self.world.rank}"], self.world.device)
+        else:
+            self.report(Notice("the number of processes has changed: dropout is drawn anew from here"))
+            seed_all(self.train.seed + self.progress.step, self.world)
+
+
+def seed_all(seed: int, world: World, deterministic: bool = False) -> None:
+    """Seed what draws at random; each rank draws its own dropout."""
+    torch.manual_seed(seed * 1_000_003 + world.rank)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+

@@ -1,0 +1,41 @@
+"""What several tests stand on: a small recipe that trains in a second, and one thread a process."""
+
+import json
+import random
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # two test processes share two cores
+
+
+def reversed_pairs(count=60, length=5, seed=0):
+    rng = random.Random(seed)
+    words = {"".join(rng.choices("abcdef", k=length)) for _ in range(count)}
+    return [(word, word[::-1]) for word in sorted(words)]
+
+
+@pytest.fixture
+def pairs_file(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{text}\t{target}\n" for text, target in reversed_pairs()), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def recipe(pairs_file):
+    """Return a whole recipe as plain data: reversing words of five letters."""
+    return {
+        "task": {"name": "translate"},
+        "data": {"train": str(pairs_file), "valid": str(pairs_file)},
+        "tokenizer": {"name": "characters"},
+        "model": {"name": "seq2seq", "width": 16, "dropout": 0.1},
+        "train": {"steps": 12, "batch_tokens": 200, "report_every": 2, "lr": 0.01},
+    }
+
+
+@pytest.fixture
+def recipe_file(tmp_path, recipe):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe), encoding="utf-8")  # JSON is YAML
+    return path

@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.data.limits import Limit
+from weft.errors import DataError
+
+
+def test_a_sequence_that_fits_is_untouched_under_every_policy():
+    ids = [1, 2, 3]
+    for policy in ("error", "cut", "drop", "window"):
+        limit = Limit(3, policy)
+        (same,) = limit.apply(ids)
+        assert same is ids
+        assert str(limit) == ""
+
+
+def test_error_names_both_lengths_and_the_remedy():
+    with pytest.raises(DataError) as caught:
+        Limit(1024, "error").apply(range(1203))
+    assert str(caught.value) == (
+        "got 1,203 tokens, data.longest is 1,024; set data.too_long: cut, drop or window, or raise data.longest"
+    )
+
+
+def test_cut_keeps_the_start():
+    limit = Limit(2, "cut")
+    assert limit.apply([1, 2, 3]) == [[1, 2]]
+    assert (limit.cut, limit.dropped, limit.windowed) == (1, 0, 0)
+
+
+def test_drop_keeps_nothing():
+    limit = Limit(2, "drop")
+    assert limit.apply([1, 2, 3]) == []
+    assert (limit.cut, limit.dropped, limit.windowed) == (0, 1, 0)
+
+
+def test_windows_of_an_array_are_views_of_it():
+    ids = np.arange(7, dtype=np.uint16)
+    windows = Limit(3, "window").apply(ids)
+    assert [window.tolist() for window in windows] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert all(window.base is ids for window in windows)
+
+
+def covers(ids, windows, longest):
+    """Whether windows follow each other, lose and repeat nothing, and none is too long or empty."""
+    return [token for window in windows for token in window] == ids and all(
+        0 < len(window) <= longest for window in windows
+    )
+
+
+@settings(derandomize=True)
+@given(st.lists(st.integers(0, 9), min_size=1), st.integers(1, 8))
+def test_windows_cover_the_sequence_once(ids, longest):
+    assert covers(ids, Limit(longest, "window").apply(ids), longest)
+
+
+def test_windows_that_overlap_or_lose_the_end_would_be_caught():
+    ids = list(range(5))
+    assert not covers(ids, [ids[0:2], ids[1:3], ids[2:4], ids[3:5]], 2)
+    assert not covers(ids, [ids[0:2], ids[2:4]], 2)
+    assert not covers(ids, [ids], 2)
+
+
+def test_the_report_counts_sequences_not_windows():
+    limit = Limit(1, "window")
+    limit.apply([1, 2, 3])
+    assert str(limit) == "windowed 1 sequence longer than data.longest=1"
+    assert str(Limit(1024, "cut", cut=3, dropped=2)) == "cut 3, dropped 2 sequences longer than data.longest=1024"
+    assert str(Limit(9, "drop", dropped=1200)) == "dropped 1,200 sequences longer than data.longest=9"

@@ -1,0 +1,49 @@
+"""The sum of cross-entropies, by torch's own and by its definition."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from weft.nn.losses import cross_entropy_sum
+
+quick = settings(deadline=None, derandomize=True, max_examples=50)
+
+
+@quick
+@given(st.integers(1, 9), st.integers(2, 12), st.sampled_from([0.0, 0.1, 0.5]), st.integers(0, 99))
+def test_it_is_torchs_mean_times_the_count_and_the_definition(rows, vocab, smoothing, seed):
+    torch.manual_seed(seed)
+    logits = torch.randn(rows, vocab, dtype=torch.float64) * 5
+    targets = torch.randint(vocab, (rows,))
+    got = cross_entropy_sum(logits, targets, smoothing)
+    torch.testing.assert_close(got, F.cross_entropy(logits, targets, label_smoothing=smoothing) * rows)
+    asked = F.one_hot(targets, vocab) * (1 - smoothing) + smoothing / vocab  # Szegedy et al. 2016, section 7
+    torch.testing.assert_close(got, -(asked * logits.log_softmax(-1)).sum())
+
+
+def test_its_gradient_is_softmax_less_target():
+    torch.manual_seed(0)
+    logits, targets = torch.randn(4, 5, dtype=torch.float64, requires_grad=True), torch.tensor([1, 0, 4, 4])
+    cross_entropy_sum(logits, targets).backward()
+    torch.testing.assert_close(logits.grad, logits.detach().softmax(-1) - F.one_hot(targets, 5))
+    assert torch.autograd.gradcheck(lambda x: cross_entropy_sum(x, targets, 0.1), (logits,))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_summed_in_float32(dtype):
+    torch.manual_seed(0)
+    logits, targets = torch.randn(4096, 7).to(dtype), torch.randint(7, (4096,))
+    got = cross_entropy_sum(logits, targets)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, cross_entropy_sum(logits.double(), targets).float(), rtol=1e-5, atol=0)
+    coarse = F.cross_entropy(logits, targets, reduction="sum").float()  # the negative control
+    assert not torch.isclose(got, coarse, rtol=1e-5, atol=0)
+
+
+def test_no_tokens_cost_nothing():
+    logits = torch.randn(0, 5, requires_grad=True)
+    loss = cross_entropy_sum(logits, torch.zeros(0, dtype=torch.long))
+    loss.backward()
+    assert loss.item() == 0

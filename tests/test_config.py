@@ -1,0 +1,188 @@
+"""Recipes: YAML 1.2 scalars, dotted overrides, and errors that name the place, the value and the remedy."""
+
+import sys
+from typing import ClassVar
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.config import Named, Run, apply_override, read_recipe, read_section, read_yaml, recipe_names, write_yaml
+from weft.config import Data, Train
+from weft.errors import ConfigError, WeftError
+from weft.models.base import Model
+
+RECIPE = {
+    "task": {"name": "translate"},
+    "data": {"sample": "dates"},
+    "tokenizer": {"name": "characters"},
+    "model": {"name": "seq2seq", "width": 16},
+    "train": {"steps": 10},
+}
+
+
+def changed(*overrides):
+    return read_recipe(RECIPE, overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3e-5", 3e-5),
+        ("1e3", 1000.0),
+        ("-1.5E+2", -150.0),
+        (".5", 0.5),
+        ("017", 17),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("no", "no"),
+        ("on", "on"),
+        ("12:30", "12:30"),
+        ("1_000", "1_000"),
+        ("2001-01-01", "2001-01-01"),
+        ("true", True),
+        ("~", None),
+        ("", None),
+        ("'3e-5'", "3e-5"),
+    ],
+)
+def test_yaml_scalars_are_those_of_yaml_1_2(text, value):
+    read = read_yaml(f"key: {text}", "place")["key"]
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_the_standard_loader_would_misread_them():
+    assert yaml.safe_load("key: no")["key"] is False
+    assert yaml.safe_load("key: 3e-5")["key"] == "3e-5"
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), plain, max_size=4))
+def test_what_is_written_is_read_back(raw):
+    assert read_yaml(write_yaml(raw), "place") == raw
+
+
+@given(st.sampled_from(["no", "3e-5", "12:30", "0o7", "null", "1.", "~", "<<", "=", "2001-01-01"]))
+def test_strings_that_look_like_other_things_stay_strings(text):
+    assert read_yaml(write_yaml({"key": text}), "place") == {"key": text}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\na: 2\n", "recipe.yaml:2: not valid YAML: the key 'a' is given twice"),
+        ("a: [1\nb: 2", "recipe.yaml:2"),
+        ("a: !!python/object/apply:os.system [ls]", "recipe.yaml:1: not valid YAML: could not determine a constructor"),
+        ("\x01", "recipe.yaml: not valid YAML"),
+    ],
+)
+def test_bad_yaml_names_its_line(text, said):
+    with pytest.raises(ConfigError, match=".") as error:
+        read_yaml(text, "recipe.yaml")
+    assert said in str(error.value)
+
+
+def test_a_recipe_is_parsed_and_dumped_to_an_equal_run():
+    run = Run.parse(RECIPE)
+    assert Run.parse(read_yaml(write_yaml(run.dump()), "place")) == run
+    with pytest.raises(Exception, match="frozen"):
+        run.train.lr = 1.0
+
+
+def test_overrides_reach_in_and_are_typed():
+    run = Run.parse(changed("train.lr=3e-5", "model.layers=3", "train.betas=[0.9, 0.98]", "task.decode.beam=4"))
+    assert (run.train.lr, run.model.layers, run.train.betas, run.task.decode.beam) == (3e-5, 3, (0.9, 0.98), 4)
+    assert "layers" not in RECIPE["model"], "the recipe that was given must not change"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.stesp=3", "train.stesp: unknown key; did you mean 'steps'?"),
+        ("modle.width=3", "modle: not a section of a recipe; did you mean 'model'?"),
+        ("model.name=seq2sqe", "model.name: there is no model 'seq2sqe'; did you mean 'seq2seq'?"),
+        ("task.name=translat", "did you mean 'translate'?"),
+        ("tokenizer.name=bpee", "tokenizer.name: there is no tokenizer 'bpee'; did you mean 'bpe'?"),
+        ("train.lr=-1", "train.lr: should be greater than 0, but is -1 instead"),
+        ("train.steps=many", "train.steps: should be a valid integer"),
+        ("train.optimizer=adm", "train.optimizer: should be 'adamw', 'adam' or 'adagrad', but is 'adm' instead"),
+        ("train.time=soon", "train.time: must be a time such as 90s, 15m or 2h, but is 'soon' instead"),
+        ("model.width=7", "model.width must be even, half for each direction: got 7; try 8"),
+        ("task.decode.beam=0", "task.decode.beam: should be greater than or equal to 1, but is 0 instead"),
+        ("task.decode.beem=2", "task.decode.beem: unknown key; did you mean 'beam'?"),
+        ("train.steps=null", "train: needs a budget: give train.steps, or train.time such as 15m"),
+        ("data.train=file.tsv", "data: takes data.sample or data.train, not both"),
+        ("train", "'train': an override is key=value, such as train.lr=3e-5"),
+        ("train..lr=1", "an override is key=value"),
+        ("train.lr.x=1", "train.lr is"),
+        ("model=seq2seq", "model.name: must say which model, but is 'seq2seq' instead"),
+        ("model.name=nowhere.at:All", "there is no module 'nowhere'"),
+        ("model.name=weft.models.seq2seq:Seq2Sek", "did you mean 'Seq2Seq'?"),
+        ("train.lr=[1", "not valid YAML"),
+    ],
+)
+def test_mistakes_name_the_place_and_the_remedy(override, said):
+    with pytest.raises(WeftError, match=".") as error:
+        Run.parse(changed("train.lr=1e-3", override) if override.startswith("train.lr.x") else changed(override))
+    assert said in str(error.value)
+
+
+def test_every_shipped_recipe_parses():
+    assert "dates" in recipe_names()
+    for name in recipe_names():
+        Run.parse(read_recipe(name))
+
+
+def test_a_missing_recipe_gets_a_suggestion(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'dates'"):
+        read_recipe("datse")
+    with pytest.raises(ConfigError, match="cannot be read as a recipe"):
+        read_recipe(tmp_path)
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        read_recipe(tmp_path / "list.yaml")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("15m", 900), ("1.5h", 5400)])
+def test_times_are_read(text, seconds):
+    assert read_section(Train, {"time": text}, "train").time == seconds
+
+
+class OwnConfig(Named):
+    size: int = 3
+
+
+class Own(Model):
+    Config: ClassVar[type[Named]] = OwnConfig
+
+
+def test_a_users_own_class_is_checked_as_strictly(monkeypatch):
+    monkeypatch.setitem(sys.modules, "own_package", sys.modules[__name__])
+    run = Run.parse(changed("model={name: own_package:Own, size: 4}"))
+    assert run.model == OwnConfig(name="own_package:Own", size=4)
+    with pytest.raises(ConfigError, match=r"model.siez: unknown key; did you mean 'size'\?"):
+        Run.parse(changed("model={name: own_package:Own, siez: 4}"))
+
+
+def test_a_checkpoint_may_not_name_code_from_outside():
+    with pytest.raises(ConfigError, match="trust"):
+        Run.parse(changed("model={name: own_package:Own}"), trust=False)
+
+
+def test_data_needs_a_source():
+    with pytest.raises(ConfigError, match="must say where the examples come from"):
+        read_section(Data, {}, "data")
+
+
+def test_apply_override_makes_sections():
+    raw = {}
+    apply_override(raw, "a.b.c=1")
+    assert raw == {"a": {"b": {"c": 1}}}

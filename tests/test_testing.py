@@ -1,0 +1,385 @@
+"""check_model holds for weft's models and a user's own, and each kind of broken model fails by the right property."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from pydantic import model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from weft import testing
+from weft.config import Named
+from weft.errors import ConfigError
+from weft.models.base import Model, Role
+from weft.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from weft.testing import check_model
+from weft.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Sums:
+    total: Tensor  # (B, D)
+    count: Tensor  # (B, 1)
+
+    def select(self, rows):
+        return Sums(self.total[rows], self.count[rows])
+
+
+class RunningConfig(Named):
+    width: int = 6
+
+
+class Running(Model):
+    """A user's own: what follows is scored from the mean of all that was read."""
+
+    Config: ClassVar[type[Named]] = RunningConfig
+
+    def __init__(self, config: RunningConfig, vocab: int) -> None:
+        super().__init__(config, vocab)
+        self.embed = nn.Embedding(vocab, config.width)
+        self.output = nn.Linear(config.width, vocab)
+
+    @classmethod
+    def roles(cls, config):
+        return {Role.ENCODER, Role.SCORER, Role.GENERATOR}
+
+    def means(self, tokens: Tokens) -> Tensor:
+        parts = tokens.split(self.embed(tokens.ids))
+        return torch.cat([part.cumsum(0) / (1 + torch.arange(len(part)))[:, None] for part in parts])
+
+    def encode(self, tokens, layers=(-1,)):
+        return torch.stack([self.means(tokens) for _ in layers])
+
+    def ends(self, tokens: Tokens) -> Tensor:
+        return torch.stack([part[-1] for part in tokens.split(self.means(tokens))])
+
+    def summary(self, tokens):
+        return self.ends(tokens)
+
+    def logits(self, tokens, at=None):
+        means = self.means(tokens)
+        return self.output(means if at is None else means[at])
+
+    def start(self, prompt, source=None):
+        count = prompt.lengths[:, None]
+        state = Sums(self.ends(prompt) * count, count)
+        return self.output(state.total / state.count), state
+
+    def step(self, ids, state):
+        state = Sums(state.total + self.embed(ids), state.count + 1)
+        return self.output(state.total / state.count), state
+
+
+class Filling(Running):
+    """Another: a place is filled from the mean of all the others."""
+
+    @classmethod
+    def roles(cls, config):
+        return frozenset({Role.FILLER})
+
+    def means(self, tokens):
+        parts = tokens.split(self.embed(tokens.ids))
+        return torch.cat([(part.sum(0) - part) / max(len(part) - 1, 1) for part in parts])
+
+
+class Answering(Running):
+    """Another: the mean is moved by that of a source; it only generates."""
+
+    @classmethod
+    def roles(cls, config):
+        return {Role.GENERATOR, Role.CONDITIONAL}
+
+    def start(self, prompt, source):
+        asked = torch.stack([part.mean(0) for part in source.split(self.embed(source.ids))])
+        state = Sums(super().start(prompt)[1].total + self.shift(asked), prompt.lengths[:, None])
+        return self.output(state.total / state.count), state
+
+    def shift(self, asked):
+        return asked
+
+
+@pytest.mark.parametrize(
+    ("config", "target_vocab"),
+    [
+        ({"attention": "additive"}, None),
+        ({"attention": "none"}, 11),
+        ({"attention": "additive", "layers": 3, "tie": True, "dropout": 0.3}, 31),
+        ({"attention": "none", "layers": 2, "tie": True, "bridge": False, "dropout": 0.3}, None),
+    ],
+)
+def test_seq2seq_keeps_every_property(config, target_vocab):
+    names = check_model(Seq2Seq, {"width": 8, **config}, target_vocab=target_vocab)
+    assert len(names) == len(testing.PROPERTIES)  # a config with a source, scores and steps is promised them all
+
+
+def test_models_of_the_users_own_are_checked_by_their_roles():
+    encodes, fills, answers = check_model(Running), check_model(Filling, {"width": 4}), check_model(Answering)
+    assert "future tokens change nothing" in encodes
+    assert "future tokens change nothing" not in fills
+    assert "the source matters" in answers
+    assert set(fills) < set(encodes)
+    assert "at gives the rows of the whole" not in answers
+
+
+def test_a_config_may_be_given_whole_or_not_at_all():
+    config = Seq2SeqConfig(name="mine", width=4)
+    assert check_model(Seq2Seq, config, vocab=5, seed=3) == check_model(Seq2Seq, {"name": "mine", "width": 4}, vocab=5)
+
+
+def test_a_wrong_config_is_refused_as_in_a_recipe():
+    with pytest.raises(ConfigError, match=r"model\.widht: unknown key; did you mean 'width'\?"):
+        check_model(Seq2Seq, {"widht": 4})
+
+
+def test_the_callers_random_numbers_are_left_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    check_model(Running)
+    assert torch.equal(torch.rand(3), expected)
+
+
+# From here on, one mistake a model.
+
+
+class Unstable(RunningConfig):
+    @model_validator(mode="before")
+    @classmethod
+    def _grow(cls, raw):
+        return {**raw, "width": raw.get("width", 6) + 1}
+
+
+class GrowsItsConfig(Running):
+    Config = Unstable
+
+
+class NamesItsRoles(Running):
+    @classmethod
+    def roles(cls, config):
+        return frozenset({"encodes"})
+
+
+class HasNaN(Running):
+    def __init__(self, config, vocab):
+        super().__init__(config, vocab)
+        nn.init.constant_(self.output.bias, float("nan"))
+
+
+class ScoresTooMany(Running):
+    def logits(self, tokens, at=None):
+        return F.pad(super().logits(tokens, at), (0, 1))
+
+
+class IgnoresLayers(Running):
+    def encode(self, tokens, layers=(-1,)):
+        return super().encode(tokens)
+
+
+class HasALooseParameter(Running):
+    def __init__(self, config, vocab):
+        super().__init__(config, vocab)
+        self.loose = nn.Parameter(torch.ones(3))
+
+
+class Detaches(Running):
+    def means(self, tokens):
+        return super().means(tokens).detach()
+
+
+class HasANaNGradient(Running):
+    def means(self, tokens):
+        means = super().means(tokens)
+        return means + (means - means).square().sum(-1, keepdim=True).sqrt()
+
+
+class AlwaysDropsOut(Running):
+    def means(self, tokens):
+        return F.dropout(super().means(tokens), 0.5, training=True)
+
+
+class KeepsATensorOfItsOwn(Running):
+    def __init__(self, config, vocab):
+        super().__init__(config, vocab)
+        self.offset = torch.rand(config.width, dtype=torch.float64)
+
+    def means(self, tokens):
+        return super().means(tokens) + self.offset
+
+
+class MixesTheBatch(Running):
+    def means(self, tokens):
+        means = super().means(tokens)
+        return means - 0.01 * means.mean(0)
+
+
+class SummarisesByTheBatch(Running):
+    def summary(self, tokens):
+        summary = super().summary(tokens)
+        return summary / summary.norm()
+
+
+class MixesWhatItFills(Filling):
+    def means(self, tokens):
+        return super().means(tokens) * len(tokens)
+
+
+class PeeksAtTheFuture(Running):
+    def means(self, tokens):
+        parts = tokens.split(self.embed(tokens.ids))
+        return torch.cat([part.mean(0, keepdim=True).expand_as(part) for part in parts])
+
+
+class PeeksAtTheLength(Running):
+    def logits(self, tokens, at=None):
+        scores = super().logits(tokens) * tokens.lengths.repeat_interleave(tokens.lengths)[:, None]
+        return scores if at is None else scores[at]
+
+
+class IgnoresAt(Running):
+    def logits(self, tokens, at=None):
+        return super().logits(tokens)
+
+
+class CountsAtFromOne(Running):
+    def logits(self, tokens, at=None):
+        return super().logits(tokens, None if at is None else at - 1)
+
+
+class IgnoresItsSource(Answering):
+    def shift(self, asked):
+        return asked * 0
+
+
+class ForgetsTheCount(Running):
+    def step(self, ids, state):
+        return super().step(ids, replace(state, count=state.count - 1))
+
+
+class StartsAtTheLongest(Running):
+    def start(self, prompt, source=None):
+        _, state = super().start(prompt)
+        state = replace(state, count=torch.where(state.count > 6, state.count + 1, state.count))
+        return self.output(state.total / state.count), state
+
+
+@dataclass(frozen=True)
+class Forgetful(Sums):
+    def select(self, rows):
+        return Forgetful(self.total[: len(rows)], self.count[rows]) if len(rows) <= len(self.total) else self
+
+
+class ForgetsToReorder(Running):
+    def start(self, prompt, source=None):
+        logits, state = super().start(prompt)
+        return logits, Forgetful(state.total, state.count)
+
+    def step(self, ids, state):
+        logits, after = super().step(ids, state)
+        return logits, Forgetful(after.total, after.count)
+
+
+class StepsInPlace(Running):
+    def step(self, ids, state):
+        state.total.add_(self.embed(ids))
+        state.count.add_(1)
+        return self.output(state.total / state.count), Sums(state.total.clone(), state.count.clone())
+
+
+@dataclass(frozen=True)
+class Moved(Sums):
+    def select(self, rows):
+        picked = Sums(self.total[rows], self.count[rows])
+        self.total.zero_()
+        return picked
+
+
+class SelectsInPlace(Running):
+    def start(self, prompt, source=None):
+        logits, state = super().start(prompt)
+        return logits, Moved(state.total, state.count)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """All hypotheses that come of one start write to one buffer, each row's next token at its own place."""
+
+    buffer: Tensor  # (B, T)
+    lengths: Tensor  # (B,)
+
+    def select(self, rows):
+        return Cache(self.buffer[rows], self.lengths[rows])
+
+
+class SharesACache(Running):
+    def start(self, prompt, source=None):
+        buffer = torch.zeros(len(prompt), 32, dtype=torch.long)
+        for row, ids in enumerate(prompt.split()):
+            buffer[row, : len(ids)] = ids
+        return super().start(prompt)[0], Cache(buffer, prompt.lengths)
+
+    def step(self, ids, state):
+        state.buffer[torch.arange(len(ids)), state.lengths] = ids
+        after = Cache(state.buffer, state.lengths + 1)
+        rows = [row[:length].tolist() for row, length in zip(after.buffer, after.lengths, strict=True)]
+        return super().start(Tokens.pack(rows))[0], after
+
+
+@pytest.mark.parametrize(
+    ("kind", "broken", "told"),
+    [
+        (GrowsItsConfig, testing.the_config_reads_back_from_what_it_dumps, "width=8"),
+        (NamesItsRoles, testing.the_roles_are_a_set_of_roles, "encodes"),
+        (HasNaN, testing.every_parameter_is_finite, "output.bias is not"),
+        (ScoresTooMany, testing.every_answer_has_its_shape, r"must be \(4, 23\), but is \(4, 24\)"),
+        (IgnoresLayers, testing.every_answer_has_its_shape, r"encode of 4 tokens must be \(2, 4, 6\)"),
+        (HasALooseParameter, testing.every_parameter_gets_a_gradient, "loose gets none"),
+        (Detaches, testing.every_parameter_gets_a_gradient, "embed.weight gets none"),
+        (HasANaNGradient, testing.every_parameter_gets_a_gradient, "that of embed.weight is not finite"),
+        (AlwaysDropsOut, testing.the_same_input_twice_gives_the_same_answers, r"differs by [\d.]+, where 0 is"),
+        (KeepsATensorOfItsOwn, testing.saved_weights_give_the_same_answers, r"differs by 0\.\d+"),
+        (MixesTheBatch, testing.a_sequence_alone_answers_as_in_any_batch, r"differs by 0\.\d+, where 1e-09 is"),
+        (SummarisesByTheBatch, testing.a_sequence_alone_answers_as_in_any_batch, "summary of sequence 0"),
+        (MixesWhatItFills, testing.a_sequence_alone_answers_as_in_any_batch, "logits of sequence 0 in a batch of 4"),
+        (PeeksAtTheFuture, testing.future_tokens_change_nothing, "before position 1, when the ids"),
+        (PeeksAtTheLength, testing.future_tokens_change_nothing, "before position 1, when sequences end"),
+        (IgnoresAt, testing.at_gives_the_rows_of_the_whole, r"must have the shape \(5, 23\), but has \(15, 23\)"),
+        (CountsAtFromOne, testing.at_gives_the_rows_of_the_whole, "differs by"),
+        (IgnoresItsSource, testing.the_source_matters, "start of sequence 0 is the same"),
+        (ForgetsTheCount, testing.start_and_step_agree_with_reading_all_at_once, "step 1 differs by"),
+        (StartsAtTheLongest, testing.start_and_step_agree_with_reading_all_at_once, "start differs by"),
+        (ForgetsToReorder, testing.select_reorders_repeats_and_drops_rows, r"step after select\(\[2, 0, 3, 1\]\)"),
+        (StepsInPlace, testing.a_state_is_a_value_that_nothing_changes, "a second step from a state"),
+        (SelectsInPlace, testing.a_state_is_a_value_that_nothing_changes, "was selected from differs by"),
+        (SharesACache, testing.a_state_is_a_value_that_nothing_changes, "whose sibling lived on"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_a_broken_model_fails_by_the_right_property(kind, broken, told):
+    name = broken.__name__.replace("_", " ")
+    with pytest.raises(AssertionError, match=rf"^{kind.__name__}: not so: {name}: .*{told}.*Likely: ."):
+        check_model(kind)
+
+
+class LooksAtEveryonesSource(Answering):
+    def shift(self, asked):
+        return asked.mean(0)
+
+
+def test_the_sources_of_others_are_told_apart_from_ones_own():
+    check = testing.the_sources_of_others_change_nothing
+    testing.prove(check, testing.Case(Answering, RunningConfig(name="answering"), 23))
+    with pytest.raises(AssertionError, match="start of sequence 0 differs by"):
+        testing.prove(check, testing.Case(LooksAtEveryonesSource, RunningConfig(name="looks"), 23))
+
+
+class Crashes(Running):
+    def logits(self, tokens, at=None):
+        raise IndexError("out of range")
+
+
+def test_a_model_that_crashes_fails_with_its_own_error_as_the_cause():
+    with pytest.raises(AssertionError, match="every answer has its shape: IndexError: out of range") as caught:
+        check_model(Crashes)
+    assert isinstance(caught.value.__cause__, IndexError)

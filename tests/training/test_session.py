@@ -1,0 +1,128 @@
+"""Resuming in one process: refused where it would not be the same run, exact where it is."""
+
+import shutil
+import sys
+
+import pytest
+
+import weft
+from weft.config import Named, Run, read_recipe
+from weft.models.base import Model, Role
+from weft.training.report import read_metrics
+from weft.training.session import train_run
+
+
+def losses(folder):
+    return [(row["step"], row["loss"]) for row in read_metrics(folder / "metrics.jsonl")]
+
+
+def train(recipe, folder, *overrides, resume=False):
+    return train_run(Run.parse(read_recipe(recipe, ["train.save_every=5", *overrides])), folder, resume)
+
+
+@pytest.fixture
+def trained(recipe, tmp_path):
+    train(recipe, tmp_path / "run", "train.steps=10")
+    return tmp_path / "run"
+
+
+def test_a_larger_budget_goes_on_exactly(recipe, trained, tmp_path):
+    train(recipe, trained, "train.steps=20", resume=True)
+    train(recipe, tmp_path / "unbroken", "train.steps=20")
+    assert losses(trained) == losses(tmp_path / "unbroken")
+
+
+def test_resume_with_no_checkpoint_starts_afresh(recipe, tmp_path):
+    train(recipe, tmp_path / "run", resume=True)
+    assert losses(tmp_path / "run")[-1][0] == 12
+
+
+def test_resuming_a_finished_run_changes_nothing(recipe, trained):
+    before = losses(trained)
+    train(recipe, trained, "train.steps=10", resume=True)
+    assert losses(trained) == before
+
+
+def test_a_directory_that_holds_a_run_is_refused_without_resume(recipe, trained):
+    with pytest.raises(weft.CheckpointError, match="holds a run already; go on with it by --resume"):
+        train(recipe, trained)
+
+
+@pytest.mark.parametrize("override", ["train.lr=0.02", "model.width=18", "task.smoothing=0.1", "train.seed=2"])
+def test_a_changed_recipe_is_refused_with_the_reason(recipe, trained, override):
+    key = override.partition("=")[0]
+    with pytest.raises(weft.CheckpointError, match=f"the recipe has changed.*{key} was .* and is .* now"):
+        train(recipe, trained, "train.steps=20", override, resume=True)
+
+
+def test_another_budget_is_refused_where_the_schedule_hangs_on_it(recipe, tmp_path):
+    train(recipe, tmp_path / "run", "train.schedule=cosine")
+    with pytest.raises(weft.CheckpointError, match=r"train.steps was 12 and is 24 now"):
+        train(recipe, tmp_path / "run", "train.schedule=cosine", "train.steps=24", resume=True)
+
+
+def test_changed_data_is_refused_with_the_reason(recipe, trained, pairs_file):
+    lines = pairs_file.read_text().splitlines()
+    lines[3] = "abcabc\tcbacba"
+    pairs_file.write_text("\n".join(lines) + "\n")
+    with pytest.raises(weft.CheckpointError, match="the training data has changed"):
+        train(recipe, trained, "train.steps=20", resume=True)
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_previous_one_offered(recipe, trained, tmp_path):
+    weights = trained / "last" / "model.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-5] ^= 1
+    weights.write_bytes(damaged)
+    with pytest.raises(weft.CheckpointError, match="SHA-256 differs.*with --resume: it continues from step 5"):
+        train(recipe, trained, "train.steps=20", resume=True)
+    shutil.rmtree((trained / "last").resolve())  # what the message says to do
+    train(recipe, trained, "train.steps=20", resume=True)
+    train(recipe, tmp_path / "unbroken", "train.steps=20")
+    assert losses(trained) == losses(tmp_path / "unbroken")
+
+
+def test_the_metrics_are_cut_back_to_the_checkpoint(recipe, trained, tmp_path):
+    with (trained / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 11, "loss": 9.9}\n{"step": 12, "lo')  # what a kill can leave
+    train(recipe, trained, "train.steps=20", resume=True)
+    train(recipe, tmp_path / "unbroken", "train.steps=20")
+    assert losses(trained) == losses(tmp_path / "unbroken")
+
+
+class EncoderOnly(Model):
+    Config = Named
+
+    @classmethod
+    def roles(cls, config):
+        return frozenset({Role.ENCODER})
+
+
+def test_roles_are_checked_before_data_is_read(recipe, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "own_models", sys.modules[__name__])
+    recipe["data"] = {"train": "nowhere.tsv"}
+    recipe["model"] = {"name": "own_models:EncoderOnly"}
+    with pytest.raises(weft.RoleError, match="'translate' needs a model that takes a source and generates; .* encodes"):
+        train(recipe, tmp_path / "run")
+    recipe["model"] = {"name": "seq2seq"}
+    with pytest.raises(weft.DataError, match="nowhere"):
+        train(recipe, tmp_path / "run")
+
+
+def test_what_is_skipped_is_reported(recipe, tmp_path, pairs_file):
+    with pairs_file.open("a") as file:
+        file.write("one column\n")
+    with pytest.raises(weft.DataError, match=r"pairs.tsv:\d+: "):
+        train(recipe, tmp_path / "refused")
+    said = []
+    run = Run.parse(read_recipe(recipe, ["data.on_bad_rows=skip"]))
+
+    class Hear:
+        def __call__(self, record):
+            said.append(str(record))
+
+        def close(self):
+            pass
+
+    train_run(run, tmp_path / "run", report=Hear())
+    assert any("data.train: skipped 1 row" in one for one in said)
