@@ -2,7 +2,8 @@
 
     python bench/loader.py
 
-1. jsonl -> rows -> examples -> ids -> packed -> batches, against `encode_batch` alone on the same texts, already in memory.
+1. jsonl -> rows -> examples -> ids -> packed -> batches, against `encode_batch` alone on the same
+   texts, already in memory.
 2. Packed ids -> batches, against `datasets` (shuffled, grouped by length) with transformers' padding collator on the
    same rows and as many rows a batch: real tokens a second, padding not counted.
 """
@@ -73,7 +74,7 @@ def main() -> None:
         against_datasets(packed, task)
 
 
-def against_datasets(packed, task) -> None:  # noqa: ANN001
+def against_datasets(packed, task) -> None:
     import datasets
     import torch
     from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast

@@ -1,6 +1,6 @@
 """`weft predict` over a file of 10,000 dates: sentences/s greedy and with beam 5, and memory that stays flat.
 
-    python bench/predict.py [RUN]      # without a run, `dates` is trained for a minute first
+python bench/predict.py [RUN]      # without a run, `dates` is trained for a minute first
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Kill a real training with SIGKILL again and again, resume it, and compare its (step, loss) pairs with an unbroken run's.
+"""Kill a real training with SIGKILL again and again, resume it, and compare it with an unbroken run, pair by pair.
 
     python bench/reliability.py --kills 50 --inside-saves 20
 
@@ -74,7 +74,7 @@ def pairs(folder: Path) -> list[tuple[int, str]]:
 def progress(folder: Path) -> int:
     """The step of the last whole checkpoint."""
     link = folder / "last"
-    return int(os.readlink(link).split("step-")[1].split(".")[0]) if link.is_symlink() else -1
+    return int(link.readlink().name.split("step-")[1].split(".")[0]) if link.is_symlink() else -1
 
 
 def run_whole(folder: Path, resume: bool = False) -> float:
@@ -95,7 +95,8 @@ def main() -> None:
     rng = random.Random(chosen.seed)
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
-        rows = (f"{''.join(word)}\t{''.join(reversed(word))}" for word in (rng.choices("abcdef", k=8) for _ in range(80)))
+        words = ["".join(rng.choices("abcdef", k=8)) for _ in range(80)]
+        rows = [f"{word}\t{word[::-1]}" for word in words]
         (root / "pairs.tsv").write_text("\n".join(rows) + "\n")
         RECIPE["train"]["steps"] = chosen.steps
         (root / "recipe.yaml").write_text(json.dumps(RECIPE))

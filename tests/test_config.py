@@ -8,8 +8,18 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.config import Named, Run, apply_override, read_recipe, read_section, read_yaml, recipe_names, write_yaml
-from weft.config import Data, Train
+from weft.config import (
+    Data,
+    Named,
+    Run,
+    Train,
+    apply_override,
+    read_recipe,
+    read_section,
+    read_yaml,
+    recipe_names,
+    write_yaml,
+)
 from weft.errors import ConfigError, WeftError
 from weft.models.base import Model
 

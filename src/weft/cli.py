@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft import __version__
-from weft.errors import ConfigError, DataError, WeftError
+from weft.errors import ConfigError, WeftError
 
 if TYPE_CHECKING:
     from weft.pipeline import Pipeline
@@ -96,9 +96,7 @@ def evaluate(
 def predict(
     model: Model,
     texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Read from stdin if none.")] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="An example a line; .jsonl has objects.")
-    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="An example a line; .jsonl has objects.")] = None,
     options: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="How to decode: beam=5, sample=true, …")
     ] = None,
@@ -169,7 +167,9 @@ def data_list(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps([{"name": s.name, "task": s.task, "about": s.about} for s in SAMPLES.values()]))
         return
-    _print_table(["sample", "task", "fields", "about"], [[s.name, s.task, " ".join(s.fields), s.about] for s in SAMPLES.values()])
+    _print_table(
+        ["sample", "task", "fields", "about"], [[s.name, s.task, " ".join(s.fields), s.about] for s in SAMPLES.values()]
+    )
 
 
 @data_app.command("show")
@@ -189,7 +189,9 @@ def data_show(
 
 @tokenizer_app.command("train")
 def tokenizer_train(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A file or name: its task, data and tokenizer count.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A file or name: its task, data and tokenizer count.")
+    ],
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", help="The folder for tokenizer.json.")] = Path("tokenizer"),
 ) -> None:
@@ -215,9 +217,13 @@ def tokenizer_show(model: Model, text: str, as_json: Json = False, trust: Trust 
     found = tokenizer.encode(text)
     rows = list(zip(found.tokens, found.ids, found.offsets, strict=True))
     if as_json:
-        typer.echo(json.dumps([{"token": t, "id": i, "start": a, "end": b} for t, i, (a, b) in rows], ensure_ascii=False))
+        typer.echo(
+            json.dumps([{"token": t, "id": i, "start": a, "end": b} for t, i, (a, b) in rows], ensure_ascii=False)
+        )
         return
-    _print_table(["token", "id", "start", "end", "text"], [[t, str(i), str(a), str(b), text[a:b]] for t, i, (a, b) in rows])
+    _print_table(
+        ["token", "id", "start", "end", "text"], [[t, str(i), str(a), str(b), text[a:b]] for t, i, (a, b) in rows]
+    )
 
 
 def _rows(name: str, split: str) -> Iterator[dict[str, Any]]:

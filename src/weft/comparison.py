@@ -116,7 +116,7 @@ class Comparison:
             drawn.append(alignment(found.weights, found.source, found.target, f"{one.name}: {found.place}"))
         if not drawn:
             return []
-        told = "Each row is a word of the output; the darker a cell, the more of the source's state at its column was read."
+        told = "Each row is a token of the output; the darker a cell, the more it read the source at that column."
         return [heading("Alignment"), paragraph(told), *drawn]
 
 

@@ -1,4 +1,4 @@
-"""A run is one frozen object: task, data, tokenizer, model, train. YAML and dotted overrides come in by one strict door.
+"""A run is one frozen object: task, data, tokenizer, model, train. YAML and overrides come in by one strict door.
 
 `Run.parse` reads a recipe. The sections `task`, `tokenizer` and `model` are checked by the `Config` of the class that
 their `name` stands for, so a user's own class is checked as strictly as weft's.
@@ -173,12 +173,12 @@ def _fields_at(schema: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[
 class _Yaml12(yaml.SafeLoader):
     """A safe loader with YAML 1.2 scalars: `no` is a word, `12:30` is a string, `3e-5` is a number."""
 
-    yaml_implicit_resolvers: dict[str, list[Any]] = {}
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012  (as its base declares it)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if isinstance(key, str | int | float) and key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} is given twice", key_node.start_mark
@@ -212,7 +212,7 @@ _Yaml12.add_constructor(
 def read_yaml(text: str, place: str) -> Any:
     """Read YAML; a mistake in it is reported with its line."""
     try:
-        return _Yaml12(text).get_single_data()  # type: ignore[no-untyped-call]
+        return _Yaml12(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{place}:{line}: not valid YAML: {error.problem}") from None

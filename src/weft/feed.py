@@ -1,4 +1,4 @@
-"""Examples as they arrive, from a file or a pipe: answered when the producer pauses, in full batches when it does not."""
+"""Examples as they arrive, from a file or a pipe: in full batches, and at once when the producer pauses."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def _lines(handle: BinaryIO, name: str, objects: bool) -> Iterator[Any]:
             text = line.decode("utf-8").rstrip("\r\n")
             yield json.loads(text) if objects else text
         except UnicodeDecodeError as error:
-            raise DataError(f"{name}:{number}: not UTF-8: {error.reason} at byte {error.start}; convert it by iconv") from None
+            raise DataError(f"{name}:{number}: not UTF-8: {error.reason} at byte {error.start}; try iconv") from None
         except json.JSONDecodeError as error:
             raise DataError(f"{name}:{number}: not JSON: {error.msg} at column {error.colno}") from None
 

@@ -57,7 +57,7 @@ class Pipeline:
     def answers(
         self, examples: Iterable[Asked], options: Mapping[str, Any] | None = None, start: int = 0
     ) -> Iterator[Answer]:
-        """Answer a stream of examples, in order, in memory that does not grow with it; `start` is the first's number."""
+        """Answer a stream of examples, in order, in memory that does not grow; `start` is the first one's number."""
         chosen = self._options(options)
         asked = (self.example(one, number) for number, one in enumerate(examples, start + 1))
         return predict(self.task, self.head, asked, self._limit(), chosen, start=start)

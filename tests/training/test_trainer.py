@@ -1,4 +1,4 @@
-"""The loop: gradients that do not hang on how a batch is cut, budgets, the best model, and losses that are not finite."""
+"""The loop: gradients that do not hang on how a batch is cut, budgets, the best model, losses that are not finite."""
 
 import json
 import math
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import reversed_pairs
 
 import weft
-from tests.conftest import reversed_pairs
 from weft.checkpoint.store import Store
 from weft.config import Run, read_recipe
 from weft.data.loader import Loader

@@ -136,6 +136,6 @@ def check_data(folder: Path, then: str, now: str) -> None:
     """Refuse to resume on other data than before."""
     if then != now:
         raise CheckpointError(
-            f"{folder}: the training data has changed since this checkpoint was written (its digest was {then[:12]}, and is "
-            f"{now[:12]} now); put the old data back, or train afresh in another --out"
+            f"{folder}: the training data has changed since this checkpoint was written (its digest was {then[:12]}, "
+            f"and is {now[:12]} now); put the old data back, or train afresh in another --out"
         )

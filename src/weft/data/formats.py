@@ -186,7 +186,7 @@ def _aside(cells: list[str], conllu: bool) -> bool:
     return conllu and (cells[0].startswith("#") or _RANGE.fullmatch(cells[0]) is not None)
 
 
-def read_parquet(path: str, columns: Columns, limit: int) -> Rows:  # noqa: ARG001 (a reader's signature)
+def read_parquet(path: str, columns: Columns, limit: int) -> Rows:
     """Read parquet a batch of rows at a time; a row's line is its number, from 1."""
     try:
         import pyarrow

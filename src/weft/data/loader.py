@@ -121,7 +121,7 @@ class Loader(Generic[B]):
     def _ahead(self, source: "_Collated[B]", start: Position) -> "DataLoader[Drawn[B]]":
         return DataLoader(
             source,
-            sampler=_Endless(self.draws(start)),  # type: ignore[arg-type]
+            sampler=_Endless(self.draws(start)),
             batch_size=None,
             num_workers=self.workers,
             prefetch_factor=4,

@@ -8,7 +8,9 @@ import hashlib
 import tempfile
 from array import array
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -30,11 +32,11 @@ class Packed:
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
         first, last = int(self.items[index]), int(self.items[index + 1])
         cuts = self.starts[first : last + 1].tolist()
-        return tuple(self.ids[a:b] for a, b in zip(cuts, cuts[1:], strict=False))
+        return tuple(self.ids[a:b] for a, b in pairwise(cuts))
 
 
 def pack(items: Iterable[tuple[np.ndarray, ...]], folder: Path | None = None, at_once: int = 1 << 18) -> Packed:
-    """Write a stream of items to an unnamed file in `folder` and map it; memory holds the lengths and `at_once` tokens."""
+    """Write a stream of items to an unnamed file in `folder`, and map it; memory holds lengths and `at_once` tokens."""
     starts, bounds, digest = array("q", [0]), array("q", [0]), hashlib.sha256()
     with tempfile.TemporaryFile(dir=folder) as file:
         chunk: list[np.ndarray] = []
@@ -55,7 +57,7 @@ def pack(items: Iterable[tuple[np.ndarray, ...]], folder: Path | None = None, at
     return Packed(ids.view(np.ndarray), np.asarray(starts), np.asarray(bounds), digest.hexdigest())
 
 
-def _flush(chunk: list[np.ndarray], starts: array, file: "tempfile._TemporaryFileWrapper[bytes]", digest: "hashlib._Hash") -> None:  # type: ignore[type-arg]
+def _flush(chunk: list[np.ndarray], starts: "array[int]", file: IO[bytes], digest: "hashlib._Hash") -> None:
     if not chunk:
         return
     flat = np.concatenate(chunk).astype(np.int32, copy=False)

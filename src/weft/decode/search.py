@@ -151,7 +151,7 @@ def _walk(
 _Choose = Callable[[Tensor, Tensor, int], Tensor]
 
 
-def _best(logprobs: Tensor, row: Tensor, written: int) -> Tensor:  # noqa: ARG001  (a _Choose)
+def _best(logprobs: Tensor, row: Tensor, written: int) -> Tensor:
     """The most probable token; a tie goes to the lowest id."""
     return logprobs.argmax(-1)
 

@@ -216,7 +216,7 @@ class Seq2Seq(Model):
             nn.init.normal_(embed.weight, std=config.width**-0.5)
 
     @classmethod
-    def roles(cls, config: Named) -> frozenset[Role]:  # noqa: ARG003
+    def roles(cls, config: Named) -> frozenset[Role]:
         """Say what it can do: score and generate, given a source."""
         return frozenset({Role.CONDITIONAL, Role.SCORER, Role.GENERATOR})
 

@@ -1,7 +1,7 @@
 """What a task is: how a row becomes items, items a batch, a batch a loss or an answer, and answers a score.
 
-    row  -> Task.Example -> Task.encode -> Task.collate -> Head -> sums -> Trainer
-    HTTP -> Task.Example -> Task.encode -> Task.collate -> Head.predict -> Task.answer -> JSON
+row  -> Task.Example -> Task.encode -> Task.collate -> Head -> sums -> Trainer
+HTTP -> Task.Example -> Task.encode -> Task.collate -> Head.predict -> Task.answer -> JSON
 """
 
 import json
@@ -72,6 +72,8 @@ class Batch:
 
 class Head(nn.Module):
     """The trained unit: a body and what the task adds to it."""
+
+    body: Any  # a Model; what it can do, its roles have said
 
     def __init__(self, body: Model) -> None:
         super().__init__()

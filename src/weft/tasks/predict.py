@@ -1,4 +1,4 @@
-"""From examples to answers, and from answers to scores: the one way for the trainer, the command line and the server."""
+"""From examples to answers, and from answers to scores: one way for the trainer, the command line and the server."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice

@@ -81,4 +81,3 @@ def pack_split(
     if not len(packed):
         raise DataError(f"data.{split}: not one example is left to use; {skipped} {limit}".rstrip("; "))
     return packed, "; ".join(part for part in (str(skipped) if skipped.count else "", str(limit)) if part)
-

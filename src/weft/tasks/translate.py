@@ -103,7 +103,7 @@ class Translate(base.Task):
         whole_source = np.array([*fit_source[0], tokenizer.specials.eos], np.int32)
         return [(whole_source, np.array([specials.bos, *fit_target[0], specials.eos], np.int32))]
 
-    def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:  # noqa: ARG002
+    def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
         """Join pairs: the target without its last token is read, without its first it is predicted."""
         tokens = Tokens.pack([item[1][:-1] for item in items])
         targets = torch.from_numpy(np.concatenate([item[1][1:] for item in items]).astype(np.int64))
@@ -116,11 +116,11 @@ class Translate(base.Task):
         forbid = [specials.bos, *(id for id in (specials.unk, specials.pad, specials.mask) if id is not None)]
         return TranslateHead(model, specials.eos, forbid, self.config.smoothing)
 
-    def options(self) -> Options:
+    def options(self) -> Section:
         """The recipe's way of decoding."""
         return self.config.decode
 
-    def answer(self, example: TranslateExample, outputs: list[Any]) -> Answer:  # noqa: ARG002
+    def answer(self, example: TranslateExample, outputs: list[Any]) -> Answer:
         """Decode the best translation, and the others where several were asked for."""
         candidates = [
             {"text": self.tokenizer.target.decode(one.ids), "score": round(one.score, 6)} for one in outputs[0]
@@ -140,7 +140,8 @@ class Translate(base.Task):
 
     def stream(self, head: Head, example: TranslateExample, limit: Limit, options: Section) -> Iterator[str]:
         """Yield the translation as it grows; what a new token adds is shown once it can no longer change."""
-        assert isinstance(head, TranslateHead) and isinstance(options, Options)
+        assert isinstance(head, TranslateHead)
+        assert isinstance(options, Options)
         batch = self.collate(self.encode(example, self.tokenizer, limit), np.random.default_rng(0))
         ids: list[int] = []
         shown = ""

@@ -74,7 +74,7 @@ class Tokenizer:
         self._size = int(engine.get_vocab_size())
 
     @classmethod
-    def spell(cls, config: Any) -> Mapping[str, str]:  # noqa: ARG003
+    def spell(cls, config: Any) -> Mapping[str, str]:
         """Say which token has which of the roles in `Specials`."""
         return cls.spelling
 

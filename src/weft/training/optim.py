@@ -42,7 +42,7 @@ def warmup_steps(train: Train) -> float:
 
 
 def lr_factor(train: Train, step: int, spent: float) -> float:
-    """Return what the learning rate is multiplied with at `step` (from 1), `spent` (0 to 1) of the budget being gone."""
+    """Return the factor of the learning rate at `step` (from 1), `spent` (0 to 1) of the budget being gone."""
     if train.warmup >= 1 or train.steps:
         rise = min(1.0, step / warmup_steps(train)) if train.warmup else 1.0
         share = warmup_steps(train) / train.steps if train.steps else 0.0
@@ -63,7 +63,7 @@ def _fall(train: Train, step: int, spent: float, share: float) -> float:
             start = max(1.0, warmup_steps(train))
             return math.sqrt(start / max(step, start))
         case "exponential":
-            return train.decay**spent
+            return float(train.decay**spent)
         case _:
             return 1.0
 

@@ -115,7 +115,7 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder))
 
     @staticmethod
     def installed() -> bool:
@@ -126,13 +126,13 @@ class TensorBoard:
         """Write a `Step`."""
         if isinstance(record, Step):
             for name in ("loss", "lr", "grad_norm", "tokens_per_s"):
-                self._writer.add_scalar(f"train/{name}", getattr(record, name), record.step)  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(f"train/{name}", getattr(record, name), record.step)
             for name, value in record.valid.items():
-                self._writer.add_scalar(f"valid/{name}", value, record.step)  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(f"valid/{name}", value, record.step)
 
     def close(self) -> None:
         """Flush and close."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class Reporters:

@@ -74,7 +74,9 @@ def check_recipe(then: Run, now: Run, folder: Path) -> None:
     """Refuse to resume with another recipe, except for what changes no step already made."""
     free = FREE if schedule_uses_budget(now.train) else FREE | {"train.steps", "train.time"}
     before, after = _flat(then.dump()), _flat(now.dump())
-    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key) and key not in free)
+    changed = sorted(
+        key for key in before.keys() | after.keys() if before.get(key) != after.get(key) and key not in free
+    )
     if changed:
         key = changed[0]
         raise CheckpointError(

@@ -31,6 +31,6 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def _note(self, number: int, frame: FrameType | None) -> None:
         self.got = number
         signal.signal(number, self._before[number])

@@ -78,7 +78,7 @@ class Trainer:
         return bool(told)
 
     def spent(self) -> float:
-        """The share of the budget that is gone; where both are set, time only ends a run that its steps have planned."""
+        """The share of the budget that is gone, by steps or by time, whichever is more."""
         by_steps = self.progress.step / self.train.steps if self.train.steps else 0.0
         by_time = self.progress.elapsed / self.train.time if self.train.time else 0.0
         return max(by_steps, by_time)
@@ -139,8 +139,8 @@ class Trainer:
         self.report(Notice(f"{what}: no update was made"))
         if self.progress.bad_steps >= self.train.bad_steps:
             raise TrainingError(
-                f"{what}; {self.progress.bad_steps} updates were skipped, which is the most that train.bad_steps allows: "
-                "lower train.lr, clip more (train.clip), or look at those rows"
+                f"{what}; {self.progress.bad_steps} updates were skipped, as many as train.bad_steps "
+                "allows: lower train.lr, clip more (train.clip), or look at those rows"
             )
 
     def _after_step(self) -> None:
@@ -246,4 +246,3 @@ def seed_all(seed: int, world: World, deterministic: bool = False) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-
