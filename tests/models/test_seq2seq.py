@@ -236,8 +236,15 @@ def test_a_seed_decides_the_first_weights(target_vocab):
     first, *others = [make(7, target_vocab) for _ in range(12)]
     for other in others:
         assert all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
-    for embed in (first.encoder.embed, first.decoder.embed):
-        assert embed.weight.std().item() == pytest.approx(6**-0.5, rel=0.3)
+
+
+def test_embeddings_start_at_unit_size_unless_they_score_too():
+    torch.manual_seed(0)
+    config = {"name": "seq2seq", "width": 64}
+    plain = Seq2Seq(Seq2Seq.Config.model_validate(config), 500)
+    tied = Seq2Seq(Seq2Seq.Config.model_validate({**config, "tie": True}), 500)
+    assert plain.decoder.embed.weight.std().item() == pytest.approx(1, rel=0.05)
+    assert tied.decoder.embed.weight.std().item() == pytest.approx(1 / 8, rel=0.05)
 
 
 def test_dropout_is_active_in_training_only():

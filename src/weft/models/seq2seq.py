@@ -32,7 +32,7 @@ from weft.config import Named
 from weft.models.base import Model, Role
 from weft.nn.capture import capturing, record
 from weft.nn.grid import Grid
-from weft.nn.recurrent import Bidirectional, lstm_pointwise
+from weft.nn.recurrent import Bidirectional, lstm_pointwise, make_lstm
 from weft.nn.scores import Additive, attend
 from weft.tokens import Tokens
 
@@ -107,7 +107,7 @@ class Decoder(nn.Module):
         self.embed = embed
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(
-            nn.LSTM(width * (2 if attends and depth == 0 else 1), width) for depth in range(config.layers)
+            make_lstm(width * (2 if attends and depth == 0 else 1), width) for depth in range(config.layers)
         )
         self.score = Additive(width, width, width) if attends else None
         self.readout = nn.Linear(width * (3 if attends else 2), width)
@@ -212,8 +212,9 @@ class Seq2Seq(Model):
         self.encoder = Encoder(config, source)
         self.decoder = Decoder(config, source if shared else nn.Embedding(self.target_vocab, config.width))
         self.bridge = nn.Linear(config.width, 2 * config.width) if config.bridge else None
-        for embed in dict.fromkeys((self.encoder.embed, self.decoder.embed)):  # no set: the same order in each process
-            nn.init.normal_(embed.weight, std=config.width**-0.5)
+        # Inputs of unit size teach an LSTM fastest; a matrix that is also the output's must not give large scores.
+        if config.tie:
+            nn.init.normal_(self.decoder.embed.weight, std=config.width**-0.5)
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:

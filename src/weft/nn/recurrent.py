@@ -22,8 +22,8 @@ class Bidirectional(nn.Module):
     def __init__(self, inputs: int, width: int, layers: int, dropout: float = 0.0) -> None:
         super().__init__()
         sizes = [inputs] + [width] * (layers - 1)
-        self.forwards = nn.ModuleList(nn.LSTM(size, width // 2) for size in sizes)
-        self.backwards = nn.ModuleList(nn.LSTM(size, width // 2) for size in sizes)
+        self.forwards = nn.ModuleList(make_lstm(size, width // 2) for size in sizes)
+        self.backwards = nn.ModuleList(make_lstm(size, width // 2) for size in sizes)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, flat: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
@@ -36,6 +36,25 @@ class Bidirectional(nn.Module):
             ends.append(torch.cat([grid.last(left), grid.last(right)], -1))
             flat = torch.cat([grid.gather(left), grid.gather(right, reverse=True)], -1)
         return flat, torch.stack(ends)
+
+
+def make_lstm(inputs: int, width: int) -> nn.LSTM:
+    """One layer with weights that carry signals far from the first step on.
+
+    Orthogonal from state to state (Saxe et al. 2014), Xavier from the input (Glorot & Bengio 2010), gate by gate, and a
+    forget gate that starts open (Jozefowicz et al. 2015).
+    """
+    layer = nn.LSTM(inputs, width)
+    from_input, from_state, *biases = layer.all_weights[0]
+    with torch.no_grad():
+        for weight in from_input.chunk(4):
+            nn.init.xavier_uniform_(weight)
+        for weight in from_state.chunk(4):
+            nn.init.orthogonal_(weight)
+        for bias in biases:
+            bias.zero_()
+        biases[0][width : 2 * width] = 1.0
+    return layer
 
 
 def lstm_pointwise(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
