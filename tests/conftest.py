@@ -6,6 +6,8 @@ import random
 import pytest
 import torch
 
+import weft
+
 torch.set_num_threads(1)  # two test processes share two cores
 
 
@@ -15,15 +17,12 @@ def reversed_pairs(count=60, length=5, seed=0):
     return [(word, word[::-1]) for word in sorted(words)]
 
 
-@pytest.fixture
-def pairs_file(tmp_path):
-    path = tmp_path / "pairs.tsv"
+def write_pairs(path):
     path.write_text("".join(f"{text}\t{target}\n" for text, target in reversed_pairs()), encoding="utf-8")
     return path
 
 
-@pytest.fixture
-def recipe(pairs_file):
+def recipe_for(pairs_file):
     """Return a whole recipe as plain data: reversing words of five letters."""
     return {
         "task": {"name": "translate"},
@@ -35,7 +34,32 @@ def recipe(pairs_file):
 
 
 @pytest.fixture
+def pairs_file(tmp_path):
+    return write_pairs(tmp_path / "pairs.tsv")
+
+
+@pytest.fixture
+def recipe(pairs_file):
+    return recipe_for(pairs_file)
+
+
+@pytest.fixture
 def recipe_file(tmp_path, recipe):
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(recipe), encoding="utf-8")  # JSON is YAML
     return path
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory):
+    """Return the directory of a run that has learnt to reverse the words of `reversed_pairs`; not to be changed."""
+    folder = tmp_path_factory.mktemp("trained")
+    changes = ["train.steps=300", "train.report_every=100", "model.width=32", "model.dropout=0"]
+    weft.train(recipe_for(write_pairs(folder / "pairs.tsv")), changes, folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def reverser(trained_run):
+    """Return the model of `trained_run`."""
+    return weft.load(trained_run, device="cpu")

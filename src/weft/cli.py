@@ -11,6 +11,7 @@ import typer
 
 from weft import __version__
 from weft.errors import ConfigError, WeftError
+from weft.training.signals import Interrupted
 
 if TYPE_CHECKING:
     from weft.pipeline import Pipeline
@@ -44,8 +45,14 @@ def main() -> None:
     except WeftError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Interrupted as stop:
+        sys.stderr.write(f"{stop}\n")
+        sys.exit(stop.exit_code)
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # which typer takes for a failure
+            raise
+        # The reader, such as head, has seen enough. What is still in the buffer must go somewhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
 
 
@@ -67,7 +74,6 @@ def train(
     from weft.pipeline import run_name
     from weft.pipeline import train as run_training
     from weft.training.progress import ProgressBar
-    from weft.training.signals import Interrupted
 
     folder = out or Path("runs") / run_name(recipe)
     try:
@@ -76,14 +82,17 @@ def train(
         sys.stderr.write(f"{stop} in {folder}: go on with --resume\n")
         raise typer.Exit(stop.exit_code) from None
     if int(os.environ.get("RANK", "0")) == 0:
-        _print_metrics(pipeline.evaluate(), as_json=False)
+        if pipeline.has_data:
+            _print_metrics(pipeline.evaluate(), as_json=False)
         typer.echo(f"the best model is in {folder / 'best'}: weft predict {folder}", err=True)
 
 
 @app.command()
 def evaluate(
     model: Model,
-    data: Annotated[str | None, typer.Argument(help="A file, or a sample such as dates:valid.")] = None,
+    data: Annotated[
+        str | None, typer.Argument(metavar="[DATA]", help="A file, or a sample such as dates:valid.")
+    ] = None,
     as_json: Json = False,
     trust: Trust = False,
     device: Device = "auto",
@@ -108,6 +117,10 @@ def predict(
     """Do what the model's task does, for texts, a file or stdin."""
     from weft.feed import arriving, read_input
 
+    if texts and file:
+        raise ConfigError(
+            f"--file: takes the place of texts, but both are given: {file} and {texts[0]!r}; leave one out"
+        )
     pipeline, chosen = _load(model, device, trust), _options(options or [])
     examples: Iterator[Any] = iter(texts) if texts else read_input(file)
     if stream:
@@ -211,7 +224,12 @@ def tokenizer_train(
 
 
 @tokenizer_app.command("show")
-def tokenizer_show(model: Model, text: str, as_json: Json = False, trust: Trust = False) -> None:
+def tokenizer_show(
+    model: Model,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to cut.")],
+    as_json: Json = False,
+    trust: Trust = False,
+) -> None:
     """Show how a model's tokenizer cuts a text: tokens, ids, and where they stand in it."""
     tokenizer = _load(model, "cpu", trust).tokenizer
     found = tokenizer.encode(text)

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from weft.config import Run, read_recipe
+from weft.data.limits import Limit
 from weft.data.records import Skipped
 from weft.errors import ConfigError, RoleError
 from weft.inspect.charts import alignment, line_chart
 from weft.inspect.page import heading, page, paragraph, table
 from weft.pipeline import Pipeline, data_for, run_name, train
-from weft.tasks.prepare import read_split
+from weft.tasks.prepare import has_split, read_split
 from weft.training.report import Reporter, read_metrics
 
 SHOWN = 4  # examples whose answers are shown side by side
@@ -80,9 +81,16 @@ class Comparison:
         """Draw a few examples that no contender was trained on, from the longest to shorter ones."""
         first = self.contenders[0].pipeline
         data, split = data_for(first.run.data, None)
-        some = [example for _, example in islice(read_split(data, split, first.task, Skipped()), 64)]
+        some = [
+            example for _, example in islice(read_split(data, split, first.task, Skipped()), 64) if self._fits(example)
+        ]
         some.sort(key=lambda example: -len(first.task.shown(example)[0]))
         return some[:: max(1, len(some) // SHOWN)][:SHOWN]
+
+    def _fits(self, example: Any) -> bool:
+        """Whether it is short enough for the tokenizers of all."""
+        pipelines = (one.pipeline for one in self.contenders)
+        return all(p.task.encode(example, p.tokenizer, Limit(p.run.data.longest, "drop")) for p in pipelines)
 
     def page(self) -> str:
         """Return the report as one page that needs no network."""
@@ -94,7 +102,10 @@ class Comparison:
         return page(f"weft compare: {names}", parts, f"each trained for {self.budget} on the same data")
 
     def _curves(self) -> list[str]:
-        losses = {one.name: [(row["elapsed"], row["loss"]) for row in one.rows] for one in self.contenders}
+        losses = {
+            one.name: [(row["elapsed"], row["loss"]) for row in one.rows if row["loss"] is not None]
+            for one in self.contenders
+        }
         charts = [line_chart(losses, "seconds of training", "loss", "Training loss", log_y=True)]
         name = self.contenders[0].pipeline.task.metric
         scores = {
@@ -106,11 +117,10 @@ class Comparison:
 
     def _alignments(self) -> list[str]:
         """Draw where the contenders that attend looked, in the first example."""
-        example = self.unseen()[0]
-        drawn = []
-        for one in self.contenders:
+        examples, drawn = self.unseen()[:1], []
+        for one in self.contenders if examples else []:
             try:
-                found = one.pipeline.attention(example)
+                found = one.pipeline.attention(examples[0])
             except RoleError:
                 continue
             drawn.append(alignment(found.weights, found.source, found.target, f"{one.name}: {found.place}"))
@@ -131,10 +141,13 @@ def compare(
     names = [run_name(recipe) for recipe in recipes]
     if len(set(names)) != len(names) or not names:
         raise ConfigError(f"compare: needs recipes with different names, but got {', '.join(names) or 'none'}")
-    limits = [f"train.steps={budget}"] if budget.isdigit() else ["train.steps=null", f"train.time={budget}"]
+    kind, other = ("steps", "time") if budget.isdigit() else ("time", "steps")
+    limits = [f"train.{kind}={budget}", f"train.{other}=null"]
     runs = [Run.parse(read_recipe(recipe, [*overrides, *limits])) for recipe in recipes]  # all are checked first
-    if len({(run.task, run.data) for run in runs}) > 1:
+    if any((run.task, run.data) != (runs[0].task, runs[0].data) for run in runs):
         raise ConfigError("compare: the recipes must have the same task and data, or one table would mislead")
+    if not has_split(runs[0].data, data_for(runs[0].data, None)[1]):
+        raise ConfigError("compare: the recipes need data.test or data.valid, or there is nothing to compare them by")
     result = Comparison([_contend(*pair, Path(out), reporter) for pair in zip(names, runs, strict=True)], budget)
     (Path(out) / "report.html").write_text(result.page(), encoding="utf-8")
     return result

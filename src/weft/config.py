@@ -237,7 +237,7 @@ def recipe_names() -> list[str]:
 def read_recipe(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Read a recipe by its path or, for one that ships with weft, its name; then apply `key=value` overrides."""
     if isinstance(recipe, Mapping):
-        raw: Any = {key: dict(value) if isinstance(value, Mapping) else value for key, value in recipe.items()}
+        raw: Any = _copied(recipe)
     else:
         raw = read_yaml(_recipe_text(recipe), str(recipe))
     if not isinstance(raw, dict):
@@ -245,6 +245,11 @@ def read_recipe(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str]
     for override in overrides:
         apply_override(raw, override)
     return raw
+
+
+def _copied(raw: Any) -> Any:
+    """Copy all the way down: an override must not reach into what the caller holds."""
+    return {key: _copied(value) for key, value in raw.items()} if isinstance(raw, Mapping) else raw
 
 
 def _recipe_text(recipe: str | Path) -> str:

@@ -14,14 +14,13 @@ from weft.checkpoint import snapshot
 from weft.checkpoint.store import resolve_checkpoint, save_folder, verify
 from weft.config import Data, Run, Section, read_recipe, read_section
 from weft.data.limits import Limit
-from weft.data.records import Skipped
 from weft.data.samples import SAMPLES
 from weft.errors import DataError, RoleError
 from weft.nn.capture import capture
 from weft.tasks.base import Answer, Head, Task
 from weft.tasks.build import build
 from weft.tasks.predict import evaluate, predict, reread
-from weft.tasks.prepare import read_split
+from weft.tasks.prepare import check_answer, has_split, read_whole
 from weft.text.tokenizer import Tokenizer, load_tokenizer
 from weft.training.parallel import pick_device
 from weft.training.report import Reporter
@@ -68,7 +67,12 @@ class Pipeline:
 
     def evaluate(self, data: str | Path | Iterable[Asked] | None = None) -> dict[str, float]:
         """Score on a file, a sample that ships with weft, examples, or, with none given, the recipe's own test data."""
-        return evaluate(self.task, self.head, list(self._examples(data)), self._limit(self.run.data.too_long))
+        return evaluate(self.task, self.head, self._examples(data), self._limit(self.run.data.too_long))
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the recipe names data to evaluate on."""
+        return has_split(self.run.data, data_for(self.run.data, None)[1])
 
     def attention(self, example: Asked) -> Attention:
         """Read the winning output again and return where each of its steps looked."""
@@ -109,11 +113,13 @@ class Pipeline:
                 f"an example has the fields {', '.join(self.task.Example.model_fields)}"
             ) from None
 
-    def _examples(self, data: str | Path | Iterable[Asked] | None) -> Iterator[Any]:
+    def _examples(self, data: str | Path | Iterable[Asked] | None) -> list[Any]:
         if data is None or isinstance(data, str | Path):
-            config, split = data_for(self.run.data, data)
-            return (example for _, example in read_split(config, split, self.task, Skipped()))
-        return (self.example(one, number) for number, one in enumerate(data, 1))
+            return read_whole(*data_for(self.run.data, data), self.task, self.tokenizer)[0]
+        examples = [self.example(one, number) for number, one in enumerate(data, 1)]
+        for number, example in enumerate(examples, 1):
+            check_answer(self.task, f"example {number}", example)
+        return examples
 
     def _options(self, options: Mapping[str, Any] | None) -> Section:
         default = self.task.options()

@@ -49,8 +49,10 @@ def resolve(kind: Kind, name: str, trust: bool = True) -> Any:
 
 def _load(kind: Kind, name: str, place: str) -> Any:
     module, _, attribute = place.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise ConfigError(f"{kind}.name: {name!r} must be a name, or package.module:Class")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
             raise
@@ -62,3 +64,6 @@ def _load(kind: Kind, name: str, place: str) -> Any:
         raise ConfigError(
             f"{kind}.name: {name!r}: module {module!r} has no {attribute!r}; {did_you_mean(attribute, known)}"
         ) from error
+    if not hasattr(found, "Config"):
+        raise ConfigError(f"{kind}.name: {name!r} must be a class with a Config, but is {found!r} instead")
+    return found

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from weft.checkpoint import manifest as manifest_module
 from weft.checkpoint import store as store_module
 from weft.checkpoint.store import MANIFEST, Store, resolve_checkpoint, save_folder, verify, verify_or_offer
 from weft.errors import CheckpointError
@@ -142,7 +143,7 @@ class Naive(Store):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             write(folder)
-            store_module._seal(folder, step)
+            manifest_module.seal(folder, step)
             (self.root / "last").unlink(missing_ok=True)
             (self.root / "last").symlink_to(folder.relative_to(self.root))
         except OSError as error:
@@ -325,7 +326,8 @@ def test_everything_is_flushed_before_it_is_relied_on(store: Store, monkeypatch:
 
 def test_a_saver_that_does_not_flush_folders_is_caught(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(store, 100, 200, 300)
-    monkeypatch.setattr(store_module, "_sync_folder", lambda folder: None)
+    for module in (manifest_module, store_module):
+        monkeypatch.setattr(module, "sync_folder", lambda folder: None)
     assert str(store.root) in unflushed(store)
 
 

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.data.samples import _FIELDS, LANGUAGES, SAMPLES, SPLITS, _prose, _split, _tagged, _Voice, read_sample
+from weft.data.samples import LANGUAGES, SAMPLES, SPLITS, _prose, _split, _tagged, read_sample
+from weft.data.voice import FIELDS, Voice
 from weft.errors import DataError
 
 Row = dict[str, Any]
@@ -191,7 +192,7 @@ def test_no_topic_of_the_manual_is_in_two_splits() -> None:
 
 
 def french(day: date) -> str:
-    return "".join(text for _, text in _Voice("fr").say("full", None, datetime(day.year, day.month, day.day)))
+    return "".join(text for _, text in Voice("fr").say("full", None, datetime(day.year, day.month, day.day)))
 
 
 def test_a_date_turns_round_in_french() -> None:
@@ -203,7 +204,7 @@ def test_each_form_is_what_babel_says() -> None:
 
     when = datetime(2009, 8, 3, 17, 7, 33)
     for language in ("en", "fr"):
-        voice = _Voice(language)
+        voice = Voice(language)
         babel = {
             **{(form, None): format_date(when, form, locale=language) for form in ("full", "long", "medium")},
             **{(None, form): format_time(when, form, locale=language) for form in ("short", "medium")},
@@ -217,7 +218,7 @@ def test_each_form_is_what_babel_says() -> None:
 def test_remembered_fields_never_go_stale() -> None:
     from babel.dates import format_date
 
-    voice = _Voice("en")
+    voice = Voice("en")
     for ordinal in range(date(2023, 1, 1).toordinal(), date(2024, 3, 1).toordinal()):
         when = datetime.fromordinal(ordinal)
         assert "".join(text for _, text in voice.say("full", None, when)) == format_date(when, "full", locale="en")
@@ -311,7 +312,7 @@ def test_a_number_is_tagged_by_what_is_round_it() -> None:
     assert {"O", "B-YEAR"} <= tags["1999"]
 
 
-ENTITIES = st.sampled_from(["", *sorted({name for name, _ in _FIELDS.values()})])
+ENTITIES = st.sampled_from(["", *sorted({name for name, _ in FIELDS.values()})])
 
 
 @given(st.lists(st.tuples(ENTITIES, st.text(" \u202f-:.aé7", max_size=12))))

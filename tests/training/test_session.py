@@ -43,6 +43,14 @@ def test_resuming_a_finished_run_changes_nothing(recipe, trained):
     assert losses(trained) == before
 
 
+def test_resuming_a_run_that_patience_ended_changes_nothing(recipe, tmp_path):
+    changes = ["train.steps=500", "train.eval_every=2", "train.lr=1e-9", "train.patience=2"]
+    train(recipe, tmp_path / "run", *changes)
+    before = losses(tmp_path / "run")
+    train(recipe, tmp_path / "run", *changes, resume=True)
+    assert losses(tmp_path / "run") == before
+
+
 def test_a_directory_that_holds_a_run_is_refused_without_resume(recipe, trained):
     with pytest.raises(weft.CheckpointError, match="holds a run already; go on with it by --resume"):
         train(recipe, trained)

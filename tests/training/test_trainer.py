@@ -143,8 +143,16 @@ def test_the_best_model_is_kept_and_returned(recipe, tmp_path):
     assert weft.load(tmp_path / "run").evaluate(unlike)["loss"] == pytest.approx(losses[best], rel=1e-5)
 
 
+def test_of_equally_good_models_the_one_with_the_lower_loss_is_the_best(recipe, tmp_path):
+    weft.train(recipe, ["train.eval_every=4", "train.lr=1e-3"], tmp_path / "run")
+    rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "valid" in row]
+    assert {row["valid"]["exact_match"] for row in rows} == {0.0}
+    assert rows[-1]["valid"]["loss"] < rows[0]["valid"]["loss"]
+    assert Store(tmp_path / "run").best().name == "step-00000012"
+
+
 def test_patience_stops_early(recipe, tmp_path):
-    changes = ["train.steps=500", "train.eval_every=2", "train.lr=1e-9", "train.patience=3"]
+    changes = ["train.steps=500", "train.eval_every=2", "train.lr=1e-12", "train.patience=3"]
     trained = train_run(Run.parse(read_recipe(recipe, changes)), tmp_path / "run")
     assert trained.progress.step == 8  # the first is the best, and three more were no better
     assert trained.progress.done

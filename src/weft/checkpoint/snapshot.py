@@ -32,7 +32,7 @@ class Progress:
     bad_steps: int = 0
     loss_sum: float = 0.0  # since the last report
     loss_steps: int = 0
-    best: float | None = None
+    best: list[float] | None = None  # of the best evaluation: the metric, turned so that less is better, and the loss
     best_step: int = 0
     stale: int = 0  # evaluations since the best
     data: str = ""  # digest of the training data
@@ -116,6 +116,9 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, head: nn.Modu
         if name not in parameters:
             raise CheckpointError(f"{folder}/state/optimizer.safetensors: the model has no weight {name}")
         parameter = parameters[name]
+        if value.ndim and value.shape != parameter.shape:  # Adam's step is a number
+            got, must = tuple(value.shape), tuple(parameter.shape)
+            raise CheckpointError(f"{folder}/state/optimizer.safetensors: {full} must be {must}, but is {got} instead")
         # Adam's fused kernel wants its step beside the weights.
         optimizer.state[parameter][key] = value.to(parameter.device)
 

@@ -13,29 +13,17 @@ a step that is saved again goes beside the old one, as `step-00000400.2`, and th
 
 import errno
 import fcntl
-import hashlib
-import json
 import os
-import re
-import secrets
 import shutil
-import stat
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
 
-from pydantic import Field, ValidationError
-from safetensors import SafetensorError
-
-from weft.config import Section
+from weft.checkpoint.disk import TEMPORARY, explained, readable, remove, sync_folder, temporary_in, write_new
+from weft.checkpoint.manifest import MANIFEST, NAME, build, inspect, order, save_folder, verify
 from weft.errors import CheckpointError
 
-MANIFEST = "manifest.json"
-TEMPORARY = ".tmp-"
-_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
-_CHUNK = 1 << 20
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+__all__ = ["MANIFEST", "Store", "resolve_checkpoint", "save_folder", "verify", "verify_or_offer"]
 
 # Descriptors of the locks that this process holds. A forked worker drops its copies: it would keep the lock alive after
 # the death of the run that forked it.
@@ -50,17 +38,6 @@ def _drop_locks() -> None:
 os.register_at_fork(after_in_child=_drop_locks)
 
 
-class _File(Section):
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    bytes: int = Field(ge=0)
-
-
-class _Manifest(Section):
-    format: Literal[1] = 1
-    step: int = Field(ge=0)
-    files: dict[str, _File]
-
-
 class Store:
     """The directory of one run; `keep` says how many of the newest checkpoints stay, beside `last` and `best`."""
 
@@ -72,12 +49,12 @@ class Store:
 
     def prepare(self) -> None:
         """Make the directory, see that it can be written and, under the lock, remove what a killed run left behind."""
-        with _explained(self.root, "cannot hold a run", "choose another --out"):
+        with explained(self.root, "cannot hold a run", "choose another --out"):
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             self._sweep()
             for place in (self.root, self._checkpoints):
-                probe = _temporary(place)
-                _write(probe, b"")
+                probe = temporary_in(place)
+                write_new(probe, b"")
                 probe.unlink()
         for link in (self.root / "last", self.root / "best"):
             if link.exists() and not link.is_symlink():
@@ -89,7 +66,7 @@ class Store:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the directory for this process; the kernel lets go of it when the process dies, however it dies."""
-        with _explained(self.root, "cannot be locked", "choose another --out"):
+        with explained(self.root, "cannot be locked", "choose another --out"):
             self.root.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -122,80 +99,80 @@ class Store:
         previous = self.last()
         whole = f"the previous checkpoint {previous.name} is whole" if previous else "there is no earlier checkpoint"
         remedy = f"{whole}; free some room or mend the disk, then run again with --resume"
-        with _explained(self.root, f"step {step} could not be saved", remedy):
+        with explained(self.root, f"step {step} could not be saved", remedy):
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             self._sweep()
-            folder = _build(self._free_name(step), step, write)
+            folder = build(self._free_name(step), step, write)
             # `best` first: a crash in between must not leave a `last` whose state knows a best that no link has.
             self._point(folder, *(["best"] if best else []), "last")
-        with _explained(self.root, f"{folder.name} is saved, but older ones could not be pruned", "mend the disk"):
+        with explained(self.root, f"{folder.name} is saved, but older ones could not be pruned", "mend the disk"):
             self._prune()
         return folder
 
     def _free_name(self, step: int) -> Path:
-        used = [again for folder in self._found() for number, again in [_order(folder)] if number == step]
+        used = [again for folder in self._found() for number, again in [order(folder)] if number == step]
         return self._checkpoints / (f"step-{step:08d}.{used[0] + 1}" if used else f"step-{step:08d}")
 
     def _point(self, folder: Path, *links: str) -> None:
         for link in links:
-            temporary = _temporary(self.root)
+            temporary = temporary_in(self.root)
             try:
                 temporary.symlink_to(folder.relative_to(self.root))
                 os.replace(temporary, self.root / link)
             except BaseException:
-                _remove(temporary)
+                remove(temporary)
                 raise
-        _sync_folder(self.root)
+        sync_folder(self.root)
 
     def _prune(self) -> None:
         found = self._found()
         newest: dict[int, Path] = {}
         for folder in found:
-            newest.setdefault(_order(folder)[0], folder)
+            newest.setdefault(order(folder)[0], folder)
         links = [target for link in ("last", "best") if (target := self._target(link))]
         kept = {folder.resolve() for folder in [*list(newest.values())[: self.keep], *links]}
-        doomed = {folder: _temporary(self._checkpoints) for folder in found if folder.resolve() not in kept}
+        doomed = {folder: temporary_in(self._checkpoints) for folder in found if folder.resolve() not in kept}
         for folder, temporary in doomed.items():
             folder.rename(temporary)
         if doomed:  # the new names must be on the disk first, or a power cut could bring back half a folder
-            _sync_folder(self._checkpoints)
+            sync_folder(self._checkpoints)
         for temporary in doomed.values():
-            _remove(temporary)
+            remove(temporary)
 
     def _sweep(self) -> None:
         if self._lock not in _held:  # what looks left over may be what another process is writing
             return
         for place in (self.root, self._checkpoints):
             for path in place.glob(f"{TEMPORARY}*"):
-                _remove(path)
+                remove(path)
 
     def mark_best(self, step: int) -> None:
         """Point `best` at the checkpoint of `step`."""
-        with _explained(self.root, f"step {step} could not be marked as the best", "free some room or mend the disk"):
+        with explained(self.root, f"step {step} could not be marked as the best", "free some room or mend the disk"):
             for folder in self._found():
-                if _order(folder)[0] == step:
+                if order(folder)[0] == step:
                     return self._point(folder, "best")
         there = ", ".join(map(str, self.steps())) or "none"
         raise CheckpointError(f"{self.root}: there is no checkpoint of step {step}, only of: {there}")
 
     def last(self) -> Path | None:
         """Return the checkpoint to resume from: that of the link `last`, else the newest."""
-        with _readable(self.root):
+        with readable(self.root):
             return self._linked("last") or next(iter(self._found()), None)
 
     def best(self) -> Path | None:
         """Return the checkpoint of the link `best`."""
-        with _readable(self.root):
+        with readable(self.root):
             return self._linked("best")
 
     def steps(self) -> list[int]:
         """List the steps that have a checkpoint, in order."""
-        with _readable(self.root):
-            return sorted({_order(folder)[0] for folder in self._found()})
+        with readable(self.root):
+            return sorted({order(folder)[0] for folder in self._found()})
 
     def check_space(self, needed: int) -> None:
         """Refuse when the file system has less room than `needed` bytes."""
-        with _explained(self.root, "cannot be measured", "choose another --out"):
+        with explained(self.root, "cannot be measured", "choose another --out"):
             disk = shutil.disk_usage(self.root)
         if disk.total and disk.free < needed:  # some network file systems do not tell: their total is 0
             raise CheckpointError(
@@ -221,27 +198,10 @@ class Store:
     def _found(self) -> list[Path]:
         """List the checkpoints, the newest first; of a step that was saved again, the later one first."""
         try:
-            folders = [path for path in self._checkpoints.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+            folders = [path for path in self._checkpoints.iterdir() if NAME.fullmatch(path.name) and path.is_dir()]
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(folders, key=_order, reverse=True)
-
-
-def save_folder(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
-    """Write one checkpoint outside a run, in a new folder, as safely as inside one."""
-    with _explained(folder, "cannot be saved", "choose a new folder in a place that can be written"):
-        if folder.exists():
-            raise CheckpointError(f"{folder}: exists already; choose a new folder")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        return _build(folder, step, write)
-
-
-def verify(folder: Path) -> dict[str, Any]:
-    """Check every file of a checkpoint against its manifest, and return the manifest."""
-    try:
-        return _inspect(folder).model_dump()
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}; copy the checkpoint again or use another") from None
+        return sorted(folders, key=order, reverse=True)
 
 
 def verify_or_offer(store: Store) -> Path | None:
@@ -250,7 +210,7 @@ def verify_or_offer(store: Store) -> Path | None:
     if folder is None:
         return None
     try:
-        _inspect(folder)
+        inspect(folder)
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {_offer(store, folder)}") from None
     return folder
@@ -262,7 +222,7 @@ def _offer(store: Store, damaged: Path) -> str:
         if folder.resolve() == damaged.resolve():
             continue
         try:
-            step = _inspect(folder).step
+            step = inspect(folder).step
         except CheckpointError:
             doomed.append(folder)
             continue
@@ -273,7 +233,7 @@ def _offer(store: Store, damaged: Path) -> str:
 
 def resolve_checkpoint(path: Path) -> Path:
     """Find the checkpoint that a user means: a checkpoint's folder, or a run's directory (its best, else its last)."""
-    with _readable(path):
+    with readable(path):
         if (path / MANIFEST).is_file():
             return path.resolve()  # a link such as `last` may move on while the checkpoint is read
         store = Store(path)
@@ -287,163 +247,3 @@ def resolve_checkpoint(path: Path) -> Path:
         f"{path}: {kind}; looked for a checkpoint (a folder with {MANIFEST}) or a run's directory "
         "(with best, last or checkpoints/step-*); give one of these"
     )
-
-
-def _inspect(folder: Path) -> _Manifest:
-    manifest = _read_manifest(folder)
-    with _readable(folder):
-        present = {path.relative_to(folder).as_posix() for path in _walk(folder) if not _is_folder(path)} - {MANIFEST}
-    for name in sorted(manifest.files.keys() - present):
-        raise CheckpointError(f"{folder / name}: missing")
-    for name in sorted(present - manifest.files.keys()):
-        raise CheckpointError(f"{folder / name}: not listed in {MANIFEST}, so it was not saved with this checkpoint")
-    for name, file in manifest.files.items():
-        _inspect_file(folder / name, file)
-    return manifest
-
-
-def _inspect_file(path: Path, file: _File) -> None:
-    try:
-        with _opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:  # a pipe in the place of a file must not hang us
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode):
-                raise CheckpointError(f"{path}: not a plain file")
-            if status.st_size != file.bytes:
-                raise CheckpointError(f"{path}: must have {file.bytes} bytes, but has {status.st_size}")
-            if _digest(handle) != file.sha256:
-                raise CheckpointError(f"{path}: its contents have changed since it was saved (SHA-256 differs)")
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _read_manifest(folder: Path) -> _Manifest:
-    path = folder / MANIFEST
-    try:
-        manifest = _Manifest.model_validate_json(path.read_bytes(), strict=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CheckpointError(f"{path}: damaged: {where + ': ' if where else ''}{first['msg']}") from None
-    name = folder.resolve().name
-    if _NAME.fullmatch(name) and _order(Path(name))[0] != manifest.step:
-        raise CheckpointError(f"{path}: damaged: it says step {manifest.step}, but the folder is {name}")
-    return manifest
-
-
-def _build(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
-    """Fill a temporary folder beside `folder`, and give it its name once it is whole and on the disk."""
-    temporary = _temporary(folder.parent)
-    try:
-        temporary.mkdir()
-        write(temporary)
-        _seal(temporary, step)
-        temporary.rename(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    _sync_folder(folder.parent)
-    return folder
-
-
-def _seal(folder: Path, step: int) -> None:
-    """Flush all that is in a folder, and write the manifest last."""
-    files: dict[str, _File] = {}
-    for path in _walk(folder):
-        if _is_folder(path):
-            _sync_folder(path)
-            continue
-        assert stat.S_ISREG(path.lstat().st_mode), f"{path}: a checkpoint holds plain files"
-        with _opened(path, os.O_RDONLY) as handle:
-            os.fsync(handle)
-            size = os.fstat(handle).st_size
-            files[path.relative_to(folder).as_posix()] = _File(sha256=_digest(handle), bytes=size)
-    assert MANIFEST not in files, f"{MANIFEST} is the store's own"
-    manifest = _Manifest(step=step, files=files)
-    _write(folder / MANIFEST, json.dumps(manifest.model_dump(), indent=1).encode())
-    _sync_folder(folder)
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    """Yield all that is under a folder, what is in a sub-folder before the sub-folder itself."""
-    for path in sorted(folder.iterdir()):
-        if _is_folder(path):
-            yield from _walk(path)
-        yield path
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
-def _order(folder: Path) -> tuple[int, int]:
-    """Return the step and the number of the save in a checkpoint's name: (400, 2) for `step-00000400.2`."""
-    match = _NAME.fullmatch(folder.name)
-    assert match, folder
-    return int(match[1]), int(match[2] or 1)
-
-
-def _temporary(place: Path) -> Path:
-    return place / f"{TEMPORARY}{secrets.token_hex(8)}"
-
-
-def _remove(path: Path) -> None:
-    """Remove what no name or link leads to any more; what cannot be removed now is swept by the next save."""
-    if _is_folder(path):
-        shutil.rmtree(path, ignore_errors=True)
-        return
-    with suppress(OSError):
-        path.unlink()
-
-
-@contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    handle = os.open(path, flags, 0o666)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _digest(handle: int) -> str:
-    digest = hashlib.sha256()
-    while chunk := os.read(handle, _CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _write(path: Path, data: bytes) -> None:
-    with _opened(path, _NEW) as handle:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(handle, left) :]
-        os.fsync(handle)
-
-
-def _sync_folder(folder: Path) -> None:
-    with _opened(folder, os.O_RDONLY) as handle:
-        try:
-            os.fsync(handle)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # some network file systems cannot flush a folder, and say so by this
-                raise
-
-
-@contextmanager
-def _explained(place: Path, problem: str, remedy: str) -> Iterator[None]:
-    """Turn the operating system's refusal into an error that names the place, the problem and the remedy."""
-    try:
-        yield
-    except FileExistsError as error:
-        raise CheckpointError(f"{place}: {problem}: {error.filename} is in the place of a folder; {remedy}") from error
-    except OSError as error:
-        raise CheckpointError(f"{place}: {problem}: {error.strerror or error}; {remedy}") from error
-    except SafetensorError as error:  # so the library reports a full disk
-        raise CheckpointError(f"{place}: {problem}: {error}; {remedy}") from error
-
-
-def _readable(place: Path) -> AbstractContextManager[None]:
-    return _explained(place, "cannot be read", "check its permissions and its disk")

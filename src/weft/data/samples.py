@@ -22,10 +22,10 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
+from weft.data.voice import AT, TYPED, Part, Voice
 from weft.errors import DataError, did_you_mean
 
 Row = dict[str, Any]
-Part = tuple[str, str]  # what a stretch of text stands for ("" for nothing), and the text
 
 SPLITS = ("train", "valid", "test")
 
@@ -77,73 +77,6 @@ def _split(content: str, held_out: float) -> str:
     return "test" if point < held_out else "valid" if point < 2 * held_out else "train"
 
 
-# CLDR has narrow, thin and no-break spaces, dashes and direction marks that nobody types.
-_TYPED = str.maketrans(dict.fromkeys("\u00a0\u2009\u202f", " ") | {"–": "-"} | dict.fromkeys("\u061c\u200e\u200f"))
-# CLDR's join of a long date and a time; Babel carries it or not, according to its version.
-_AT = {"en": " at ", "fr": " à ", "de": " um "}
-
-
-class _Voice:
-    """Says dates and times in one language, as `babel.dates` does, with each field marked and remembered."""
-
-    def __init__(self, language: str) -> None:
-        from babel import Locale
-        from babel.dates import DateTimeFormat, tokenize_pattern
-
-        self.locale = Locale.parse(language)
-        self.countries = sorted(name for code, name in self.locale.territories.items() if code.isalpha())
-        self._at = _AT[language]
-        self._format, self._tokenize = DateTimeFormat, tokenize_pattern
-        self._patterns: dict[tuple[str, str], str] = {}
-        self._tokens: dict[str, list[tuple[str, Any]]] = {}
-        self._texts: dict[tuple[tuple[str, int], int], str] = {}
-
-    def say(self, day: str | None, clock: str | None, when: datetime) -> list[Part]:
-        """Say a date, a time or both; `day` and `clock` are CLDR's lengths or skeletons."""
-        parts = self.fill(self._pattern("date_formats", day), when) if day else []
-        if day and clock:
-            parts.append(("", self._at if day in ("full", "long") else ", "))
-        if clock:
-            fields = self.fill(self._pattern("time_formats", clock), when)
-            parts.append(("TIME", "".join([text for _, text in fields])))
-        return parts
-
-    def fill(self, pattern: str, when: datetime) -> list[Part]:
-        """Fill in one of CLDR's patterns, such as `EEEE, MMMM d, y`."""
-        if pattern not in self._tokens:
-            self._tokens[pattern] = self._tokenize(pattern.translate(_TYPED))
-        tokens = self._tokens[pattern]
-        return [("", value) if kind == "chars" else self._field(value, when) for kind, value in tokens]
-
-    def _pattern(self, table: str, form: str) -> str:
-        if (table, form) not in self._patterns:
-            lengths = getattr(self.locale, table)
-            pattern = lengths[form] if form in lengths else self.locale.datetime_skeletons[form]
-            self._patterns[table, form] = pattern.pattern
-        return self._patterns[table, form]
-
-    def _field(self, field: tuple[str, int], when: datetime) -> Part:
-        letter, count = field
-        name, read = _FIELDS[letter]
-        key = field, read(when)
-        if key not in self._texts:
-            self._texts[key] = self._format(when, self.locale)[letter * count].translate(_TYPED)
-        return name, self._texts[key]
-
-
-# The letters of CLDR's patterns: what each stands for, and the part of a moment that decides its text.
-_FIELDS: dict[str, tuple[str, Callable[[datetime], int]]] = {
-    "E": ("WEEKDAY", lambda when: when.weekday()),
-    "y": ("YEAR", lambda when: when.year),
-    "Q": ("QUARTER", lambda when: when.month),
-    "d": ("DAY", lambda when: when.day),
-    **dict.fromkeys("ML", ("MONTH", lambda when: when.month)),
-    **dict.fromkeys("hHa", ("TIME", lambda when: when.hour)),
-    "m": ("TIME", lambda when: when.minute),
-    "s": ("TIME", lambda when: when.second),
-}
-
-
 def _draw_moment(draw: Random) -> datetime:
     """Draw a moment of the years 1900 to 2099."""
     first, last = date(1900, 1, 1).toordinal(), date(2099, 12, 31).toordinal()
@@ -176,7 +109,7 @@ _DATES_TRAIN, _DATES_HELD_OUT = 50_000, 1_000
 
 def _dates() -> Iterator[tuple[str, Row]]:
     """Draw forms and moments until every split is full; a text comes once, so its target is a function of it."""
-    english, french = _Voice("en"), _Voice("fr")
+    english, french = Voice("en"), Voice("fr")
     draw = Random("weft dates")
     forms, weights = list(_DATE_FORMS), list(_DATE_FORMS.values())
     room = {"train": _DATES_TRAIN, "valid": _DATES_HELD_OUT, "test": _DATES_HELD_OUT}
@@ -241,7 +174,7 @@ def _names(language: str) -> set[str]:
     names |= {lengths["long"] for lengths in locale.unit_display_names.values() if "long" in lengths}
     for table in (locale.months, locale.days):
         names |= {name for forms in table.values() for name in forms.get("wide", {}).values()}
-    return {name for name in (_collapse(name.translate(_TYPED)) for name in names) if re.search(r"[^\W\d_]{2}", name)}
+    return {name for name in (_collapse(name.translate(TYPED)) for name in names) if re.search(r"[^\W\d_]{2}", name)}
 
 
 def _collapse(text: str) -> str:
@@ -261,7 +194,7 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 def _dateparts() -> Iterator[tuple[str, Row]]:
     """List one to three things, a date or time at least among them, as CLDR lists them in English, French or German."""
-    voices = {language: _Voice(language) for language in _AT}
+    voices = {language: Voice(language) for language in AT}
     draw = Random("weft dateparts")
     seen: set[str] = set()
     while len(seen) < _DATEPARTS:
@@ -280,13 +213,13 @@ def _tagged(parts: list[Part]) -> Row:
     """Cut parts into words; a word is letters and digits, or one mark."""
     words, tags = [], []
     for entity, text in parts:
-        for index, word in enumerate(_WORD.findall(text.translate(_TYPED))):
+        for index, word in enumerate(_WORD.findall(text.translate(TYPED))):
             words.append(word)
             tags.append(f"{'I' if index else 'B'}-{entity}" if entity else "O")
     return {"words": words, "tags": tags}
 
 
-def _listed(voice: _Voice, items: list[list[Part]], style: str) -> list[Part]:
+def _listed(voice: Voice, items: list[list[Part]], style: str) -> list[Part]:
     from babel.lists import format_list
 
     marks = [chr(0xE000 + index) for index in range(len(items))]  # private-use characters: in no text of CLDR's
@@ -294,12 +227,12 @@ def _listed(voice: _Voice, items: list[list[Part]], style: str) -> list[Part]:
     return [part for piece in pieces for part in (items[marks.index(piece)] if piece in marks else [("", piece)])]
 
 
-def _moment(voice: _Voice, draw: Random) -> list[Part]:
+def _moment(voice: Voice, draw: Random) -> list[Part]:
     day, clock = draw.choice(_MOMENTS)
     return voice.say(day, clock, _draw_moment(draw))
 
 
-def _range(voice: _Voice, draw: Random) -> list[Part]:
+def _range(voice: Voice, draw: Random) -> list[Part]:
     """Say a range of days in CLDR's short way, which leaves out what both ends share: `Jan 12 - 15, 2023`."""
     start = _draw_moment(draw)
     end = start + timedelta(days=draw.randrange(1, 60))
@@ -309,12 +242,12 @@ def _range(voice: _Voice, draw: Random) -> list[Part]:
     return voice.fill(first, start) + voice.fill(second, end)
 
 
-def _hours(voice: _Voice, draw: Random) -> list[Part]:
+def _hours(voice: Voice, draw: Random) -> list[Part]:
     start, end = _draw_moment(draw), _draw_moment(draw)
     return [*voice.say(None, "short", start), ("", " - "), *voice.say(None, "short", end)]
 
 
-def _delta(voice: _Voice, draw: Random) -> list[Part]:
+def _delta(voice: Voice, draw: Random) -> list[Part]:
     """Say how long, or how long ago or ahead: `3 days`, `3 days ago`."""
     from babel.dates import TIMEDELTA_UNITS, format_timedelta
 
@@ -324,7 +257,7 @@ def _delta(voice: _Voice, draw: Random) -> list[Part]:
     return [(entity, format_timedelta(seconds, unit, threshold, directed, locale=voice.locale))]
 
 
-def _quantity(voice: _Voice, draw: Random) -> list[Part]:
+def _quantity(voice: Voice, draw: Random) -> list[Part]:
     """Say a number that looks like a day or a year, and is neither."""
     from babel.units import format_unit
 
@@ -332,7 +265,7 @@ def _quantity(voice: _Voice, draw: Random) -> list[Part]:
     return [("", format_unit(number, draw.choice(_UNITS), format="0", locale=voice.locale))]
 
 
-def _country(voice: _Voice, draw: Random) -> list[Part]:
+def _country(voice: Voice, draw: Random) -> list[Part]:
     return [("", draw.choice(voice.countries))]
 
 

@@ -98,6 +98,7 @@ class Task:
     metric: ClassVar[str]  # what makes a model the best, unless train.metric says otherwise
     lower_is_better: ClassVar[bool] = False
     asks: ClassVar[str] = "text"  # the field that a plain string given to `predict` fills
+    taught: ClassVar[tuple[str, ...]] = ()  # the fields that are optional in a question, but not to learn or judge from
 
     tokenizer: Tokenizer  # set once the run has one
 

@@ -13,6 +13,7 @@ from weft.data.loader import plan
 from weft.data.packed import Packed, pack
 from weft.errors import DataError
 from weft.tasks.base import Answer, Batch, Head, Item, Task
+from weft.tasks.prepare import encode_all
 
 AT_ONCE = 1024  # examples held at a time: enough to fill batches with like lengths, however long the stream is
 BUDGET = 16384  # tokens in a batch
@@ -37,7 +38,7 @@ def predict(
 def _predict_chunk(
     task: Task, head: Head, examples: Sequence[Any], limit: Limit, options: Section, budget: int, done: int
 ) -> Iterator[Answer]:
-    encoded = task.encode_batch(examples, task.tokenizer, limit)
+    encoded = _encoded(task, examples, limit, done)
     for number, items in enumerate(encoded):
         if not items:
             raise DataError(f"example {done + number + 1}: nothing is left of it to answer; {limit}")
@@ -48,6 +49,11 @@ def _predict_chunk(
         outputs[owner].append(found[number])
     for example, output in zip(examples, outputs, strict=True):
         yield task.answer(example, output)
+
+
+def _encoded(task: Task, examples: Sequence[Any], limit: Limit, done: int = 0) -> list[list[Item]]:
+    numbered = ((f"example {number}", example) for number, example in enumerate(examples, done + 1))
+    return list(encode_all(numbered, task, task.tokenizer, limit, None))
 
 
 def _outputs(
@@ -74,7 +80,7 @@ def reread(task: Task, head: Head, example: Any, limit: Limit) -> tuple[list[str
 
 def evaluate(task: Task, head: Head, examples: Sequence[Any], limit: Limit, budget: int = BUDGET) -> dict[str, float]:
     """Score a head on examples: the loss and the task's metrics."""
-    encoded = task.encode_batch(examples, task.tokenizer, limit)
+    encoded = _encoded(task, examples, limit)
     kept = [(example, items) for example, items in zip(examples, encoded, strict=True) if items]
     if not kept:
         raise DataError("not one example is left to evaluate on")

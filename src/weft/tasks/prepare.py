@@ -5,6 +5,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from weft.config import Data, Named
 from weft.data.limits import Limit
 from weft.data.packed import Packed, pack
@@ -27,11 +29,42 @@ def has_split(data: Data, split: str) -> bool:
 def read_split(data: Data, split: str, task: Task, skipped: Skipped) -> Iterator[Placed]:
     """Stream the examples of `train`, `valid` or `test` with their places."""
     if data.sample is not None:
-        return ((place, task.Example.model_validate(row)) for place, row in read_sample(data.sample, split))
+        return _sampled(data.sample, split, task)
     source = getattr(data, split)
     if source is None:
         raise ConfigError(f"data.{split}: required here, but not given; add a file")
-    return read_examples(source, data, task.Example, skipped)
+    return _answered(read_examples(source, data, task.Example, skipped), data, task, skipped)
+
+
+def _sampled(name: str, split: str, task: Task) -> Iterator[Placed]:
+    for place, row in read_sample(name, split):
+        try:
+            yield place, task.Example.model_validate(row)
+        except ValidationError:
+            fields, wanted = ", ".join(row), ", ".join(task.Example.model_fields)
+            raise DataError(
+                f"data.sample: a row of {name} has {fields}, but the task {task.config.name!r} reads {wanted}; "
+                "see weft data list"
+            ) from None
+
+
+def _answered(examples: Iterable[Placed], data: Data, task: Task, skipped: Skipped) -> Iterator[Placed]:
+    for place, example in examples:
+        try:
+            check_answer(task, place, example)
+        except DataError as error:
+            if data.on_bad_rows == "error":
+                raise
+            skipped.add(error)
+        else:
+            yield place, example
+
+
+def check_answer(task: Task, place: Any, example: Any) -> None:
+    """Refuse an example that says what is asked but not what is right: it can neither teach nor judge."""
+    for name in task.taught:
+        if getattr(example, name) is None:
+            raise DataError(f"{place}: {name}: required to train or evaluate, but not given; see data.columns")
 
 
 def fit_tokenizer(config: Named, data: Data, task: Task) -> Tokenizer:
@@ -78,6 +111,20 @@ def pack_split(
     examples = read_split(data, split, task, skipped)
     encoded = encode_all(examples, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
     packed = pack((item for items in encoded for item in items), folder)
-    if not len(packed):
-        raise DataError(f"data.{split}: not one example is left to use; {skipped} {limit}".rstrip("; "))
-    return packed, "; ".join(part for part in (str(skipped) if skipped.count else "", str(limit)) if part)
+    return packed, _told(split, len(packed), skipped, limit)
+
+
+def read_whole(data: Data, split: str, task: Task, tokenizer: Tokenizer) -> tuple[list[Any], str]:
+    """Read a split to evaluate on, without what is skipped or dropped; return it and a report of that."""
+    skipped, limit = Skipped(), Limit(data.longest, data.too_long)
+    placed = list(read_split(data, split, task, skipped))
+    encoded = encode_all(placed, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
+    examples = [example for (_, example), items in zip(placed, encoded, strict=True) if items]
+    return examples, _told(split, len(examples), skipped, limit)
+
+
+def _told(split: str, left: int, skipped: Skipped, limit: Limit) -> str:
+    told = "; ".join(part for part in (str(skipped), str(limit)) if part)
+    if not left:
+        raise DataError(f"data.{split}: not one example is left to use; {told}".rstrip("; "))
+    return told

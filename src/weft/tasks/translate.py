@@ -55,8 +55,8 @@ class TranslateHead(Head):
 
     def stream(self, batch: Batch, options: Options) -> Iterator[int]:
         """Yield the ids of one translation as they are chosen."""
-        device = next(self.parameters()).device
-        return stream(self.body, _prompt(batch.to(device)), self.eos, options, batch.source, self.forbid)
+        batch = batch.to(next(self.parameters()).device)
+        return stream(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid)
 
 
 def _prompt(batch: Batch) -> Tokens:
@@ -72,6 +72,7 @@ class Translate(base.Task):
     Options = Options
     needs = frozenset({Role.CONDITIONAL, Role.GENERATOR})
     metric = "exact_match"
+    taught = ("target",)
     config: TranslateConfig
 
     def check(self, run: Run) -> None:
@@ -144,14 +145,16 @@ class Translate(base.Task):
         assert isinstance(options, Options)
         batch = self.collate(self.encode(example, self.tokenizer, limit), np.random.default_rng(0))
         ids: list[int] = []
-        shown = ""
-        with torch.inference_mode():
-            for id in head.stream(batch, options):
-                ids.append(id)
-                text = self.tokenizer.target.decode(ids)
-                if text.startswith(shown) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
-                    yield text[len(shown) :]
-                    shown = text
+        shown = text = ""
+        # Not under inference_mode: between two pieces it would hold for the caller's code too.
+        for id in head.stream(batch, options):
+            ids.append(id)
+            text = self.tokenizer.target.decode(ids)
+            if text.startswith(shown) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                yield text[len(shown) :]
+                shown = text
+        if text.startswith(shown) and text != shown:  # it ends in half a character
+            yield text[len(shown) :]
 
     def line(self, answer: Answer) -> str:
         """The translation; a line break in it would be taken for the next answer."""

@@ -2,6 +2,7 @@
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from weft.training.report import Eval, Notice, Record, Step
 
@@ -13,25 +14,25 @@ class ProgressBar:
         self._console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=16),
             TaskProgressColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=self._console,
             disable=not self._console.is_terminal,
         )
         self._task = self._bar.add_task(title, total=1.0, status="")
         self._metrics = ""
-        self._bar.start()
 
     def __call__(self, record: Record) -> None:
-        """Show one record."""
+        """Show one record; the first starts the bar, so that an error before it finds the terminal as it was."""
+        self._bar.start()
         if isinstance(record, Step):
-            status = f"step {record.step:,}  loss {record.loss:.3f}  {record.tokens_per_s:,.0f} tokens/s{self._metrics}"
+            status = f"loss {record.loss:.3f}  {record.tokens_per_s:,.0f} tokens/s{self._metrics}"
             self._bar.update(self._task, completed=record.spent, status=status)
         elif isinstance(record, Eval):
-            shown = ((name, value) for name, value in record.metrics.items() if name != "loss")
-            self._metrics = "".join(f"  {name} {value:.3g}" for name, value in shown)
+            shown = next(((name, value) for name, value in record.metrics.items() if name != "loss"), None)
+            self._metrics = f"  {shown[0]} {shown[1]:.3g}" if shown else ""
         elif isinstance(record, Notice):
             self._console.print(record.text, highlight=False, markup=False)
 

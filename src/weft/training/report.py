@@ -5,6 +5,7 @@ holds the trainer.
 """
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -28,8 +29,14 @@ class Step:
 
     def row(self) -> dict[str, Any]:
         """Return the row of `metrics.jsonl`."""
-        row = asdict(self)
-        return row if self.valid else {key: value for key, value in row.items() if key != "valid"}
+        return {key: _finite(value) for key, value in asdict(self).items() if key != "valid" or self.valid}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for what is not a number: it becomes null."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)

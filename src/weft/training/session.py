@@ -11,12 +11,11 @@ from weft.checkpoint.store import Store, verify_or_offer
 from weft.config import Run, write_yaml
 from weft.data.limits import Limit
 from weft.data.loader import Loader
-from weft.data.records import Skipped
 from weft.errors import CheckpointError
 from weft.tasks.base import Batch, Head, Task
 from weft.tasks.build import build, make_task
 from weft.tasks.predict import evaluate
-from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_split
+from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_whole
 from weft.text.tokenizer import Tokenizer, load_tokenizer
 from weft.training.optim import schedule_uses_budget
 from weft.training.parallel import World, join_world, leave_world
@@ -146,9 +145,8 @@ def _reporters(store: Store, world: World, folder: Path | None, report: Reporter
 def _evaluator(run: Run, task: Task, report: Reporter) -> Evaluate | None:
     if not has_split(run.data, "valid"):
         return None
-    skipped = Skipped()
-    examples = [example for _, example in read_split(run.data, "valid", task, skipped)]
+    examples, notice = read_whole(run.data, "valid", task, task.tokenizer)
     limit = Limit(run.data.longest, run.data.too_long)
-    if skipped.count:
-        report(Notice(f"data.valid: {skipped}"))
+    if notice:
+        report(Notice(f"data.valid: {notice}"))
     return lambda head: evaluate(task, head, examples, limit)

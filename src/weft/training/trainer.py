@@ -53,6 +53,7 @@ class Trainer:
         self.progress.data = self.loader.data.digest
         self._tokens = 0
         self._since = 0.0  # elapsed at the last report
+        self._lr, self._norm = 0.0, math.nan  # of the last update
 
     def fit(self) -> Progress:
         """Train until the budget or the patience is spent; a signal saves and raises `Interrupted`."""
@@ -150,9 +151,12 @@ class Trainer:
         evaluates = ends or (train.eval_every is not None and step % train.eval_every == 0)
         saves = step % (train.save_every or train.eval_every or step + 1) == 0
         better = self._report(evaluates) if evaluates or step % train.report_every == 0 else False
-        self.progress.done = ends or (train.patience is not None and self.progress.stale >= train.patience)
+        self.progress.done = ends or self._impatient()
         if better or saves or self.progress.done:
             self.save(best=better or (self.progress.done and self.evaluate is None))
+
+    def _impatient(self) -> bool:
+        return self.train.patience is not None and self.progress.stale >= self.train.patience
 
     def _report(self, evaluates: bool) -> bool:
         """Emit a `Step`, with the evaluation in it if one is due; say whether it is the best so far."""
@@ -165,8 +169,8 @@ class Trainer:
             Step(
                 step=progress.step,
                 loss=loss,
-                lr=getattr(self, "_lr", 0.0),
-                grad_norm=getattr(self, "_norm", math.nan),
+                lr=self._lr,
+                grad_norm=self._norm,
                 tokens_per_s=round(tokens / seconds, 1),
                 epoch=progress.position.epoch,
                 elapsed=round(progress.elapsed, 3),
@@ -185,18 +189,19 @@ class Trainer:
         name = self.train.metric or self.task.metric
         if self.world.main and name not in found:
             raise ConfigError(f"train.metric: the task has no metric {name!r}; {did_you_mean(name, found)}")
-        value = self.world.sum({"value": found.get(name, 0.0)})["value"]
-        better = self._better(value, name)
+        known = self.world.sum({"value": found.get(name, 0.0), "loss": found.get("loss", 0.0)})
+        rank = self._rank(name, known["value"], known["loss"])
+        better = self.progress.best is None or rank < self.progress.best
         self.progress.stale = 0 if better else self.progress.stale + 1
         if better:
-            self.progress.best, self.progress.best_step = value, self.progress.step
+            self.progress.best, self.progress.best_step = rank, self.progress.step
         self.report(Eval(self.progress.step, found, better))
         return found, better
 
-    def _better(self, value: float, name: str) -> bool:
-        best = self.progress.best
+    def _rank(self, name: str, value: float, loss: float) -> list[float]:
+        """Order evaluations, the best first: by the metric, and where that is the same, by the loss."""
         lower = name == "loss" or (self.task.lower_is_better and name == self.task.metric)
-        return best is None or (value < best if lower else value > best)
+        return [one if math.isfinite(one) else math.inf for one in (value if lower else -value, loss)]
 
     def save(self, best: bool = False) -> None:
         """Write a checkpoint."""
@@ -227,7 +232,8 @@ class Trainer:
         digest = self.progress.data
         self.progress = snapshot.load_progress(folder)
         snapshot.check_data(folder, self.progress.data, digest)
-        self.progress.done = self.progress.done and self.spent() >= 1  # a larger budget goes on
+        # A larger budget goes on.
+        self.progress.done = self.progress.done and (self.spent() >= 1 or self._impatient())
         self._since = self.progress.elapsed
         random = snapshot.load_random(folder)
         if f"cpu.{self.world.size - 1}" in random and f"cpu.{self.world.size}" not in random:

@@ -1,0 +1,147 @@
+"""What makes a folder a whole checkpoint: its manifest.json, written last, has the size and SHA-256 of each file."""
+
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from weft.checkpoint.disk import (
+    digest,
+    explained,
+    is_folder,
+    opened,
+    readable,
+    sync_folder,
+    temporary_in,
+    walk,
+    write_new,
+)
+from weft.config import Section
+from weft.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+
+
+class File(Section):
+    """What a file must be."""
+
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    bytes: int = Field(ge=0)
+
+
+class Manifest(Section):
+    """What a checkpoint must hold."""
+
+    format: Literal[1] = 1
+    step: int = Field(ge=0)
+    files: dict[str, File]
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """Check every file of a checkpoint against its manifest, and return the manifest."""
+    try:
+        return inspect(folder).model_dump()
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; copy the checkpoint again or use another") from None
+
+
+def save_folder(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
+    """Write one checkpoint outside a run, in a new folder, as safely as inside one."""
+    with explained(folder, "cannot be saved", "choose a new folder in a place that can be written"):
+        if folder.exists():
+            raise CheckpointError(f"{folder}: exists already; choose a new folder")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return build(folder, step, write)
+
+
+def build(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
+    """Fill a temporary folder beside `folder`, and give it its name once it is whole and on the disk."""
+    temporary = temporary_in(folder.parent)
+    try:
+        temporary.mkdir()
+        write(temporary)
+        seal(temporary, step)
+        temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(folder.parent)
+    return folder
+
+
+def seal(folder: Path, step: int) -> None:
+    """Flush all that is in a folder, and write the manifest last."""
+    files: dict[str, File] = {}
+    for path in walk(folder):
+        if is_folder(path):
+            sync_folder(path)
+            continue
+        assert stat.S_ISREG(path.lstat().st_mode), f"{path}: a checkpoint holds plain files"
+        with opened(path, os.O_RDONLY) as handle:
+            os.fsync(handle)
+            size = os.fstat(handle).st_size
+            files[path.relative_to(folder).as_posix()] = File(sha256=digest(handle), bytes=size)
+    assert MANIFEST not in files, f"{MANIFEST} is the store's own"
+    manifest = Manifest(step=step, files=files)
+    write_new(folder / MANIFEST, json.dumps(manifest.model_dump(), indent=1).encode())
+    sync_folder(folder)
+
+
+def inspect(folder: Path) -> Manifest:
+    """Check every file against the manifest; name the first that does not fit, and why."""
+    manifest = _read_manifest(folder)
+    with readable(folder):
+        present = {path.relative_to(folder).as_posix() for path in walk(folder) if not is_folder(path)} - {MANIFEST}
+    for name in sorted(manifest.files.keys() - present):
+        raise CheckpointError(f"{folder / name}: missing")
+    for name in sorted(present - manifest.files.keys()):
+        raise CheckpointError(f"{folder / name}: not listed in {MANIFEST}, so it was not saved with this checkpoint")
+    for name, file in manifest.files.items():
+        _inspect_file(folder / name, file)
+    return manifest
+
+
+def _inspect_file(path: Path, file: File) -> None:
+    try:
+        with opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:  # a pipe in the place of a file must not hang us
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                raise CheckpointError(f"{path}: not a plain file")
+            if status.st_size != file.bytes:
+                raise CheckpointError(f"{path}: must have {file.bytes} bytes, but has {status.st_size}")
+            if digest(handle) != file.sha256:
+                raise CheckpointError(f"{path}: its contents have changed since it was saved (SHA-256 differs)")
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    try:
+        manifest = Manifest.model_validate_json(path.read_bytes(), strict=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CheckpointError(f"{path}: damaged: {where + ': ' if where else ''}{first['msg']}") from None
+    name = folder.resolve().name
+    if NAME.fullmatch(name) and order(Path(name))[0] != manifest.step:
+        raise CheckpointError(f"{path}: damaged: it says step {manifest.step}, but the folder is {name}")
+    return manifest
+
+
+def order(folder: Path) -> tuple[int, int]:
+    """Return the step and the number of the save in a checkpoint's name: (400, 2) for `step-00000400.2`."""
+    match = NAME.fullmatch(folder.name)
+    assert match, folder
+    return int(match[1]), int(match[2] or 1)

@@ -1,0 +1,69 @@
+"""Labels: numbered alike whatever their order; one never seen is refused with its place, or skipped and counted."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.config import Data, Named
+from weft.data.labels import Labels
+from weft.data.limits import Limit
+from weft.data.records import Skipped
+from weft.errors import DataError
+from weft.tasks.base import Example, Task
+from weft.tasks.prepare import encode_all, read_split
+
+
+@given(st.lists(st.text(), min_size=1))
+def test_numbers_do_not_hang_on_the_order_seen(seen):
+    labels = Labels.collect(seen)
+    assert list(labels) == list(Labels.collect(reversed(seen))) == sorted(set(seen))
+    assert [labels.number(name) for name in labels] == list(range(len(labels)))
+
+
+def test_a_label_listed_twice_is_refused():
+    with pytest.raises(DataError, match="'a' is listed twice"):
+        Labels(["a", "b", "a"])
+
+
+class Sentiment(Example):
+    text: str
+    label: str
+
+
+class Labelled(Task):
+    """The least task with labels: enough to send a file through the real way in."""
+
+    Config = Named
+    Example = Sentiment
+    labels: ClassVar = Labels(["negative", "positive"])
+
+    def encode(self, example, tokenizer, limit):
+        return [(np.array([self.labels.number(example.label)]),)]
+
+
+@pytest.fixture
+def read(tmp_path):
+    path = tmp_path / "rows.tsv"
+    path.write_text("good\tpositive\nbad\tnegatve\nfair\tpositive\n")
+    task, data = Labelled(Named(name="labelled")), Data(train=str(path))
+
+    def reading(skipped):
+        rows = read_split(data, "train", task, Skipped())
+        return list(encode_all(rows, task, None, Limit(9, "error"), skipped))
+
+    return reading
+
+
+def test_a_label_never_seen_names_the_row_and_the_nearest(read):
+    with pytest.raises(DataError, match=r"rows.tsv:2: the label 'negatve' was never seen.*did you mean 'negative'"):
+        read(None)
+
+
+def test_or_the_row_is_skipped_and_counted(read):
+    skipped = Skipped()
+    assert [len(items) for items in read(skipped)] == [1, 0, 1]
+    assert skipped.count == 1
+    assert "rows.tsv:2" in str(skipped)

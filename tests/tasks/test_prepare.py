@@ -1,0 +1,197 @@
+"""From a recipe's data to packed items: what is bad, long or missing is named or counted, never lost in silence."""
+
+import json
+
+import pytest
+from tests.conftest import reversed_pairs
+
+import weft
+from weft.config import Run, read_recipe
+from weft.data.records import Skipped
+from weft.errors import ConfigError, DataError
+from weft.tasks.build import make_task
+from weft.tasks.prepare import AT_ONCE, fit_tokenizer, has_split, pack_split, read_split, read_whole
+
+
+def made(recipe, *overrides):
+    run = Run.parse(read_recipe(recipe, overrides))
+    task = make_task(run)
+    return run.data, task, fit_tokenizer(run.tokenizer, run.data, task)
+
+
+def packed(recipe, *overrides, split="train"):
+    data, task, tokenizer = made(recipe, *overrides)
+    return pack_split(data, split, task, tokenizer)
+
+
+def whole(recipe, *overrides):
+    data, task, tokenizer = made(recipe, *overrides)
+    return read_whole(data, "valid", task, tokenizer)
+
+
+def add(path, *lines):
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+COUNT = len(reversed_pairs())
+
+
+def test_every_pair_is_packed_and_nothing_is_told(recipe):
+    found, told = packed(recipe)
+    assert len(found) == COUNT
+    assert told == ""
+    data, task, tokenizer = made(recipe)
+    examples, told = read_whole(data, "valid", task, tokenizer)
+    assert [(one.text, one.target) for one in examples] == reversed_pairs()
+    assert told == ""
+
+
+def test_the_tokenizer_learns_both_sides_of_the_training_data_alone(recipe, tmp_path, pairs_file):
+    add(pairs_file, "x\ty")
+    (tmp_path / "valid.tsv").write_text("q\tq\n")
+    recipe["data"]["valid"] = str(tmp_path / "valid.tsv")
+    _, _, tokenizer = made(recipe)
+    assert {tokenizer.token(id) for id in range(len(tokenizer))} == {*"abcdefxy", "<unk>", "<s>", "</s>"}
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_bad_rows_are_errors_with_their_line_or_are_counted(recipe, pairs_file, split):
+    add(pairs_file, "one column", "a\tb\tc")
+    with pytest.raises(DataError, match=rf"pairs.tsv:{COUNT + 1}: "):
+        packed(recipe, split=split)
+    found, told = packed(recipe, "data.on_bad_rows=skip", split=split)
+    assert len(found) == COUNT
+    assert told.startswith(f"skipped 2 rows: {pairs_file}:{COUNT + 1}: got 1 column")
+
+
+def test_a_row_without_its_answer_teaches_nothing(recipe, tmp_path):
+    rows = [{"text": "ab", "target": "ba"}, {"text": "cd"}, {"text": "ef", "target": None}]
+    path = tmp_path / "some.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe["data"] = {"train": str(path), "valid": str(path)}
+    with pytest.raises(DataError, match=r"some.jsonl:2: target: required to train or evaluate"):
+        packed(recipe)
+    found, told = packed(recipe, "data.on_bad_rows=skip")
+    assert len(found) == 1
+    assert "skipped 2 rows" in told
+    examples, told = whole(recipe, "data.on_bad_rows=skip")
+    assert [one.text for one in examples] == ["ab"]
+    assert "skipped 2 rows" in told
+
+
+def test_a_file_of_one_column_is_refused(recipe, tmp_path):
+    (tmp_path / "one.txt").write_text("ab\ncd\n")
+    with pytest.raises(DataError, match=r"one.txt:1: target: required"):
+        weft.train(recipe, [f"data.train={tmp_path / 'one.txt'}"], tmp_path / "run")
+
+
+LONG = "a" * 30
+
+
+def test_too_long_is_an_error_that_names_the_line(recipe, pairs_file):
+    add(pairs_file, f"{LONG}\tab")
+    for read in (packed, whole):
+        with pytest.raises(DataError, match=rf"pairs.tsv:{COUNT + 1}: got 30 tokens, data.longest is 20; set data.too"):
+            read(recipe, "data.longest=20")
+
+
+@pytest.mark.parametrize(
+    ("policy", "left", "told"),
+    [
+        ("cut", COUNT + 2, "cut 3 sequences longer than data.longest=20"),
+        ("drop", COUNT, "dropped 3 sequences longer than data.longest=20"),
+    ],
+)
+def test_too_long_is_cut_or_dropped_counted_and_told(recipe, pairs_file, policy, left, told):
+    add(pairs_file, f"{LONG}\tab", f"{LONG}\t{LONG}")
+    settings = ["data.longest=20", f"data.too_long={policy}"]
+    found, said = packed(recipe, *settings)
+    assert (len(found), said) == (left, told)
+    assert max(len(ids) for index in range(len(found)) for ids in found[index]) <= 22
+    examples, said = whole(recipe, *settings)
+    assert (len(examples), said) == (left, told)
+
+
+def test_with_skip_a_too_long_row_counts_as_bad(recipe, pairs_file):
+    add(pairs_file, f"{LONG}\tab")
+    found, told = packed(recipe, "data.longest=20", "data.on_bad_rows=skip")
+    assert len(found) == COUNT
+    assert f"skipped 1 row: {pairs_file}:{COUNT + 1}: got 30 tokens" in told
+
+
+class Hear:
+    def __init__(self):
+        self.said = []
+
+    def __call__(self, record):
+        self.said.append(str(record))
+
+    def close(self):
+        pass
+
+
+def test_training_tells_of_both_splits(recipe, pairs_file, tmp_path):
+    add(pairs_file, f"{LONG}\tab")
+    hear = Hear()
+    settings = ["data.longest=20", "data.too_long=drop", "train.steps=2"]
+    weft.train(recipe, settings, tmp_path / "run", report=hear)
+    for split in ("train", "valid"):
+        assert any(f"data.{split}: dropped 1 sequence longer than data.longest=20" in one for one in hear.said)
+
+
+def test_bad_validation_data_end_the_run_before_it_starts(recipe, tmp_path):
+    (tmp_path / "valid.tsv").write_text(f"ab\tba\n{LONG}\tab\n")
+    recipe["data"]["valid"] = str(tmp_path / "valid.tsv")
+    with pytest.raises(DataError, match=r"valid.tsv:2: got 30 tokens"):
+        weft.train(recipe, ["data.longest=20", "train.steps=100000"], tmp_path / "run")
+
+
+def test_where_nothing_is_left_the_reason_is_told(recipe):
+    for read in (packed, whole):
+        with pytest.raises(DataError, match=rf"not one example is left to use; dropped {2 * COUNT} sequences longer"):
+            read(recipe, "data.longest=3", "data.too_long=drop")
+
+
+def test_a_bad_row_far_down_is_found_in_its_chunk(recipe, pairs_file):
+    add(pairs_file, *["ab\tba"] * 2 * AT_ONCE, f"{LONG}\tab", *["ab\tba"] * AT_ONCE)
+    with pytest.raises(DataError, match=rf"pairs.tsv:{COUNT + 2 * AT_ONCE + 1}: got 30 tokens"):
+        packed(recipe, "data.longest=20")
+    found, _ = packed(recipe, "data.longest=20", "data.on_bad_rows=skip")
+    assert len(found) == COUNT + 3 * AT_ONCE
+
+
+def test_a_split_that_is_not_there(recipe):
+    data, task, _ = made(recipe)
+    assert has_split(data, "valid")
+    assert not has_split(data, "test")
+    with pytest.raises(ConfigError, match=r"data.test: required here, but not given; add a file"):
+        read_split(data, "test", task, Skipped())
+
+
+def test_a_sample_has_all_splits_and_must_fit_the_task(recipe):
+    recipe["data"] = {"sample": "dates"}
+    run = Run.parse(recipe)
+    task = make_task(run)
+    assert all(has_split(run.data, split) for split in ("train", "valid", "test"))
+    place, example = next(read_split(run.data, "test", task, Skipped()))
+    assert (place, bool(example.text), bool(example.target)) == ("dates:test:1", True, True)
+    wrong = run.data.model_copy(update={"sample": "langid"})
+    with pytest.raises(
+        DataError, match=r"data.sample: a row of langid has text, label, but the task 'translate' reads"
+    ):
+        list(read_split(wrong, "test", task, Skipped()))
+
+
+def test_a_target_tokenizer_of_its_own_trains_end_to_end(recipe, tmp_path, pairs_file):
+    pairs_file.write_text("".join(f"{a}\t{b.upper()} !\n" for a, b in reversed_pairs()))
+    recipe["tokenizer"] = {"name": "characters", "target": {"name": "bytes"}}
+    recipe["model"].update(width=32, dropout=0)
+    pipeline = weft.train(recipe, ["train.steps=200"], tmp_path / "run")
+    assert (len(pipeline.tokenizer), len(pipeline.tokenizer.target)) == (6 + 3, 256 + 2)
+    assert pipeline.evaluate()["exact_match"] > 0.9
+    again = weft.load(tmp_path / "run")
+    assert again(["abcde"]) == pipeline(["abcde"])
+    shown = again.attention(reversed_pairs()[0][0])
+    assert shown.source == [*reversed_pairs()[0][0], "</s>"]
+    assert shown.target[-3:] == [" ", "!", "</s>"]

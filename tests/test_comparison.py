@@ -1,0 +1,156 @@
+"""Several recipes at one budget: one table, one page."""
+
+import json
+import re
+
+import pytest
+
+import weft
+from tests.conftest import recipe_for, write_pairs
+from weft.comparison import compare
+from weft.training.report import Step, read_metrics
+
+
+def write(folder, name, recipe, **sections):
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps({**recipe, **sections}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Compare two models once, for all that only look at the result."""
+    folder = tmp_path_factory.mktemp("compared")
+    recipe = recipe_for(write_pairs(folder / "pairs.tsv"))
+    plain = write(folder, "fixed", recipe, model={"name": "seq2seq", "width": 16, "attention": "none"})
+    heard = {}
+
+    class Hear:
+        def __init__(self, name):
+            self.records = heard.setdefault(name, [])
+
+        def __call__(self, record):
+            self.records.append(record)
+
+        def close(self):
+            pass
+
+    columns = "data.columns={text: 0, target: 1}"  # what is no key of a set must do too
+    found = compare([plain, write(folder, "attends", recipe)], "8", folder / "out", [columns], Hear)
+    return found, folder / "out", heard
+
+
+def test_the_table_has_quality_size_time_and_speed(compared):
+    found, out, _ = compared
+    headers, rows = found.table()
+    assert headers == ["model", "exact match", "bleu", "parameters", "time", "steps", "tokens/s"]
+    assert [row[0] for row in rows] == ["fixed", "attends"]
+    for row, one in zip(rows, found.contenders, strict=True):
+        cells = dict(zip(headers, row, strict=True))
+        assert re.fullmatch(r"\d+\.\d%", cells["exact match"])
+        assert re.fullmatch(r"\d+\.\d", cells["bleu"])
+        assert cells["parameters"] == f"{weft.load(out / one.name).parameters:,}"
+        assert re.fullmatch(r"\d+ s", cells["time"])
+        assert cells["steps"] == "8"
+        assert float(cells["tokens/s"].replace(",", "")) > 0
+
+
+def test_each_is_a_run_of_its_own_and_is_reported(compared):
+    found, out, heard = compared
+    for one in found.contenders:
+        assert one.metrics == pytest.approx(weft.load(out / one.name).evaluate())
+        rows = read_metrics(out / one.name / "metrics.jsonl")
+        assert one.rows == rows
+        assert [record.step for record in heard[one.name] if isinstance(record, Step)] == [2, 4, 6, 8]
+    assert found.contenders[0].pipeline.run.train.steps == 8
+
+
+def test_answers_to_the_same_unseen_examples_stand_side_by_side(compared):
+    found, _, _ = compared
+    headers, rows = found.answers()
+    assert headers == ["text", "should be", "fixed", "attends"]
+    assert len(rows) == 4
+    for row in rows:
+        assert row[1] == row[0][::-1]
+    asked = [row[0] for row in rows]
+    for column, one in enumerate(found.contenders, 2):
+        assert [row[column] for row in rows] == [answer["text"] for answer in one.pipeline(asked)]
+
+
+def loads(page):
+    """Find what a browser would fetch: addresses in attributes, styles and scripts."""
+    attributes = r"""<[a-z][^>]*\s(?:src|srcset|href|action|data|poster)\s*=\s*["']?(?!\#)"""
+    return re.findall(rf"{attributes}|url\(|@import|https?://(?!www\.w3\.org/)", page)
+
+
+def test_the_page_needs_no_network_and_has_all(compared):
+    found, out, _ = compared
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert page == found.page()
+    assert loads(page) == []
+    for part in ("fixed", "attends", "Result", "Learning curves", "Training loss", "Alignment", "exact match"):
+        assert part in page
+    assert "attends: cross, layer 0" in page
+    assert "fixed: cross" not in page, "a fixed vector has no alignment"
+
+
+@pytest.mark.parametrize("tag", ['<script src="x.js">', "<style>@import 'x'</style>", "fetch('https://example.org')"])
+def test_a_page_that_loads_would_be_caught(tag):
+    assert loads(tag)
+
+
+def test_recipes_must_have_the_same_task_and_data(recipe, tmp_path):
+    first = write(tmp_path, "a", recipe)
+    for name, changed in (
+        ("task", {"task": {"name": "translate", "smoothing": 0.1}}),
+        ("data", {"data": {**recipe["data"], "longest": 77}}),
+    ):
+        with pytest.raises(weft.ConfigError, match="must have the same task and data"):
+            compare([first, write(tmp_path, name, recipe, **changed)], "2", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_must_differ(recipe, tmp_path):
+    (tmp_path / "other").mkdir()
+    twice = [write(tmp_path, "a", recipe), write(tmp_path / "other", "a", recipe)]
+    with pytest.raises(weft.ConfigError, match="needs recipes with different names, but got a, a"):
+        compare(twice, "2", tmp_path / "out")
+    with pytest.raises(weft.ConfigError, match="different names, but got none"):
+        compare([], "2", tmp_path / "out")
+
+
+@pytest.mark.parametrize("budget", ["soon", "0", "-3", "0s", ""])
+def test_a_budget_is_a_time_or_steps(recipe_file, tmp_path, budget):
+    with pytest.raises(weft.ConfigError, match=r"train\.(time|steps)"):
+        compare([recipe_file], budget, tmp_path / "out")
+
+
+def test_all_recipes_are_checked_before_one_is_trained(recipe, tmp_path):
+    good, bad = write(tmp_path, "good", recipe), write(tmp_path, "bad", recipe, model={"name": "seq2sec"})
+    with pytest.raises(weft.ConfigError, match="did you mean 'seq2seq'"):
+        compare([good, bad], "2", tmp_path / "out")
+    del recipe["data"]["valid"]
+    with pytest.raises(weft.ConfigError, match=r"need data.test or data.valid"):
+        compare([write(tmp_path, "blind", recipe)], "2", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_steps_and_time_take_each_others_place(recipe, tmp_path):
+    recipe["train"]["time"] = "1h"
+    by_steps = compare([write(tmp_path, "a", recipe)], "3", tmp_path / "steps")
+    assert by_steps.contenders[0].pipeline.run.train.time is None
+    assert by_steps.contenders[0].last["step"] == 3
+    by_time = compare([tmp_path / "a.yaml"], "1s", tmp_path / "time")
+    train = by_time.contenders[0].pipeline.run.train
+    assert (train.steps, train.time) == (None, 1.0)
+    assert by_time.contenders[0].last["elapsed"] >= 1
+
+
+def test_long_examples_that_the_recipe_drops_do_not_end_it(recipe, tmp_path, pairs_file):
+    with pairs_file.open("a") as file:
+        file.write("a" * 50 + "\tb\n")
+    changes = ["data.longest=20", "data.too_long=drop", "data.valid=" + str(pairs_file)]
+    rows = pairs_file.read_text().splitlines()
+    pairs_file.write_text("\n".join([rows[-1], *rows[:-1]]) + "\n")  # among the first, where examples are drawn from
+    found = compare([write(tmp_path, "a", recipe)], "2", tmp_path / "out", changes)
+    assert all(len(example.text) == 5 for example in found.unseen())

@@ -1,0 +1,52 @@
+"""The tree of errors, and the remedy for an unknown name."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import weft
+from weft import errors
+from weft.errors import WeftError, did_you_mean
+
+
+def test_all_errors_are_one_familys_and_public():
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert len(kinds) == 6
+    for kind in kinds:
+        assert issubclass(kind, WeftError)
+        assert getattr(weft, kind.__name__) is kind
+        assert kind.__name__ in weft.__all__
+        assert kind.__name__ in errors.__doc__
+
+
+def test_they_are_not_confused_with_pythons_own():
+    assert not issubclass(WeftError, ValueError | OSError | LookupError)
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "said"),
+    [
+        ("beem", ["beam", "seed"], "did you mean 'beam'?"),
+        ("translat", ["classify", "translate"], "did you mean 'translate'?"),
+        ("zebra", ["beam", "seed"], "known: beam, seed"),
+        ("zebra", ["seed", "beam"], "known: beam, seed"),
+        ("", ["beam"], "known: beam"),
+    ],
+)
+def test_the_nearest_name_or_all_of_them(name, known, said):
+    assert did_you_mean(name, known) == said
+    assert did_you_mean(name, iter(known)) == said
+
+
+@given(st.lists(st.text(min_size=4, max_size=8), min_size=1, unique=True), st.data())
+def test_a_known_name_is_its_own_nearest(known, data):
+    name = data.draw(st.sampled_from(known))
+    assert did_you_mean(name, known) == f"did you mean {name!r}?"
+
+
+def test_the_package_offers_its_names_and_no_others():
+    assert set(weft.__all__) <= set(dir(weft))
+    for name in weft.__all__:
+        assert getattr(weft, name)
+    with pytest.raises(AttributeError, match="'weft' has no attribute 'tran'"):
+        weft.tran  # noqa: B018
