@@ -64,7 +64,7 @@ def main() -> None:
                 pass
 
         def bare() -> None:
-            tokenizer._engine.encode_batch(texts, add_special_tokens=False)
+            tokenizer.engine.encode_batch(texts, add_special_tokens=False)
 
         seconds = {"weft, jsonl to batches": median_seconds(ours), "encode_batch alone": median_seconds(bare)}
         for name, took in seconds.items():

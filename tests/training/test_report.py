@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.errors import CheckpointError
 from weft.training.report import Eval, MetricsFile, Notice, Reporters, Saved, Step, TensorBoard, read_metrics
 
 
@@ -129,3 +130,13 @@ def test_several_reporters_are_one():
     reporters.close()
     assert heard == [[step(1), "closed"]] * 2
     Reporters([])(step(1))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_told_without_a_traceback(path):
+    file = MetricsFile(path, -1)
+    file._file.close()
+    file._file = open("/dev/full", "w")
+    with pytest.raises(CheckpointError, match="metrics.jsonl: cannot be written: No space left on device"):
+        file(step(1))
+    file.close()

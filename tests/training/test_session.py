@@ -1,5 +1,7 @@
 """Resuming in one process: refused where it would not be the same run, exact where it is."""
 
+import hashlib
+import json
 import shutil
 import sys
 
@@ -134,3 +136,25 @@ def test_what_is_skipped_is_reported(recipe, tmp_path, pairs_file):
 
     train_run(run, tmp_path / "run", report=Hear())
     assert any("data.train: skipped 1 row" in one for one in said)
+
+
+def test_resuming_runs_no_class_that_a_checkpoint_names(recipe, trained, tmp_path, monkeypatch):
+    """A doctored recipe, its manifest made to fit, is compared as text: the module that it names is not imported."""
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    doctored = trained / "last" / "run.yaml"
+    doctored.write_text(doctored.read_text().replace("name: seq2seq", "name: evil:Evil"))
+    manifest = trained / "last" / "manifest.json"
+    raw = json.loads(manifest.read_text())
+    raw["files"]["run.yaml"] = {
+        "sha256": hashlib.sha256(doctored.read_bytes()).hexdigest(),
+        "bytes": doctored.stat().st_size,
+    }
+    manifest.write_text(json.dumps(raw))
+    with pytest.raises(weft.CheckpointError, match=r"model.name was 'evil:Evil' and is 'seq2seq' now"):
+        train(recipe, trained, "train.steps=20", resume=True)
+
+
+def test_the_runs_own_recipe_follows_a_larger_budget(recipe, trained):
+    train(recipe, trained, "train.steps=20", resume=True)
+    assert "steps: 20" in (trained / "run.yaml").read_text()

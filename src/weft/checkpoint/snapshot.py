@@ -75,11 +75,19 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, head: nn.Module) -> dict
 
 def read_run(folder: Path, trust: bool = False) -> Run:
     """Read the recipe of a checkpoint; classes from outside weft are run only with `trust`."""
+    return Run.parse(read_recipe_of(folder), trust)
+
+
+def read_recipe_of(folder: Path) -> dict[str, Any]:
+    """Read the recipe of a checkpoint as plain data: no class that it names is imported."""
     try:
         text = (folder / "run.yaml").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{folder}: run.yaml cannot be read: {error}; is this a checkpoint of weft?") from None
-    return Run.parse(read_yaml(text, str(folder / "run.yaml")), trust)
+    raw = read_yaml(text, str(folder / "run.yaml"))
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{folder}: run.yaml must be a recipe, but is {type(raw).__name__} instead")
+    return raw
 
 
 def load_weights(folder: Path, head: nn.Module) -> None:

@@ -146,6 +146,13 @@ class Store:
             for path in place.glob(f"{TEMPORARY}*"):
                 remove(path)
 
+    def write_text(self, name: str, text: str) -> None:
+        """Put a text file beside the checkpoints, whole or not at all."""
+        with explained(self.root, f"{name} could not be written", "free some room or mend the disk"):
+            temporary = temporary_in(self.root)
+            write_new(temporary, text.encode())
+            os.replace(temporary, self.root / name)
+
     def mark_best(self, step: int) -> None:
         """Point `best` at the checkpoint of `step`."""
         with explained(self.root, f"step {step} could not be marked as the best", "free some room or mend the disk"):

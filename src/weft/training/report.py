@@ -6,11 +6,14 @@ holds the trainer.
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
+
+from weft.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -83,19 +86,33 @@ class MetricsFile:
 
     def __init__(self, path: Path, upto: int) -> None:
         """Open for appending; rows beyond the step `upto`, which a resumed run will repeat, are cut off first."""
-        if path.exists():
-            _cut_back(path, upto)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        with _written(path):
+            if path.exists():
+                _cut_back(path, upto)
+            self._file = path.open("a", encoding="utf-8")
 
     def __call__(self, record: Record) -> None:
         """Write a `Step`."""
         if isinstance(record, Step):
-            self._file.write(json.dumps(record.row()) + "\n")
-            self._file.flush()
+            with _written(self._path):
+                self._file.write(json.dumps(record.row()) + "\n")
+                self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with suppress(OSError):  # what could not be flushed was told already
+            self._file.close()
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: cannot be written: {error.strerror}; free some room, then go on with --resume"
+        ) from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

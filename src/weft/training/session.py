@@ -45,6 +45,7 @@ def train_run(run: Run, out: Path, resume: bool = False, report: Reporter | None
             stack.enter_context(store.lock())
             store.prepare()
         folder = _resume_from(store, run, resume)
+        world.barrier()  # before the first of them saves, all have seen what was there
         tokenizer = load_tokenizer(run.tokenizer, folder) if folder else fit_tokenizer(run.tokenizer, run.data, task)
         trainer = _trainer(run, tokenizer, world, store, stack, folder, report)
         progress = trainer.fit()
@@ -65,14 +66,14 @@ def _resume_from(store: Store, run: Run, resume: bool) -> Path | None:
         return None
     folder = verify_or_offer(store)
     if folder:
-        check_recipe(snapshot.read_run(folder, trust=True), run, folder)
+        check_recipe(snapshot.read_recipe_of(folder), run, folder)
     return folder
 
 
-def check_recipe(then: Run, now: Run, folder: Path) -> None:
+def check_recipe(then: dict[str, Any], now: Run, folder: Path) -> None:
     """Refuse to resume with another recipe, except for what changes no step already made."""
     free = FREE if schedule_uses_budget(now.train) else FREE | {"train.steps", "train.time"}
-    before, after = _flat(then.dump()), _flat(now.dump())
+    before, after = _flat(then), _flat(now.dump())
     changed = sorted(
         key for key in before.keys() | after.keys() if before.get(key) != after.get(key) and key not in free
     )
@@ -120,13 +121,14 @@ def _trainer(
 
 
 def _begin(trainer: Trainer, folder: Path | None, world: World) -> None:
+    if world.main and trainer.store:
+        trainer.store.write_text("run.yaml", write_yaml(trainer.run.dump()))
     if folder:
         trainer.resume(folder)
         return
     # Saving at once shows a full or read-only disk now, not after the first hour. Room for the next must be there too.
     numbers = sum(parameter.numel() for parameter in trainer.head.parameters())
     if world.main and trainer.store:
-        (trainer.store.root / "run.yaml").write_text(write_yaml(trainer.run.dump()), encoding="utf-8")
         trainer.store.check_space(2 * numbers * 4 * 3)
     seed_all(trainer.train.seed, world)
     trainer.save()
