@@ -23,7 +23,7 @@ from weft.training.parallel import World
 from weft.training.report import MetricsFile
 from weft.training.trainer import Trainer
 
-STEPS, ROUNDS = 60, 7
+STEPS, ROUNDS = 25, 21
 
 
 def bare(head: torch.nn.Module, batches: list, lr: float) -> float:

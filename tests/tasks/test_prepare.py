@@ -11,6 +11,7 @@ from weft.data.records import Skipped
 from weft.errors import ConfigError, DataError
 from weft.tasks.build import make_task
 from weft.tasks.prepare import AT_ONCE, fit_tokenizer, has_split, pack_split, read_split, read_whole
+from weft.tasks.translate import Translate
 
 
 def made(recipe, *overrides):
@@ -195,3 +196,25 @@ def test_a_target_tokenizer_of_its_own_trains_end_to_end(recipe, tmp_path, pairs
     shown = again.attention(reversed_pairs()[0][0])
     assert shown.source == [*reversed_pairs()[0][0], "</s>"]
     assert shown.target[-3:] == [" ", "!", "</s>"]
+
+
+def test_what_is_cut_is_counted_once_though_its_chunk_is_read_again(recipe, tmp_path):
+    """A bad row sends its whole chunk through once more, one by one; the rows that are cut are still cut once."""
+    path = tmp_path / "rows.tsv"
+    path.write_text("abcdefghij\tab\nab\tab\nabcdefghij\tab\n")
+    recipe["data"] = {"train": str(path), "longest": 5, "too_long": "cut", "on_bad_rows": "skip"}
+    run = Run.parse(recipe)
+    task = Fussy(run.task)
+    tokenizer = fit_tokenizer(run.tokenizer, run.data, task)
+    packed, told = pack_split(run.data, "train", task, tokenizer)
+    assert len(packed) == 2
+    assert "skipped 1 row" in told
+    assert "cut 2 sequences" in told
+
+
+class Fussy(Translate):
+    def encode_batch(self, examples, tokenizer, limit):
+        found = super().encode_batch(examples, tokenizer, limit)
+        if any(example.text == "ab" for example in examples):
+            raise DataError("not this one")
+        return found

@@ -136,7 +136,7 @@ def test_several_reporters_are_one():
 def test_a_full_disk_is_told_without_a_traceback(path):
     file = MetricsFile(path, -1)
     file._file.close()
-    file._file = open("/dev/full", "w")
+    file._file = Path("/dev/full").open("w")  # noqa: SIM115
     with pytest.raises(CheckpointError, match="metrics.jsonl: cannot be written: No space left on device"):
         file(step(1))
     file.close()

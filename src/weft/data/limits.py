@@ -40,6 +40,12 @@ class Limit:
             "set data.too_long: cut, drop or window, or raise data.longest"
         )
 
+    def add(self, part: "Limit") -> None:
+        """Add what another one did with a part of the sequences."""
+        self.cut += part.cut
+        self.dropped += part.dropped
+        self.windowed += part.windowed
+
     def __str__(self) -> str:
         counts = {"cut": self.cut, "dropped": self.dropped, "windowed": self.windowed}
         done = ", ".join(f"{verb} {number:,}" for verb, number in counts.items() if number)

@@ -1,9 +1,10 @@
 """From a recipe's data to examples, a tokenizer and packed items: the way that training and evaluation share."""
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -18,6 +19,7 @@ from weft.text.tokenizer import Tokenizer, train_tokenizer
 
 AT_ONCE = 1024  # examples a call of the tokenizer
 
+T = TypeVar("T")
 Placed = tuple[Any, Any]  # where an example comes from, such as file:line, and the example
 
 
@@ -80,13 +82,41 @@ def fit_tokenizer(config: Named, data: Data, task: Task) -> Tokenizer:
 def encode_all(
     examples: Iterable[Placed], task: Task, tokenizer: Tokenizer, limit: Limit, skipped: Skipped | None
 ) -> Iterator[list[Item]]:
-    """Encode a stream, many examples at a time; an example that cannot be is an error, or counted in `skipped`."""
+    """Encode a stream, many examples at a time; an example that cannot be is an error, or counted in `skipped`.
+
+    A thread has the tokenizer, which needs no Python while it works, busy with one chunk while the next is read.
+    """
+
+    def encode(chunk: list[Placed]) -> tuple[list[list[Item]], Limit] | None:
+        part = Limit(limit.longest, limit.policy)
+        try:
+            return task.encode_batch([example for _, example in chunk], tokenizer, part), part
+        except DataError:
+            return None
+
+    with ThreadPoolExecutor(1) as pool:
+        for chunk, coming in _one_ahead((chunk, pool.submit(encode, chunk)) for chunk in _chunks(examples)):
+            encoded = coming.result()
+            if encoded is None:
+                yield from _one_by_one(chunk, task, tokenizer, limit, skipped)
+            else:
+                limit.add(encoded[1])
+                yield from encoded[0]
+
+
+def _chunks(examples: Iterable[Placed]) -> Iterator[list[Placed]]:
     stream = iter(examples)
     while chunk := list(islice(stream, AT_ONCE)):
-        try:
-            yield from task.encode_batch([example for _, example in chunk], tokenizer, limit)
-        except DataError:
-            yield from _one_by_one(chunk, task, tokenizer, limit, skipped)
+        yield chunk
+
+
+def _one_ahead(stream: Iterable[T]) -> Iterator[T]:
+    """Ask for each one before handing out the one before it."""
+    held: list[T] = []
+    for one in stream:
+        yield from held
+        held = [one]
+    yield from held
 
 
 def _one_by_one(
