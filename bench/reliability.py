@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--inside-saves", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     rng = random.Random(chosen.seed)
