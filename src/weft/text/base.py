@@ -81,7 +81,7 @@ class Tokenizer:
     @classmethod
     def fit(cls, texts: Iterable[str], config: Any) -> Engine:
         """Learn a vocabulary from a stream of texts."""
-        raise NotImplementedError
+        raise ConfigError(f"tokenizer.name: {cls.__name__} does not define fit(), which a tokenizer needs")
 
     @classmethod
     def train(cls, texts: Iterable[str], config: Any, targets: Iterable[str] | None = None) -> Self:
