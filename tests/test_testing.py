@@ -104,6 +104,12 @@ class Answering(Running):
     ("config", "target_vocab"),
     [
         ({"attention": "additive"}, None),
+        ({"attention": "cosine"}, None),
+        ({"attention": "location"}, None),
+        ({"attention": "location", "locations": 3}, None),
+        ({"attention": "general", "layers": 2}, 31),
+        ({"attention": "dot", "bridge": False}, None),
+        ({"attention": "scaled-dot"}, 31),
         ({"attention": "none"}, 11),
         ({"attention": "additive", "layers": 3, "tie": True, "dropout": 0.3}, 31),
         ({"attention": "none", "layers": 2, "tie": True, "bridge": False, "dropout": 0.3}, None),

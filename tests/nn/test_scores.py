@@ -1,4 +1,4 @@
-"""Additive attention against its equation; empty places weigh nothing, and spread nothing."""
+"""The six scores against their equations; empty places weigh nothing, and spread nothing."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.nn.scores import Additive, attend
+from weft.nn.scores import Additive, Location, attend, make_score
 
 quick = settings(deadline=None, derandomize=True, max_examples=50)
 
@@ -29,6 +29,75 @@ def test_additive_is_bahdanaus_equation():
             hidden = [math.tanh(sum(W[a] * query[row]) + sum(U[a] * memory[row, place]) + b[a]) for a in range(5)]
             must = sum(float(v[0, a]) * hidden[a] for a in range(5))
             assert got[row, place].item() == pytest.approx(must, abs=1e-12)
+
+
+SCORES = ["cosine", "additive", "location", "general", "dot", "scaled-dot"]
+
+
+def by_equation(name, score, query, key, place):
+    """One score, written down from its paper with plain numbers."""
+
+    def dot(one, other):
+        return sum(float(a) * float(b) for a, b in zip(one, other, strict=True))
+
+    def through(matrix, vector):
+        return [dot(row, vector) for row in matrix]
+
+    weights = {part: value.detach().tolist() for part, value in score.named_parameters()}
+    match name:
+        case "cosine":
+            strength = math.log1p(math.exp(dot(weights["strength.weight"][0], query) + weights["strength.bias"][0]))
+            return strength * dot(query, key) / math.sqrt(dot(query, query) * dot(key, key))
+        case "additive":
+            sums = zip(through(weights["query.weight"], query), through(weights["key.weight"], key), strict=True)
+            hidden = [math.tanh(a + b + c) for (a, b), c in zip(sums, weights["key.bias"], strict=True)]
+            return dot(weights["energy.weight"][0], hidden)
+        case "location":
+            return through(weights["place.weight"], query)[place]
+        case "general":
+            return dot(query, through(weights["key.weight"], key))
+        case "dot":
+            return dot(query, key)
+    return dot(query, key) / math.sqrt(len(query))
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_score_is_its_equation(name):
+    torch.manual_seed(1)
+    score, query, memory = make_score(name, 4, positions=9).double(), draw(3, 4), draw(3, 5, 4)
+    got = score(query, score.keys(memory))
+    for row in range(3):
+        for place in range(5):
+            must = by_equation(name, score, query[row].tolist(), memory[row, place].tolist(), place)
+            assert got[row, place].item() == pytest.approx(must, abs=1e-10)
+
+
+def test_the_equation_of_another_score_is_caught():
+    torch.manual_seed(1)
+    score, query, memory = make_score("scaled-dot", 4, positions=9).double(), draw(1, 4), draw(1, 2, 4)
+    got = score(query, score.keys(memory))[0, 1].item()
+    assert got != pytest.approx(by_equation("dot", score, query[0].tolist(), memory[0, 1].tolist(), 1), abs=1e-3)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores_and_attend_have_the_gradient_of_their_function(name):
+    torch.manual_seed(2)
+    score = make_score(name, 3, positions=2).double()  # shorter than the longest source
+    empty = torch.tensor([[False, False, False], [False, True, True]])
+
+    def look(query, memory, *_):
+        return attend(score(query, score.keys(memory)), memory, empty)
+
+    inputs = [draw(2, 3).requires_grad_(), draw(2, 3, 3).requires_grad_(), *score.parameters()]
+    assert torch.autograd.gradcheck(look, inputs)
+
+
+def test_location_looks_no_further_than_its_positions():
+    torch.manual_seed(0)
+    score, query, memory = Location(4, positions=3), torch.randn(2, 4), torch.randn(2, 7, 4)
+    _, weights = attend(score(query, score.keys(memory)), memory, torch.zeros(2, 7, dtype=torch.bool))
+    assert not weights[:, 3:].any()
+    assert (weights[:, :3] > 0).all()
 
 
 def test_additive_and_attend_have_the_gradient_of_their_function():

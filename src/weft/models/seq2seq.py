@@ -7,9 +7,10 @@ Its last states, [h→_S ; h←_1] of each layer, are the vector that starts the
 
     s_t = LSTM(E y_{t-1}, s_{t-1})
 
-`attention: additive`: before each step the decoder looks at the source again (Bahdanau et al. 2015, section 3.1):
+Otherwise, before each step the decoder looks at the source again (Bahdanau et al. 2015, section 3.1), by one of the six
+scores of `weft.nn.scores`, of which theirs is `additive`:
 
-    e_tj = v · tanh(W s_{t-1} + U h_j)      α_t = softmax(e_t)      c_t = Σ_j α_tj h_j            (eqs. 5, 6; A.1.2)
+    e_tj = score(s_{t-1}, h_j)      α_t = softmax(e_t)      c_t = Σ_j α_tj h_j                            (eqs. 5, 6)
     s_t = LSTM([E y_{t-1} ; c_t], s_{t-1})
 
     p(y_t | y_<t, x) = softmax(W_o tanh(W_r [s_t ; c_t ; E y_{t-1}]))     (c_t where there is attention)
@@ -33,7 +34,7 @@ from weft.models.base import Model, Role
 from weft.nn.capture import capturing, record
 from weft.nn.grid import Grid
 from weft.nn.recurrent import Bidirectional, lstm_pointwise, make_lstm
-from weft.nn.scores import Additive, attend
+from weft.nn.scores import attend, make_score
 from weft.tokens import Tokens
 
 
@@ -42,7 +43,8 @@ class Seq2SeqConfig(Named):
 
     width: int = Field(256, ge=2)
     layers: int = Field(1, ge=1)
-    attention: Literal["none", "additive"] = "additive"
+    attention: Literal["none", "cosine", "additive", "location", "general", "dot", "scaled-dot"] = "additive"
+    locations: int = Field(256, ge=1)  # location: how many positions of a source can be attended to
     dropout: float = Field(0.0, ge=0, lt=1)
     bridge: bool = True
     tie: bool = False  # one matrix for the target's embeddings and the output (Press & Wolf 2017)
@@ -109,7 +111,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(
             make_lstm(width * (2 if attends and depth == 0 else 1), width) for depth in range(config.layers)
         )
-        self.score = Additive(width, width, width) if attends else None
+        self.score = make_score(config.attention, width, config.locations) if attends else None
         self.readout = nn.Linear(width * (3 if attends else 2), width)
         self.output = nn.Linear(width, embed.num_embeddings)
         if config.tie:

@@ -1,14 +1,40 @@
-"""Attention scores: how well a query fits each of the source's states.
+"""The six attention scores: how well a query q, the decoder's state, fits each of the source's states k_j.
 
-Additive (Bahdanau et al. 2015, appendix A.1.2):  score(q, k_j) = v · tanh(W_q q + W_k k_j)
+    cosine      β cos(q, k_j),  β = softplus(w · q + b)     Graves et al. 2014, eqs. 5 and 6: content-based
+    additive    v · tanh(W_q q + W_k k_j)                   Bahdanau et al. 2015, appendix A.1.2
+    location    (W q)_j                                     Luong et al. 2015, eq. 8: from the query alone, by position
+    general     q · W k_j                                   Luong et al. 2015, section 3.1
+    dot         q · k_j                                     Luong et al. 2015, section 3.1
+    scaled-dot  q · k_j / √D                                Vaswani et al. 2017, eq. 1
+
+A score is two steps, so that what the source alone decides is computed once: `keys` turns the states (B, S, D) into
+what the score compares with, and calling it scores queries (B, D) against those: (B, S).
 """
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Cosine(nn.Module):
+    """Content-based addressing: the angle alone, sharpened by a strength that the query chooses."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.strength = nn.Linear(width, 1)
+        nn.init.constant_(self.strength.bias, 4.0)  # cosines lie between -1 and 1: at strength 1 softmax is nearly flat
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """Bring the source's states to length one; a state of zeros, where a source has ended, stays so."""
+        return F.normalize(memory, dim=-1)
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Score queries (B, D) against keys (B, S, D): (B, S)."""
+        return F.softplus(self.strength(query)) * _dot(F.normalize(query, dim=-1), keys)
 
 
 class Additive(nn.Module):
-    """The score of Bahdanau et al. 2015: a small network with one hidden layer."""
+    """A small network with one hidden layer."""
 
     def __init__(self, query: int, key: int, hidden: int) -> None:
         super().__init__()
@@ -17,7 +43,7 @@ class Additive(nn.Module):
         self.energy = nn.Linear(hidden, 1, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
-        """Project the source's states once: (B, S, D) to (B, S, A)."""
+        """Project the source's states: (B, S, D) to (B, S, A)."""
         projected: Tensor = self.key(memory)
         return projected
 
@@ -26,6 +52,88 @@ class Additive(nn.Module):
         hidden = torch.tanh(keys + self.query(query)[:, None])
         scores: Tensor = self.energy(hidden)
         return scores.squeeze(-1)
+
+
+class Location(nn.Module):
+    """Positions of the source, from the query alone: what stands there is not compared.
+
+    As in Luong et al. 2015, a short source uses the first positions, and a source longer than `positions` is not
+    attended to beyond them.
+    """
+
+    def __init__(self, width: int, positions: int) -> None:
+        super().__init__()
+        self.place = nn.Linear(width, positions, bias=False)
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """Keep the states only for how many there are."""
+        return memory
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Score queries (B, D) for the S positions of keys (B, S, D): (B, S)."""
+        scores: Tensor = self.place(query)
+        beyond = keys.shape[1] - scores.shape[1]
+        if beyond <= 0:
+            return scores[:, : keys.shape[1]]
+        return F.pad(scores, (0, beyond), value=torch.finfo(scores.dtype).min)
+
+
+class General(nn.Module):
+    """A product through a matrix."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.key = nn.Linear(width, width, bias=False)
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """Turn the source's states: (B, S, D) to (B, S, D)."""
+        turned: Tensor = self.key(memory)
+        return turned
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Score queries (B, D) against turned keys (B, S, D): (B, S)."""
+        return _dot(query, keys)
+
+
+class Dot(nn.Module):
+    """A plain product; `scale` is 1, or 1/√D for the scaled form."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """Compare with the states as they are."""
+        return memory
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Score queries (B, D) against keys (B, S, D): (B, S)."""
+        return _dot(query * self.scale, keys)
+
+
+Score = Cosine | Additive | Location | General | Dot
+
+
+def make_score(name: str, width: int, positions: int) -> Score:
+    """Make the score of that name for queries and states of one width."""
+    match name:
+        case "cosine":
+            return Cosine(width)
+        case "additive":
+            return Additive(width, width, width)
+        case "location":
+            return Location(width, positions)
+        case "general":
+            return General(width)
+        case "dot":
+            return Dot()
+        case _:
+            assert name == "scaled-dot", name
+            return Dot(width**-0.5)
+
+
+def _dot(query: Tensor, keys: Tensor) -> Tensor:
+    return torch.bmm(keys, query[..., None]).squeeze(-1)
 
 
 def attend(scores: Tensor, memory: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
