@@ -446,3 +446,16 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
     shown = modules_after(HELP)
     assert "typer" in shown
     assert not shown & {"torch", "numpy", "tokenizers", "sacrebleu"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_spares_the_workers(recipe_file, tmp_path, number):
+    """As a terminal's Ctrl-C or a scheduler sends it: to the trainer and to the processes that collate for it."""
+    folder = tmp_path / "run"
+    changes = ["train.steps=10000000", "train.report_every=1", "data.workers=2"]
+    running = process("train", recipe_file, *changes, "--out", folder, start_new_session=True)
+    wait_for(folder, 5, running)
+    os.killpg(running.pid, number)
+    done = finished(running)
+    assert done.code == 128 + number, done.err
+    assert Store(folder).steps()[-1] == read_metrics(folder / "metrics.jsonl")[-1]["step"] > 0

@@ -137,6 +137,17 @@ def test_overrides_reach_in_and_are_typed():
         ("model.name=nowhere.at:All", "there is no module 'nowhere'"),
         ("model.name=weft.models.seq2seq:Seq2Sek", "did you mean 'Seq2Seq'?"),
         ("train.lr=[1", "not valid YAML"),
+        ("train.lr=" + "[" * 3000, "nested too deep"),
+        ("train.steps=" + "9" * 5000, "not valid YAML"),
+        ("train.lr=!!timestamp foo", "not valid YAML"),
+        ("train.lr=.inf", "train.lr: should be a finite number"),
+        ("train.warmup=.inf", "train.warmup: should be a finite number"),
+        ("train.betas=[2, 3]", "train.betas.0: should be less than 1, but is 2 instead"),
+        ("train.seed=4611686018427387904", "train.seed: should be less than 4294967296"),
+        ("data.max_line_bytes=99999999999999999999", "data.max_line_bytes: should be less than"),
+        ("data.columns={text: true}", "data.columns.text"),
+        ("tokenizer={name: bpe, size: 99999999999999}", "tokenizer.size: should be less than or equal to 10000000"),
+        ("task.decode.max_length=99999999999", "task.decode.max_length: should be less than or equal to 100000"),
     ],
 )
 def test_mistakes_name_the_place_and_the_remedy(override, said):
@@ -196,3 +207,14 @@ def test_apply_override_makes_sections():
     raw = {}
     apply_override(raw, "a.b.c=1")
     assert raw == {"a": {"b": {"c": 1}}}
+
+
+def test_yaml_merges_keys():
+    text = "base: &base {width: 8, layers: 2}\nmodel: {<<: *base, layers: 3}"
+    assert read_yaml(text, "place")["model"] == {"width": 8, "layers": 3}
+
+
+@pytest.mark.parametrize("name", ["a\0b", "n" * 5000])
+def test_what_is_no_path_is_no_recipe(name):
+    with pytest.raises(ConfigError, match="cannot be read as a recipe"):
+        read_recipe(name)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -45,6 +46,12 @@ def main() -> None:
     except WeftError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not re.search("alloc|memory", str(error), re.IGNORECASE):
+            raise
+        told = str(error).splitlines()[0] if str(error) else "no more can be had"
+        sys.stderr.write(f"error: out of memory: {told}; try a smaller model, train.batch_tokens or beam\n")
+        sys.exit(2)
     except Interrupted as stop:
         sys.stderr.write(f"{stop}\n")
         sys.exit(stop.exit_code)
@@ -83,7 +90,7 @@ def train(
         raise typer.Exit(stop.exit_code) from None
     if int(os.environ.get("RANK", "0")) == 0:
         if pipeline.has_data:
-            _print_metrics(pipeline.evaluate(), as_json=False)
+            _print_metrics(pipeline.evaluate(tell=_tell), as_json=False)
         typer.echo(f"the best model is in {folder / 'best'}: weft predict {folder}", err=True)
 
 
@@ -98,7 +105,7 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Score a model, on its recipe's test data if no other is given."""
-    _print_metrics(_load(model, device, trust).evaluate(data), as_json)
+    _print_metrics(_load(model, device, trust).evaluate(data, _tell), as_json)
 
 
 @app.command()
@@ -121,6 +128,8 @@ def predict(
         raise ConfigError(
             f"--file: takes the place of texts, but both are given: {file} and {texts[0]!r}; leave one out"
         )
+    if stream and as_json:
+        raise ConfigError("--stream: prints text as it is generated, and --json whole answers; leave one out")
     pipeline, chosen = _load(model, device, trust), _options(options or [])
     examples: Iterator[Any] = iter(texts) if texts else read_input(file)
     if stream:
@@ -256,6 +265,10 @@ def _rows(name: str, split: str) -> Iterator[dict[str, Any]]:
     run = Run.parse(read_recipe(name))
     examples = read_split(run.data, split, make_task(run), Skipped())
     return (example.model_dump(exclude_none=True) for _, example in examples)
+
+
+def _tell(notice: str) -> None:
+    typer.echo(notice, err=True)
 
 
 def _load(model: str, device: str, trust: bool) -> "Pipeline":

@@ -6,10 +6,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from weft.checkpoint.store import Store
 from weft.config import Run, read_recipe
 from weft.data.limits import Limit
 from weft.data.records import Skipped
-from weft.errors import ConfigError, RoleError
+from weft.errors import CheckpointError, ConfigError, RoleError
 from weft.inspect.charts import alignment, line_chart
 from weft.inspect.page import heading, page, paragraph, table
 from weft.pipeline import Pipeline, data_for, run_name, train
@@ -132,7 +133,7 @@ class Comparison:
 
 def compare(
     recipes: Sequence[str | Path],
-    budget: str,
+    budget: str | int,
     out: str | Path,
     overrides: Iterable[str] = (),
     reporter: Callable[[str], Reporter] | None = None,
@@ -141,14 +142,19 @@ def compare(
     names = [run_name(recipe) for recipe in recipes]
     if len(set(names)) != len(names) or not names:
         raise ConfigError(f"compare: needs recipes with different names, but got {', '.join(names) or 'none'}")
-    kind, other = ("steps", "time") if budget.isdigit() else ("time", "steps")
+    kind, other = ("steps", "time") if str(budget).isdigit() else ("time", "steps")
     limits = [f"train.{kind}={budget}", f"train.{other}=null"]
     runs = [Run.parse(read_recipe(recipe, [*overrides, *limits])) for recipe in recipes]  # all are checked first
     if any((run.task, run.data) != (runs[0].task, runs[0].data) for run in runs):
         raise ConfigError("compare: the recipes must have the same task and data, or one table would mislead")
     if not has_split(runs[0].data, data_for(runs[0].data, None)[1]):
         raise ConfigError("compare: the recipes need data.test or data.valid, or there is nothing to compare them by")
-    result = Comparison([_contend(*pair, Path(out), reporter) for pair in zip(names, runs, strict=True)], budget)
+    for place in (Path(out) / name for name in names):
+        if Store(place).last():
+            raise CheckpointError(f"{place}: holds a run already; choose another --out")
+    if (Path(out) / "report.html").is_dir():
+        raise CheckpointError(f"{out}/report.html: must be a file, but is a folder; choose another --out")
+    result = Comparison([_contend(*pair, Path(out), reporter) for pair in zip(names, runs, strict=True)], str(budget))
     (Path(out) / "report.html").write_text(result.page(), encoding="utf-8")
     return result
 

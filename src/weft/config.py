@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
 
 from weft.errors import ConfigError, did_you_mean
 from weft.registry import Kind, resolve
@@ -20,7 +30,7 @@ from weft.registry import Kind, resolve
 class Section(BaseModel):
     """A part of a recipe: frozen, and closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class Named(Section):
@@ -39,6 +49,7 @@ def _seconds(value: object) -> object:
 
 S = TypeVar("S", bound=BaseModel)
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 Source = str | list[str]  # a path (a glob pattern reads all that match), or a list of parallel files
 
 
@@ -50,12 +61,12 @@ class Data(Section):
     valid: Source | None = None
     test: Source | None = None
     format: Literal["txt", "tsv", "csv", "jsonl", "conll", "parquet"] | None = None  # None: by the file's ending
-    columns: dict[str, int | str] | None = None  # field of the task's example -> column, by name or number
+    columns: dict[str, StrictInt | StrictStr] | None = None  # field of the task's example -> column, by name or number
     header: bool | None = None  # None: there is one if a column goes by name
     on_bad_rows: Literal["error", "skip"] = "error"
     longest: int = Field(1024, ge=1)  # tokens in one sequence
     too_long: Literal["error", "cut", "drop", "window"] = "error"
-    max_line_bytes: int = Field(1 << 24, ge=1)
+    max_line_bytes: int = Field(1 << 24, ge=1, lt=2**31)
     workers: int = Field(0, ge=0)  # processes that collate batches ahead of the trainer
 
     @model_validator(mode="after")
@@ -76,14 +87,14 @@ class Train(Section):
     accumulate: int = Field(1, ge=1)
     optimizer: Literal["adamw", "adam", "adagrad"] = "adamw"
     lr: float = Field(1e-3, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Share, Share] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)
     schedule: Literal["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential"] = "constant"
     warmup: float = Field(0.0, ge=0)  # steps, or below 1 a share of the budget
     decay: float = Field(0.01, gt=0, le=1)  # exponential: the share of lr that is left at the end
     clip: float | None = Field(1.0, gt=0)
     precision: Literal["fp32", "bf16"] = "fp32"
-    seed: int = Field(1, ge=0)
+    seed: int = Field(1, ge=0, lt=2**32)
     deterministic: bool = False
     device: str = "auto"
     report_every: int = Field(20, ge=1)
@@ -178,6 +189,8 @@ class _Yaml12(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str | int | float) and key in seen:
                 raise yaml.constructor.ConstructorError(
@@ -216,8 +229,10 @@ def read_yaml(text: str, place: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{place}:{line}: not valid YAML: {error.problem}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, AttributeError, TypeError) as error:
         raise ConfigError(f"{place}: not valid YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{place}: not valid YAML: it is nested too deep") from None
 
 
 def write_yaml(raw: Mapping[str, Any]) -> str:
@@ -254,17 +269,16 @@ def _copied(raw: Any) -> Any:
 
 def _recipe_text(recipe: str | Path) -> str:
     path = Path(recipe)
-    shipped = files("weft").joinpath("recipes", f"{recipe}.yaml")
-    if not path.is_file() and path.name == str(recipe) and shipped.is_file():
-        return shipped.read_text(encoding="utf-8")
     try:
+        if not path.is_file() and str(recipe) in recipe_names():
+            return files("weft").joinpath("recipes", f"{recipe}.yaml").read_text(encoding="utf-8")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(
             f"{recipe}: neither a file nor a recipe that ships with weft; {did_you_mean(str(recipe), recipe_names())}"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{recipe}: cannot be read as a recipe: {error}") from None
+    except (OSError, ValueError) as error:  # also what is no path, and what is no UTF-8
+        raise ConfigError(f"{str(recipe)[:200]!r}: cannot be read as a recipe: {error}") from None
 
 
 def apply_override(raw: dict[str, Any], override: str) -> None:

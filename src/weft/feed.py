@@ -19,7 +19,7 @@ def read_input(file: Path | None) -> Iterator[Any]:
     try:
         # Not sys.stdin: a thread that waits on it when the program ends would bring Python down with a core dump.
         with open(STDIN if file is None else file, "rb", closefd=file is not None) as handle:
-            objects = file is not None and file.suffix == ".jsonl"
+            objects = file is not None and file.suffix.lower() == ".jsonl"
             yield from _lines(handle, "stdin" if file is None else str(file), objects)
     except OSError as error:
         raise DataError(f"{file or 'stdin'}: cannot be read: {error.strerror}") from None

@@ -1,6 +1,6 @@
 """A trained model with its task and tokenizer: made by `train`, read by `load`, asked by calling it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -15,7 +15,7 @@ from weft.checkpoint.store import resolve_checkpoint, save_folder, verify
 from weft.config import Data, Run, Section, read_recipe, read_section
 from weft.data.limits import Limit
 from weft.data.samples import SAMPLES
-from weft.errors import DataError, RoleError
+from weft.errors import CheckpointError, DataError, RoleError
 from weft.nn.capture import capture
 from weft.tasks.base import Answer, Head, Task
 from weft.tasks.build import build
@@ -65,9 +65,17 @@ class Pipeline:
         """Yield the answer's text piece by piece, as it is generated."""
         return self.task.stream(self.head, self.example(prompt), self._limit(), self._options(options))
 
-    def evaluate(self, data: str | Path | Iterable[Asked] | None = None) -> dict[str, float]:
-        """Score on a file, a sample that ships with weft, examples, or, with none given, the recipe's own test data."""
-        return evaluate(self.task, self.head, self._examples(data), self._limit(self.run.data.too_long))
+    def evaluate(
+        self, data: str | Path | Iterable[Asked] | None = None, tell: Callable[[str], object] | None = None
+    ) -> dict[str, float]:
+        """Score on a file, a sample that ships with weft, examples, or, with none given, the recipe's own test data.
+
+        `tell` is called with a line on the rows that were skipped or cut, if any were.
+        """
+        examples, notice = self._examples(data)
+        if notice and tell:
+            tell(notice)
+        return evaluate(self.task, self.head, examples, self._limit(self.run.data.too_long))
 
     @property
     def has_data(self) -> bool:
@@ -113,13 +121,13 @@ class Pipeline:
                 f"an example has the fields {', '.join(self.task.Example.model_fields)}"
             ) from None
 
-    def _examples(self, data: str | Path | Iterable[Asked] | None) -> list[Any]:
+    def _examples(self, data: str | Path | Iterable[Asked] | None) -> tuple[list[Any], str]:
         if data is None or isinstance(data, str | Path):
-            return read_whole(*data_for(self.run.data, data), self.task, self.tokenizer)[0]
+            return read_whole(*data_for(self.run.data, data), self.task, self.tokenizer)
         examples = [self.example(one, number) for number, one in enumerate(data, 1)]
         for number, example in enumerate(examples, 1):
             check_answer(self.task, f"example {number}", example)
-        return examples
+        return examples, ""
 
     def _options(self, options: Mapping[str, Any] | None) -> Section:
         default = self.task.options()
@@ -158,7 +166,8 @@ def train(
     report: Reporter | None = None,
 ) -> Pipeline:
     """Train a recipe, by its path, its name or as a mapping, in the directory `out`; return its best model."""
-    run = recipe if isinstance(recipe, Run) else Run.parse(read_recipe(recipe, overrides))
+    raw = recipe.dump() if isinstance(recipe, Run) else recipe
+    run = Run.parse(read_recipe(raw, overrides))
     folder = Path(out) if out is not None else Path("runs") / run_name(recipe)
     trained = train_run(run, folder, resume, report)
     return Pipeline(run, trained.task, trained.task.tokenizer, trained.head.eval())
@@ -171,10 +180,12 @@ def run_name(recipe: str | Path | Mapping[str, Any] | Run) -> str:
 
 def load(path: str | Path, device: str = "auto", trust: bool = False) -> Pipeline:
     """Read a run's directory or one of its checkpoints; `trust` lets it run classes from outside weft."""
+    if "\0" in str(path):
+        raise CheckpointError(f"{str(path)!r}: no folder has such a name; give a run's directory")
     folder = resolve_checkpoint(Path(path))
     verify(folder)
     run = snapshot.read_run(folder, trust)
     tokenizer = load_tokenizer(run.tokenizer, folder)
     task, head = build(run, tokenizer)
     snapshot.load_weights(folder, head)
-    return Pipeline(run, task, tokenizer, head.to(pick_device(device)).eval())
+    return Pipeline(run, task, tokenizer, head.to(pick_device(device, "device")).eval())

@@ -1,6 +1,7 @@
 """Weights, optimiser and random states come back bit by bit; what does not fit is refused by name."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -142,7 +143,7 @@ def test_an_optimiser_that_has_made_no_step_can_be_saved(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("exp_avg.linear.wieght", torch.ones(3, 3), "the model has no weight linear.wieght"),
+        ("exp_avg.linear.wieght", torch.ones(3, 3), "exp_avg.linear.wieght: the optimiser has no such state"),
         ("exp_avg.linear.weight", torch.ones(3, 4), r"exp_avg.linear.weight must be \(3, 3\), but is \(3, 4\) instead"),
     ],
 )
@@ -166,14 +167,23 @@ def test_random_states_come_back(tmp_path):
 
 def test_progress_comes_back(tmp_path):
     module = Buffered(1)
-    progress = Progress(7, Position(2, 31), 1.5, 1, 0.1 + 0.2, 3, 0.7, 5, 1, "abc", True)
+    progress = Progress(7, Position(2, 31), 1.5, 1, 0.1 + 0.2, 3, [-0.7, 1.5], 5, 1, "abc", True)
     save_state(tmp_path, module, make_optimizer(module, Train(steps=1)), progress)
     found = snapshot.load_progress(tmp_path)
     assert found == progress
     assert isinstance(found.position, Position)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"step": 1}', '{"position": [0, 0], "stepp": 1}', None])
+def doctored(**changes):
+    return json.dumps({**asdict(Progress(7)), **changes})
+
+
+BAD = [{"step": "x"}, {"step": -100}, {"position": [-5, -7]}, {"position": ["a", "b"]}, {"best": "abc"}, {"more": 1}]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"step": 1}', '{"position": [0, 0], "stepp": 1}', None, *(doctored(**bad) for bad in BAD)]
+)
 def test_progress_that_cannot_be_read_is_refused(tmp_path, text):
     (tmp_path / "state").mkdir()
     if text is not None:

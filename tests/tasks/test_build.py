@@ -62,3 +62,25 @@ def test_a_model_without_the_roles_is_refused(recipe, monkeypatch):
     recipe["data"] = {"train": "nowhere.tsv"}
     with pytest.raises(RoleError, match="'translate' needs a model that takes a source and generates;.*it lacks"):
         make_task(Run.parse(read_recipe(recipe, ["model.name=deaf_models:Deaf"])))
+
+
+def test_a_metric_that_the_task_has_not_is_refused_before_training(recipe):
+    with pytest.raises(ConfigError, match=r"train.metric: the task has no metric 'exact'; did you mean 'exact_match'"):
+        make_task(Run.parse(read_recipe(recipe, ["train.metric=exact"])))
+
+
+@pytest.mark.parametrize("change", ["train.metric=bleu", "train.patience=3"])
+def test_what_goes_by_validation_data_needs_some(recipe, change):
+    del recipe["data"]["valid"]
+    with pytest.raises(ConfigError, match="needs validation data to go by; add data.valid"):
+        make_task(Run.parse(read_recipe(recipe, [change])))
+
+
+def test_a_class_that_is_no_model_is_refused(recipe, monkeypatch):
+    monkeypatch.setitem(sys.modules, "own_parts", sys.modules[__name__])
+    with pytest.raises(ConfigError, match="model.name: must be a weft Model"):
+        make_task(Run.parse(read_recipe(recipe, ["model={name: own_parts:NoModel}"])))
+
+
+class NoModel:
+    Config = Translate.Config

@@ -75,8 +75,18 @@ def test_changed_data_is_refused_with_the_reason(recipe, trained, pairs_file):
     lines = pairs_file.read_text().splitlines()
     lines[3] = "abcabc\tcbacba"
     pairs_file.write_text("\n".join(lines) + "\n")
-    with pytest.raises(weft.CheckpointError, match="the training data has changed"):
+    with pytest.raises(weft.CheckpointError, match="the data has changed"):
         train(recipe, trained, "train.steps=20", resume=True)
+
+
+def test_changed_validation_data_is_refused_too(recipe, tmp_path, pairs_file):
+    valid = tmp_path / "valid.tsv"
+    valid.write_text("abc\tcba\nfed\tdef\n")
+    recipe["data"]["valid"] = str(valid)
+    train(recipe, tmp_path / "run", "train.steps=10")
+    valid.write_text("abc\tcba\n")
+    with pytest.raises(weft.CheckpointError, match="the data has changed"):
+        train(recipe, tmp_path / "run", "train.steps=20", resume=True)
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_previous_one_offered(recipe, trained, tmp_path):

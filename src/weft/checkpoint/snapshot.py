@@ -7,11 +7,12 @@ There is no pickle anywhere: tensors are safetensors, the rest is YAML and JSON.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -21,20 +22,23 @@ from weft.data.loader import Position
 from weft.errors import CheckpointError
 from weft.text.tokenizer import Tokenizer
 
+OPTIMIZER_KEYS = ("step", "exp_avg", "exp_avg_sq", "sum")  # Adam's and Adagrad's
+Count = Annotated[int, Field(ge=0)]
+
 
 @dataclass
 class Progress:
     """Where a training stands, besides weights and optimiser."""
 
-    step: int = 0
+    step: Count = 0
     position: Position = field(default_factory=Position)
     elapsed: float = 0.0  # seconds of training
-    bad_steps: int = 0
+    bad_steps: Count = 0
     loss_sum: float = 0.0  # since the last report
-    loss_steps: int = 0
+    loss_steps: Count = 0
     best: list[float] | None = None  # of the best evaluation: the metric, turned so that less is better, and the loss
-    best_step: int = 0
-    stale: int = 0  # evaluations since the best
+    best_step: Count = 0
+    stale: Count = 0  # evaluations since the best
     data: str = ""  # digest of the training data
     done: bool = False
 
@@ -101,6 +105,10 @@ def load_weights(folder: Path, head: nn.Module) -> None:
         if value.shape != found[name].shape:
             got, must = tuple(found[name].shape), tuple(value.shape)
             raise CheckpointError(f"{folder}/model.safetensors: {name} must be {must}, but is {got} instead")
+        if value.dtype != found[name].dtype:
+            raise CheckpointError(
+                f"{folder}/model.safetensors: {name} must be {value.dtype}, but is {found[name].dtype} instead"
+            )
         value.copy_(found[name])
 
 
@@ -108,8 +116,16 @@ def load_progress(folder: Path) -> Progress:
     """Read where a training stood."""
     path = folder / "state" / "progress.json"
     try:
-        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return Progress(**{**raw, "position": Position(*raw["position"])})
+        raw: Any = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(raw, dict) or set(raw) != {part.name for part in fields(Progress)}:
+            raise ValueError("it does not have the keys that it should")
+        return TypeAdapter(Progress).validate_python(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CheckpointError(
+            f"{path}: {where}: {first['msg']}; this checkpoint can be used but not resumed from"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path}: cannot be read: {error}; this checkpoint can be used but not resumed from"
@@ -119,10 +135,13 @@ def load_progress(folder: Path) -> Progress:
 def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, head: nn.Module) -> None:
     """Fill an optimiser with the state that was saved."""
     parameters = dict(head.named_parameters())
-    for full, value in _tensors(folder / "state" / "optimizer.safetensors").items():
+    found = _tensors(folder / "state" / "optimizer.safetensors")
+    if not found and load_progress(folder).step:
+        raise CheckpointError(f"{folder}/state/optimizer.safetensors: is empty; use another checkpoint")
+    for full, value in found.items():
         key, _, name = full.partition(".")
-        if name not in parameters:
-            raise CheckpointError(f"{folder}/state/optimizer.safetensors: the model has no weight {name}")
+        if name not in parameters or key not in OPTIMIZER_KEYS:
+            raise CheckpointError(f"{folder}/state/optimizer.safetensors: {full}: the optimiser has no such state")
         parameter = parameters[name]
         if value.ndim and value.shape != parameter.shape:  # Adam's step is a number
             got, must = tuple(value.shape), tuple(parameter.shape)
@@ -147,6 +166,6 @@ def check_data(folder: Path, then: str, now: str) -> None:
     """Refuse to resume on other data than before."""
     if then != now:
         raise CheckpointError(
-            f"{folder}: the training data has changed since this checkpoint was written (its digest was {then[:12]}, "
+            f"{folder}: the data has changed since this checkpoint was written (its digest was {then[:12]}, "
             f"and is {now[:12]} now); put the old data back, or train afresh in another --out"
         )

@@ -4,12 +4,14 @@ An epoch's order is a function of (seed, epoch) alone. A position is (epoch, bat
 of one epoch and reads nothing that came before: its cost does not depend on the steps done.
 """
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch.utils.data import DataLoader, Dataset
 
 from weft.data.packed import Packed
@@ -23,8 +25,8 @@ BUCKET = 64  # batches whose items are sorted by length together: wide enough to
 class Position(NamedTuple):
     """Which batch comes next, counted over all ranks."""
 
-    epoch: int = 0
-    batch: int = 0
+    epoch: Annotated[int, Field(ge=0)] = 0
+    batch: Annotated[int, Field(ge=0)] = 0
 
 
 class Draw(NamedTuple):
@@ -125,9 +127,16 @@ class Loader(Generic[B]):
             batch_size=None,
             num_workers=self.workers,
             prefetch_factor=4,
+            worker_init_fn=_heed_no_signal,
             generator=torch.Generator(),  # or it would draw from the one that dropout draws from
             pin_memory=self.pin,
         )
+
+
+def _heed_no_signal(_: int) -> None:
+    """A terminal sends Ctrl-C to the workers too; when to stop is for the trainer to say, who saves first."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class _Endless:

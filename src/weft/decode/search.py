@@ -29,7 +29,7 @@ class Options(Section):
     candidates: int = Field(1, ge=1)  # how many a sequence are returned: the best of the beam, or so many samples
     length_bias: Literal["none", "gnmt", "average"] = "gnmt"
     alpha: float = Field(0.6, ge=0, le=10)  # how much length counts; average with 1 is the mean log-probability a token
-    max_length: int = Field(256, ge=1)  # tokens produced, eos included
+    max_length: int = Field(256, ge=1, le=100_000)  # tokens produced, eos included
     min_length: int = Field(0, ge=0)  # tokens produced before eos may be
     sample: bool = False
     temperature: float = Field(1.0, gt=0, allow_inf_nan=False)

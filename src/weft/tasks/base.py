@@ -100,6 +100,7 @@ class Task:
     Example: ClassVar[type[BaseModel]]
     Options: ClassVar[type[Section]]  # what a call may set
     needs: ClassVar[frozenset[Role]]
+    metrics: ClassVar[tuple[str, ...]] = ()  # what `score` gives, for a recipe's train.metric to be checked by
     metric: ClassVar[str]  # what makes a model the best, unless train.metric says otherwise
     lower_is_better: ClassVar[bool] = False
     asks: ClassVar[str] = "text"  # the field that a plain string given to `predict` fills

@@ -1,7 +1,8 @@
 """From a checked recipe to a task and a head with fresh weights."""
 
 from weft.config import Run
-from weft.models.base import Role, check_roles
+from weft.errors import ConfigError, did_you_mean
+from weft.models.base import Model, Role, check_roles
 from weft.registry import resolve
 from weft.tasks.base import Head, Task
 from weft.text.tokenizer import Tokenizer
@@ -10,10 +11,31 @@ from weft.text.tokenizer import Tokenizer
 def make_task(run: Run) -> Task:
     """Make the task, and refuse a model that cannot do what it needs; no data is read."""
     kind, model = resolve("task", run.task.name), resolve("model", run.model.name)
+    for place, found, wanted in (("task", kind, Task), ("model", model, Model)):
+        if not (isinstance(found, type) and issubclass(found, wanted)):
+            raise ConfigError(f"{place}.name: must be a weft {wanted.__name__}, but is {found!r} instead")
     check_roles(run.task.name, kind.needs, run.model.name, model.roles(run.model))
     task: Task = kind(run.task)
     task.check(run)
+    _check_metric(task, run)
     return task
+
+
+def _check_metric(task: Task, run: Run) -> None:
+    """Refuse now what would otherwise be found out at the first evaluation, or never."""
+    known, asked = ("loss", *task.metrics), run.train.metric
+    if asked is not None and _declared(task) and asked not in known:
+        raise ConfigError(f"train.metric: the task has no metric {asked!r}; {did_you_mean(asked, known)}")
+    for key in ("metric", "patience"):
+        if getattr(run.train, key) is not None and not (run.data.sample or run.data.valid):
+            raise ConfigError(f"train.{key}: needs validation data to go by; add data.valid")
+
+
+def _declared(task: Task) -> bool:
+    """Whether its metrics are known: a class that scores anew without saying what it gives is judged when it does."""
+    line = type(task).__mro__
+    declares = next((depth for depth, kind in enumerate(line) if vars(kind).get("metrics")), len(line))
+    return declares <= next(depth for depth, kind in enumerate(line) if "score" in vars(kind))
 
 
 def build(run: Run, tokenizer: Tokenizer) -> tuple[Task, Head]:

@@ -71,6 +71,7 @@ class Translate(base.Task):
     Example = TranslateExample
     Options = Options
     needs = frozenset({Role.CONDITIONAL, Role.GENERATOR})
+    metrics = ("exact_match", "bleu")
     metric = "exact_match"
     taught = ("target",)
     config: TranslateConfig
@@ -134,7 +135,8 @@ class Translate(base.Task):
     def reread(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
         """Read the winning translation, teacher-forced."""
         specials, source = self.tokenizer.target.specials, items[0][0]
-        target = [*outputs[0][0].ids, specials.eos]
+        best = outputs[0][0]
+        target = [*best.ids, specials.eos] if best.finished else list(best.ids)
         item = (source, np.array([specials.bos, *target], np.int32))
         names = [self.tokenizer.token(int(id)) for id in source]
         return names, [self.tokenizer.target.token(id) for id in target], self.collate([item], np.random.default_rng(0))

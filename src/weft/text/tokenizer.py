@@ -53,7 +53,7 @@ class Words(Tokenizer):
     class Config(Settings):
         """How many words, and how rare the rarest."""
 
-        size: int = Field(30_000, ge=4)
+        size: int = Field(30_000, ge=4, le=10_000_000)
         min_count: int = Field(1, ge=1)
 
     @classmethod
@@ -78,7 +78,7 @@ class Characters(Tokenizer):
     class Config(Settings):
         """How many characters (none: all of them), and how rare the rarest."""
 
-        size: int | None = Field(None, ge=4)
+        size: int | None = Field(None, ge=4, le=10_000_000)
         min_count: int = Field(1, ge=1)
 
     @classmethod
@@ -140,7 +140,7 @@ class BPE(Tokenizer):
     class Config(Settings):
         """The size of the vocabulary, with its alphabet and specials."""
 
-        size: int = Field(8_000, ge=4)
+        size: int = Field(8_000, ge=4, le=10_000_000)
         bytes: bool = True
 
     @classmethod
@@ -195,7 +195,7 @@ class WordPiece(Tokenizer):
     class Config(Settings):
         """The size of the vocabulary, with its alphabet and specials; lower case also takes accents off."""
 
-        size: int = Field(30_000, ge=6)
+        size: int = Field(30_000, ge=6, le=10_000_000)
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
@@ -235,7 +235,7 @@ class Unigram(Tokenizer):
     class Config(Settings):
         """The size of the vocabulary, with its alphabet and specials."""
 
-        size: int = Field(8_000, ge=4)
+        size: int = Field(8_000, ge=4, le=10_000_000)
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:

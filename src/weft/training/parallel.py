@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed, nn
@@ -61,26 +62,35 @@ class World:
         return nullcontext()
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, place: str = "train.device") -> torch.device:
     """Read `auto`, `cpu`, `cuda` or `cuda:1`."""
     if name == "auto":
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.zeros(0, device=device)
+        torch.zeros(1, device=device).tolist()  # which a device without memory, such as meta, cannot do
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"train.device: {name!r} cannot be used here: {reason}; try auto or cpu") from None
+        raise ConfigError(f"{place}: {name!r} cannot be used here: {reason}; try auto or cpu") from None
     return device
 
 
 def join_world(device: str) -> World:
     """Join the processes that `torchrun` started, if it did."""
     here = pick_device(device)
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
     if size > 1 and not distributed.is_initialized():
-        distributed.init_process_group("nccl" if here.type == "cuda" else "gloo")
-    return World(int(os.environ.get("RANK", "0")), size, here)
+        # The others wait while the first evaluates, however long that takes.
+        distributed.init_process_group("nccl" if here.type == "cuda" else "gloo", timeout=timedelta(days=1))
+    return World(rank, size, here)
+
+
+def _number(name: str, least: int) -> int:
+    """Read a number that `torchrun` sets."""
+    text = os.environ.get(name, str(least))
+    if not text.isdigit() or int(text) < least or (name != "RANK" and int(text) > 1 and "RANK" not in os.environ):
+        raise ConfigError(f"{name}={text!r} in the environment is not torchrun's; unset it, or start with torchrun")
+    return int(text)
 
 
 def leave_world(world: World) -> None:

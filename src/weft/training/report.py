@@ -116,13 +116,15 @@ def _written(path: Path) -> Iterator[None]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of `metrics.jsonl`; a last line that a kill cut short is left out."""
+    """Read the rows of `metrics.jsonl`; a line that a kill cut short, or that is no row, is left out."""
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError:
-            break
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
     return rows
 
 

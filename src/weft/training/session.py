@@ -1,9 +1,12 @@
 """A training from recipe to result: the data, the tokenizer, the head, the directory of the run, and the loop."""
 
+import hashlib
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from weft.checkpoint import snapshot
 from weft.checkpoint.snapshot import Progress
@@ -44,10 +47,11 @@ def train_run(run: Run, out: Path, resume: bool = False, report: Reporter | None
         if world.main:
             stack.enter_context(store.lock())
             store.prepare()
+        stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
         folder = _resume_from(store, run, resume)
         world.barrier()  # before the first of them saves, all have seen what was there
         tokenizer = load_tokenizer(run.tokenizer, folder) if folder else fit_tokenizer(run.tokenizer, run.data, task)
-        trainer = _trainer(run, tokenizer, world, store, stack, folder, report)
+        trainer = _trainer(run, tokenizer, world, store, stack, folder, report, resume)
         progress = trainer.fit()
         best = store.best()
         if best:
@@ -101,6 +105,7 @@ def _trainer(
     stack: ExitStack,
     folder: Path | None,
     report: Reporter | None,
+    resume: bool,
 ) -> Trainer:
     """Put the parts together, at the beginning or where the checkpoint left off; a fresh run saves its step 0."""
     seed_all(run.train.seed, world, run.train.deterministic)
@@ -110,12 +115,16 @@ def _trainer(
     stack.callback(listening.close)
     if notice:
         listening(Notice(f"data.train: {notice}"))
+    if resume and not folder:
+        listening(Notice(f"{store.root}: there is no checkpoint to go on from: training starts afresh"))
     pin = world.device.type == "cuda" and run.data.workers > 0
     loader: Loader[Batch] = Loader(
         packed, task.collate, run.train.batch_tokens, run.train.seed, world.rank, world.size, run.data.workers, pin
     )
     head.to(world.device)
-    trainer = Trainer(run, task, head, loader, world, listening, store, _evaluator(run, task, listening))
+    examples = _validation(run, task, listening)
+    trainer = Trainer(run, task, head, loader, world, listening, store, _evaluator(run, task, examples))
+    trainer.progress.data = _digest(packed.digest, examples)
     _begin(trainer, folder, world)
     return trainer
 
@@ -144,11 +153,23 @@ def _reporters(store: Store, world: World, folder: Path | None, report: Reporter
     return Reporters([*reporters, *([report] if report else [])])
 
 
-def _evaluator(run: Run, task: Task, report: Reporter) -> Evaluate | None:
+def _validation(run: Run, task: Task, report: Reporter) -> list[Any]:
     if not has_split(run.data, "valid"):
-        return None
+        return []
     examples, notice = read_whole(run.data, "valid", task, task.tokenizer)
-    limit = Limit(run.data.longest, run.data.too_long)
     if notice:
         report(Notice(f"data.valid: {notice}"))
-    return lambda head: evaluate(task, head, examples, limit)
+    return examples
+
+
+def _evaluator(run: Run, task: Task, examples: list[Any]) -> Evaluate | None:
+    limit = Limit(run.data.longest, run.data.too_long)
+    return (lambda head: evaluate(task, head, examples, limit)) if examples else None
+
+
+def _digest(trained: str, examples: list[Any]) -> str:
+    """Sum up all the data: other validation data would make another model the best."""
+    found = hashlib.sha256(trained.encode())
+    for example in examples:
+        found.update(repr(example).encode("utf-8", "surrogatepass"))
+    return found.hexdigest()

@@ -50,7 +50,6 @@ class Trainer:
         self.train = self.run.train
         self.wrapped = self.world.wrap(self.head)
         self.optimizer = make_optimizer(self.head, self.train)
-        self.progress.data = self.loader.data.digest
         self._tokens = 0
         self._since = 0.0  # elapsed at the last report
         self._lr, self._norm = 0.0, math.nan  # of the last update
@@ -58,8 +57,8 @@ class Trainer:
     def fit(self) -> Progress:
         """Train until the budget or the patience is spent; a signal saves and raises `Interrupted`."""
         self.head.train()
-        batches = self.loader.stream(self.progress.position)
         with Signals() as signals:
+            batches = self.loader.stream(self.progress.position)
             while not self.progress.done and not self._told(signals):
                 began = time.perf_counter()
                 self._step(list(islice(batches, self.train.accumulate)))
@@ -85,8 +84,9 @@ class Trainer:
         return max(by_steps, by_time)
 
     def _planned(self) -> float:
+        """What was gone when this step began: so the last step of a schedule that falls to nothing still counts."""
         if self.train.steps:
-            return self.progress.step / self.train.steps
+            return (self.progress.step - 1) / self.train.steps
         return self.spent()
 
     def _step(self, drawn: list[Drawn[Batch]]) -> None:
