@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import weft
 from tests.conftest import reversed_pairs
+from weft.config import Run
 from weft.pipeline import data_for, run_name
 
 PAIRS = reversed_pairs()
@@ -317,3 +319,26 @@ def test_a_users_own_metric_chooses_the_best(recipe, tmp_path, own_module):
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(weft.ConfigError, match="no metric 'first_leter'; did you mean 'first_letter'"):
         weft.train(recipe, [*changes, "train.metric=first_leter"], tmp_path / "run")
+
+
+def test_a_streamed_sample_is_the_one_that_its_place_in_a_list_gets(reverser):
+    options = {"sample": True, "temperature": 3.0, "seed": 5}
+    whole = [answer["text"] for answer in reverser(["abcde"] * 4, options)]
+    streamed = ["".join(reverser.stream("abcde", options, number)) for number in range(4)]
+    assert streamed == whole
+    assert len(set(whole)) > 1
+
+
+def test_what_an_evaluation_skips_is_told(reverser, tmp_path):
+    path = tmp_path / "rows.tsv"
+    path.write_bytes(b"abcde\tedcba\n\xe9\tx\nfedcb\tbcdef\n")
+    data = reverser.run.data.model_copy(update={"on_bad_rows": "skip"})
+    lenient = replace(reverser, run=reverser.run.model_copy(update={"data": data}))
+    told = []
+    lenient.evaluate(path, told.append)
+    assert len(told) == 1
+    assert "skipped 1 row" in told[0]
+
+
+def test_overrides_reach_a_run_that_is_given(recipe, tmp_path):
+    assert weft.train(Run.parse(recipe), ["train.steps=1"], tmp_path / "run").run.train.steps == 1

@@ -133,8 +133,8 @@ def predict(
     pipeline, chosen = _load(model, device, trust), _options(options or [])
     examples: Iterator[Any] = iter(texts) if texts else read_input(file)
     if stream:
-        for example in examples:
-            for piece in pipeline.stream(example, chosen):
+        for number, example in enumerate(examples):
+            for piece in pipeline.stream(example, chosen, number):
                 typer.echo(piece, nl=False)
             typer.echo()
         return

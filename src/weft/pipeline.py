@@ -61,9 +61,10 @@ class Pipeline:
         asked = (self.example(one, number) for number, one in enumerate(examples, start + 1))
         return predict(self.task, self.head, asked, self._limit(), chosen, start=start)
 
-    def stream(self, prompt: Asked, options: Mapping[str, Any] | None = None) -> Iterator[str]:
-        """Yield the answer's text piece by piece, as it is generated."""
-        return self.task.stream(self.head, self.example(prompt), self._limit(), self._options(options))
+    def stream(self, prompt: Asked, options: Mapping[str, Any] | None = None, start: int = 0) -> Iterator[str]:
+        """Yield the answer's text piece by piece, as it is generated; `start` is the question's number."""
+        asked = self.example(prompt, start + 1)
+        return self.task.stream(self.head, asked, self._limit(), self._options(options), start)
 
     def evaluate(
         self, data: str | Path | Iterable[Asked] | None = None, tell: Callable[[str], object] | None = None

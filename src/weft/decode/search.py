@@ -98,14 +98,15 @@ def stream(
     options: Options,
     source: Tokens | None = None,
     forbid: Sequence[int] = (),
+    row: int = 0,
 ) -> Iterator[int]:
-    """Yield the ids of one sequence as they are chosen, greedily or by sampling: the same ids as from `generate`."""
+    """Yield the ids of one sequence as they are chosen, greedily or by sampling: what `generate` gives for `row`."""
     if len(prompt) != 1 or options.beam > 1 or options.candidates > 1:
         raise ConfigError(
             "decode: a stream is one sequence with beam: 1 and candidates: 1, but was asked for "
             f"{len(prompt)} with beam: {options.beam} and candidates: {options.candidates}; use generate for those"
         )
-    steps = _walk(model, prompt, eos, options, source, forbid, range(1))
+    steps = _walk(model, prompt, eos, options, source, forbid, (row,))
     return (token for step in steps if (token := int(step.token)) != eos)
 
 

@@ -146,8 +146,8 @@ class Task:
         """Return the tokens on both sides, and the batch in which the model reads the output that it chose."""
         raise RoleError(f"task: {self.config.name!r} has no output to read again")
 
-    def stream(self, head: Head, example: Any, limit: Limit, options: Section) -> Iterator[str]:
-        """Yield the answer's text piece by piece."""
+    def stream(self, head: Head, example: Any, limit: Limit, options: Section, row: int = 0) -> Iterator[str]:
+        """Yield the answer's text piece by piece; a sample is the one that number `row` of a list would get."""
         raise RoleError(f"task: {self.config.name!r} does not generate text, so it cannot be streamed")
 
     def line(self, answer: Answer) -> str:

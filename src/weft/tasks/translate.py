@@ -56,7 +56,7 @@ class TranslateHead(Head):
     def stream(self, batch: Batch, options: Options) -> Iterator[int]:
         """Yield the ids of one translation as they are chosen."""
         batch = batch.to(next(self.parameters()).device)
-        return stream(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid)
+        return stream(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, *batch.rows)
 
 
 def _prompt(batch: Batch) -> Tokens:
@@ -141,11 +141,13 @@ class Translate(base.Task):
         names = [self.tokenizer.token(int(id)) for id in source]
         return names, [self.tokenizer.target.token(id) for id in target], self.collate([item], np.random.default_rng(0))
 
-    def stream(self, head: Head, example: TranslateExample, limit: Limit, options: Section) -> Iterator[str]:
+    def stream(
+        self, head: Head, example: TranslateExample, limit: Limit, options: Section, row: int = 0
+    ) -> Iterator[str]:
         """Yield the translation as it grows; what a new token adds is shown once it can no longer change."""
         assert isinstance(head, TranslateHead)
         assert isinstance(options, Options)
-        batch = self.collate(self.encode(example, self.tokenizer, limit), np.random.default_rng(0))
+        batch = self.collate(self.encode(example, self.tokenizer, limit), np.random.default_rng(0)).numbered([row])
         ids: list[int] = []
         shown = text = ""
         # Not under inference_mode: between two pieces it would hold for the caller's code too.
