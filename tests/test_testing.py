@@ -38,6 +38,7 @@ class Running(Model):
 
     def __init__(self, config: RunningConfig, vocab: int) -> None:
         super().__init__(config, vocab)
+        self.width = config.width
         self.embed = nn.Embedding(vocab, config.width)
         self.output = nn.Linear(config.width, vocab)
 
@@ -159,6 +160,12 @@ class Unstable(RunningConfig):
 
 class GrowsItsConfig(Running):
     Config = Unstable
+
+
+class SaysAnotherWidth(Running):
+    def __init__(self, config, vocab):
+        super().__init__(config, vocab)
+        self.width += 1
 
 
 class NamesItsRoles(Running):
@@ -340,6 +347,7 @@ class SharesACache(Running):
         (HasNaN, testing.every_parameter_is_finite, "output.bias is not"),
         (ScoresTooMany, testing.every_answer_has_its_shape, r"must be \(4, 23\), but is \(4, 24\)"),
         (IgnoresLayers, testing.every_answer_has_its_shape, r"encode of 4 tokens must be \(2, 4, 6\)"),
+        (SaysAnotherWidth, testing.every_answer_has_its_shape, r"must be \(2, 4, 7\), but is \(2, 4, 6\)"),
         (HasALooseParameter, testing.every_parameter_gets_a_gradient, "loose gets none"),
         (Detaches, testing.every_parameter_gets_a_gradient, "embed.weight gets none"),
         (HasANaNGradient, testing.every_parameter_gets_a_gradient, "that of embed.weight is not finite"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.checkpoint.snapshot import load_weights, weights
 from weft.config import Named, read_section
 from weft.models.base import Model, Role
-from weft.tokens import Tokens
+from weft.tokens import Tokens, spell
 
 TOLERANCE = 1e-9  # rounding in float64 stays far below it, a wrong index or mask far above
 LENGTHS, SOURCE_LENGTHS = (4, 1, 7, 3), (3, 6, 1, 5)
@@ -64,8 +64,12 @@ class Case:
         return torch.randint(self.target_vocab, (length,)).tolist()
 
     def reads(self, rows: Rows, sources: Rows) -> list[Tokens]:
-        """Pack what the methods take: the rows, and with the role a source."""
-        return [Tokens.pack(rows)] + ([Tokens.pack(sources)] if Role.CONDITIONAL in self.roles else [])
+        """Pack what the methods take: the rows, and with the role a source; spelt out, if the model asks for it."""
+        packed = [Tokens.pack(rows)] + ([Tokens.pack(sources)] if Role.CONDITIONAL in self.roles else [])
+        if not self.kind.spells(self.config):
+            return packed
+        # Spellings of different lengths, so that a batch has places past the end of most.
+        return [one.spelt([spell(str(id) * (id % 4) for id in own.tolist()) for own in one.split()]) for one in packed]
 
     def answers(self, rows: Rows, sources: Rows, model: Any = None) -> Answers:
         """Ask for all that the roles promise."""
@@ -140,10 +144,11 @@ def every_parameter_is_finite(case: Case) -> None:
 
 
 def every_answer_has_its_shape(case: Case) -> None:
-    """Flat (N, ...) taken for batch (B, ...), the source's vocabulary for the target's, or `layers` ignored."""
+    """Flat (N, ...) taken for batch (B, ...), the source's vocabulary for the target's, `layers` or `width` ignored."""
+    width = case.model.width if Role.ENCODER in case.roles else 0
     for method, found in case.answers(case.rows, case.sources).items():
         for steps, one in zip(LENGTHS, found, strict=True):
-            vocab, width = case.target_vocab, one.shape[-1]
+            vocab = case.target_vocab
             shapes = {"logits": (steps, vocab), "start": (vocab,), "encode": (2, steps, width), "summary": (width,)}
             shape, must = tuple(one.shape), shapes[method]
             _expect(shape == must, f"{method} of {steps} tokens must be {must}, but is {shape} instead")

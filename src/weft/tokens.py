@@ -4,12 +4,18 @@ Shape legend, used throughout weft: `B` sequences, `N` tokens in all, `T` steps,
 `V` vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+
+# A word's spelling is its UTF-8 bytes, 0 to 255, between a sign for its beginning and one for its end, as ELMo reads
+# it (Peters et al. 2018); `PAD` fills a row of `Tokens.chars`. There is nothing to learn, so no word is unknown.
+BEGIN, END, PAD = 256, 257, 258
+SYMBOLS = 259
+LONGEST_SPELLING = 50  # of a longer word the first 48 bytes count, as in ELMo
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Tokens:
     lengths: Tensor  # (B,) int64, always on the CPU: packing an RNN costs no device sync
     longest: int  # an upper bound
     segments: Tensor | None = None  # (N,)
-    chars: Tensor | None = None  # (N, C)
+    chars: Tensor | None = None  # (N, C) int32: how each token is spelt, by the signs above
     features: Tensor | None = None  # (N, F) real-valued sequences, in place of ids
 
     @classmethod
@@ -52,6 +58,16 @@ class Tokens:
         starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
         starts[1:] = lengths.cumsum(0)
         return cls(ids, starts.to(ids.device), lengths, int(lengths.max()) if len(lengths) else 0)
+
+    def spelt(self, spellings: Sequence[np.ndarray]) -> "Tokens":
+        """Add `chars`, from what `spell` gives for the tokens of each sequence."""
+        flat = np.concatenate([np.zeros(0, np.int32), *spellings])
+        ends = np.flatnonzero(flat == END) + 1  # (N,)
+        assert len(ends) == len(self.ids), "a spelling for every token"
+        sizes = np.diff(ends, prepend=0)
+        chars = np.full((len(ends), max(sizes, default=2)), PAD, np.int32)
+        chars[np.arange(chars.shape[1]) < sizes[:, None]] = flat
+        return replace(self, chars=torch.from_numpy(chars).to(self.device))
 
     def __len__(self) -> int:
         """Return the number of sequences, B."""
@@ -84,3 +100,10 @@ class Tokens:
         """Cut a flat (N, ...) tensor, the ids where none is given, into one tensor a sequence."""
         flat = self.ids if values is None else values
         return list(flat.split(self.lengths.tolist()))
+
+
+def spell(words: Iterable[str]) -> np.ndarray:
+    """Spell words, one after the other; what is no word, such as a special token, is spelt as ""."""
+    room = LONGEST_SPELLING - 2
+    spelt = [sign for word in words for sign in (BEGIN, *word.encode("utf-8")[:room], END)]
+    return np.array(spelt, np.int32)

@@ -1,6 +1,7 @@
 """Roles: a task's needs are held against what a model, as configured, can do, before any data is read."""
 
 import pytest
+from torch import nn
 
 from weft.config import Named
 from weft.errors import RoleError
@@ -54,3 +55,26 @@ def test_a_model_knows_its_vocabularies():
     one, two = Reader(CONFIG, 7), Reader(CONFIG, 7, 9)
     assert (one.config, one.vocab, one.target_vocab) == (CONFIG, 7, 7)
     assert (two.vocab, two.target_vocab) == (7, 9)
+
+
+def test_a_model_keeps_all_of_itself_unless_it_says_what_it_can_drop():
+    class Whole(Reader):
+        def __init__(self, config, vocab):
+            super().__init__(config, vocab)
+            self.embed, self.output = nn.Embedding(vocab, 2), nn.Linear(2, vocab)
+
+    class Dropping(Whole):
+        def keep(self, needs):
+            if Role.FILLER not in needs:
+                del self.output
+
+    for needs in (set(), {Role.ENCODER}, [Role.FILLER], frozenset(Role)):
+        model = Whole(CONFIG, 3)
+        before = set(model.state_dict())
+        model.keep(needs)
+        assert set(model.state_dict()) == before
+    dropped, held = Dropping(CONFIG, 3), Dropping(CONFIG, 3)
+    dropped.keep({Role.ENCODER})
+    held.keep({Role.ENCODER, Role.FILLER})
+    assert set(dropped.state_dict()) == {"embed.weight"}
+    assert set(held.state_dict()) == before

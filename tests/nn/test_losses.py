@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from weft.nn.losses import cross_entropy_sum
+from weft.nn.losses import binary_cross_entropy_sum, cross_entropy_sum
 
 quick = settings(deadline=None, derandomize=True, max_examples=50)
 
@@ -47,3 +47,26 @@ def test_no_tokens_cost_nothing():
     loss = cross_entropy_sum(logits, torch.zeros(0, dtype=torch.long))
     loss.backward()
     assert loss.item() == 0
+
+
+@quick
+@given(st.integers(1, 9), st.integers(2, 6), st.sampled_from([0.0, 0.3]), st.integers(0, 99))
+def test_weights_multiply_the_terms_of_their_targets(rows, vocab, smoothing, seed):
+    torch.manual_seed(seed)
+    logits, targets = torch.randn(rows, vocab, dtype=torch.float64), torch.randint(vocab, (rows,))
+    weights = torch.rand(vocab, dtype=torch.float64) + 0.1
+    asked = F.one_hot(targets, vocab) * (1 - smoothing) + smoothing / vocab
+    got = cross_entropy_sum(logits, targets, smoothing, weights)
+    torch.testing.assert_close(got, -(weights * asked * logits.log_softmax(-1)).sum())
+
+
+@quick
+@given(st.integers(1, 9), st.integers(1, 6), st.sampled_from([0.0, 0.3]), st.booleans(), st.integers(0, 99))
+def test_questions_of_yes_and_no_are_summed_by_their_definition(rows, vocab, smoothing, weighted, seed):
+    torch.manual_seed(seed)
+    logits, targets = torch.randn(rows, vocab, dtype=torch.float64), torch.randint(2, (rows, vocab)).double()
+    weights = torch.rand(vocab, dtype=torch.float64) + 0.1 if weighted else None
+    soft, likely = targets * (1 - smoothing) + smoothing / 2, logits.sigmoid()
+    terms = soft * likely.log() * (1 if weights is None else weights) + (1 - soft) * (1 - likely).log()
+    torch.testing.assert_close(binary_cross_entropy_sum(logits, targets, smoothing, weights), -terms.sum())
+    assert binary_cross_entropy_sum(logits.bfloat16(), targets.float()).dtype == torch.float32

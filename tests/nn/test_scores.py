@@ -9,6 +9,12 @@ from hypothesis import strategies as st
 
 from weft.nn.scores import Additive, Location, attend, make_score
 
+
+def scored(score, query, memory):
+    """One query a row: (B, D) and (B, S, D) to (B, S)."""
+    return score(query[:, None], score.keys(memory))[:, 0]
+
+
 quick = settings(deadline=None, derandomize=True, max_examples=50)
 
 
@@ -23,7 +29,7 @@ def test_additive_is_bahdanaus_equation():
     W, U, b, v = (
         value.detach() for value in (score.query.weight, score.key.weight, score.key.bias, score.energy.weight)
     )
-    got = score(query, score.keys(memory)).detach()
+    got = scored(score, query, memory).detach()
     for row in range(2):
         for place in range(6):
             hidden = [math.tanh(sum(W[a] * query[row]) + sum(U[a] * memory[row, place]) + b[a]) for a in range(5)]
@@ -65,7 +71,7 @@ def by_equation(name, score, query, key, place):
 def test_a_score_is_its_equation(name):
     torch.manual_seed(1)
     score, query, memory = make_score(name, 4, positions=9).double(), draw(3, 4), draw(3, 5, 4)
-    got = score(query, score.keys(memory))
+    got = scored(score, query, memory)
     for row in range(3):
         for place in range(5):
             must = by_equation(name, score, query[row].tolist(), memory[row, place].tolist(), place)
@@ -75,7 +81,7 @@ def test_a_score_is_its_equation(name):
 def test_the_equation_of_another_score_is_caught():
     torch.manual_seed(1)
     score, query, memory = make_score("scaled-dot", 4, positions=9).double(), draw(1, 4), draw(1, 2, 4)
-    got = score(query, score.keys(memory))[0, 1].item()
+    got = scored(score, query, memory)[0, 1].item()
     assert got != pytest.approx(by_equation("dot", score, query[0].tolist(), memory[0, 1].tolist(), 1), abs=1e-3)
 
 
@@ -88,16 +94,25 @@ def test_scores_and_attend_have_the_gradient_of_their_function(name):
     def look(query, memory, *_):
         return attend(score(query, score.keys(memory)), memory, empty)
 
-    inputs = [draw(2, 3).requires_grad_(), draw(2, 3, 3).requires_grad_(), *score.parameters()]
+    inputs = [draw(2, 2, 3).requires_grad_(), draw(2, 3, 3).requires_grad_(), *score.parameters()]
     assert torch.autograd.gradcheck(look, inputs)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_many_queries_at_once_are_each_of_them_alone(name):
+    torch.manual_seed(3)
+    score, queries, memory = make_score(name, 4, positions=3).double(), draw(2, 5, 4), draw(2, 6, 4)
+    got = score(queries, score.keys(memory))
+    for step in range(5):
+        torch.testing.assert_close(got[:, step], scored(score, queries[:, step], memory))
 
 
 def test_location_looks_no_further_than_its_positions():
     torch.manual_seed(0)
-    score, query, memory = Location(4, positions=3), torch.randn(2, 4), torch.randn(2, 7, 4)
+    score, query, memory = Location(4, positions=3), torch.randn(2, 1, 4), torch.randn(2, 7, 4)
     _, weights = attend(score(query, score.keys(memory)), memory, torch.zeros(2, 7, dtype=torch.bool))
-    assert not weights[:, 3:].any()
-    assert (weights[:, :3] > 0).all()
+    assert not weights[..., 3:].any()
+    assert (weights[..., :3] > 0).all()
 
 
 def test_additive_and_attend_have_the_gradient_of_their_function():
@@ -112,7 +127,7 @@ def test_additive_and_attend_have_the_gradient_of_their_function():
         )
         return attend(keys, memory, empty)
 
-    inputs = [draw(2, 3), draw(2, 3, 2), *(value.detach().clone() for value in score.parameters())]
+    inputs = [draw(2, 2, 3), draw(2, 3, 2), *(value.detach().clone() for value in score.parameters())]
     assert torch.autograd.gradcheck(look, [value.requires_grad_() for value in inputs])
 
 
@@ -123,7 +138,7 @@ def test_a_row_attends_to_its_real_places_as_if_there_were_no_others(lengths, se
     rows, places = len(lengths), max(lengths)
     empty = torch.arange(places) >= torch.tensor(lengths)[:, None]
     scores, memory = draw(rows, places), draw(rows, places, 3)
-    context, weights = attend(scores, memory, empty)
+    context, weights = (part[:, 0] for part in attend(scores[:, None], memory, empty))
     assert not weights[empty].any()
     torch.testing.assert_close(weights.sum(-1), torch.ones(rows, dtype=torch.float64))
     for row, length in enumerate(lengths):
@@ -134,17 +149,20 @@ def test_a_row_attends_to_its_real_places_as_if_there_were_no_others(lengths, se
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_what_stands_in_empty_places_cannot_matter(dtype):
-    scores, memory = torch.tensor([[-3e4, -3e4, 0.0]], dtype=dtype), torch.tensor([[[1.0], [3.0], [0.0]]], dtype=dtype)
+    scores, memory = (
+        torch.tensor([[[-3e4, -3e4, 0.0]]], dtype=dtype),
+        torch.tensor([[[1.0], [3.0], [0.0]]], dtype=dtype),
+    )
     empty = torch.tensor([[False, False, True]])
     before = attend(scores, memory, empty)
-    scores[0, 2], memory[0, 2] = 6e4, 100.0
+    scores[0, 0, 2], memory[0, 2] = 6e4, 100.0
     for got, must in zip(attend(scores, memory, empty), before, strict=True):
         assert torch.equal(got, must)
     assert before[0].item() == 2.0
 
 
 def test_a_row_with_no_real_place_spreads_no_nan():
-    scores, memory = draw(2, 3).requires_grad_(), torch.zeros(2, 3, 4, dtype=torch.float64)
+    scores, memory = draw(2, 1, 3).requires_grad_(), torch.zeros(2, 3, 4, dtype=torch.float64)
     empty = torch.tensor([[False] * 3, [True] * 3])
     memory[0] = draw(3, 4)
     context, _ = attend(scores, memory.requires_grad_(), empty)

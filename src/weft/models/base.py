@@ -4,7 +4,7 @@ A model sees `Tokens` and returns tensors: no text, label, loss, optimiser, file
 configuration, so a class names its roles for a configuration, and a task asks for roles before any data is read.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import Enum
 from typing import ClassVar, Protocol
 
@@ -49,6 +49,7 @@ class Model(nn.Module):
     """The root of all models, weft's and users' own."""
 
     Config: ClassVar[type[Named]]
+    width: int  # of one that encodes: the D of `encode` and `summary`
 
     def __init__(self, config: Named, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__()
@@ -56,10 +57,18 @@ class Model(nn.Module):
         self.vocab = vocab
         self.target_vocab = target_vocab or vocab
 
+    def keep(self, needs: Collection[Role]) -> None:
+        """Drop what only other roles than these use, such as an output layer where nothing is scored."""
+
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
         """Say what a model of this configuration can do."""
         raise RoleError(f"{cls.__name__} names no roles; define roles(config)")
+
+    @classmethod
+    def spells(cls, config: Named) -> bool:
+        """Say whether a model of this configuration reads `Tokens.chars`: a task then spells the tokens out for it."""
+        return False
 
 
 def check_roles(task: str, needs: Iterable[Role], model: str, roles: Iterable[Role]) -> None:

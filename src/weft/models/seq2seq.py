@@ -1,26 +1,36 @@
 """The recurrent encoder-decoder, with and without attention.
 
-Encoder: a deep bidirectional LSTM over the source x_1..x_S; h_j = [h→_j ; h←_j] (Bahdanau et al. 2015, section 3.2).
-Its last states, [h→_S ; h←_1] of each layer, are the vector that starts the decoder's layer.
+Encoder: deep and bidirectional over the source x_1..x_S; h_j = [h→_j ; h←_j] (Bahdanau et al. 2015, section 3.2). Its
+last outputs, [h→_S ; h←_1] of each layer, are the vector v that starts the decoder's layer. Both sides are made of one
+of the five cells of `weft.nn.recurrent`.
 
 `attention: none`: all that the decoder knows of the source is that one fixed vector (Sutskever, Vinyals & Le 2014):
 
-    s_t = LSTM(E y_{t-1}, s_{t-1})
+    s_t = cell(E y_{t-1}, s_{t-1})                  p(y_t | y_<t, x) = softmax(W_o tanh(W_r [s_t ; E y_{t-1}]))
 
-Otherwise, before each step the decoder looks at the source again (Bahdanau et al. 2015, section 3.1), by one of the six
-scores of `weft.nn.scores`, of which theirs is `additive`:
+Otherwise the decoder looks at the source again at each step, by one of the six scores of `weft.nn.scores`:
 
-    e_tj = score(s_{t-1}, h_j)      α_t = softmax(e_t)      c_t = Σ_j α_tj h_j                            (eqs. 5, 6)
-    s_t = LSTM([E y_{t-1} ; c_t], s_{t-1})
+    e_tj = score(q_t, h_j)      α_t = softmax(e_t)      c_t = Σ_j α_tj h_j
 
-    p(y_t | y_<t, x) = softmax(W_o tanh(W_r [s_t ; c_t ; E y_{t-1}]))     (c_t where there is attention)
+`place: before` the cell (Bahdanau et al. 2015, section 3.1, eqs. 4 to 6; theirs is `additive`):
+
+    q_t = s_{t-1}    s_t = cell([E y_{t-1} ; c_t], s_{t-1})    p(y_t) = softmax(W_o tanh(W_r [s_t ; c_t ; E y_{t-1}]))
+
+`place: after` the cell (Luong et al. 2015, section 3, eqs. 5 and 6), where all steps attend in one product:
+
+    s_t = cell(E y_{t-1}, s_{t-1})      q_t = s_t      h~_t = tanh(W_c [s_t ; c_t])      p(y_t) = softmax(W_o h~_t)
+
+and with `input_feeding` (section 3.3) s_t = cell([E y_{t-1} ; h~_{t-1}], s_{t-1}), which must go step by step again.
+
+`feedback: false` is the decoder of the Keras course listing: it reads v at every step, and none of its own output.
 
 Departures: Bahdanau et al. have a GRU, a readout by maxout from s_{t-1}, and start from h←_1 alone; Sutskever et al.
 have a one-directional encoder that reads the source reversed. `bridge: true` puts a dense layer with tanh between
-encoder and decoder; without it the vector itself is h_0 and c_0. In a deep decoder the first layer attends, and
-the layers above it run over all steps at once.
+encoder and decoder; without it the vector itself is each part of the first state. In a deep decoder the query is the
+first layer's state before the cell, and the last layer's after it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -33,27 +43,42 @@ from weft.config import Named
 from weft.models.base import Model, Role
 from weft.nn.capture import capturing, record
 from weft.nn.grid import Grid
-from weft.nn.recurrent import Bidirectional, lstm_pointwise, make_lstm
+from weft.nn.looks import sight
+from weft.nn.recurrent import Cell, State, at_last, make_cell
+from weft.nn.scan import scan_fused, worthwhile
 from weft.nn.scores import attend, make_score
+from weft.nn.stack import Stack
 from weft.tokens import Tokens
 
 
 class Seq2SeqConfig(Named):
     """`width` is that of embeddings, of encoder and decoder states, and of the attention's hidden layer."""
 
+    cell: Literal["elman", "jordan", "lstm", "peephole", "gru"] = "lstm"
     width: int = Field(256, ge=2)
     layers: int = Field(1, ge=1)
     attention: Literal["none", "cosine", "additive", "location", "general", "dot", "scaled-dot"] = "additive"
+    place: Literal["before", "after"] = "before"  # of attention: before the cell or after it
+    input_feeding: bool = False  # after the cell: what was read out goes into the next step
     locations: int = Field(256, ge=1)  # location: how many positions of a source can be attended to
+    feedback: bool = True  # False: the decoder reads the source's vector at every step, and not its own output
     dropout: float = Field(0.0, ge=0, lt=1)
     bridge: bool = True
     tie: bool = False  # one matrix for the target's embeddings and the output (Press & Wolf 2017)
 
     @model_validator(mode="after")
-    def _even(self) -> "Seq2SeqConfig":
+    def _fits(self) -> "Seq2SeqConfig":
         if self.width % 2:
             near = self.width + 1
             raise ValueError(f"model.width must be even, half for each direction: got {self.width}; try {near}")
+        if self.input_feeding and (self.attention == "none" or self.place == "before"):
+            score = "model.attention to a score and " if self.attention == "none" else ""
+            raise ValueError(
+                "model.input_feeding feeds what attention after the cell reads out: got "
+                f"model.attention {self.attention!r} and model.place {self.place!r}; set {score}model.place to 'after'"
+            )
+        if self.tie and not self.feedback:
+            raise ValueError("model.tie ties the output to the embeddings that model.feedback: false leaves out")
         return self
 
 
@@ -72,50 +97,64 @@ class Memory:
 
 @dataclass(frozen=True)
 class DecoderState:
-    """Per hypothesis: the layers' states; and which source it belongs to."""
+    """Per hypothesis: the layers' states, what was last read out, and which source it belongs to."""
 
-    hidden: Tensor  # (B, L, D)
-    cell: Tensor  # (B, L, D)
+    layers: tuple[State, ...]
+    read: Tensor  # (B, D) for input feeding
     owner: Tensor  # (B,) row of the memory
+    vector: Tensor  # (sources, D)
     memory: Memory | None
 
     def select(self, rows: Tensor) -> "DecoderState":
         """Return the state whose hypothesis b continues the old hypothesis rows[b]; the memory is not copied."""
-        return replace(self, hidden=self.hidden[rows], cell=self.cell[rows], owner=self.owner[rows])
+        layers = tuple(tuple(part[rows] for part in layer) for layer in self.layers)
+        return replace(self, layers=layers, read=self.read[rows], owner=self.owner[rows])
 
 
 class Encoder(nn.Module):
-    """Embeddings and a deep bidirectional LSTM."""
+    """Embeddings and deep bidirectional layers."""
 
     def __init__(self, config: Seq2SeqConfig, embed: nn.Embedding) -> None:
         super().__init__()
         self.embed = embed
         self.dropout = nn.Dropout(config.dropout)
-        self.recurrent = Bidirectional(config.width, config.width, config.layers, config.dropout)
+        width = config.width
+        self.recurrent = Stack(config.cell, width, width, config.layers, "both", config.dropout)
 
     def forward(self, source: Tokens) -> tuple[Tensor, Tensor, Grid]:
         """Return the states h_j (N, D), each layer's vector (L, B, D), and the grid they lie on."""
         grid = Grid(source)
-        states, vector = self.recurrent(self.dropout(self.embed(source.ids)), grid)
-        return states, vector, grid
+        outputs, vectors = self.recurrent(self.dropout(self.embed(source.ids)), grid)
+        return outputs[-1], vectors, grid
 
 
 class Decoder(nn.Module):
-    """The layers of the decoder, and, with attention, the look back before each step of the first."""
+    """The layers of the decoder and, with attention, the look back at the source."""
 
-    def __init__(self, config: Seq2SeqConfig, embed: nn.Embedding) -> None:
+    def __init__(self, config: Seq2SeqConfig, embed: nn.Embedding | None, vocab: int) -> None:
         super().__init__()
         width, attends = config.width, config.attention != "none"
+        self.before = attends and config.place == "before"
+        self.feeds = config.input_feeding
         self.embed = embed
         self.dropout = nn.Dropout(config.dropout)
+        first = width * (2 if self.before or self.feeds else 1)
         self.layers = nn.ModuleList(
-            make_lstm(width * (2 if attends and depth == 0 else 1), width) for depth in range(config.layers)
+            make_cell(config.cell, size, width) for size in [first] + [width] * (config.layers - 1)
         )
         self.score = make_score(config.attention, width, config.locations) if attends else None
-        self.readout = nn.Linear(width * (3 if attends else 2), width)
-        self.output = nn.Linear(width, embed.num_embeddings)
-        if config.tie:
+        parts = 3 if self.before else 2
+        self.readout = nn.Linear(width * parts, width)
+        self.output = nn.Linear(width, vocab)
+        if config.tie and embed is not None:
             self.output.weight = embed.weight
+
+    @property
+    def first(self) -> Cell:
+        """The layer that attends, where attention stands before the cell."""
+        layer = self.layers[0]
+        assert isinstance(layer, Cell)
+        return layer
 
     def remember(self, states: Tensor, grid: Grid) -> Memory | None:
         """Lay the encoder's flat states out for attention, and project the keys once."""
@@ -129,75 +168,105 @@ class Decoder(nn.Module):
 
         Without `real` every step is.
         """
-        inputs = self.dropout(self.embed(ids))  # (T, B, D)
-        first, context, hidden, cell = self._first(inputs, state, real)
-        hiddens, cells, top = [hidden], [cell], first
-        for depth, layer in enumerate(list(self.layers)[1:], start=1):
-            start = (state.hidden[:, depth][None].contiguous(), state.cell[:, depth][None].contiguous())
-            top, hidden, cell = self._walk(layer, self.dropout(top), start, real)
-            hiddens.append(hidden)
-            cells.append(cell)
-        parts = [top, context, inputs] if context is not None else [top, inputs]
-        read = torch.tanh(self.readout(torch.cat(parts, -1)))
-        after = replace(state, hidden=torch.stack(hiddens, 1), cell=torch.stack(cells, 1))
-        return self.dropout(read), after
+        inputs = self._inputs(ids, state)
+        if not len(ids):
+            return inputs, state
+        memory = state.memory.rows(state.owner) if state.memory else None
+        if self.feeds:
+            assert memory is not None
+            return self._fed(inputs, state, memory, real)
+        if memory is None:
+            top, layers = self._walk(inputs, state.layers, real)
+            parts = [top, inputs]
+        elif self.before:
+            first, context, after = self._attend_and_step(inputs, state.layers[0], memory, real)
+            top, above = self._walk(first, state.layers[1:], real, depth=1)
+            parts, layers = [top, context, inputs], (after, *above)
+        else:
+            top, layers = self._walk(inputs, state.layers, real)
+            context, weights = self._look(top, memory)
+            record("cross", weights)
+            parts = [top, context]
+        return self.dropout(self._read(parts)), replace(state, layers=layers)
 
     def logits(self, read: Tensor) -> Tensor:
         """Score the target's vocabulary: (..., D) to (..., V)."""
         scores: Tensor = self.output(read)
         return scores
 
-    def _first(
-        self, inputs: Tensor, state: DecoderState, real: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        hidden, cell = state.hidden[:, 0], state.cell[:, 0]
-        if state.memory is None:
-            top, hidden, cell = self._walk(
-                self.layers[0], inputs, (hidden[None].contiguous(), cell[None].contiguous()), real
-            )
-            return top, None, hidden, cell
-        return self._attend_and_step(inputs, hidden, cell, state.memory.rows(state.owner), real)
+    def _inputs(self, ids: Tensor, state: DecoderState) -> Tensor:
+        if self.embed is None:
+            vector: Tensor = self.dropout(state.vector.index_select(0, state.owner))
+            return vector.expand(len(ids), -1, -1)
+        embedded: Tensor = self.dropout(self.embed(ids))
+        return embedded  # (T, B, D)
 
-    def _attend_and_step(
-        self, inputs: Tensor, hidden: Tensor, cell: Tensor, memory: Memory, real: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        layer = self.layers[0]
-        assert self.score is not None
-        assert isinstance(layer, nn.LSTM)
-        weight_ih, weight_hh, bias_ih, bias_hh = layer.all_weights[0]
-        from_input, from_context = weight_ih.chunk(2, 1)
-        # What the inputs alone decide is one product for all steps; a step adds what its context and state decide.
-        ahead = F.linear(inputs, from_input, bias_ih + bias_hh)  # (T, B, 4D)
-        recurrent = torch.cat([from_context, weight_hh], 1).t()
-        hiddens, contexts, looks = [], [], []
-        for step, known in enumerate(ahead):
-            context, weights = attend(self.score(hidden, memory.keys), memory.states, memory.empty)
-            gates = torch.addmm(known, torch.cat([context, hidden], 1), recurrent)
-            new_hidden, new_cell = lstm_pointwise(gates, cell)
-            hiddens.append(new_hidden)
-            contexts.append(context)
-            looks.append(weights)
-            hidden, cell = _keep(real, step, new_hidden, hidden), _keep(real, step, new_cell, cell)
-        if capturing():
-            record("cross", torch.stack(looks, 1))  # (B, T, S)
-        return torch.stack(hiddens), torch.stack(contexts), hidden, cell
+    def _read(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.tanh(self.readout(torch.cat(list(parts), -1)))
 
     def _walk(
-        self, layer: nn.Module, inputs: Tensor, start: tuple[Tensor, Tensor], real: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run one layer over all steps in the fused kernel; ragged prompts, whose end states differ, step by step."""
-        if real is None:
-            top, (hidden, cell) = layer(inputs, start)
-            return top, hidden[0], cell[0]
-        hidden, cell, tops = start[0], start[1], []
-        for step in range(len(inputs)):
-            top, (new_hidden, new_cell) = layer(inputs[step : step + 1], (hidden, cell))
-            tops.append(top)
-            hidden, cell = _keep(real, step, new_hidden, hidden), _keep(real, step, new_cell, cell)
-        return torch.cat(tops), hidden[0], cell[0]
+        self, inputs: Tensor, states: Sequence[State], real: Tensor | None, depth: int = 0
+    ) -> tuple[Tensor, tuple[State, ...]]:
+        """Run the layers from `depth` on, each over all steps at once."""
+        after = []
+        for number, (layer, state) in enumerate(zip(list(self.layers)[depth:], states, strict=True), start=depth):
+            inputs, state = layer(self.dropout(inputs) if number else inputs, state, real)
+            after.append(state)
+        return inputs, tuple(after)
+
+    def _look(self, queries: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+        """Attend with all queries (T, B, D) in one product: the contexts (T, B, D) and weights (B, T, S)."""
+        assert self.score is not None
+        scores = self.score(queries.transpose(0, 1), memory.keys)
+        context, weights = attend(scores, memory.states, memory.empty)
+        return context.transpose(0, 1), weights
+
+    def _attend_and_step(
+        self, inputs: Tensor, state: State, memory: Memory, real: Tensor | None
+    ) -> tuple[Tensor, Tensor, State]:
+        """Look, then step, with the first layer; return its outputs, the contexts, and its state."""
+        assert self.score is not None
+        cell = self.first
+        weight, bias = cell.from_input()
+        from_input, from_context = weight.chunk(2, 1)
+        # What the inputs alone decide is one product for all steps; a step adds what its context and state decide.
+        ahead = F.linear(inputs, from_input, bias)  # (T, B, G·D)
+        at = sight(self.score, memory.states, memory.keys, memory.empty, from_context)
+        if at and worthwhile(ahead) and not capturing():
+            *parts, context = scan_fused(cell, ahead, state, at)
+            return parts[0], context, tuple(at_last(*pair, real) for pair in zip(parts, state, strict=True))
+        begun, walked, contexts, looks = state, [], [], []
+        for known in ahead:
+            context, weights = attend(self.score(state[0][:, None], memory.keys), memory.states, memory.empty)
+            state = cell.step(known + F.linear(context[:, 0], from_context), state)
+            walked.append(state)
+            contexts.append(context[:, 0])
+            looks.append(weights)
+        record("cross", torch.cat(looks, 1))  # (B, T, S)
+        parts = [torch.stack(part) for part in zip(*walked, strict=True)]
+        after = tuple(at_last(part, start, real) for part, start in zip(parts, begun, strict=True))
+        return parts[0], torch.stack(contexts), after
+
+    def _fed(
+        self, inputs: Tensor, state: DecoderState, memory: Memory, real: Tensor | None
+    ) -> tuple[Tensor, DecoderState]:
+        """Step through all layers, look, read out, and feed that into the next step."""
+        layers, read, reads, looks = state.layers, state.read, [], []
+        for step, embedded in enumerate(inputs):
+            top, new = self._walk(torch.cat([embedded, read], -1)[None], layers, None)
+            context, weights = self._look(top, memory)
+            reads.append(self._read([top, context])[0])
+            looks.append(weights)
+            read = _moved(real, step, reads[-1], read)
+            layers = tuple(
+                tuple(_moved(real, step, *parts) for parts in zip(*pair, strict=True))
+                for pair in zip(new, layers, strict=True)
+            )
+        record("cross", torch.cat(looks, 1))
+        return self.dropout(torch.stack(reads)), replace(state, layers=layers, read=read)
 
 
-def _keep(real: Tensor | None, step: int, new: Tensor, old: Tensor) -> Tensor:
+def _moved(real: Tensor | None, step: int, new: Tensor, old: Tensor) -> Tensor:
     """Move on only the rows whose sequence reaches this step."""
     return new if real is None else torch.where(real[step][:, None], new, old)
 
@@ -212,11 +281,13 @@ class Seq2Seq(Model):
         source = nn.Embedding(vocab, config.width)
         shared = target_vocab is None  # one vocabulary for both sides: one matrix too
         self.encoder = Encoder(config, source)
-        self.decoder = Decoder(config, source if shared else nn.Embedding(self.target_vocab, config.width))
-        self.bridge = nn.Linear(config.width, 2 * config.width) if config.bridge else None
-        # Inputs of unit size teach an LSTM fastest; a matrix that is also the output's must not give large scores.
+        target = source if shared else nn.Embedding(self.target_vocab, config.width)
+        self.decoder = Decoder(config, target if config.feedback else None, self.target_vocab)
+        self.states = self.decoder.first.states
+        self.bridge = nn.Linear(config.width, self.states * config.width) if config.bridge else None
+        # Inputs of unit size teach a recurrent net fastest; a matrix that is also the output's must not score high.
         if config.tie:
-            nn.init.normal_(self.decoder.embed.weight, std=config.width**-0.5)
+            nn.init.normal_(target.weight, std=config.width**-0.5)
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
@@ -243,8 +314,10 @@ class Seq2Seq(Model):
         return self.decoder.logits(read[0]), state
 
     def _begin(self, source: Tokens) -> DecoderState:
-        states, vector, grid = self.encoder(source)
-        vector = vector.transpose(0, 1)  # (B, L, D)
-        hidden, cell = torch.tanh(self.bridge(vector)).chunk(2, -1) if self.bridge else (vector, vector)
+        states, vectors, grid = self.encoder(source)
+        starts = torch.tanh(self.bridge(vectors)).chunk(self.states, -1) if self.bridge else [vectors] * self.states
         owner = torch.arange(len(source), device=source.device)
-        return DecoderState(hidden, cell, owner, self.decoder.remember(states, grid))
+        layers = tuple(zip(*(part.unbind() for part in starts), strict=True))
+        return DecoderState(
+            layers, torch.zeros_like(vectors[0]), owner, vectors[-1], self.decoder.remember(states, grid)
+        )

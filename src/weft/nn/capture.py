@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from weft.errors import ConfigError
+
 
 @dataclass
 class Maps:
@@ -48,5 +50,12 @@ def record(place: str, weights: Tensor, layer: int = 0) -> None:
     """Hand over weights (B, T, S), or (B, H, T, S) of which the chosen heads are kept, if someone looks."""
     maps = _maps.get()
     if maps is not None and maps.wants(layer):
-        chosen = weights if maps.heads is None or weights.dim() < 4 else weights[:, list(maps.heads)]
+        chosen = weights if maps.heads is None or weights.dim() < 4 else weights[:, _existing(maps.heads, weights)]
         maps.weights.setdefault((place, layer), []).append(chosen.detach())
+
+
+def _existing(heads: Collection[int], weights: Tensor) -> list[int]:
+    count = weights.shape[1]
+    if not all(0 <= head < count for head in heads):
+        raise ConfigError(f"heads: the model has {count} heads, counted from 0, but {sorted(heads)} are asked for")
+    return list(heads)

@@ -56,4 +56,6 @@ class Grid:
 
     def last(self, grid: Tensor) -> Tensor:
         """Read each sequence's last real step of (T, B, ...): (B, ...), zeros for a sequence with no step."""
+        if not self.steps:
+            return grid.new_zeros(self.rows, *grid.shape[2:])
         return grid.flatten(0, 1).index_select(0, self._last).index_fill(0, self._none, 0)

@@ -5,7 +5,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Sum -log p(target) over (N, V) logits, in float32 at least; `smoothing` as in Szegedy et al. 2016, section 7."""
-    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(exact, targets, reduction="sum", label_smoothing=smoothing)
+def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None) -> Tensor:
+    """Sum -log p(target) over (N, V) logits, in float32 at least; `smoothing` as in Szegedy et al. 2016, section 7.
+
+    `weights` (V,) multiply the term of each target.
+    """
+    return F.cross_entropy(_exact(logits), targets, weights, reduction="sum", label_smoothing=smoothing)
+
+
+def binary_cross_entropy_sum(
+    logits: Tensor, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
+) -> Tensor:
+    """Sum over (N, V) questions, each of which may be so: -log p where the target is 1, -log(1 - p) where it is 0.
+
+    `smoothing` moves targets that far towards 1/2; `weights` (V,) multiply the terms of what is so.
+    """
+    soft = targets * (1 - smoothing) + smoothing / 2
+    return F.binary_cross_entropy_with_logits(_exact(logits), soft, pos_weight=weights, reduction="sum")
+
+
+def _exact(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -1,64 +1,289 @@
-"""Recurrent layers over flat tokens, on the library's fused kernels (oneDNN, cuDNN).
+"""Recurrent networks: five cells, each by its equations, written as steps.
 
-LSTM (Hochreiter & Schmidhuber 1997; with the forget gate of Gers et al. 2000), as `torch.nn.LSTM` has it:
+    Elman (1990)         h_t = tanh(U x_t + W h_{t-1} + b)
+    Jordan (1986)        h_t = tanh(U x_t + W y_{t-1} + b)             y_t = tanh(V h_t + b_y)
+    LSTM                 i_t = σ(W_xi x_t + W_hi h_{t-1} + b_i)        f_t = σ(W_xf x_t + W_hf h_{t-1} + b_f)
+                         g_t = tanh(W_xg x_t + W_hg h_{t-1} + b_g)     o_t = σ(W_xo x_t + W_ho h_{t-1} + b_o)
+                         c_t = f_t ⊙ c_{t-1} + i_t ⊙ g_t               h_t = o_t ⊙ tanh(c_t)
+    peephole             as LSTM, with  + w_ci ⊙ c_{t-1} in i_t,  + w_cf ⊙ c_{t-1} in f_t,  + w_co ⊙ c_t in o_t
+    GRU                  r_t = σ(W_xr x_t + W_hr h_{t-1} + b_r)        z_t = σ(W_xz x_t + W_hz h_{t-1} + b_z)
+                         n_t = tanh(W_xn x_t + b_n + r_t ⊙ (W_hn h_{t-1} + b_hn))
+                         h_t = (1 - z_t) ⊙ n_t + z_t ⊙ h_{t-1}
 
-    i_t = σ(W_xi x_t + W_hi h_{t-1} + b_i)        f_t = σ(W_xf x_t + W_hf h_{t-1} + b_f)
-    g_t = tanh(W_xg x_t + W_hg h_{t-1} + b_g)     o_t = σ(W_xo x_t + W_ho h_{t-1} + b_o)
-    c_t = f_t ⊙ c_{t-1} + i_t ⊙ g_t               h_t = o_t ⊙ tanh(c_t)
+LSTM: Hochreiter & Schmidhuber 1997 with the forget gate of Gers et al. 2000; peephole: Graves 2013, eqs. 7 to 11, where
+the matrices from cell to gate are diagonal; GRU: Cho et al. 2014, the reset gate after the product, as cuDNN has it. A
+Jordan network hands its output on, not its hidden layer.
 
-The two directions of a layer are two forward walks, one over each sequence reversed, so that the fused kernel for
-whole grids serves ragged batches too: on a CPU it is two to three times as fast in training as the packed one.
+A cell is a step written as stages, each a product with a matrix and a function place by place; what the inputs alone
+decide is one product for all steps. Elman, LSTM and GRU walk in the library's fused kernels (oneDNN, cuDNN) where those
+are the fastest, every other cell in `weft.nn.scan`; a cell of one's own needs only its stages.
 """
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from weft.nn.grid import Grid
+from weft.nn.scan import scan
+
+Parts = Sequence[Tensor]  # vectors of one width, (B, D) each
+State = tuple[Tensor, ...]  # what a layer hands from step to step, batch-first
+Pointwise = Callable[[Parts, Parts, Parts, Parts], Parts]
+
+CELLS = ("elman", "jordan", "lstm", "peephole", "gru")
 
 
-class Bidirectional(nn.Module):
-    """A deep bidirectional LSTM: each direction has half the width; the two are concatenated (Graves et al. 2013)."""
+class Stage(NamedTuple):
+    """The product of a matrix with the last value, and what is done with it place by place.
 
-    def __init__(self, inputs: int, width: int, layers: int, dropout: float = 0.0) -> None:
+    `pointwise(known, product, state, vectors)` gets what the input decided, this product, the state before the step and
+    the cell's vectors, and returns values: the first is what the next stage multiplies. Those of the last stage are
+    the new state, of which the first is the step's output.
+    """
+
+    pointwise: Pointwise
+    weight: Tensor  # (G·D, D)
+    bias: Tensor | None = None  # (G·D,)
+
+
+class Cell(nn.Module):
+    """One layer's step. `gates` says how many products of the input it needs, `states` how many vectors it hands on."""
+
+    gates: ClassVar[int]
+    states: ClassVar[int] = 1
+
+    def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
-        sizes = [inputs] + [width] * (layers - 1)
-        self.forwards = nn.ModuleList(make_lstm(size, width // 2) for size in sizes)
-        self.backwards = nn.ModuleList(make_lstm(size, width // 2) for size in sizes)
-        self.dropout = nn.Dropout(dropout)
+        self.inputs, self.width = inputs, width
 
-    def forward(self, flat: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Read (N, D); return all outputs (N, D) of the top layer and each layer's two last states, (L, B, D)."""
-        ends = []
-        for depth, (ahead, back) in enumerate(zip(self.forwards, self.backwards, strict=True)):
-            flat = self.dropout(flat) if depth else flat
-            left, _ = ahead(grid.lay(flat))  # (T, B, D/2)
-            right, _ = back(grid.lay(flat, reverse=True))
-            ends.append(torch.cat([grid.last(left), grid.last(right)], -1))
-            flat = torch.cat([grid.gather(left), grid.gather(right, reverse=True)], -1)
-        return flat, torch.stack(ends)
+    def from_input(self) -> tuple[Tensor, Tensor]:
+        """Return the matrix (G·D, I) and bias (G·D,) of what the input alone decides."""
+        raise NotImplementedError
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the step's stages."""
+        raise NotImplementedError
+
+    def vectors(self) -> Tensor | None:
+        """Return the cell's own vectors (K, D), if it has any."""
+        return None
+
+    def ahead(self, inputs: Tensor) -> Tensor:
+        """Compute what inputs (..., I) alone decide, for all steps at once: (..., G·D)."""
+        return F.linear(inputs, *self.from_input())
+
+    def step(self, known: Tensor, state: State) -> State:
+        """Make one step from what the input decided, known (B, G·D)."""
+        parts, vectors = known.chunk(self.gates, -1), self.vectors()
+        values: Parts = state
+        for stage in self.stages():
+            product = F.linear(values[0], stage.weight, stage.bias)
+            gates = product.chunk(product.shape[-1] // self.width, -1)
+            values = stage.pointwise(parts, gates, state, () if vectors is None else vectors.unbind())
+        return tuple(values)
+
+    def begin(self, rows: int, like: Tensor) -> State:
+        """Return the state before the first step: zeros."""
+        return tuple(like.new_zeros(rows, self.width) for _ in range(self.states))
+
+    def forward(self, inputs: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
+        """Read inputs (T, B, I); return the output of every step, (T, B, D), and the state after each row's last.
+
+        A row's steps are those that `real` (T, B) has, from the first on; without it all are.
+        """
+        begun = state or self.begin(inputs.shape[1], inputs)
+        walked = scan(self, self.ahead(inputs), begun)
+        return walked[0], tuple(at_last(part, start, real) for part, start in zip(walked, begun, strict=True))
 
 
-def make_lstm(inputs: int, width: int) -> nn.LSTM:
-    """One layer with weights that carry signals far from the first step on.
+def at_last(walked: Tensor, start: Tensor, real: Tensor | None) -> Tensor:
+    """Read from (T, B, ...) what stands at each row's last real step; a row that has none keeps `start` (B, ...)."""
+    if not len(walked):
+        return start
+    if real is None:
+        return walked[-1]
+    steps = real.sum(0)
+    rows = torch.arange(walked.shape[1], device=walked.device)
+    found = walked[(steps - 1).clamp(min=0), rows]
+    return torch.where((steps > 0).view(-1, *[1] * (found.dim() - 1)), found, start)
+
+
+class _Library(Cell):
+    """A cell that torch has a fused kernel for; its weights lie as the kernel wants them."""
+
+    kernel: nn.RNN | nn.LSTM | nn.GRU
+
+    def from_input(self) -> tuple[Tensor, Tensor]:
+        """The input's matrix, and both biases: what a step adds anyway need not wait for it."""
+        weight, _, bias, other = self.kernel.all_weights[0]
+        return weight, bias + other
+
+    def forward(self, inputs: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
+        """Walk in the fused kernel; where rows end apart, that tells the last state only if it is an output too."""
+        if not len(inputs) or (real is not None and self.states > 1):
+            return super().forward(inputs, state, real)
+        begun = state or self.begin(inputs.shape[1], inputs)
+        wrapped = tuple(part[None].contiguous() for part in begun)
+        outputs, ends = self.kernel(inputs, wrapped if self.states > 1 else wrapped[0])
+        if real is not None:
+            return outputs, (at_last(outputs, begun[0], real),)
+        return outputs, tuple(part[0] for part in ends) if self.states > 1 else (ends[0],)
+
+    def _stage(self, pointwise: Pointwise) -> tuple[Stage, ...]:
+        return (Stage(pointwise, self.kernel.all_weights[0][1]),)
+
+
+class Elman(_Library):
+    """A simple recurrent network."""
+
+    gates = 1
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__(inputs, width)
+        self.kernel = nn.RNN(inputs, width)
+        carry_far(*self.kernel.parameters(), gates=1)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """One product, one tanh."""
+        return self._stage(_elman)
+
+
+def _elman(known: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
+    return (torch.tanh(known[0] + product[0]),)
+
+
+class LSTM(_Library):
+    """Long short-term memory; its state is (h, c)."""
+
+    gates, states = 4, 2
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__(inputs, width)
+        self.kernel = nn.LSTM(inputs, width)
+        carry_far(*self.kernel.parameters(), gates=4, open_gate=1)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """One product for all four gates."""
+        return self._stage(_lstm)
+
+
+def _lstm(known: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
+    i, f, g, o = (one + other for one, other in zip(known, product, strict=True))
+    c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+class GRU(_Library):
+    """A gated recurrent unit."""
+
+    gates = 3
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__(inputs, width)
+        self.kernel = nn.GRU(inputs, width)
+        carry_far(*self.kernel.parameters(), gates=3)
+
+    def from_input(self) -> tuple[Tensor, Tensor]:
+        """The input's matrix and bias; the state's own bias must meet the reset gate."""
+        weight, _, bias, _ = self.kernel.all_weights[0]
+        return weight, bias
+
+    def stages(self) -> tuple[Stage, ...]:
+        """One product for all three gates."""
+        _, weight, _, bias = self.kernel.all_weights[0]
+        return (Stage(_gru, weight, bias),)
+
+
+def _gru(known: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
+    r = torch.sigmoid(known[0] + product[0])
+    z = torch.sigmoid(known[1] + product[1])
+    n = torch.tanh(known[2] + r * product[2])
+    return ((1 - z) * n + z * state[0],)
+
+
+class Peephole(Cell):
+    """An LSTM whose gates see the cell; its state is (h, c)."""
+
+    gates, states = 4, 2
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__(inputs, width)
+        self.input_weight = nn.Parameter(torch.empty(4 * width, inputs))
+        self.state_weight = nn.Parameter(torch.empty(4 * width, width))
+        self.bias = nn.Parameter(torch.empty(4 * width))
+        self.peepholes = nn.Parameter(torch.zeros(3, width))  # w_ci, w_cf, w_co
+        carry_far(self.input_weight, self.state_weight, self.bias, gates=4, open_gate=1)
+
+    def from_input(self) -> tuple[Tensor, Tensor]:
+        """The input's matrix and bias."""
+        return self.input_weight, self.bias
+
+    def vectors(self) -> Tensor:
+        """The peepholes, one number a unit and gate."""
+        return self.peepholes
+
+    def stages(self) -> tuple[Stage, ...]:
+        """One product for all four gates."""
+        return (Stage(_peephole, self.state_weight),)
+
+
+def _peephole(known: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
+    i, f, g, o = (one + other for one, other in zip(known, product, strict=True))
+    before = state[1]
+    c = torch.sigmoid(f + vectors[1] * before) * before + torch.sigmoid(i + vectors[0] * before) * torch.tanh(g)
+    return torch.sigmoid(o + vectors[2] * c) * torch.tanh(c), c
+
+
+class Jordan(Cell):
+    """The output-recurrent form: what a step puts out is what the next one's hidden layer reads."""
+
+    gates = 1
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__(inputs, width)
+        self.input_weight = nn.Parameter(torch.empty(width, inputs))
+        self.state_weight = nn.Parameter(torch.empty(width, width))
+        self.bias = nn.Parameter(torch.empty(width))
+        self.output = nn.Linear(width, width)
+        carry_far(self.input_weight, self.state_weight, self.bias, gates=1)
+        nn.init.orthogonal_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def from_input(self) -> tuple[Tensor, Tensor]:
+        """The input's matrix and bias."""
+        return self.input_weight, self.bias
+
+    def stages(self) -> tuple[Stage, ...]:
+        """The hidden layer, then the output."""
+        return Stage(_elman, self.state_weight), Stage(_put_out, self.output.weight, self.output.bias)
+
+
+def _put_out(known: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
+    return (torch.tanh(product[0]),)
+
+
+@torch.no_grad()
+def carry_far(
+    from_input: Tensor, from_state: Tensor, *biases: Tensor, gates: int, open_gate: int | None = None
+) -> None:
+    """Set weights that carry signals far from the first step on.
 
     Orthogonal from state to state (Saxe et al. 2014), Xavier from the input (Glorot & Bengio 2010), gate by gate, and a
     forget gate that starts open (Jozefowicz et al. 2015).
     """
-    layer = nn.LSTM(inputs, width)
-    from_input, from_state, *biases = layer.all_weights[0]
-    with torch.no_grad():
-        for weight in from_input.chunk(4):
-            nn.init.xavier_uniform_(weight)
-        for weight in from_state.chunk(4):
-            nn.init.orthogonal_(weight)
-        for bias in biases:
-            bias.zero_()
-        biases[0][width : 2 * width] = 1.0
-    return layer
+    for weight in from_input.chunk(gates):
+        nn.init.xavier_uniform_(weight)
+    for weight in from_state.chunk(gates):
+        nn.init.orthogonal_(weight)
+    for bias in biases:
+        bias.zero_()
+    if open_gate is not None:
+        biases[0].chunk(gates)[open_gate].fill_(1.0)
 
 
-def lstm_pointwise(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply one step's gates (B, 4D), in the order i, f, g, o: the equations above from their sums on."""
-    i, f, g, o = gates.chunk(4, -1)
-    cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
-    return torch.sigmoid(o) * torch.tanh(cell), cell
+def make_cell(name: str, inputs: int, width: int) -> Cell:
+    """Make the cell of that name."""
+    kinds = {"elman": Elman, "jordan": Jordan, "lstm": LSTM, "peephole": Peephole, "gru": GRU}
+    return kinds[name](inputs, width)

@@ -8,7 +8,7 @@
     scaled-dot  q · k_j / √D                                Vaswani et al. 2017, eq. 1
 
 A score is two steps, so that what the source alone decides is computed once: `keys` turns the states (B, S, D) into
-what the score compares with, and calling it scores queries (B, D) against those: (B, S).
+what the score compares with, and calling it scores queries (B, T, D), as many as there are, against those: (B, T, S).
 """
 
 import torch
@@ -29,7 +29,7 @@ class Cosine(nn.Module):
         return F.normalize(memory, dim=-1)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score queries (B, D) against keys (B, S, D): (B, S)."""
+        """Score queries (B, T, D) against keys (B, S, D): (B, T, S)."""
         return F.softplus(self.strength(query)) * _dot(F.normalize(query, dim=-1), keys)
 
 
@@ -48,8 +48,8 @@ class Additive(nn.Module):
         return projected
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score queries (B, D) against projected keys (B, S, A): (B, S)."""
-        hidden = torch.tanh(keys + self.query(query)[:, None])
+        """Score queries (B, T, D) against projected keys (B, S, A): (B, T, S)."""
+        hidden = torch.tanh(keys[:, None] + self.query(query)[:, :, None])  # (B, T, S, A)
         scores: Tensor = self.energy(hidden)
         return scores.squeeze(-1)
 
@@ -70,11 +70,11 @@ class Location(nn.Module):
         return memory
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score queries (B, D) for the S positions of keys (B, S, D): (B, S)."""
+        """Score queries (B, T, D) for the S positions of keys (B, S, D): (B, T, S)."""
         scores: Tensor = self.place(query)
-        beyond = keys.shape[1] - scores.shape[1]
+        beyond = keys.shape[1] - scores.shape[-1]
         if beyond <= 0:
-            return scores[:, : keys.shape[1]]
+            return scores[..., : keys.shape[1]]
         return F.pad(scores, (0, beyond), value=torch.finfo(scores.dtype).min)
 
 
@@ -91,7 +91,7 @@ class General(nn.Module):
         return turned
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score queries (B, D) against turned keys (B, S, D): (B, S)."""
+        """Score queries (B, T, D) against turned keys (B, S, D): (B, T, S)."""
         return _dot(query, keys)
 
 
@@ -107,7 +107,7 @@ class Dot(nn.Module):
         return memory
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score queries (B, D) against keys (B, S, D): (B, S)."""
+        """Score queries (B, T, D) against keys (B, S, D): (B, T, S)."""
         return _dot(query * self.scale, keys)
 
 
@@ -133,11 +133,11 @@ def make_score(name: str, width: int, positions: int) -> Score:
 
 
 def _dot(query: Tensor, keys: Tensor) -> Tensor:
-    return torch.bmm(keys, query[..., None]).squeeze(-1)
+    return torch.bmm(query, keys.transpose(1, 2))
 
 
 def attend(scores: Tensor, memory: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
-    """Weigh memory (B, S, D) by softmax(scores) over its real places; return the context (B, D) and weights (B, S)."""
+    """Weigh memory (B, S, D) by softmax(scores) over its real places: contexts (B, T, D) and weights (B, T, S)."""
     # Not -inf: beside a real place this is zero after softmax too, and a row with no real place has no NaN to spread.
-    weights = torch.softmax(scores.masked_fill(empty, torch.finfo(scores.dtype).min), -1)
-    return torch.bmm(weights[:, None], memory).squeeze(1), weights
+    weights = torch.softmax(scores.masked_fill(empty[:, None], torch.finfo(scores.dtype).min), -1)
+    return torch.bmm(weights, memory), weights

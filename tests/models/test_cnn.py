@@ -1,0 +1,143 @@
+"""Kim's network against a convolution of one sentence at a time, and its properties."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from weft.config import read_section
+from weft.errors import ConfigError, RoleError
+from weft.models import cnn
+from weft.models.base import Role
+from weft.models.cnn import CNN, CNNConfig
+from weft.testing import check_model
+from weft.tokens import Tokens
+
+VOCAB = 11
+RAGGED = (4, 1, 7, 2)
+
+
+def make(seed=0, **config):
+    torch.manual_seed(seed)
+    config = {"name": "cnn", "width": 6, "kernels": [3, 4, 5], **config}
+    return CNN(CNNConfig.model_validate(config), VOCAB).double().eval()
+
+
+def draw(lengths=RAGGED):
+    torch.manual_seed(1)
+    return Tokens.flat(torch.randint(VOCAB, (sum(lengths),)), torch.tensor(lengths))
+
+
+def reference(model, ids):
+    """Convolve one sentence with the library's own kernel, "same" padded: features (T, D) and their maximum (D,)."""
+    embedded = model.embed.weight[ids]
+    maps = []
+    for size, layer in zip(model.config.kernels, model.filters, strict=True):
+        weight = layer.weight.view(len(layer.bias), size, -1).transpose(1, 2)
+        padded = F.pad(embedded.T, ((size - 1) // 2, size // 2))
+        maps.append(F.conv1d(padded[None], weight, layer.bias)[0].T)
+    found = torch.cat(maps, 1).clamp(min=0)
+    return found, found.amax(0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"kernels": [1], "width": 4}, {"kernels": [2, 6], "embedding": 3}, {"embedding": 5, "dropout": 0.5}],
+    ids=str,
+)
+def test_every_property_of_an_encoder_holds(config):
+    assert "a sequence alone answers as in any batch" in check_model(CNN, {"width": 6, **config})
+    assert CNN.roles(CNNConfig(name="cnn")) == {Role.ENCODER}
+
+
+@pytest.mark.parametrize("kernels", [[3, 4, 5], [1, 2, 9], [2]])
+def test_it_is_a_convolution_and_a_maximum_over_time_of_each_sentence(kernels):
+    model, tokens = make(kernels=kernels, embedding=5), draw()
+    maps, summary = model.encode(tokens)[0], model.summary(tokens)
+    alone = [reference(model, ids) for ids in tokens.split()]
+    torch.testing.assert_close(maps, torch.cat([one for one, _ in alone]))
+    torch.testing.assert_close(summary, torch.stack([one for _, one in alone]))
+    parameters = list(model.parameters())
+    weights = torch.randn(len(RAGGED), model.width, dtype=torch.float64)
+    ours = torch.autograd.grad((summary * weights).sum() + maps.square().sum(), parameters)
+    must = sum((one * weight).sum() + every.square().sum() for (every, one), weight in zip(alone, weights, strict=True))
+    for mine, yours in zip(ours, torch.autograd.grad(must, parameters), strict=True):
+        torch.testing.assert_close(mine, yours)
+
+
+def test_a_window_that_reaches_into_the_next_sentence_is_caught(monkeypatch):
+    def leaking(tokens, before, after):
+        total = int(tokens.lengths.sum())
+        return (torch.arange(total)[:, None] + torch.arange(-before, after + 1)).clamp(0, total)
+
+    monkeypatch.setattr(cnn, "_window", leaking)
+    with pytest.raises(AssertionError, match="not so: a sequence alone answers as in any batch"):
+        check_model(CNN, {"width": 6})
+
+
+def test_width_is_that_of_what_it_gives():
+    model, tokens = make(width=9, embedding=4), draw()
+    assert model.width == model.encode(tokens).shape[-1] == model.summary(tokens).shape[-1] == 9
+
+
+def test_layer_0_is_the_embeddings_and_1_the_features():
+    model, tokens = make(), draw()
+    both = model.encode(tokens, layers=(0, 1))
+    assert both.shape == (2, sum(RAGGED), 6)
+    assert torch.equal(both[0], model.embed.weight[tokens.ids])
+    assert torch.equal(both[1], model.encode(tokens)[0])
+    assert torch.equal(model.encode(tokens, layers=(-2,))[0], both[0])
+
+
+def test_layers_that_it_lacks_or_cannot_stack_are_refused():
+    with pytest.raises(ConfigError, match=r"layers: a cnn has 0, the embeddings, and 1, the features, but \[2\] is"):
+        make().encode(draw(), layers=(2,))
+    narrow = make(embedding=4)
+    assert narrow.encode(draw(), layers=(0,)).shape[-1] == 4
+    with pytest.raises(RoleError, match="embeddings are 4 wide and features 6: they cannot be stacked; ask for one"):
+        narrow.encode(draw(), layers=(0, -1))
+
+
+def test_empty_sequences_among_others_change_nothing_and_spoil_no_gradient():
+    model, tokens = make(), draw()
+    gaps = Tokens.flat(tokens.ids, torch.tensor([0, 4, 1, 0, 7, 2, 0]))
+    got, must = model.summary(gaps), model.summary(tokens)
+    torch.testing.assert_close(got[[1, 2, 4, 5]], must)
+    assert not got[[0, 3, 6]].any()
+    parameters = list(model.parameters())
+    ours, theirs = (torch.autograd.grad(side.square().sum(), parameters) for side in (got, must))
+    for mine, yours in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, yours)
+    nothing = Tokens.pack([[], []])
+    assert model.encode(nothing).shape == (1, 0, 6)
+    assert model.summary(nothing).tolist() == [[0.0] * 6] * 2
+
+
+def test_dropout_is_on_embeddings_and_in_training_only():
+    model, tokens = make(dropout=0.5), draw()
+    still = make(dropout=0.0)
+    assert torch.equal(model.encode(tokens), still.encode(tokens))  # the same weights: the same seed
+    model.train()
+    dropped = model.encode(tokens, layers=(0,))[0]
+    assert set((dropped / model.embed.weight[tokens.ids]).round(decimals=9).unique().tolist()) == {0.0, 2.0}
+    assert not torch.equal(model.encode(tokens), model.encode(tokens))
+
+
+def test_it_runs_in_half_precision_too():
+    model, tokens = make().float(), draw()
+    with torch.autocast("cpu", torch.bfloat16):
+        half = model.summary(tokens)
+    torch.testing.assert_close(half.float(), model.summary(tokens), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        ({"width": 7}, "model: model.width must be a multiple of 3, the kernels: got 7; try 9"),
+        ({"kernels": []}, r"model.kernels must be widths of 1 or more, but is \[\]; try \[3, 4, 5\]"),
+        ({"kernels": [3, 0]}, r"model.kernels must be widths of 1 or more, but is \[3, 0\]"),
+        ({"filters": 3}, "model.filters: unknown key"),
+    ],
+)
+def test_a_wrong_config_is_refused_with_the_remedy(raw, told):
+    with pytest.raises(ConfigError, match=told):
+        read_section(CNNConfig, {"name": "cnn", **raw}, "model")
