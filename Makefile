@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test browser lint format bench clean
 
 help:            ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -18,8 +18,21 @@ demo: $(READY)   ## train a fixed-vector model and an attention model for a minu
 	rm -rf demo
 	$(BIN)/weft compare dates-fixed dates --budget 60s --out demo
 
-test: $(READY)   ## run all tests
+test: $(READY) browser  ## run all tests
 	$(BIN)/python -m pytest --numprocesses 2
+
+# Pages are tested in Debian's Chromium. Where we may, it is installed (tried once, and soon given up with no network);
+# where it is not there, those tests are skipped.
+APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Acquire::Retries=0 -o Acquire::http::Timeout=5 \
+	-o Acquire::https::Timeout=5 -o APT::Update::Error-Mode=any -o DPkg::Lock::Timeout=10
+WANTED := install --no-install-recommends chromium fonts-dejavu-core
+
+browser: $(READY)
+	@if ! command -v chromium && test ! -e $(VENV)/.browser && test "$$(id -u)" = 0 && command -v apt-get; then \
+		touch $(VENV)/.browser; \
+		timeout 60 env $(APT) update && timeout 300 env $(APT) --download-only $(WANTED) && env $(APT) $(WANTED); \
+	fi >/dev/null 2>&1 || true
+	@command -v chromium >/dev/null || echo "chromium is not installed: the tests in a browser are skipped"
 
 lint: $(READY)   ## check style and types
 	$(BIN)/ruff check

@@ -11,8 +11,9 @@ from weft.config import Run, read_recipe
 from weft.data.limits import Limit
 from weft.data.records import Skipped
 from weft.errors import CheckpointError, ConfigError, RoleError
-from weft.inspect.charts import alignment, line_chart
-from weft.inspect.page import heading, page, paragraph, table
+from weft.inspect.attention import explained
+from weft.inspect.charts import line_chart
+from weft.inspect.page import heading, page, table
 from weft.pipeline import Pipeline, data_for, run_name, train
 from weft.tasks.prepare import has_split, read_split
 from weft.training.report import Reporter, read_metrics
@@ -121,14 +122,10 @@ class Comparison:
         examples, drawn = self.unseen()[:1], []
         for one in self.contenders if examples else []:
             try:
-                found = one.pipeline.attention(examples[0])
+                drawn += one.pipeline.attention(examples[0]).figures(one.name)
             except RoleError:
                 continue
-            drawn.append(alignment(found.weights, found.source, found.target, f"{one.name}: {found.place}"))
-        if not drawn:
-            return []
-        told = "Each row is a token of the output; the darker a cell, the more it read the source at that column."
-        return [heading("Alignment"), paragraph(told), *drawn]
+        return [heading("Alignment"), explained(), *drawn] if drawn else []
 
 
 def compare(

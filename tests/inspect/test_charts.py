@@ -2,16 +2,15 @@ import itertools
 import json
 import math
 import re
-import unicodedata
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.errors import DataError
 from weft.inspect import charts, page
-from weft.inspect.charts import alignment, encode_data, line_chart, visible
+from weft.inspect.charts import line_chart
+from weft.inspect.maps import alignment
 
 quick = settings(deadline=None, derandomize=True, max_examples=60)
 BAD = [math.nan, math.inf, -math.inf, 1e300]
@@ -26,15 +25,6 @@ def paths(made: str) -> list[list[tuple[float, float]]]:
     """The points of every drawn line."""
     found = re.findall(r'<title>[^<]*</title><path class="line" d="M([^"]*)"', made)
     return [[tuple(map(float, pair.split())) for pair in path.split("L")] for path in found]
-
-
-def tiles(made: str) -> dict[tuple[int, int], float]:
-    """The opacity of every drawn cell, by row and column."""
-    data, shades = data_of(made), {}
-    for opacity, path in re.findall(r'class="heat" fill-opacity="([^"]+)" d="([^"]+)"', made):
-        for x, y in re.findall(r"M(\d+) (\d+)", path):
-            shades[(int(y) - data["top"]) // data["cell"], (int(x) - data["left"]) // data["cell"]] = float(opacity)
-    return shades
 
 
 # --- lines
@@ -132,6 +122,11 @@ def test_hovering_reads_the_values() -> None:
     assert data_of(line_chart({"a": [(0, 0.931)]}, "step", "loss"))["series"][0]["points"][0][2] == "0.931"
 
 
+def test_a_place_along_the_axis_may_have_a_name() -> None:
+    made = line_chart({"a": [(0, 1.0), (1, 0.5)]}, "steps back", "gradient", stops={1: "␣the"})
+    assert [label for _, label in data_of(made)["stops"]] == ["steps back 0", "steps back 1: ␣the"]
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -198,113 +193,6 @@ def test_colours_can_be_told_apart_by_all_and_seen_on_their_page(mode: int) -> N
     assert contrast(colour["--ink"], colour["--paper"]) >= 7
     assert contrast(colour["--quiet"], colour["--paper"]) >= 4.5
     assert contrast(colour["--heat"], colour["--panel"]) >= 7
-
-
-# --- alignments
-
-
-def test_the_darkest_cell_of_a_row_is_its_strongest_source() -> None:
-    weights = np.array([[0.1, 0.8, 0.1], [0.7, 0.2, 0.1]])
-    shades = tiles(alignment(weights, ["a", "b", "c"], ["x", "y"]))
-    drawn = np.array([[shades[row, column] for column in range(3)] for row in range(2)])
-    assert np.allclose(drawn, weights / 0.8, atol=0.011)
-    assert not np.allclose(drawn, np.roll(weights, 1, axis=1) / 0.8, atol=0.011)
-
-
-def test_a_map_reads_out_what_it_draws() -> None:
-    made = alignment(np.array([[0.93, 0.07]]), ["house", " "], ["maison"])
-    data = data_of(made)
-    assert (data["target"], data["source"], data["weights"]) == (["maison"], ["house", "␣"], [[0.93, 0.07]])
-    assert "${data.target[row]} \\u2190 ${data.source[column]} ${value}" in page.SCRIPT
-    assert made.count("data-mark") == 3  # row, column and cell
-    assert made.count("data-label") == 3
-
-
-@pytest.mark.parametrize("shape", [(2, 3), (3,), (3, 2, 1)])
-def test_weights_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(DataError, match=r"must be \(target, source\), here \(3, 2\): got"):
-        alignment(np.zeros(shape), ["a", "b"], ["x", "y", "z"])
-
-
-@pytest.mark.parametrize(("source", "target"), [([], []), (["a"], []), ([], ["x"])])
-def test_no_tokens_is_said(source: list[str], target: list[str]) -> None:
-    assert "Nothing to align" in alignment(np.zeros((len(target), len(source))), source, target)
-
-
-def test_weights_that_are_no_weights_are_not_drawn() -> None:
-    made = alignment(np.array([[math.nan, 0.5], [-3.0, math.inf]]), ["a", "b"], ["x", "y"])
-    assert tiles(made) == {(0, 1): 1.0}
-    assert data_of(made)["weights"] == [[None, 0.5], [-3.0, None]]
-    assert tiles(alignment(np.zeros((1, 1)), ["a"], ["x"])) == {}
-
-
-def test_a_small_map_is_a_table_to_a_screen_reader_and_a_large_one_a_list() -> None:
-    small = alignment(np.eye(2), ["a", "b"], ["x", "y"])
-    assert '<th scope="row">x</th><td>1.00</td><td>0.00</td>' in small
-    large = alignment(np.eye(60), [f"s{i}" for i in range(60)], [f"t{i}" for i in range(60)])
-    assert "<table>" not in large
-    assert "<li>t7 ← s7 1.00</li>" in large
-
-
-def test_cells_adapt_to_the_number_of_tokens() -> None:
-    def cell(count: int) -> int:
-        return data_of(alignment(np.eye(count), ["a"] * count, ["b"] * count))["cell"]
-
-    assert cell(5) > cell(25) > cell(60) >= 15
-
-
-def test_labels_turn_only_where_they_are_wider_than_a_cell() -> None:
-    assert "rotate(0)" in alignment(np.eye(3), list("abc"), list("abc"))
-    assert "rotate(-45)" in alignment(np.eye(3), ["a", "b", "agreement"], list("abc"))
-    assert "rotate(-90)" in alignment(np.eye(60), ["agreement"] * 60, ["a"] * 60)
-
-
-def test_a_large_map_is_a_small_file() -> None:
-    weights = np.random.default_rng(0).dirichlet(np.ones(60), 60)
-    assert len(alignment(weights, ["agreement"] * 60, ["accord"] * 60)) < 150_000
-
-
-def test_a_long_token_is_clipped_in_the_drawing_only() -> None:
-    made = alignment(np.eye(1), ["x" * 500], ["y"])
-    assert f">{'x' * 17}…</text>" in made
-    assert data_of(made)["source"] == ["x" * 500]
-
-
-# --- tokens and data
-
-
-@pytest.mark.parametrize(
-    ("token", "shown"),
-    [(" ", "␣"), ("\n", "⏎"), ("\t", "⇥"), (" the", "␣the"), ("", "∅"), ("\u00a0", "␣"), ("\u202e", "‹202E›")],
-)
-def test_what_has_no_shape_gets_a_mark(token: str, shown: str) -> None:
-    assert visible(token) == shown
-
-
-@quick
-@given(st.text())
-def test_every_token_shows(token: str) -> None:
-    shown = visible(token)
-    assert shown
-    assert not any(char.isspace() or unicodedata.category(char) in ("Cc", "Cs") for char in shown)
-
-
-def test_joined_letters_stay_joined() -> None:
-    assert visible("می‌خواهم") == "می‌خواهم"
-
-
-@quick
-@given(st.dictionaries(st.text(), st.text("</>!-&script\u2028\u2029") | st.floats(-1e6, 1e6)))
-def test_data_comes_back_and_cannot_end_its_script(value: dict) -> None:
-    text = encode_data(value)
-    assert json.loads(text) == value
-    assert text.isascii()
-    assert not set("<>&") & set(text)
-
-
-def test_plain_json_could_end_its_script() -> None:
-    assert "</script>" in json.dumps("</script>")
-    assert "\u2028" in json.dumps("\u2028", ensure_ascii=False)
 
 
 def test_the_style_has_as_many_colours_as_the_charts_use() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import DataError
-from weft.inspect import charts, page
+from weft.inspect import charts, drawing, maps, page
 
 quick = settings(deadline=None, derandomize=True, max_examples=60)
 NASTY = [
@@ -34,6 +34,7 @@ texts = (
 several = st.lists(texts, min_size=12, max_size=12, unique=True)
 
 ATTRIBUTES = {"aria-hidden", "aria-label", "charset", "class", "content", "cx", "cy", "d", "data-label", "data-mark"}
+ATTRIBUTES |= {"data-stick", "data-tiles"}
 ATTRIBUTES |= {"dir", "dy", "fill-opacity", "height", "http-equiv", "lang", "name", "r", "role", "scope", "tabindex"}
 ATTRIBUTES |= {"stroke-dasharray", "text-anchor", "transform", "type", "viewbox", "visibility", "width", "x", "y"}
 
@@ -95,8 +96,9 @@ def everything(words: list[str]) -> str:
         charts.line_chart({a: [(0, 1.0), (1, 2.0)], b: [(0, 2.0)], c: []}, d, e, title=f, percent=True),
         charts.line_chart({m: [(0, 1.0), (3, 2.0)]}, m, m, log_y=True),
         charts.line_chart({}, m, m, title=g),
-        charts.alignment(np.eye(2, 3), [a, b, c], [d, e], title=h),
-        charts.alignment(np.eye(15, 20), [i] * 20, [j] * 15, title=k),
+        page.reply(f),
+        maps.alignment(np.eye(2, 3), [a, b, c], [d, e], title=h),
+        maps.alignments(np.ones((2, 15, 20)), [(0, 0), (1, 0)], [i] * 20, [j] * 15, k),
     ]
     return page.page(m, parts, subtitle=a)
 
@@ -136,10 +138,10 @@ def test_text_that_is_not_escaped_is_caught(monkeypatch) -> None:
     monkeypatch.setattr(page, "escaped", str)
     assert "elements" in breach(twelve("<i>"))
     monkeypatch.undo()
-    monkeypatch.setattr(charts, "escaped", lambda text: text.replace("<", "&lt;"))
+    monkeypatch.setattr(drawing, "escaped", lambda text: text.replace("<", "&lt;"))
     assert "attributes" in breach(twelve('" onload="x'))
     monkeypatch.undo()
-    monkeypatch.setattr(charts, "encode_data", json.dumps)
+    monkeypatch.setattr(drawing, "encode_data", json.dumps)
     assert breach(twelve("</script><i>")) != ""
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 LIMIT = 1e100  # values must be smaller, and on a logarithmic axis larger than 1 / LIMIT, or the arithmetic overflows
 
 
@@ -29,7 +30,11 @@ class Axis:
         return Axis(low, high, inside, self.step) if high - low > slack else self
 
     def written(self, tick: float, percent: bool = False) -> str:
-        """Write a tick with as many digits as tell it from the next."""
+        """Write a tick with as many digits as tell it from the next; on a long logarithmic axis, as powers of ten."""
+        if self.log and not self.step and not (self.low >= 1e-4 and self.high < 1e6):
+            power = math.floor(math.log10(tick) + 1e-9)
+            lead = round(tick / 10.0**power)
+            return f"{lead}×" * (lead > 1) + "10" + str(power).translate(_RAISED)
         tick, step = (100 * v if percent else v for v in (tick, self.step or tick))
         size = math.floor(math.log10(step) + 1e-9)
         if -5 <= size < 5 and abs(tick) < 1e12:

@@ -1,0 +1,241 @@
+"use strict";
+// The page's one script: what the pointer and the keys show in charts and maps, and which of several maps is drawn.
+
+const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1],
+  Home: [-1e9, 0], End: [1e9, 0] };
+const move = (event) => event.ctrlKey || event.metaKey || event.altKey ? undefined : moves[event.key];
+const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
+const make = (tag, properties = {}, children = []) => {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+};
+
+// Lines: every line's value at the stop that is nearest to the pointer.
+const lines = (data, marks, put) => ({
+  start: () => [data.stops.length - 1, 0],
+  end: () => [data.stops.length - 1, 0],
+  near: (x) => {
+    const away = (i) => Math.abs(data.stops[i][0] - x);
+    return [data.stops.reduce((best, _, i) => away(i) < away(best) ? i : best, 0), 0];
+  },
+  show: ([i]) => {
+    const [x, label] = data.stops[i], rows = [[label]];
+    put(marks[0], x, 0);
+    data.series.forEach(({ name, hue, points }, k) => {
+      const point = points.reduce((a, b) => Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a);
+      if (Math.abs(point[0] - x) > 8) return;
+      put(marks[k + 1], point[0], point[1]); rows.push([`${name} ${point[2]}`, hue]);
+    });
+    return [x, data.top, rows];
+  },
+});
+
+// Maps: weights are IEEE half-precision numbers, map after map, row after row, in base64.
+const half = (bits) => {
+  const power = bits >> 10 & 31, rest = bits & 1023, sign = bits >> 15 ? -1 : 1;
+  if (power === 31) return NaN;
+  return sign * (power ? (1024 + rest) * 2 ** (power - 25) : rest * 2 ** -24);
+};
+const reader = (data) => {
+  const size = data.source.length * data.target.length;
+  let bits = null;
+  return (index) => {
+    bits ??= new Uint16Array(Uint8Array.from(atob(data.weights), (char) => char.charCodeAt(0)).buffer);
+    return Float64Array.from(bits.subarray(index * size, (index + 1) * size), half);
+  };
+};
+const shares = (weights) => {  // of the largest, for shading; what is no weight has no shade
+  const known = weights.map((weight) => weight > 0 ? weight : 0), peak = known.reduce((a, b) => Math.max(a, b), 0) || 1;
+  return [known.map((weight) => weight / peak), peak];
+};
+const written = (weight) => Number.isNaN(weight) ? "\u2013" : weight.toFixed(3);
+
+const map = (data, marks, put, svg, figure) => {
+  const labels = [...svg.querySelectorAll("[data-label]")], columns = data.source.length, read = reader(data);
+  let weights = null, index = 0;
+  const at = (row, column) => (weights ??= read(index))[row * columns + column];
+  const told = (row, column) => `${data.target[row]} \u2190 ${data.source[column]} ${written(at(row, column))}`;
+  const speak = () => {
+    figure.querySelectorAll(".hidden td.weight").forEach((cell, i) => { cell.textContent = written(weights[i]); });
+    figure.querySelectorAll(".hidden li").forEach((item, row) => {
+      const best = data.source.reduce((a, _, column) => at(row, column) > at(row, a) ? column : a, 0);
+      item.textContent = told(row, best);
+    });
+  };
+  return {
+    read,
+    start: () => [0, 0],
+    end: () => [columns - 1, data.target.length - 1],
+    near: (x, y) => [Math.floor((x - data.left) / data.cell), Math.floor((y - data.top) / data.cell)],
+    hide: () => { for (const label of labels) label.classList.remove("on"); },
+    show: ([column, row]) => {
+      const x = data.left + column * data.cell, y = data.top + row * data.cell;
+      put(marks[0], data.left, y); put(marks[1], x, data.top); put(marks[2], x, y);
+      labels[column].classList.add("on"); labels[columns + row].classList.add("on");
+      return [x + data.cell, y, [[told(row, column)]], data.cell];
+    },
+    draw: (chosen) => {  // as `maps.py` draws the first: one path a shade
+      index = chosen; weights = read(index);
+      const paths = new Map(), [parts, peak] = shares(weights), side = data.cell - 1;
+      parts.forEach((part, i) => {
+        const shade = Math.floor(part * data.shades + 0.5), row = Math.floor(i / columns), column = i % columns;
+        const tile = `M${data.left + column * data.cell} ${data.top + row * data.cell}h${side}v${side}h-${side}z`;
+        if (shade) paths.set(shade, (paths.get(shade) ?? "") + tile);
+      });
+      svg.querySelector("[data-tiles]").replaceChildren(...[...paths].sort((a, b) => a[0] - b[0]).map(([shade, d]) => {
+        const path = document.createElementNS(svg.namespaceURI, "path");
+        for (const [name, value] of [["class", "heat"], ["fill-opacity", shade / data.shades], ["d", d]])
+          path.setAttribute(name, value);
+        return path;
+      }));
+      figure.querySelector(".peak").textContent = Number(peak.toPrecision(2));
+      speak();
+    },
+  };
+};
+
+// A map that is wider or taller than the window keeps its words in sight.
+const stick = (plot, svg, data) => {
+  const groups = [...svg.querySelectorAll("[data-stick]")];
+  const follow = () => {
+    const box = svg.getBoundingClientRect();
+    const x = clamp(plot.getBoundingClientRect().left - box.left, 0, box.width - data.left - data.cell);
+    const y = clamp(-box.top, 0, data.target.length * data.cell - data.cell);
+    for (const group of groups) {
+      const way = group.dataset.stick;
+      group.setAttribute("transform", `translate(${way.includes("x") ? x : 0} ${way.includes("y") ? y : 0})`);
+    }
+  };
+  plot.addEventListener("scroll", follow, { passive: true });
+  window.addEventListener("scroll", follow, { passive: true });
+  window.addEventListener("resize", follow);
+};
+const reveal = (plot, svg, data, spot) => {
+  const box = plot.getBoundingClientRect(), at = spot.getBoundingClientRect();
+  if (at.left < box.left + data.left) plot.scrollLeft -= box.left + data.left - at.left;
+  if (at.right > box.right) plot.scrollLeft += at.right - box.right;
+  if (at.top < data.top) window.scrollBy(0, at.top - data.top);
+  if (at.bottom + 8 > innerHeight) window.scrollBy(0, at.bottom + 8 - innerHeight);
+};
+
+// Several maps: a small picture of each, and the layer and the head of the large one to choose.
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const paint = (canvas, weights) => {
+  const ink = parseInt(getComputedStyle(canvas).getPropertyValue("--heat").trim().slice(1), 16);
+  const pen = canvas.getContext("2d"), picture = pen.createImageData(canvas.width, canvas.height);
+  shares(weights)[0].forEach((part, i) => {
+    picture.data.set([ink >> 16, ink >> 8 & 255, ink & 255, Math.round(part * 255)], 4 * i);
+  });
+  pen.putImageData(picture, 0, 0);
+};
+const several = (box, data, kind, open) => {
+  const ordered = (part) => [...new Set(data.maps.map((one) => one[part]))].sort((a, b) => a - b);
+  const [layers, heads] = [ordered(0), ordered(1)], name = ([layer, head]) => `layer ${layer}, head ${head}`;
+  const find = (layer, head) => data.maps.findIndex((one) => one[0] === layer && one[1] === head);
+  const size = clamp(Math.floor(700 / (heads.length > 1 ? heads.length : layers.length)) - 6, 36, 96);
+  const shape = data.target.length / data.source.length;
+  const thumbs = data.maps.map((one, index) => {
+    const canvas = make("canvas", { width: data.source.length, height: data.target.length });
+    canvas.style.width = `${Math.min(size, size / shape)}px`; canvas.style.height = `${Math.min(size, size * shape)}px`;
+    return make("button", { type: "button", title: name(one), ariaLabel: name(one), tabIndex: -1,
+      onclick: () => { choose(index); open(); } }, [canvas]);
+  });
+  const grid = heads.length > 1 ? layers.map((layer) => heads.map((head) => find(layer, head)))
+    : [layers.map((layer) => find(layer, heads[0]))];
+  const across = heads.length > 1 ? heads.map((head) => `head ${head}`) : layers.map((layer) => `layer ${layer}`);
+  const table = make("table", { className: "heads" }, [
+    make("caption", { className: "hidden", textContent: "Every layer and head; arrow keys move, Enter opens one" }),
+    make("thead", {}, [make("tr", {}, [make("td"),
+      ...across.map((text) => make("th", { scope: "col", textContent: text }))])]),
+    make("tbody", {}, grid.map((row, i) => make("tr", {}, [
+      make("th", { scope: "row", textContent: heads.length > 1 ? `layer ${layers[i]}` : "" }),
+      ...row.map((index) => make("td", {}, index < 0 ? [] : [thumbs[index]])),
+    ]))),
+  ]);
+  const selects = [layers, heads].map((options, part) => make("select", { onchange: () => {
+    const [layer, head] = selects.map((select) => Number(select.value)), exact = find(layer, head);
+    choose(exact >= 0 ? exact : data.maps.findIndex((one) => one[part] === (part ? head : layer)));
+  } }, options.map((option) => make("option", { value: option, textContent: option }))));
+  const picks = ["layer", "head"].map((text, part) => make("label", { textContent: `${text} ` }, [selects[part]]));
+  const plot = box.closest("figure").querySelector(".plot"), about = plot.ariaLabel;
+  const mark = (index) => {
+    plot.ariaLabel = `${name(data.maps[index])} of ${about}`;
+    thumbs.forEach((thumb, i) => { thumb.ariaPressed = String(i === index); thumb.tabIndex = i === index ? 0 : -1; });
+    selects.forEach((select, part) => { select.value = data.maps[index][part]; });
+  };
+  const choose = (index) => { kind.draw(index); mark(index); };
+  table.addEventListener("keydown", (event) => {
+    const index = thumbs.indexOf(document.activeElement), by = move(event);
+    if (index < 0 || !by) return;
+    event.preventDefault();
+    const row = grid.findIndex((line) => line.includes(index)), column = grid[row].indexOf(index);
+    const to = grid[clamp(row + by[1], 0, grid.length - 1)][clamp(column + by[0], 0, grid[row].length - 1)];
+    if (to >= 0) thumbs[to].focus();
+  });
+  const line = make("div", { className: "picks" }, picks.filter((_, part) => [layers, heads][part].length > 1));
+  line.append(box.closest("figure").querySelector(".key"));  // the scale is the large map's
+  box.append(make("div", { className: "scroll" }, [table]), line);
+  let painted = false;
+  const repaint = () => thumbs.forEach((thumb, i) => paint(thumb.firstChild, kind.read(i)));
+  new IntersectionObserver((seen, watch) => {
+    if (!seen.some((one) => one.isIntersecting)) return;
+    watch.disconnect(); painted = true; repaint();
+  }, { rootMargin: "300px" }).observe(box);
+  dark.addEventListener("change", () => { if (painted) repaint(); });
+  mark(0);
+  return () => thumbs.find((thumb) => thumb.ariaPressed === "true").focus();
+};
+
+for (const plot of document.querySelectorAll(".plot")) {
+  const figure = plot.closest("figure"), svg = plot.querySelector("svg"), tip = figure.querySelector(".tip");
+  const data = JSON.parse(figure.querySelector("script").textContent);
+  const marks = [...svg.querySelectorAll("[data-mark]")];
+  const put = (mark, x, y) => {
+    mark.setAttribute("transform", `translate(${x} ${y})`); mark.setAttribute("visibility", "visible");
+  };
+  const kind = (data.weights ? map : lines)(data, marks, put, svg, figure);
+  let at = null, back = null;
+  const hide = () => {
+    tip.textContent = "";
+    for (const mark of marks) mark.setAttribute("visibility", "hidden");
+    kind.hide?.();
+  };
+  const tell = (x, y, rows, size = 0) => {  // beside the point, inside the figure, and off the words of a map
+    tip.append(...rows.map(([text, hue]) => make("div", { textContent: text, dir: "auto", ...(hue && { className: hue }) })));
+    const box = svg.getBoundingClientRect(), home = figure.getBoundingClientRect(), scale = box.width / data.width;
+    const left = box.left - home.left + x * scale, top = box.top - home.top + y * scale;
+    const side = left + 14 + tip.offsetWidth > home.width ? left - 14 - tip.offsetWidth : left + 14;
+    tip.style.left = clamp(side, 0, Math.max(0, home.width - tip.offsetWidth)) + "px";
+    const under = size && y - tip.offsetHeight - 10 < data.top;
+    tip.style.top = (under ? top + size + 10 : Math.max(0, top - tip.offsetHeight - 10)) + "px";
+  };
+  const show = (where) => {
+    const end = kind.end();
+    hide(); at = where.map((value, i) => clamp(value, 0, end[i])); tell(...kind.show(at));
+  };
+  const point = (event) => {
+    const box = svg.getBoundingClientRect(), scale = data.width / box.width;
+    show(kind.near((event.clientX - box.left) * scale, (event.clientY - box.top) * scale));
+  };
+  const step = (where) => {
+    show(where); if (kind.draw) { reveal(plot, svg, data, marks[2]); show(at); }
+  };
+  svg.style.pointerEvents = "none";  // or the drawing's own <title> would cover our tip
+  plot.addEventListener("pointermove", point);
+  plot.addEventListener("pointerdown", point);
+  plot.addEventListener("pointerleave", hide);
+  plot.addEventListener("blur", hide);
+  plot.addEventListener("focus", () => { if (plot.matches(":focus-visible")) step(at || kind.start()); });
+  plot.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") { hide(); back?.(); return; }
+    const by = move(event), from = at || kind.start();
+    if (by) { event.preventDefault(); step([from[0] + by[0], from[1] + by[1]]); }
+  });
+  if (kind.draw) stick(plot, svg, data);
+  const choice = figure.querySelector(".choice");
+  if (choice) back = several(choice, data, kind, () => {
+    for (const part of [plot, choice.lastChild]) part.scrollIntoView({ block: "nearest" });
+    plot.focus({ preventScroll: true });
+  });
+}

@@ -1,0 +1,202 @@
+"""Files of a look, by their ending; and the command that writes them."""
+
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+from tests.conftest import reversed_pairs
+
+import weft
+from weft import cli
+from weft.errors import ConfigError
+from weft.inspect.attention import Attention, View
+from weft.inspect.gradients import Reach
+from weft.inspect.look import Reached, check_out, render_attention, render_gradients, save
+
+WORDS = [word for word, _ in reversed_pairs()]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Return what runs `weft look` in this process and in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["weft", "look", *map(str, arguments)])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        told = capsys.readouterr()
+        return end.value.code or 0, told.out, told.err
+
+    return command
+
+
+def look(text="a b", said="x y"):
+    return Attention(text, {"text": said}, said, [View("cross", 0, [0], np.eye(2)[None], ["x", "y"], ["a", "b"])])
+
+
+def quiet(notice):
+    raise AssertionError(notice)
+
+
+# Files.
+
+
+def test_a_page_has_a_section_for_each_text():
+    page = render_attention([look("first"), look("second", "zweite")], ".html", "weft look: m", "about", quiet).decode()
+    assert re.findall(r"<h2[^>]*>(.*?)</h2>", page) == ["first", "second"]
+    assert page.count('<div class="plot map"') == 2
+    assert '<p class="said" dir="auto">zweite</p>' in page
+    assert "<title>weft look: m</title>" in page
+
+
+def test_a_long_text_is_headed_by_its_beginning():
+    text = " ".join(f"word{i}" for i in range(60))
+    page = render_attention([look(text)], ".html", "t", "", quiet).decode()
+    (heading,) = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
+    assert heading.startswith("word0 word1 ")
+    assert len(heading) <= 90
+    assert f'<p dir="auto">{text}</p>' in page
+
+
+def test_data_of_one_text_are_an_object_and_of_several_a_list():
+    one = json.loads(render_attention([look()], ".json", "t", "", quiet))
+    assert one == look().plain()
+    assert json.loads(render_attention([look(), look("c")], ".json", "t", "", quiet)) == [one, look("c").plain()]
+
+
+def test_a_picture_is_a_png():
+    assert render_attention([look()], ".png", "t", "", quiet).startswith(PNG)
+
+
+REACHED = Reached(
+    "a b",
+    [
+        Reach("elman", "source", ["a", "b"], [1e-9, 1.0]),
+        Reach("elman", "target", ["x"], [2.0]),
+        Reach("lstm", "source", ["a", "b"], [0.1, 0.9]),
+    ],
+)
+
+
+def test_gradients_have_a_chart_for_each_side_with_a_line_for_each_model():
+    page = render_gradients([REACHED], ".html", "t", "", quiet).decode()
+    source, target = (json.loads(one) for one in re.findall(r'<script type="application/json">(.*?)</script>', page))
+    assert [line["name"] for line in source["series"]] == ["elman", "lstm"]
+    assert [line["name"] for line in target["series"]] == ["elman"]
+    assert [label for _, label in source["stops"]] == ["steps back 0: b", "steps back 1: a"]
+    assert "<td>1e-09</td>" in page.replace(' class="number"', "")
+
+
+def test_models_that_read_different_tokens_have_no_names_in_common():
+    found = Reached("a b", [Reach("one", "text", ["a", "b"], [1, 2]), Reach("two", "text", ["a b"], [1])])
+    page = render_gradients([found], ".html", "t", "", quiet).decode()
+    data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page)[1])
+    assert [label for _, label in data["stops"]] == ["steps back 0", "steps back 1"]
+
+
+def test_gradients_are_data_and_a_picture_too():
+    found = json.loads(render_gradients([REACHED], ".json", "t", "", quiet))
+    assert found["gradients"][0] == {"model": "elman", "side": "source", "tokens": ["a", "b"], "norms": [1e-09, 1.0]}
+    assert len(found["gradients"]) == 3
+    assert render_gradients([REACHED], ".png", "t", "", quiet).startswith(PNG)
+
+
+@pytest.mark.parametrize("name", ["look.pdf", "look", "look.HTML", ".png"])
+def test_another_ending_is_refused(name, tmp_path):
+    with pytest.raises(ConfigError, match=r"--out: must end in \.html, \.png, \.json, but is"):
+        check_out(tmp_path / name)
+    for good in ("a.html", "b.png", "c.json"):
+        check_out(tmp_path / good)
+
+
+def test_a_folder_is_no_file(tmp_path):
+    (tmp_path / "look.html").mkdir()
+    with pytest.raises(ConfigError, match="must be a file, but .*look.html' is a folder"):
+        check_out(tmp_path / "look.html")
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"pip install 'weft\[plot\]'"):
+        check_out(tmp_path / "look.png")
+    check_out(tmp_path / "look.html")
+
+
+def test_what_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        save(tmp_path / "file" / "look.html", b"")
+    save(tmp_path / "new" / "look.html", b"x")
+    assert (tmp_path / "new" / "look.html").read_bytes() == b"x"
+
+
+# The command.
+
+
+def test_the_command_writes_a_page_a_picture_and_data(run, trained_run, tmp_path, reverser):
+    assert run(trained_run, *WORDS[:2]) == (0, "look.html\n", "")
+    page = (tmp_path / "look.html").read_text(encoding="utf-8")
+    assert all(word in page and word[::-1] in page for word in WORDS[:2])
+    assert reverser.about in page
+    assert run(trained_run, WORDS[0], "-o", "deep/look.png") == (0, "deep/look.png\n", "")
+    assert (tmp_path / "deep" / "look.png").read_bytes().startswith(PNG)
+    assert run(trained_run, WORDS[0], "--out", "look.json", "--layers", "0", "--heads", "0")[0] == 0
+    found = json.loads((tmp_path / "look.json").read_text(encoding="utf-8"))
+    assert found == json.loads(json.dumps(reverser.attention(WORDS[0]).plain()))
+    assert (found["text"], found["answer"]["text"]) == (WORDS[0], WORDS[0][::-1])
+    np.testing.assert_allclose(np.sum(found["views"][0]["weights"], -1), 1, atol=1e-5)
+
+
+def test_gradients_of_models_beside_one_another(run, trained_run, tmp_path, reverser):
+    copy = reverser.save(tmp_path / "copy")
+    assert run("--gradients", trained_run, WORDS[0], "--beside", copy, "-o", "look.json")[0] == 0
+    found = json.loads((tmp_path / "look.json").read_text())["gradients"]
+    assert [(one["model"], one["side"]) for one in found] == [
+        ("run", "source"),
+        ("run", "target"),
+        ("copy", "source"),
+        ("copy", "target"),
+    ]
+    assert found[0]["norms"] == pytest.approx(found[2]["norms"])
+    assert found[0]["tokens"] == [*WORDS[0], "</s>"]
+    assert found[1]["tokens"] == ["<s>", *WORDS[0][::-1]]
+
+
+def test_gradients_of_fresh_cells_need_no_model(run, tmp_path):
+    assert run("--gradients") == (0, "look.html\n", "")
+    page = (tmp_path / "look.html").read_text(encoding="utf-8")
+    assert all(cell in page for cell in ("elman", "jordan", "lstm", "peephole", "gru"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "look: needs a MODEL and a TEXT"),
+        (["RUN"], "needs a TEXT for"),
+        (["--gradients", "--beside", "RUN"], "needs a MODEL"),
+        (["RUN", "abc", "--beside", "RUN"], "--beside: compares gradients"),
+        (["RUN", "abc", "--gradients", "--layers", "0"], "--layers, --heads: choose attention"),
+        (["RUN", "abc", "-o", "look.pdf"], "--out: must end in"),
+        (["RUN", "abc", "--layers", "0-2"], "--layers: must be numbers between commas, such as 0,2, but is '0-2'"),
+        (["RUN", "abc", "--layers", "1,7"], "layers: none of [1, 7] has attention to look at"),
+        (["RUN", "abc", "--heads", "1"], "heads: the model has no heads to choose from"),
+        (["gone", "abc"], "gone: does not exist"),
+        (["RUN", "a" * 2000], "2,000 tokens"),
+    ],
+)
+def test_a_mistake_is_said_in_one_line(run, trained_run, tmp_path, arguments, said):
+    code, out, err = run(*(trained_run if word == "RUN" else word for word in arguments))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_without_attention_says_so(run, recipe, tmp_path):
+    weft.train(recipe, ["train.steps=1", "model.attention=none"], tmp_path / "fixed")
+    assert "has no attention to look at" in run(tmp_path / "fixed", "abc")[2]
+    assert run("--gradients", tmp_path / "fixed", "abc")[0] == 0
