@@ -42,7 +42,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES = {"python", "console", "yaml", "text", "json"}
 ROWS = {"train": 300, "valid": 20, "test": 20}
-QUICK = ["train.steps=3", "train.time=null", "train.eval_every=null", "task.decode.max_length=8"]
+QUICK = ["train.steps=3", "train.time=null", "train.eval_every=null"]
+GENERATE = {"translate"}
+SHORT = "task.decode.max_length=8"  # for these tasks
 
 _BLOCK = re.compile(r"((?:^<!--[^\n]*-->\n)*)^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 _MARK = re.compile(r"<!-- (\w+): (.*?) -->")
@@ -152,12 +154,14 @@ def train(recipe, overrides=(), out=None, resume=False, report=None, quick=False
 
 
 def compare_quickly(recipes, budget, out, overrides=(), reporter=None):
-    return weft.compare(recipes, "3", out, [*overrides, *QUICK], reporter)
+    return weft.compare(recipes, "3", out, [*overrides, *shortened(recipes[0], True)], reporter)
 
 
 def shortened(recipe, quick):
     """Give the overrides for a small budget, if a recipe is to have one."""
-    return QUICK if quick or recipe in recipe_names() else []
+    if not quick and recipe not in recipe_names():
+        return []
+    return [*QUICK, SHORT] if read_recipe(recipe)["task"]["name"] in GENERATE else QUICK
 
 
 def shorten(words, quick):
@@ -165,7 +169,8 @@ def shorten(words, quick):
     if words[:2] == ["weft", "train"]:
         return [*words, *shortened(words[2], quick)]
     if words[:2] == ["weft", "compare"]:
-        return [*words, "--budget", "3", *(word for change in QUICK for word in ("--set", change))]
+        changes = shortened(words[2], True)
+        return [*words, "--budget", "3", *(word for change in changes for word in ("--set", change))]
     return words
 
 
@@ -398,7 +403,7 @@ def test_what_ships_with_weft_and_quick_blocks_are_trained_a_few_steps(reader):
     assert (reader.folder / "runs/dates/last").readlink().name == "step-00000003"
     follow(reader, "```python\nimport weft\ntold = weft.train('dates', out='two').run.train.steps\n```\n")
     assert reader.names["told"] == 3
-    (reader.folder / "own.yaml").write_text(write_yaml(read_recipe("dates", ["train.steps=4", *QUICK[3:]])))
+    (reader.folder / "own.yaml").write_text(write_yaml(read_recipe("dates", ["train.steps=4", SHORT])))
     command = "```console\n$ weft train own.yaml --out own{}\n```\n"
     follow(reader, command.format(4) + "<!-- run: quick -->\n" + command.format(3))
     for steps in (3, 4):

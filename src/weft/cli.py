@@ -16,6 +16,9 @@ from weft.training.signals import Interrupted
 
 if TYPE_CHECKING:
     from weft.pipeline import Pipeline
+    from weft.tasks.metrics import Confusion
+
+MOST_LABELS = 30  # whose confusion is shown as a table
 
 app = typer.Typer(
     name="weft",
@@ -90,7 +93,7 @@ def train(
         raise typer.Exit(stop.exit_code) from None
     if int(os.environ.get("RANK", "0")) == 0:
         if pipeline.has_data:
-            _print_metrics(pipeline.evaluate(tell=_tell), as_json=False)
+            _print_metrics(pipeline.evaluate(tell=_tell))
         typer.echo(f"the best model is in {folder / 'best'}: weft predict {folder}", err=True)
 
 
@@ -104,8 +107,15 @@ def evaluate(
     trust: Trust = False,
     device: Device = "auto",
 ) -> None:
-    """Score a model, on its recipe's test data if no other is given."""
-    _print_metrics(_load(model, device, trust).evaluate(data, _tell), as_json)
+    """Score a model, on its recipe's test data if no other is given; for labels, show which was taken for which."""
+    found = _load(model, device, trust).judge(data, _tell)
+    if as_json:
+        matrix = {"confusion": found.confusion.to_dict()} if found.confusion else {}
+        typer.echo(json.dumps({**found.metrics, **matrix}, ensure_ascii=False))
+        return
+    _print_metrics(found.metrics)
+    if found.confusion:
+        _print_confusion(found.confusion)
 
 
 @app.command()
@@ -163,6 +173,47 @@ def compare(
     _print_table(*result.table(), title=f"{budget} of training each")
     _print_table(*result.answers(), title="answers to unseen examples")
     typer.echo(f"learning curves and alignments: {out / 'report.html'}")
+
+
+@app.command()
+def look(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A run's directory or a checkpoint; see --gradients.")
+    ] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="What it is to read.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="A page (.html), a picture (.png) or data (.json).")] = Path(
+        "look.html"
+    ),
+    layers: Annotated[str | None, typer.Option("--layers", metavar="0,2,…", help="All if not given.")] = None,
+    heads: Annotated[str | None, typer.Option("--heads", metavar="0,2,…", help="All if not given.")] = None,
+    gradients: Annotated[
+        bool, typer.Option("--gradients", help="How far the last loss reaches back; with no MODEL, in fresh cells.")
+    ] = False,
+    beside: Annotated[
+        list[str] | None, typer.Option("--beside", metavar="MODEL", help="Another model for the same gradients.")
+    ] = None,
+    trust: Trust = False,
+    device: Device = "auto",
+) -> None:
+    """Show where a model looks, or how far its gradients reach: one file that needs no network."""
+    from weft.inspect.look import check_out, save
+
+    check_out(out)
+    _check_look(model, texts, gradients, beside, layers or heads)
+    if gradients:
+        content = _gradients([*([model] if model else []), *(beside or [])], texts or [], out.suffix, device, trust)
+    else:
+        content = _attention(
+            model or "",
+            texts or [],
+            out.suffix,
+            _numbers("--layers", layers),
+            _numbers("--heads", heads),
+            device,
+            trust,
+        )
+    save(out, content)
+    typer.echo(out)
 
 
 @app.command()
@@ -267,6 +318,59 @@ def _rows(name: str, split: str) -> Iterator[dict[str, Any]]:
     return (example.model_dump(exclude_none=True) for _, example in examples)
 
 
+def _check_look(
+    model: str | None, texts: list[str] | None, gradients: bool, beside: list[str] | None, chosen: str | None
+) -> None:
+    if model is None and (not gradients or beside):
+        raise ConfigError("look: needs a MODEL and a TEXT; only --gradients alone goes without")
+    if model is not None and not texts:
+        raise ConfigError(f"look: needs a TEXT for {model} to read")
+    if beside and not gradients:
+        raise ConfigError("--beside: compares gradients, so it goes with --gradients; for attention, look at one model")
+    if chosen and gradients:
+        raise ConfigError("--layers, --heads: choose attention, so they do not go with --gradients")
+
+
+def _attention(
+    model: str,
+    texts: list[str],
+    ending: str,
+    layers: list[int] | None,
+    heads: list[int] | None,
+    device: str,
+    trust: bool,
+) -> bytes:
+    from weft.inspect.look import render_attention
+
+    pipeline = _load(model, device, trust)
+    looks = [pipeline.attention(text, layers, heads) for text in texts]
+    return render_attention(looks, ending, f"weft look: {model}", pipeline.about, _tell)
+
+
+def _gradients(models: list[str], texts: list[str], ending: str, device: str, trust: bool) -> bytes:
+    from weft.inspect.gradients import fresh
+    from weft.inspect.look import Reached, render_gradients
+
+    if not models:
+        title, about = "weft look: gradients", "cells as they are before training, on one random sequence"
+        return render_gradients([Reached("", fresh())], ending, title, about, _tell)
+    short = [Path(name).name for name in models]
+    names = short if len(set(short)) == len(short) else models
+    pipelines = {name: _load(model, device, trust) for name, model in zip(names, models, strict=True)}
+    found = [Reached(text, [one for name, p in pipelines.items() for one in p.gradients(text, name)]) for text in texts]
+    about = "; ".join(dict.fromkeys(pipeline.about for pipeline in pipelines.values()))
+    return render_gradients(found, ending, f"weft look: gradients of {', '.join(pipelines)}", about, _tell)
+
+
+def _numbers(option: str, text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ConfigError(f"{option}: must be numbers between commas, such as 0,2, but is {text!r} instead")
+    return sorted({int(part) for part in parts})
+
+
 def _tell(notice: str) -> None:
     typer.echo(notice, err=True)
 
@@ -286,11 +390,17 @@ def _options(pairs: Iterable[str]) -> dict[str, Any]:
     return chosen
 
 
-def _print_metrics(metrics: Mapping[str, float], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(dict(metrics)))
-        return
+def _print_metrics(metrics: Mapping[str, float]) -> None:
     _print_table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in metrics.items()])
+
+
+def _print_confusion(found: "Confusion") -> None:
+    if len(found.labels) > MOST_LABELS:  # a matrix that nobody can read: --json has it
+        rows = [[right, given, str(times)] for right, given, times in found.mistakes()[:MOST_LABELS]]
+        _print_table(["is", "said", "times"], rows, title="most confused")
+        return
+    rows = [[label, *map(str, counts)] for label, counts in zip(found.labels, found.counts, strict=True)]
+    _print_table(["is \\ said", *found.labels], rows, title="which label was taken for which")
 
 
 def _print_table(headers: list[str], rows: list[list[str]], title: str | None = None) -> None:

@@ -1,12 +1,11 @@
 """A trained model with its task and tokenizer: made by `train`, read by `load`, asked by calling it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import BaseModel, ValidationError
 
@@ -15,11 +14,13 @@ from weft.checkpoint.store import resolve_checkpoint, save_folder, verify
 from weft.config import Data, Run, Section, read_recipe, read_section
 from weft.data.limits import Limit
 from weft.data.samples import SAMPLES
-from weft.errors import CheckpointError, DataError, RoleError
+from weft.errors import CheckpointError, ConfigError, DataError, RoleError
+from weft.inspect.attention import Attention, views_of
+from weft.inspect.gradients import Reach, trace
 from weft.nn.capture import capture
-from weft.tasks.base import Answer, Head, Task
+from weft.tasks.base import Answer, Batch, Head, Task
 from weft.tasks.build import build
-from weft.tasks.predict import evaluate, predict, reread
+from weft.tasks.predict import Verdict, judge, predict, reread
 from weft.tasks.prepare import check_answer, has_split, read_whole
 from weft.text.tokenizer import Tokenizer, load_tokenizer
 from weft.training.parallel import pick_device
@@ -27,16 +28,6 @@ from weft.training.report import Reporter
 from weft.training.session import train_run
 
 Asked = str | Mapping[str, Any] | BaseModel  # what may stand for an example
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Where each step of the output looked: weights (T, S), the tokens on both sides, and which part they are from."""
-
-    source: list[str]
-    target: list[str]
-    weights: np.ndarray
-    place: str
 
 
 @dataclass(frozen=True)
@@ -73,25 +64,56 @@ class Pipeline:
 
         `tell` is called with a line on the rows that were skipped or cut, if any were.
         """
+        return self.judge(data, tell).metrics
+
+    def judge(
+        self, data: str | Path | Iterable[Asked] | None = None, tell: Callable[[str], object] | None = None
+    ) -> Verdict:
+        """Do what `evaluate` does; return the metrics and, where answers are labels, the confusion matrix."""
         examples, notice = self._examples(data)
         if notice and tell:
             tell(notice)
-        return evaluate(self.task, self.head, examples, self._limit(self.run.data.too_long))
+        return judge(self.task, self.head, examples, self._limit(self.run.data.too_long))
 
     @property
     def has_data(self) -> bool:
         """Whether the recipe names data to evaluate on."""
         return has_split(self.run.data, data_for(self.run.data, None)[1])
 
-    def attention(self, example: Asked) -> Attention:
-        """Read the winning output again and return where each of its steps looked."""
-        source, target, batch = reread(self.task, self.head, self.example(example), self._limit())
-        with torch.inference_mode(), capture() as maps:
-            self.head.eval()(batch.to(self.device))
+    def attention(
+        self, example: Asked, layers: Collection[int] | None = None, heads: Collection[int] | None = None
+    ) -> Attention:
+        """Read the winning output again and return where each step looked, in all layers and heads or the chosen."""
+        asked = self.example(example)
+        source, target, batch = self.reread(asked)
+        with torch.inference_mode(), capture(layers, heads) as maps:
+            self.head.eval()(batch)
+        if not maps.weights and layers is not None:
+            raise ConfigError(f"layers: none of {sorted(layers)} has attention to look at; layers are counted from 0")
         if not maps.weights:
             raise RoleError(f"model: {self.run.model.name!r}, as configured, has no attention to look at")
-        (place, layer), found = next(iter(maps.weights.items()))
-        return Attention(source, target, found[0][0].float().cpu().numpy(), f"{place}, layer {layer}")
+        text = example if isinstance(example, str) else self.task.shown(asked)[0]
+        (answer,) = self(asked)
+        read = self.read(batch)
+        views = views_of(maps, source if batch.source else read, target, read)
+        return Attention(text, answer, self.task.line(answer), views)
+
+    def gradients(self, example: Asked, name: str = "") -> list[Reach]:
+        """Say how strongly the loss of the last step of its own answer reaches back to each step that was read."""
+        source, _, batch = self.reread(example)
+        tokens = {"source": source, "target": self.read(batch), "text": self.read(batch)}
+        found = trace(self.task, self.head, batch)
+        return [Reach(name or self.run.model.name, side, tokens[side], norms) for side, norms in found.items()]
+
+    def reread(self, example: Asked) -> tuple[list[str], list[str], Batch]:
+        """Answer; return the tokens on both sides, and the batch in which the model reads the answer that it chose."""
+        source, target, batch = reread(self.task, self.head, self.example(example), self._limit())
+        return source, target, batch.to(self.device)
+
+    def read(self, batch: Batch) -> list[str]:
+        """Name the tokens that a batch reads; beside a source they are the target's."""
+        tokenizer = self.tokenizer.target if batch.source else self.tokenizer
+        return [tokenizer.token(id) for id in batch.tokens.ids.tolist()]
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint that `load` reads, in a new folder."""
@@ -108,6 +130,11 @@ class Pipeline:
     def parameters(self) -> int:
         """How many numbers were trained."""
         return sum(parameter.numel() for parameter in self.head.parameters())
+
+    @property
+    def about(self) -> str:
+        """What it is, in a line."""
+        return f"{self.run.model.name} for {self.run.task.name}, {self.parameters:,} parameters"
 
     def example(self, asked: Asked, number: int = 1) -> Any:
         """Check one example: a plain text fills the task's first field."""
@@ -134,8 +161,10 @@ class Pipeline:
         default = self.task.options()
         return read_section(type(default), {**default.model_dump(), **options}, "options") if options else default
 
-    def _limit(self, policy: str = "error") -> Limit:
-        return Limit(self.run.data.longest, policy)  # type: ignore[arg-type]
+    def _limit(self, policy: str | None = None) -> Limit:
+        """A question that is too long is an error, unless its windows are answered, which leaves nothing out."""
+        asked = "window" if self.run.data.too_long == "window" else "error"
+        return Limit(self.run.data.longest, policy or asked)  # type: ignore[arg-type]
 
     def _repr_html_(self) -> str:
         rows = {
@@ -171,7 +200,7 @@ def train(
     run = Run.parse(read_recipe(raw, overrides))
     folder = Path(out) if out is not None else Path("runs") / run_name(recipe)
     trained = train_run(run, folder, resume, report)
-    return Pipeline(run, trained.task, trained.task.tokenizer, trained.head.eval())
+    return Pipeline(trained.run, trained.task, trained.task.tokenizer, trained.head.eval())
 
 
 def run_name(recipe: str | Path | Mapping[str, Any] | Run) -> str:

@@ -12,9 +12,13 @@ Kind = Literal["model", "task", "tokenizer"]
 
 TABLE: dict[Kind, dict[str, str]] = {
     "model": {
+        "cnn": "weft.models.cnn:CNN",
+        "rnn": "weft.models.rnn:RNN",
         "seq2seq": "weft.models.seq2seq:Seq2Seq",
     },
     "task": {
+        "classify": "weft.tasks.classify:Classify",
+        "tag": "weft.tasks.tag:Tag",
         "translate": "weft.tasks.translate:Translate",
     },
     "tokenizer": {

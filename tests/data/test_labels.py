@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from weft.config import Data, Named
-from weft.data.labels import Labels
+from weft.data.labels import Label, Labels, balanced
 from weft.data.limits import Limit
 from weft.data.records import Skipped
 from weft.errors import DataError
@@ -21,6 +22,21 @@ def test_numbers_do_not_hang_on_the_order_seen(seen):
     labels = Labels.collect(seen)
     assert list(labels) == list(Labels.collect(reversed(seen))) == sorted(set(seen))
     assert [labels.number(name) for name in labels] == list(range(len(labels)))
+
+
+@given(st.dictionaries(st.text(), st.integers(1, 99), min_size=1))
+def test_balanced_weights_give_all_labels_the_same_say(counts):
+    weights = balanced(counts)
+    say = [weights[label] * count for label, count in counts.items()]
+    assert say == pytest.approx([sum(counts.values()) / len(counts)] * len(counts))
+
+
+def test_a_whole_number_is_a_label_by_its_name():
+    read = TypeAdapter(Label).validate_python
+    assert [read(3), read("3"), read("")] == ["3", "3", ""]
+    for other in (True, 1.0, None, ["a"]):
+        with pytest.raises(ValueError, match="valid string"):
+            read(other, strict=True)
 
 
 def test_a_label_listed_twice_is_refused():

@@ -54,3 +54,11 @@ def test_memory_holds_lengths_not_ids():
     tracemalloc.stop()
     assert packed.starts[-1] == 5_000_000
     assert peak < 5_000_000
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=6), st.integers(1, 5))
+def test_an_item_is_as_large_as_the_sequences_that_count(shapes, counted):
+    items = [tuple(np.zeros(length, np.int32) for length in shape) for shape in shapes]
+    assert pack(items, counted=counted).sizes.tolist() == [sum(shape[:counted]) for shape in shapes]
+    assert pack(items).sizes.tolist() == [sum(shape) for shape in shapes]
+    assert pack(items, counted=counted).digest == pack(items).digest

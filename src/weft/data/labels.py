@@ -1,8 +1,18 @@
 """The labels of a task, numbered in a fixed order; one that was never seen is an error, not a new class."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 from weft.errors import DataError, did_you_mean
+
+
+def _name(value: object) -> object:
+    return str(value) if type(value) is int else value
+
+
+Label = Annotated[str, BeforeValidator(_name)]  # data often has numbers for labels: they are names like any other
 
 
 class Labels:
@@ -27,7 +37,7 @@ class Labels:
         except KeyError:
             raise DataError(
                 f"the label {name!r} was never seen in training; {did_you_mean(name, self.names)}; "
-                "correct it, or pass over such rows with data.on_bad_rows: skip"
+                "correct it, list it in task.labels, or pass over such rows with data.on_bad_rows: skip"
             ) from None
 
     def __len__(self) -> int:
@@ -35,3 +45,9 @@ class Labels:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
+
+
+def balanced(counts: Mapping[str, int]) -> dict[str, float]:
+    """Weigh labels so that all have the same say, as scikit-learn does: n / (K n_k) for n_k of n and K labels."""
+    total = sum(counts.values())
+    return {label: total / (len(counts) * count) for label, count in counts.items()}

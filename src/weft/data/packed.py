@@ -18,11 +18,14 @@ import numpy as np
 class Packed:
     """Items by number."""
 
-    def __init__(self, ids: np.ndarray, starts: np.ndarray, items: np.ndarray, digest: str) -> None:
+    def __init__(
+        self, ids: np.ndarray, starts: np.ndarray, items: np.ndarray, digest: str, counted: int | None = None
+    ) -> None:
         self.ids, self.starts, self.items = ids, starts, items
         self.digest = digest  # of the content: two data sets with the same digest train alike
         lengths = np.diff(starts)
-        self.sizes = np.diff(starts[items])  # (n,) tokens of an item, all its sequences together
+        ends = items[1:] if counted is None else np.minimum(items[:-1] + counted, items[1:])
+        self.sizes = starts[ends] - starts[items[:-1]]  # (n,) tokens of an item, all its sequences that count together
         # Like goes with like in a batch: by the length of the first sequence, then of the last.
         self.shapes = np.stack([lengths[items[1:] - 1], lengths[items[:-1]]]) if len(self) else np.zeros((2, 0), int)
 
@@ -35,8 +38,16 @@ class Packed:
         return tuple(self.ids[a:b] for a, b in pairwise(cuts))
 
 
-def pack(items: Iterable[tuple[np.ndarray, ...]], folder: Path | None = None, at_once: int = 1 << 18) -> Packed:
-    """Write a stream of items to an unnamed file in `folder`, and map it; memory holds lengths and `at_once` tokens."""
+def pack(
+    items: Iterable[tuple[np.ndarray, ...]],
+    folder: Path | None = None,
+    at_once: int = 1 << 18,
+    counted: int | None = None,
+) -> Packed:
+    """Write a stream of items to an unnamed file in `folder`, and map it; memory holds lengths and `at_once` tokens.
+
+    The first `counted` sequences of an item make its size (None: all); what follows them, such as labels, is no token.
+    """
     starts, bounds, digest = array("q", [0]), array("q", [0]), hashlib.sha256()
     with tempfile.TemporaryFile(dir=folder) as file:
         chunk: list[np.ndarray] = []
@@ -54,7 +65,7 @@ def pack(items: Iterable[tuple[np.ndarray, ...]], folder: Path | None = None, at
         ids = np.memmap(file, np.int32, "r", shape=(starts[-1],)) if starts[-1] else np.zeros(0, np.int32)
     for lengths in (starts, bounds):
         digest.update(lengths.tobytes())
-    return Packed(ids.view(np.ndarray), np.asarray(starts), np.asarray(bounds), digest.hexdigest())
+    return Packed(ids.view(np.ndarray), np.asarray(starts), np.asarray(bounds), digest.hexdigest(), counted)
 
 
 def _flush(chunk: list[np.ndarray], starts: "array[int]", file: IO[bytes], digest: "hashlib._Hash") -> None:

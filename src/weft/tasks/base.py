@@ -18,6 +18,7 @@ from weft.config import Named, Run, Section
 from weft.data.limits import Limit
 from weft.errors import ConfigError, RoleError
 from weft.models.base import Model, Role
+from weft.tasks.metrics import Confusion
 from weft.text.tokenizer import Tokenizer
 from weft.tokens import Tokens
 
@@ -40,6 +41,7 @@ class Batch:
     targets: Tensor | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     source: Tokens | None = None
+    at: Tokens | None = None  # the flat positions that a head reads, such as where words begin, sequence by sequence
     rows: Sequence[int] = ()  # each sequence's number in the caller's order: what is sampled for it hangs on this alone
 
     @property
@@ -58,6 +60,7 @@ class Batch:
             tokens=self.tokens.to(device),
             targets=None if self.targets is None else self.targets.to(device, non_blocking=True),
             source=None if self.source is None else self.source.to(device),
+            at=None if self.at is None else self.at.to(device),
         )
 
     def pin_memory(self) -> "Batch":
@@ -67,6 +70,7 @@ class Batch:
             tokens=self.tokens.pin_memory(),
             targets=None if self.targets is None else self.targets.pin_memory(),
             source=None if self.source is None else self.source.pin_memory(),
+            at=None if self.at is None else self.at.pin_memory(),
         )
 
 
@@ -100,19 +104,25 @@ class Task:
     Example: ClassVar[type[BaseModel]]
     Options: ClassVar[type[Section]]  # what a call may set
     needs: ClassVar[frozenset[Role]]
-    metrics: ClassVar[tuple[str, ...]] = ()  # what `score` gives, for a recipe's train.metric to be checked by
-    metric: ClassVar[str]  # what makes a model the best, unless train.metric says otherwise
+    metrics: tuple[str, ...] = ()  # what `score` gives, for a recipe's train.metric to be checked by
+    metric: str  # what makes a model the best, unless train.metric says otherwise
     lower_is_better: ClassVar[bool] = False
     asks: ClassVar[str] = "text"  # the field that a plain string given to `predict` fills
-    taught: ClassVar[tuple[str, ...]] = ()  # the fields that are optional in a question, but not to learn or judge from
+    taught: tuple[str, ...] = ()  # the fields that are optional in a question, but not to learn or judge from
+    counted: ClassVar[int | None] = None  # how many of an item's sequences, the first ones, are tokens; None: all
 
     tokenizer: Tokenizer  # set once the run has one
+    spells: bool = False  # whether the run's model reads how tokens are spelt: `collate` must then give Tokens.chars
 
     def __init__(self, config: Named) -> None:
         self.config = config
 
     def check(self, run: Run) -> None:
         """Refuse what does not go together in a recipe, before any data is read."""
+
+    def settled(self, examples: Iterable[Any]) -> Named:
+        """Return the section of the recipe with what it leaves to the training data, such as labels, filled in."""
+        return self.config
 
     def texts(self, example: Any) -> tuple[Iterable[str], Iterable[str]]:
         """Return the texts that train the tokenizer: the source side's and the target side's."""
@@ -161,3 +171,7 @@ class Task:
     def score(self, answers: Sequence[Answer], examples: Sequence[Any]) -> dict[str, float]:
         """Judge answers by what the examples say they should be."""
         raise _undefined(self, "score")
+
+    def confusion(self, answers: Sequence[Answer], examples: Sequence[Any]) -> Confusion | None:
+        """Count which label was given for which, where the answers are labels."""
+        return None

@@ -16,6 +16,7 @@ def make_task(run: Run) -> Task:
             raise ConfigError(f"{place}.name: must be a weft {wanted.__name__}, but is {found!r} instead")
     check_roles(run.task.name, kind.needs, run.model.name, model.roles(run.model))
     task: Task = kind(run.task)
+    task.spells = model.spells(run.model)
     task.check(run)
     _check_metric(task, run)
     return task
@@ -46,4 +47,6 @@ def build(run: Run, tokenizer: Tokenizer) -> tuple[Task, Head]:
     sizes = [len(tokenizer)]
     if Role.CONDITIONAL in kind.roles(run.model) and tokenizer.target is not tokenizer:
         sizes.append(len(tokenizer.target))
-    return task, task.head(kind(run.model, *sizes))
+    model = kind(run.model, *sizes)
+    model.keep(task.needs)
+    return task, task.head(model)

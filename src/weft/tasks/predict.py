@@ -1,6 +1,7 @@
 """From examples to answers, and from answers to scores: one way for the trainer, the command line and the server."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -13,6 +14,7 @@ from weft.data.loader import plan
 from weft.data.packed import Packed, pack
 from weft.errors import DataError
 from weft.tasks.base import Answer, Batch, Head, Item, Task
+from weft.tasks.metrics import Confusion
 from weft.tasks.prepare import encode_all
 
 AT_ONCE = 1024  # examples held at a time: enough to fill batches with like lengths, however long the stream is
@@ -59,7 +61,7 @@ def _encoded(task: Task, examples: Sequence[Any], limit: Limit, done: int = 0) -
 def _outputs(
     task: Task, head: Head, items: list[Item], options: Section, budget: int, done: int
 ) -> Iterator[tuple[int, Any]]:
-    data = pack(items)
+    data = pack(items, counted=task.counted)
     with torch.inference_mode(), _evaluating(head):
         for batch, indices in _batches(task, data, budget, done):
             yield from zip(indices.tolist(), head.predict(batch.to(_device(head)), options), strict=True)
@@ -78,16 +80,29 @@ def reread(task: Task, head: Head, example: Any, limit: Limit) -> tuple[list[str
     return task.reread(items, outputs)
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What an evaluation found: the metrics, and where answers are labels, which was taken for which."""
+
+    metrics: dict[str, float]
+    confusion: Confusion | None
+
+
 def evaluate(task: Task, head: Head, examples: Sequence[Any], limit: Limit, budget: int = BUDGET) -> dict[str, float]:
     """Score a head on examples: the loss and the task's metrics."""
+    return judge(task, head, examples, limit, budget).metrics
+
+
+def judge(task: Task, head: Head, examples: Sequence[Any], limit: Limit, budget: int = BUDGET) -> Verdict:
+    """Score a head on examples, and say which labels it took for which."""
     encoded = _encoded(task, examples, limit)
     kept = [(example, items) for example, items in zip(examples, encoded, strict=True) if items]
     if not kept:
         raise DataError("not one example is left to evaluate on")
-    loss = mean_loss(task, head, pack(item for _, items in kept for item in items), budget)
+    loss = mean_loss(task, head, pack((item for _, items in kept for item in items), counted=task.counted), budget)
     judged = [example for example, _ in kept]
     answers = list(predict(task, head, judged, limit, task.options(), budget))
-    return {"loss": loss, **task.score(answers, judged)}
+    return Verdict({"loss": loss, **task.score(answers, judged)}, task.confusion(answers, judged))
 
 
 def mean_loss(task: Task, head: Head, data: Packed, budget: int) -> float:

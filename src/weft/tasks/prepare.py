@@ -1,6 +1,6 @@
 """From a recipe's data to examples, a tokenizer and packed items: the way that training and evaluation share."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from weft.data.limits import Limit
 from weft.data.packed import Packed, pack
 from weft.data.records import Skipped, read_examples
 from weft.data.samples import read_sample
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError, DataError, did_you_mean
 from weft.tasks.base import Item, Task
 from weft.text.tokenizer import Tokenizer, train_tokenizer
 
@@ -31,15 +31,16 @@ def has_split(data: Data, split: str) -> bool:
 def read_split(data: Data, split: str, task: Task, skipped: Skipped) -> Iterator[Placed]:
     """Stream the examples of `train`, `valid` or `test` with their places."""
     if data.sample is not None:
-        return _sampled(data.sample, split, task)
+        return _sampled(data.sample, split, task, data.columns)
     source = getattr(data, split)
     if source is None:
         raise ConfigError(f"data.{split}: required here, but not given; add a file")
     return _answered(read_examples(source, data, task.Example, skipped), data, task, skipped)
 
 
-def _sampled(name: str, split: str, task: Task) -> Iterator[Placed]:
-    for place, row in read_sample(name, split):
+def _sampled(name: str, split: str, task: Task, columns: Mapping[str, int | str] | None) -> Iterator[Placed]:
+    for place, found in read_sample(name, split):
+        row = _chosen(name, found, columns) if columns else found
         try:
             yield place, task.Example.model_validate(row)
         except ValidationError:
@@ -48,6 +49,15 @@ def _sampled(name: str, split: str, task: Task) -> Iterator[Placed]:
                 f"data.sample: a row of {name} has {fields}, but the task {task.config.name!r} reads {wanted}; "
                 "see weft data list"
             ) from None
+
+
+def _chosen(name: str, row: Mapping[str, Any], columns: Mapping[str, int | str]) -> dict[str, Any]:
+    for field, column in columns.items():
+        if column not in row:
+            raise ConfigError(
+                f"data.columns.{field}: a row of the sample {name} has no {column!r}; {did_you_mean(str(column), row)}"
+            )
+    return {field: row[str(column)] for field, column in columns.items()}
 
 
 def _answered(examples: Iterable[Placed], data: Data, task: Task, skipped: Skipped) -> Iterator[Placed]:
@@ -140,7 +150,7 @@ def pack_split(
     skipped, limit = Skipped(), Limit(data.longest, data.too_long)
     examples = read_split(data, split, task, skipped)
     encoded = encode_all(examples, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
-    packed = pack((item for items in encoded for item in items), folder)
+    packed = pack((item for items in encoded for item in items), folder, counted=task.counted)
     return packed, _told(split, len(packed), skipped, limit)
 
 

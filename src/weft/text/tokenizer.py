@@ -51,10 +51,11 @@ class Words(Tokenizer):
     model = "WordLevel"
 
     class Config(Settings):
-        """How many words, and how rare the rarest."""
+        """How many words, how rare the rarest, and whether any digit counts as 0, so that 1987 and 2012 are one word."""
 
         size: int = Field(30_000, ge=4, le=10_000_000)
         min_count: int = Field(1, ge=1)
+        zeros: bool = False
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
@@ -64,10 +65,25 @@ class Words(Tokenizer):
             [pre_tokenizers.Split(Regex(r"\s+"), "removed"), pre_tokenizers.Split(Regex(r"[^\w\s]"), "isolated")]
         )
         _lower(engine, config)
+        if config.zeros:
+            before = [] if engine.normalizer is None else [engine.normalizer]
+            engine.normalizer = normalizers.Sequence([*before, normalizers.Replace(Regex(r"\d"), "0")])
         vocabulary = _most_frequent(_count_words(engine, count_units(texts)), config, cls.spelling)
         engine.model = models.WordLevel(vocabulary, unk_token="<unk>")
         engine.add_special_tokens(list(cls.spelling.values()))
         return engine
+
+    def extend(self, words: Iterable[str]) -> None:
+        """Know these words too, as far as there is room; those that no text is cut into are passed over."""
+        vocabulary = self.engine.get_vocab()
+        for word in words:
+            if len(vocabulary) >= self.config.size:
+                break
+            cut = self.engine.pre_tokenizer.pre_tokenize_str(_normalize(self.engine, word))
+            if word not in vocabulary and [piece for piece, _ in cut] == [word]:
+                vocabulary[word] = len(vocabulary)
+        self.engine.model = models.WordLevel(vocabulary, unk_token="<unk>")
+        self._size = len(vocabulary)
 
 
 class Characters(Tokenizer):

@@ -14,11 +14,13 @@ from weft.checkpoint.store import Store, verify_or_offer
 from weft.config import Run, write_yaml
 from weft.data.limits import Limit
 from weft.data.loader import Loader
+from weft.data.records import Skipped
 from weft.errors import CheckpointError
 from weft.tasks.base import Batch, Head, Task
 from weft.tasks.build import build, make_task
 from weft.tasks.predict import evaluate
-from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_whole
+from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_split, read_whole
+from weft.tasks.start import check_vectors, learn_words, start_from_vectors
 from weft.text.tokenizer import Tokenizer, load_tokenizer
 from weft.training.optim import schedule_uses_budget
 from weft.training.parallel import World, join_world, leave_world
@@ -30,8 +32,9 @@ FREE = {"data.workers", "train.keep"}  # what may change on resume without chang
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training leaves: the best head, and where the run stands."""
+    """What a training leaves: the recipe with what the data settled, the best head, and where the run stands."""
 
+    run: Run
     task: Task
     head: Head
     progress: Progress
@@ -39,6 +42,7 @@ class Trained:
 
 def train_run(run: Run, out: Path, resume: bool = False, report: Reporter | None = None) -> Trained:
     """Train in the directory `out`, and return the best model; `resume` goes on from the last checkpoint there."""
+    run = settle(run, make_task(run))
     task = make_task(run)
     world = join_world(run.train.device)
     store = Store(out, run.train.keep)
@@ -50,14 +54,24 @@ def train_run(run: Run, out: Path, resume: bool = False, report: Reporter | None
         stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
         folder = _resume_from(store, run, resume)
         world.barrier()  # before the first of them saves, all have seen what was there
+        if not folder:
+            check_vectors(run)
         tokenizer = load_tokenizer(run.tokenizer, folder) if folder else fit_tokenizer(run.tokenizer, run.data, task)
+        if not folder:
+            learn_words(run, tokenizer)
         trainer = _trainer(run, tokenizer, world, store, stack, folder, report, resume)
         progress = trainer.fit()
         best = store.best()
         if best:
             snapshot.load_weights(best, trainer.head)
         world.barrier()
-    return Trained(trainer.task, trainer.head, progress)
+    return Trained(run, trainer.task, trainer.head, progress)
+
+
+def settle(run: Run, task: Task) -> Run:
+    """Fill in what the recipe leaves to the training data, so that a checkpoint is whole in itself."""
+    examples = (example for _, example in read_split(run.data, "train", task, Skipped()))
+    return run.model_copy(update={"task": task.settled(examples)})
 
 
 def _resume_from(store: Store, run: Run, resume: bool) -> Path | None:
@@ -110,11 +124,14 @@ def _trainer(
     """Put the parts together, at the beginning or where the checkpoint left off; a fresh run saves its step 0."""
     seed_all(run.train.seed, world, run.train.deterministic)
     task, head = build(run, tokenizer)
+    started = None if folder else start_from_vectors(run, tokenizer, head.body)
     packed, notice = pack_split(run.data, "train", task, tokenizer, store.root)
     listening = _reporters(store, world, folder, report)
     stack.callback(listening.close)
     if notice:
         listening(Notice(f"data.train: {notice}"))
+    if started:
+        listening(Notice(started))
     if resume and not folder:
         listening(Notice(f"{store.root}: there is no checkpoint to go on from: training starts afresh"))
     pin = world.device.type == "cuda" and run.data.workers > 0

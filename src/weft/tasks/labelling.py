@@ -1,0 +1,150 @@
+"""What `classify` and `tag` share: labels, taken from the training data where the recipe lists none, and their weights.
+
+The weighted loss is Σ_i w[y_i] · -log p(y_i) over the number of texts or words, not over the sum of their weights: so a
+label weighs the same whatever else is in its batch, and "balanced" weights, whose mean is 1, keep the loss in its size.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from weft.config import Named, Run, Section
+from weft.data.labels import Label, Labels, balanced
+from weft.errors import ConfigError, DataError, did_you_mean
+from weft.models.base import Role
+from weft.tasks.base import Batch, Head, Item, Task
+from weft.tokens import Tokens
+
+
+class LabellingConfig(Named):
+    """The labels, what each weighs in training, and how the head is kept from learning by heart."""
+
+    labels: tuple[Label, ...] | None = None  # None: those of the training data, in alphabetical order
+    weights: Literal["balanced"] | dict[Label, float] | None = None  # of labels in the loss; one not named weighs 1
+    smoothing: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(0.1, ge=0, lt=1)  # on what the body gives to the head
+
+    @field_validator("labels")
+    @classmethod
+    def _each_once(cls, labels: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name, times in Counter(labels).items():
+            if times > 1:
+                raise ValueError(f"must have each label once, and has {name!r} {times} times")
+        if labels == ():
+            raise ValueError("must have a label, or be left out for those of the training data")
+        return labels
+
+    @field_validator("weights", mode="before")
+    @classmethod
+    def _above_zero(cls, weights: object) -> object:
+        each: list[Any] = list(weights.values()) if isinstance(weights, dict) else ["no number"]
+        if weights in (None, "balanced") or all(type(one) in (int, float) and one > 0 for one in each):
+            return weights
+        raise ValueError("must be balanced, or a weight above 0 for each label named, such as {rare: 5.0}")
+
+
+class LabellingHead(Head):
+    """Dropout and one linear layer on what an encoder gives; `smoothing` and `weights` are for training alone."""
+
+    weights: Tensor | None
+
+    def __init__(self, body: Any, labels: int, config: LabellingConfig, weights: Tensor | None) -> None:
+        super().__init__(body)
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(body.width, labels)
+        self._smoothing = config.smoothing
+        self.register_buffer("weights", weights, persistent=False)
+
+    def scores(self, states: Tensor) -> Tensor:
+        """Score the labels: (..., D) to (..., K)."""
+        found: Tensor = self.output(self.dropout(states))
+        return found
+
+    @property
+    def bent(self) -> tuple[float, Tensor | None]:
+        """The smoothing and the weights of the loss; none where it is only measured."""
+        return (self._smoothing, self.weights) if self.training else (0.0, None)
+
+
+class Labelling(Task):
+    """A task whose answers are labels, by any model that encodes.
+
+    An item's arrays are its tokens, places among them, their spelling if the model asks for it, the labels if known.
+    """
+
+    Config: ClassVar[type[Named]] = LabellingConfig
+    Options: ClassVar[type[Section]] = Section
+    needs = frozenset({Role.ENCODER})
+    counted = 1
+    fewest: int = 2  # labels, or there is nothing to tell apart
+    config: LabellingConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.labels = Labels(config.labels or ())
+
+    def right(self, example: Any) -> Sequence[str]:
+        """Return the labels that an example says are right."""
+        raise NotImplementedError
+
+    def check(self, run: Run) -> None:
+        """A weight must be a label's."""
+        weights = self.config.weights
+        for name in weights if isinstance(weights, dict) and self.config.labels else ():
+            if name not in self.labels.names:
+                raise ConfigError(f"task.weights: {name!r} is no label; {did_you_mean(name, self.labels)}")
+
+    def settled(self, examples: Iterable[Any]) -> LabellingConfig:
+        """Fill in the labels, and the weights where they are to be balanced."""
+        config = self.config
+        if config.labels is not None and config.weights != "balanced":
+            return config
+        rows, counts = 0, Counter[str]()
+        for example in examples:
+            rows += 1
+            counts.update(self.right(example))
+        if len(counts) < self.fewest:
+            raise DataError(
+                f"data.train: its labels are {', '.join(map(repr, counts)) or 'none'}, where {self.fewest} different "
+                "ones are the least that can be told apart; see data.columns"
+            )
+        weights = self.balanced(counts, rows) if config.weights == "balanced" else config.weights
+        return config.model_copy(update={"labels": config.labels or Labels.collect(counts).names, "weights": weights})
+
+    def balanced(self, counts: Mapping[str, int], rows: int) -> dict[str, float]:
+        """Weigh labels by how rare they are, given how often each is right in how many examples."""
+        return balanced(counts)
+
+    def weights(self) -> Tensor | None:
+        """Return the weights in the order of the labels."""
+        named = self.config.weights
+        if not isinstance(named, dict):
+            return None
+        return torch.tensor([named.get(name, 1.0) for name in self.labels])
+
+    @property
+    def asked(self) -> int:
+        """How many of an item's arrays are the question; one more where the labels are known."""
+        return 3 if self.spells else 2
+
+    def tokens(self, items: Sequence[Item]) -> Tokens:
+        """Lay the tokens of items end to end."""
+        tokens = Tokens.pack([item[0] for item in items])
+        return tokens.spelt([item[2] for item in items]) if self.spells else tokens
+
+    def known(self, items: Sequence[Item]) -> list[np.ndarray] | None:
+        """Return the labels of items, where those of all are known."""
+        return [item[-1] for item in items] if all(len(item) > self.asked for item in items) else None
+
+    def reread(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
+        """Read an example with the labels chosen for it, as if they were right."""
+        labels = [np.array(numbers, np.int32) for numbers, _ in outputs]
+        chosen = [(*item[: self.asked], own) for item, own in zip(items, labels, strict=True)]
+        names = [self.tokenizer.token(int(id)) for id in items[0][0]]
+        given = [self.labels.names[number] for number in outputs[0][0]]
+        return names, given, self.collate(chosen, np.random.default_rng(0))

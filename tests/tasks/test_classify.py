@@ -1,0 +1,398 @@
+"""Texts and pairs to items, batches, losses and answers; labels and weights from the training data."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.utils.class_weight import compute_class_weight
+from torch.nn import functional as F
+
+import weft
+from weft.config import Run, Section, read_recipe
+from weft.data.limits import Limit
+from weft.errors import ConfigError, DataError, RoleError
+from weft.tasks.build import build, make_task
+from weft.tasks.classify import Classify, ClassifyConfig, ClassifyExample, Threshold, _trimmed
+from weft.tasks.prepare import fit_tokenizer
+from weft.training.session import settle
+
+LIMIT = Limit(1024, "error")
+ROWS = [("so good", "good"), ("very good", "good"), ("fine", "good"), ("quite bad", "bad"), ("odd thing", "odd")]
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.tsv"
+    path.write_text("".join(f"{text}\t{label}\n" for text, label in ROWS), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def recipe(rows):
+    return {
+        "task": {"name": "classify"},
+        "data": {"train": str(rows), "valid": str(rows)},
+        "tokenizer": {"name": "words"},
+        "model": {"name": "cnn", "width": 12, "embedding": 8},
+        "train": {"steps": 60, "batch_tokens": 64, "lr": 0.02},
+    }
+
+
+@pytest.fixture
+def several(tmp_path, recipe):
+    path = tmp_path / "several.csv"
+    path.write_text('text,labels\nred fish,"red,fish"\nred,red\nblue,\nfish,fish\nblue fish,"fish, blue"\n')
+    return {**recipe, "task": {"name": "classify", "multiple": True}, "data": {"train": str(path), "valid": str(path)}}
+
+
+def made(recipe, *overrides):
+    run = Run.parse(read_recipe(recipe, overrides))
+    run = settle(run, make_task(run))
+    tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
+    torch.manual_seed(0)
+    return build(run, tokenizer)
+
+
+def ask(text, label=None, **rest):
+    return ClassifyExample(text=text, label=label, **rest)
+
+
+def encoded(task, *examples, limit=LIMIT):
+    return [item for items in task.encode_batch(examples, task.tokenizer, limit) for item in items]
+
+
+def collated(task, *examples):
+    return task.collate(encoded(task, *examples), np.random.default_rng(0))
+
+
+# Examples to batches.
+
+
+def test_an_item_is_the_text_between_its_signs_and_the_label(recipe):
+    task, _ = made(recipe)
+    special, (so, very) = task.tokenizer.specials, task.tokenizer.ids(["so good", "very"])
+    ((ids, second, label),) = encoded(task, ask("so good", "odd"))
+    assert ids.tolist() == [special.bos, *so, special.eos]
+    assert (second.tolist(), label.tolist()) == ([], [2])  # bad, good, odd
+    ((ids, second),) = encoded(task, ask("so good", pair="very"))
+    assert ids.tolist() == [special.bos, *so, special.eos, *very, special.eos]
+    assert second.tolist() == [4]
+    ((ids, second),) = encoded(task, ask("so good", pair=""))
+    assert ids.tolist() == [special.bos, *so, special.eos, special.eos]
+
+
+def test_many_are_encoded_as_one_by_one(recipe):
+    task, _ = made(recipe)
+    examples = [ask(*row) for row in ROWS] + [ask(""), ask("good", pair="bad"), ask("good", "bad", pair="")]
+    alone = [task.encode(one, task.tokenizer, LIMIT) for one in examples]
+    together = task.encode_batch(examples, task.tokenizer, LIMIT)
+    plain = [[[list(map(list, item)) for item in items] for items in side] for side in (alone, together)]
+    assert plain[0] == plain[1]
+
+
+def test_a_batch_has_segments_where_there_are_pairs_and_targets_where_all_labels_are_known(recipe):
+    task, _ = made(recipe)
+    batch = collated(task, ask("so good", "good"), ask("bad", "bad"))
+    assert batch.tokens.segments is None
+    assert batch.targets.tolist() == [1, 0]
+    assert batch.counts == {"texts": 2}
+    assert batch.size == 7
+    batch = collated(task, ask("so good", "good"), ask("bad", pair="very bad"))
+    assert batch.tokens.segments.tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1, 1]
+    assert batch.targets is None
+
+
+def test_labels_do_not_count_as_tokens_of_a_batch(recipe):
+    from weft.data.packed import pack
+
+    task, _ = made(recipe)
+    items = encoded(task, *(ask(*row) for row in ROWS))
+    assert pack(items, counted=task.counted).sizes.tolist() == [len(item[0]) for item in items]
+
+
+# Too long.
+
+
+@pytest.mark.parametrize(("policy", "sizes"), [("cut", [(3, 3)]), ("drop", [])])
+def test_a_pair_is_limited_as_a_whole(recipe, policy, sizes):
+    task, limit = made(recipe)[0], Limit(6, policy)
+    found = encoded(task, ask("a b c d e", pair="f g h i"), limit=limit)
+    assert [(second[0] - 2, len(ids) - second[0] - 1) for ids, second in found] == sizes
+    assert "1 sequence longer than data.longest=6" in str(limit)
+    assert encoded(task, ask("a b", pair="f g h i"), limit=limit)
+
+
+def test_a_long_text_is_an_error_unless_the_recipe_says(recipe):
+    task, _ = made(recipe)
+    with pytest.raises(DataError, match="got 4 tokens, data.longest is 3"):
+        encoded(task, ask("a b", pair="c d"), limit=Limit(3, "error"))
+    with pytest.raises(ConfigError, match="data.too_long: task 'classify' cannot use 'window'; try cut"):
+        made(recipe, "data.too_long=window")
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 18))
+def test_the_longer_of_a_pair_is_cut_first_as_bert_does(first, second, room):
+    text, pair = list(range(first)), list(range(second))
+    expected_text, expected_pair = list(text), list(pair)
+    while len(expected_text) + len(expected_pair) > room:
+        longer = expected_text if len(expected_text) > len(expected_pair) else expected_pair
+        longer.pop()
+    assert _trimmed(text, pair, room) == (expected_text, expected_pair)
+
+
+# The loss.
+
+
+@torch.no_grad()
+def test_the_loss_is_the_cross_entropy_on_the_summary(recipe):
+    task, head = made(recipe)
+    batch = collated(task, *(ask(*row) for row in ROWS))
+    (sums, carry), logits = head.eval()(batch), head.output(head.body.summary(batch.tokens))
+    assert carry is None
+    torch.testing.assert_close(sums["texts"], F.cross_entropy(logits, torch.tensor([1, 1, 1, 0, 2]), reduction="sum"))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_weights_multiply_the_gradient_of_their_labels_in_training_alone(recipe, smoothing):
+    changes = ["task.dropout=0", f"task.smoothing={smoothing}", "task.weights={bad: 3.0, odd: 0.5}"]
+    task, head = made(recipe, *changes)
+    batch = collated(task, *(ask(*row) for row in ROWS))
+    parameters = list(head.parameters())
+    ours = torch.autograd.grad(head.train()(batch)[0]["texts"], parameters)
+    logits, weights = head.output(head.body.summary(batch.tokens)), torch.tensor([3.0, 1.0, 0.5])  # bad, good, odd
+    likely = logits.log_softmax(-1)
+    right = F.one_hot(batch.targets, 3) * (1 - smoothing) + smoothing / 3
+    must = torch.autograd.grad(-(weights * right * likely).sum(), parameters)
+    for mine, yours in zip(ours, must, strict=True):
+        torch.testing.assert_close(mine, yours)
+    unweighted = torch.autograd.grad(
+        -(right * head.output(head.body.summary(batch.tokens)).log_softmax(-1)).sum(), parameters
+    )
+    assert not torch.allclose(ours[-1], unweighted[-1])
+    with torch.no_grad():
+        measured = F.cross_entropy(logits, batch.targets, reduction="sum")
+        torch.testing.assert_close(head.eval()(batch)[0]["texts"], measured)
+
+
+def test_dropout_is_on_the_summary_and_in_training_alone(recipe):
+    task, head = made(recipe, "task.dropout=0.5")
+    batch = collated(task, ask("so good", "good"))
+    assert torch.equal(head.eval()(batch)[0]["texts"], head(batch)[0]["texts"])
+    head.train()
+    with torch.no_grad():
+        assert len({float(head(batch)[0]["texts"]) for _ in range(8)}) > 1
+
+
+@torch.no_grad()
+def test_a_text_alone_answers_as_in_any_batch(recipe):
+    task, head = made(recipe)
+    head.double().eval()
+    examples = [ask(text) for text, _ in ROWS] + [ask(""), ask("so good", pair="very bad")]
+    scores = [head.scores(head.body.summary(collated(task, one).tokens)) for one in examples]
+    torch.testing.assert_close(head.scores(head.body.summary(collated(task, *examples).tokens)), torch.cat(scores))
+
+
+# Labels from the data.
+
+
+def test_labels_are_those_of_the_training_data_in_alphabetical_order(recipe):
+    run = Run.parse(recipe)
+    assert settle(run, make_task(run)).task.labels == ("bad", "good", "odd")
+
+
+def test_labels_that_are_listed_stay_and_nothing_is_read(recipe):
+    run = Run.parse(read_recipe(recipe, ["task.labels=[odd, good, bad]"]))
+    task = make_task(run)
+    assert task.settled(iter(lambda: pytest.fail("the data was read"), None)) is run.task
+    assert settle(run, task) == run
+
+
+def test_balanced_weights_are_scikit_learns(recipe):
+    run = Run.parse(read_recipe(recipe, ["task.weights=balanced"]))
+    settled = settle(run, make_task(run))
+    labels, seen = np.array(["bad", "good", "odd"]), [label for _, label in ROWS]
+    expected = compute_class_weight("balanced", classes=labels, y=seen)
+    assert [settled.task.weights[label] for label in labels] == pytest.approx(expected.tolist())
+    assert make_task(settled).weights().tolist() == pytest.approx(expected.tolist())
+    assert Run.parse(settled.dump()) == settled
+
+
+def test_one_label_is_nothing_to_tell_apart(recipe, rows):
+    rows.write_text("a\tx\nb\tx\n")
+    with pytest.raises(DataError, match="data.train: its labels are 'x', where 2 different ones are the least"):
+        made(recipe)
+
+
+def test_a_label_that_is_not_known_names_its_row(recipe, tmp_path):
+    (tmp_path / "valid.tsv").write_text("fine\tgood\nfine\tgod\n")
+    with pytest.raises(DataError, match=r"valid.tsv:2: the label 'god' was never seen.*did you mean 'good'"):
+        weft.train(recipe, [f"data.valid={tmp_path / 'valid.tsv'}"], tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("task.labels=[a, b, a]", "task.labels: must have each label once, and has 'a' 2 times"),
+        ("task.labels=[]", "task.labels: must have a label, or be left out"),
+        ("task.weights={bda: 2.0}", "task.weights: 'bda' is no label; did you mean 'bad'?"),
+        ("task.weights={bad: 0}", "task.weights: must be balanced, or a weight above 0 for each label named, such as"),
+        ("task.weights={bad: x}", "task.weights: must be balanced, or .*, but is {'bad': 'x'} instead"),
+        ("task.weights=blanced", "task.weights: must be balanced, or .*, but is 'blanced' instead"),
+        ("train.metric=f1", "train.metric: the task has no metric 'f1'; known: accuracy, loss, macro_f1"),
+        ("task.treshold=0.4", "task.treshold: unknown key; did you mean 'threshold'"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_with_the_remedy(recipe, change, told):
+    with pytest.raises(ConfigError, match=told):
+        made(recipe, change)
+
+
+def test_a_model_that_does_not_encode_is_refused(recipe):
+    with pytest.raises(RoleError, match="task 'classify' needs a model that encodes; 'seq2seq', as configured, scores"):
+        made({**recipe, "model": {"name": "seq2seq"}})
+
+
+# Answers.
+
+
+def classify(labels=("bad", "good", "odd"), **config):
+    return Classify(ClassifyConfig(name="classify", labels=labels, **config))
+
+
+def test_an_answer_has_the_scores_from_the_likeliest_down():
+    answer = classify().answer(ask("x"), [([1], [0.2, 0.7, 0.1])])
+    assert answer == {"label": "good", "scores": {"good": 0.7, "bad": 0.2, "odd": 0.1}}
+    assert list(answer["scores"]) == ["good", "bad", "odd"]
+    assert classify().line(answer) == "good"
+    assert classify().line({"label": "two\nlines"}) == "two lines"
+
+
+def test_what_is_shown_of_an_example():
+    assert classify().shown(ask("a", "bad", pair="b")) == ("a | b", "bad")
+    assert classify(multiple=True).shown(ask("a", labels=["odd", "bad", "odd"])) == ("a", "odd, bad")
+
+
+def test_scores_and_confusion_go_by_label():
+    answers = [{"label": label} for label in ("good", "good", "bad")]
+    examples = [ask("x", label) for label in ("good", "odd", "bad")]
+    assert classify().score(answers, examples) == pytest.approx({"accuracy": 2 / 3, "macro_f1": (2 / 3 + 0 + 1) / 3})
+    assert classify().confusion(answers, examples).counts == [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
+
+
+def test_it_learns_and_knows_how_sure_it_is(recipe, tmp_path):
+    pipeline = weft.train(recipe, out=tmp_path / "run")
+    answers = pipeline([text for text, _ in ROWS])
+    assert [answer["label"] for answer in answers] == [label for _, label in ROWS]
+    for answer in answers:
+        assert sum(answer["scores"].values()) == pytest.approx(1, abs=1e-5)
+        assert answer["label"] == next(iter(answer["scores"]))
+    assert pipeline.evaluate()["accuracy"] == 1
+    assert pipeline.judge().confusion.counts == [[1, 0, 0], [0, 3, 0], [0, 0, 1]]
+    names, labels, batch = pipeline.task.reread(
+        pipeline.task.encode(pipeline.example("so good"), pipeline.tokenizer, LIMIT), [([1], [])]
+    )
+    assert (names, labels, batch.targets.tolist()) == (["<s>", "so", "good", "</s>"], ["good"], [1])
+
+
+def test_it_learns_from_pairs(recipe, tmp_path):
+    words = ("red", "blue", "green", "pink")
+    rows = [(a, "same" if a == b else "other", b) for a in words for b in words]
+    (tmp_path / "pairs.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    changes = [f"data.train={tmp_path / 'pairs.tsv'}", f"data.valid={tmp_path / 'pairs.tsv'}", "task.weights=balanced"]
+    pipeline = weft.train(recipe, [*changes, "train.steps=250", "model.width=48"], tmp_path / "run")
+    assert pipeline.evaluate()["accuracy"] > 0.9
+    assert pipeline([{"text": "red", "pair": "red"}])[0]["label"] == "same"
+
+
+# Several labels a text.
+
+
+@torch.no_grad()
+def test_the_loss_of_several_is_that_of_as_many_questions(several):
+    task, head = made(several, "task.weights={fish: 2.0}", "task.dropout=0", "task.smoothing=0.1")
+    batch = collated(task, ask("red fish", labels=["fish", "red"]), ask("blue", labels=[]))
+    assert batch.targets.tolist() == [[0, 1, 1], [0, 0, 0]]  # blue, fish, red
+    likely = head.output(head.body.summary(batch.tokens)).sigmoid()
+    targets = batch.targets
+    torch.testing.assert_close(
+        head.eval()(batch)[0]["texts"], -(targets * likely.log() + (1 - targets) * (1 - likely).log()).sum()
+    )
+    soft, weights = targets * 0.9 + 0.05, torch.tensor([1.0, 2.0, 1.0])
+    torch.testing.assert_close(
+        head.train()(batch)[0]["texts"], -(weights * soft * likely.log() + (1 - soft) * (1 - likely).log()).sum()
+    )
+
+
+def test_balanced_weights_of_several_weigh_each_against_its_absence(several):
+    task, _ = made(several, "task.weights=balanced")
+    assert task.config.weights == pytest.approx({"fish": 2 / 3, "red": 3 / 2, "blue": 4})
+
+
+def test_several_are_those_above_the_threshold(several):
+    task, head = made(several)
+    assert task.options() == Threshold(threshold=0.5)
+    assert made(several, "task.threshold=0.2")[0].options() == Threshold(threshold=0.2)
+    assert (task.metric, task.metrics) == ("micro_f1", ("micro_f1", "macro_f1", "exact_match"))
+    batch = collated(task, ask("red fish"), ask("blue"))
+    assert batch.targets is None
+    with torch.no_grad():
+        (_, likely), _ = head.eval().predict(batch, Threshold(threshold=0.5))
+        for threshold in (0.001, sorted(likely)[1], 0.999):
+            chosen, _ = head.predict(batch, Threshold(threshold=threshold))[0]
+            assert chosen == [number for number, one in enumerate(likely) if one > threshold]
+    answer = task.answer(ask("x"), [([1, 2], [0.1, 0.6, 0.8])])
+    assert answer == {"labels": ["red", "fish"], "scores": {"red": 0.8, "fish": 0.6, "blue": 0.1}}
+    assert task.line(answer) == "red, fish"
+    assert task.answer(ask("x"), [([], [0.1, 0.3, 0.2])])["labels"] == []
+    assert task.confusion([answer], [ask("x", labels=[])]) is None
+
+
+def test_several_are_learnt_and_the_threshold_can_be_set_in_a_call(several, tmp_path):
+    pipeline = weft.train(several, ["train.steps=150"], tmp_path / "run")
+    found = pipeline.evaluate()
+    assert found["exact_match"] == found["micro_f1"] == found["macro_f1"] == 1
+    assert set(pipeline("red fish")[0]["labels"]) == {"red", "fish"}
+    assert len(pipeline("red", {"threshold": 1e-30})[0]["labels"]) == 3
+    one = weft.train(
+        several, ["task.multiple=false", "data.columns={text: 0, label: 1}", "train.steps=1"], tmp_path / "1"
+    )
+    assert one.task.options() == Section()
+    with pytest.raises(ConfigError, match=r"options.threshold: unknown key"):
+        one("red", {"threshold": 0.1})
+
+
+def test_a_row_without_its_label_cannot_teach(recipe, several, tmp_path):
+    with pytest.raises(DataError, match=r"several.csv:2: label: required to train or evaluate"):
+        made(several, "task.multiple=false")
+    with pytest.raises(DataError, match=r"rows.tsv:1: labels: required to train or evaluate"):
+        made(recipe, "task.multiple=true")
+
+
+@pytest.mark.parametrize(
+    ("raw", "known"),
+    [
+        ({"label": 3}, "3"),
+        ({"labels": [1, "b"]}, ["1", "b"]),
+        ({"labels": "4, 27"}, ["4", "27"]),
+        ({"labels": ""}, []),
+    ],
+)
+def test_numbers_are_names_too_and_a_cell_may_hold_several(raw, known):
+    example = ClassifyExample.model_validate({"text": "x", **raw})
+    assert (example.label or example.labels) == known or example.labels == known
+
+
+@pytest.mark.parametrize("raw", [{"label": True}, {"label": 1.5}, {"labels": [["a"]]}, {"text": 3}, {"txet": "a"}])
+def test_what_is_no_example_is_refused(raw):
+    with pytest.raises(ValueError, match="validation error"):
+        ClassifyExample.model_validate({"text": "x", **raw})
+
+
+def test_a_table_with_a_header_and_the_label_first(tmp_path, recipe):
+    (tmp_path / "a.tsv").write_text("label\tsentence\n0\tso bad\n1\tso good\n")
+    (tmp_path / "b.tsv").write_text("label\tcontent\n1\tgood\n")
+    changes = [f"data.train={tmp_path / 'a.tsv'}", f"data.valid={tmp_path / 'b.tsv'}"]
+    pipeline = weft.train(recipe, [*changes, "data.header=true", "data.columns={text: 1, label: 0}"], tmp_path / "run")
+    assert pipeline.run.task.labels == ("0", "1")
+    assert pipeline("so good")[0]["label"] == "1"
