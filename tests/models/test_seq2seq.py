@@ -1,5 +1,6 @@
 """Seq2Seq against a plain reference of its equations, and what its configurations promise."""
 
+import dataclasses
 import math
 
 import pytest
@@ -144,6 +145,31 @@ def test_it_is_so_in_kernels_too(cell, attention, monkeypatch):
     """They are made for single precision, unless told otherwise; tests/nn/test_scan.py has them for every cell."""
     monkeypatch.setattr(scan, "FUSED", torch.float64)
     check_against_reference(scattered(4, cell=cell, width=4, layers=2, attention=attention, bridge=False), RAGGED)
+
+
+@pytest.mark.parametrize("attention", ["additive", "general", "scaled-dot"])
+@pytest.mark.parametrize("cell", ["peephole", "gru"])
+def test_so_is_input_feeding(cell, attention, monkeypatch):
+    """One layer feeds in kernels; several step by step."""
+    monkeypatch.setattr(scan, "FUSED", torch.float64)
+    fed = {"place": "after", "input_feeding": True}
+    check_against_reference(scattered(4, cell=cell, width=4, attention=attention, **fed), RAGGED)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_an_input_that_is_fed_wrongly_is_caught(layers, monkeypatch):
+    """The negative control: the first step gets what the last one read out."""
+    monkeypatch.setattr(scan, "FUSED", torch.float64)
+    model = scattered(4, cell="peephole", width=4, layers=layers, place="after", input_feeding=True)
+    begin = Seq2Seq._begin
+
+    def wrong(self: Seq2Seq, source: Tokens) -> object:
+        state = begin(self, source)
+        return dataclasses.replace(state, read=state.read + 1)
+
+    monkeypatch.setattr(Seq2Seq, "_begin", wrong)
+    with pytest.raises(AssertionError):
+        check_against_reference(model, RAGGED)
 
 
 @pytest.mark.parametrize("attention", ["additive", "general"])
@@ -530,7 +556,9 @@ def test_what_stands_in_empty_places_changes_no_answer(cell, place, monkeypatch)
 @pytest.mark.parametrize("place", PLACES, ids=told)
 def test_empty_sequences_among_others_change_nothing_and_spoil_no_gradient(place, kernels, monkeypatch):
     monkeypatch.setattr(scan, "FUSED", torch.float64 if kernels else None)
-    model, (tokens, source) = make(7, cell="peephole", layers=2, **place), pairs(RAGGED)
+    model, (tokens, source) = make(7, cell="peephole", layers=1 + kernels, **place), pairs(RAGGED)
+    if place.get("input_feeding"):
+        model = make(7, cell="peephole", **place)  # of which only one layer goes in kernels
     gaps = Tokens.flat(tokens.ids, torch.tensor([0, 4, 1, 0, 5, 2, 0]))
     source_gaps = Tokens.flat(source.ids, torch.tensor([0, 3, 5, 0, 1, 2, 0]))
     agree([model.logits(gaps, source_gaps)], [model.logits(tokens, source)], dict(model.named_parameters()))

@@ -43,7 +43,7 @@ from weft.config import Named
 from weft.models.base import Model, Role
 from weft.nn.capture import capturing, record
 from weft.nn.grid import Grid
-from weft.nn.looks import sight
+from weft.nn.looks import Feeding, Sight, sight
 from weft.nn.recurrent import Cell, State, at_last, make_cell
 from weft.nn.scan import scan_fused, worthwhile
 from weft.nn.scores import attend, make_score
@@ -221,6 +221,13 @@ class Decoder(nn.Module):
         context, weights = attend(scores, memory.states, memory.empty)
         return context.transpose(0, 1), weights
 
+    def _sight(self, memory: Memory, into_step: Tensor) -> Sight | None:
+        """Say how the fused walk looks at the memory; None if it cannot, or if someone wants to see the weights."""
+        assert self.score is not None
+        if capturing():
+            return None
+        return sight(self.score, memory.states, memory.keys, memory.empty, into_step)
+
     def _attend_and_step(
         self, inputs: Tensor, state: State, memory: Memory, real: Tensor | None
     ) -> tuple[Tensor, Tensor, State]:
@@ -231,8 +238,8 @@ class Decoder(nn.Module):
         from_input, from_context = weight.chunk(2, 1)
         # What the inputs alone decide is one product for all steps; a step adds what its context and state decide.
         ahead = F.linear(inputs, from_input, bias)  # (T, B, G·D)
-        at = sight(self.score, memory.states, memory.keys, memory.empty, from_context)
-        if at and worthwhile(ahead) and not capturing():
+        at = self._sight(memory, from_context)
+        if at and worthwhile(ahead):
             *parts, context = scan_fused(cell, ahead, state, at)
             return parts[0], context, tuple(at_last(*pair, real) for pair in zip(parts, state, strict=True))
         begun, walked, contexts, looks = state, [], [], []
@@ -251,6 +258,16 @@ class Decoder(nn.Module):
         self, inputs: Tensor, state: DecoderState, memory: Memory, real: Tensor | None
     ) -> tuple[Tensor, DecoderState]:
         """Step through all layers, look, read out, and feed that into the next step."""
+        weight, bias = self.first.from_input()
+        from_input, from_read = weight.chunk(2, 1)
+        at = self._sight(memory, from_read)
+        if at and len(self.layers) == 1 and not state.read.requires_grad:
+            ahead = F.linear(inputs, from_input, bias)
+            if worthwhile(ahead):
+                feeding = Feeding(at, self.readout.weight, self.readout.bias, state.read)
+                *parts, walked = scan_fused(self.first, ahead, state.layers[0], feeding)
+                after = tuple(at_last(*pair, real) for pair in zip(parts, state.layers[0], strict=True))
+                return self.dropout(walked), replace(state, layers=(after,), read=at_last(walked, state.read, real))
         layers, read, reads, looks = state.layers, state.read, [], []
         for step, embedded in enumerate(inputs):
             top, new = self._walk(torch.cat([embedded, read], -1)[None], layers, None)

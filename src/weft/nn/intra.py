@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from weft.nn.capture import capturing, record
 from weft.nn.fuse import NotFusibleError
-from weft.nn.looks import Past
+from weft.nn.recall import Past
 from weft.nn.recurrent import Cell, State, at_last
 from weft.nn.scan import scan_fused, worthwhile
 from weft.nn.scores import Dot, attend, make_score

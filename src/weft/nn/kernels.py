@@ -169,6 +169,11 @@ def tanh_of(dtype: torch.dtype) -> Any:
     return compiler()(_tanh_float32 if dtype is torch.float32 else _tanh)
 
 
+def zero_of(dtype: torch.dtype) -> Any:
+    """Return nought as a number of that type."""
+    return np.zeros((), str(dtype).removeprefix("torch."))[()]
+
+
 @cache
 def compiler(sums: bool = False) -> Any:
     """Return the compiler that all loops share; with `sums` it may add up in any order."""

@@ -7,27 +7,21 @@ query and key, and the additive one; the others walk under autograd.
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from weft.nn.kernels import compiler, tanh_of
+from weft.nn.kernels import compiler, tanh_of, zero_of
 from weft.nn.scores import Additive, Dot, General, Score
-
-WORTH_THREADS = 300_000  # numbers read in one look at one's own past
 
 
 @dataclass(frozen=True)
 class Sight:
     """A memory that a walk looks at, and by what."""
-
-    tensors: ClassVar[tuple[str, ...]] = ("memory", "keys", "from_context", "query", "energy")  # those with gradients
 
     memory: Tensor  # (B, S, D)
     keys: Tensor  # (B, S, A)
@@ -37,15 +31,25 @@ class Sight:
     empty: Tensor  # (B, S)
     scale: float = 1.0  # of products
 
+    @property
+    def tensors(self) -> list[Any]:
+        """Those that gradients go back to."""
+        return [self.memory, self.keys, self.from_context, self.query, self.energy]
 
-@dataclass(frozen=True)
-class Past:
-    """A walk's own earlier states, by products: what each step asks of them, beside what it last mixed."""
+    def holding(self, tensors: Sequence[Any]) -> "Sight":
+        """Return the same with these in their place."""
+        memory, keys, from_context, query, energy = tensors
+        return Sight(memory, keys, from_context, query, energy, self.empty, self.scale)
 
-    tensors: ClassVar[tuple[str, ...]] = ("queries",)
+    def begin(self, tapes: list[Tensor]) -> "Look":
+        """Make the looks of one walk, whose states go to `tapes`."""
+        if self.query is None:
+            return Look(self, tapes)
+        if self.memory.is_cuda:
+            from weft.nn.looks_cuda import CudaAdditiveLook
 
-    queries: Tensor  # (T, B, D)
-    scale: float = 1.0
+            return CudaAdditiveLook(self, tapes)
+        return CompiledAdditiveLook(self, tapes)
 
 
 def sight(score: Score, memory: Tensor, keys: Tensor, empty: Tensor, from_context: Tensor) -> Sight | None:
@@ -61,9 +65,10 @@ class Look:
     """One walk's looks at a memory, and what they send back."""
 
     starts: list[Tensor]  # what steps start from: each part of the state
+    asked: Tensor  # (T, B, D) the states that look
 
     def __init__(self, at: Sight, tapes: list[Tensor]) -> None:
-        self.at, self.starts = at, tapes
+        self.at, self.starts, self.asked = at, tapes, tapes[0][:-1]
         steps = len(tapes[0]) - 1
         rows, places, width = at.memory.shape
         self.weights = at.memory.new_zeros(steps, rows, places)
@@ -78,9 +83,16 @@ class Look:
 
     def forward(self, t: int, known: Tensor) -> None:
         """Look with the state before step t, and add what the context decides to known (B, G·D)."""
-        self._ask(t, self.starts[0][t])
-        self._see(t)
+        self.see(t)
         known.addmm_(self.contexts[t], self.into_step)
+
+    def finish(self) -> None:
+        """Do what is left after the last step: nothing."""
+
+    def see(self, t: int) -> None:
+        """Look with state number t."""
+        self._ask(t, self.asked[t])
+        self._see(t)
 
     def _ask(self, t: int, state: Tensor) -> None:
         torch.mul(state, self.at.scale, out=self.queries[t])
@@ -96,7 +108,7 @@ class Look:
         self.gcontexts = torch.empty_like(self.contexts)
         self.gscores = torch.zeros_like(self.weights)
 
-    def arrive(self, t: int, gstate: list[Tensor]) -> None:
+    def arrive(self, t: int, gknown: Tensor, gstate: list[Tensor]) -> None:
         """Add what comes back to the state after step t by other ways than the next step's start: there is none."""
 
     def backward(self, t: int, gknown: Tensor, gstate: list[Tensor]) -> None:
@@ -104,15 +116,13 @@ class Look:
         torch.mm(gknown, self.at.from_context, out=self.gcontexts[t])
         if self.given is not None:
             self.gcontexts[t] += self.given[t]
-        self._see_back(t, gstate[0])
+        self.see_back(t, gstate[0])
 
-    def _weigh_back(self, t: int) -> Tensor:
-        back = torch.bmm(self.at.memory, self.gcontexts[t][..., None]).squeeze(-1)  # (B, S)
-        weights = self.weights[t]
-        return torch.mul(weights, back - (weights * back).sum(-1, keepdim=True), out=self.gscores[t])
-
-    def _see_back(self, t: int, gstate: Tensor) -> None:
-        gstate += torch.bmm(self._weigh_back(t)[:, None], self.at.keys).squeeze(1) * self.at.scale
+    def see_back(self, t: int, gstate: Tensor) -> None:
+        """Send what came back for context number t to the state that looked."""
+        came, weights = torch.bmm(self.at.memory, self.gcontexts[t][..., None]).squeeze(-1), self.weights[t]  # (B, S)
+        torch.mul(weights, came - (weights * came).sum(-1, keepdim=True), out=self.gscores[t])
+        gstate += torch.bmm(self.gscores[t][:, None], self.at.keys).squeeze(1) * self.at.scale
 
     def gradients(self, gknown: Tensor) -> tuple[Tensor | None, ...]:
         """Return what goes back to each of the sight's tensors."""
@@ -136,17 +146,10 @@ class AdditiveLook(Look):
 
     def __init__(self, at: Sight, tapes: list[Tensor]) -> None:
         super().__init__(at, tapes)
-        assert at.query is not None
         self.turned = at.query.t().contiguous()
 
     def _ask(self, t: int, state: Tensor) -> None:
         torch.mm(state, self.turned, out=self.queries[t])
-
-    def _see(self, t: int) -> None:
-        hidden = torch.tanh(self.at.keys + self.queries[t][:, None])
-        scores = hidden @ self.at.energy
-        torch.softmax(scores.masked_fill_(self.at.empty, torch.finfo(scores.dtype).min), -1, out=self.weights[t])
-        torch.bmm(self.weights[t][:, None], self.at.memory, out=self.contexts[t][:, None])
 
     def turn_back(self, given: Sequence[Tensor | None]) -> None:
         """Make room for the way back."""
@@ -155,27 +158,24 @@ class AdditiveLook(Look):
         self.gkeys = torch.zeros_like(self.at.keys)
         self.genergy = torch.zeros_like(self.queries[0])  # (B, A)
 
-    def _see_back(self, t: int, gstate: Tensor) -> None:
+    def see_back(self, t: int, gstate: Tensor) -> None:
+        """Send what came back for context number t to the state that looked."""
         self._additive_back(t)
         gstate.addmm_(self.gqueries[t], self.at.query)
 
     def _additive_back(self, t: int) -> None:
-        gscores = self._weigh_back(t)[..., None]
-        hidden = torch.tanh(self.at.keys + self.queries[t][:, None])
-        self.genergy += (gscores * hidden).sum(1)
-        back = gscores * self.at.energy * (1 - hidden * hidden)
-        self.gkeys += back
-        torch.sum(back, 1, out=self.gqueries[t])
+        """Send what came back for the context to queries, keys and v; a device has its own way."""
+        raise NotImplementedError
 
     def gradients(self, gknown: Tensor) -> tuple[Tensor | None, ...]:
         """Return what goes back to each of the sight's tensors."""
-        gquery = self.gqueries.flatten(0, 1).t() @ self.starts[0][:-1].flatten(0, 1)
+        gquery = self.gqueries.flatten(0, 1).t() @ self.asked.flatten(0, 1)
         gkeys = self.gkeys.to(self.at.keys.dtype)
         return self._to_memory(), gkeys, self._to_step(gknown), gquery, self.genergy.sum(0).to(gkeys.dtype)
 
 
 class CompiledAdditiveLook(AdditiveLook):
-    """The same in compiled loops over the real places alone, for the CPU."""
+    """In compiled loops over the real places alone, for the CPU."""
 
     def __init__(self, at: Sight, tapes: list[Tensor]) -> None:
         super().__init__(at, tapes)
@@ -197,90 +197,88 @@ class CompiledAdditiveLook(AdditiveLook):
         self._backward(t, *self._read, *self._written)
 
 
-class Recall:
-    """One walk's looks at its own earlier states: what a step starts from is a mixture of them.
+@dataclass(frozen=True)
+class Feeding:
+    """A memory that each step's new state looks at; what it then reads out goes into the next step (input feeding)."""
 
-    The past is kept once more, row by row: read as the walk writes it, step by step, it would not stay in the cache.
-    """
+    sight: Sight  # its from_context is what a readout puts into a step
+    readout: Tensor  # (D, 2D)
+    bias: Tensor  # (D,)
+    begun: Tensor  # (B, D) what goes into the first step; no gradient goes there
 
-    def __init__(self, at: Past, tapes: list[Tensor]) -> None:
-        self.at, (self.steps, rows, width) = at, at.queries.shape
-        self.tapes, self.queries = tapes, at.queries.clone(memory_format=torch.contiguous_format)
-        self.starts = [tape.new_zeros(self.steps, rows, width) for tape in tapes]
-        self.past = [tape.new_zeros(rows, self.steps, width) for tape in tapes]
-        self.weights = tapes[0].new_zeros(self.steps, rows, self.steps)
-        self._scale = _zero(tapes[0].dtype) + at.scale
-        self._forward, self._backward = _own_loops(tapes[0].dtype, len(tapes))
-        read = [self.queries, self.weights, *(pair[n] for n in (0, -1) for pair in (self.past, self.starts))]
-        self._read = [one.numpy() for one in read]
+    @property
+    def tensors(self) -> list[Any]:
+        """Those that gradients go back to."""
+        return [*self.sight.tensors, self.readout, self.bias]
+
+    def holding(self, tensors: Sequence[Any]) -> "Feeding":
+        """Return the same with these in their place."""
+        *seen, readout, bias = tensors
+        return Feeding(self.sight.holding(seen), readout, bias, self.begun)
+
+    def begin(self, tapes: list[Tensor]) -> "Fed":
+        """Make the looks of one walk, whose states go to `tapes`."""
+        return Fed(self, tapes)
+
+
+class Fed:
+    """One walk with input feeding: h~_t = tanh(W_c [s_t ; c_t]), by Luong et al. 2015, section 3.3."""
+
+    def __init__(self, at: Feeding, tapes: list[Tensor]) -> None:
+        self.at, self.starts, self.steps = at, tapes, len(tapes[0]) - 1
+        self.looks = at.sight.begin(tapes)
+        self.looks.asked = tapes[0][1:]
+        self.reads = torch.empty_like(tapes[0])
+        self.reads[0] = at.begun
+        self.joined = tapes[0].new_empty(self.steps, *at.begun.shape[:1], 2 * at.begun.shape[1])
+        self.turned = at.readout.t().contiguous()
 
     @property
     def outputs(self) -> list[Tensor]:
-        """What the walk returns beside the states: what its last step started from."""
-        return [self.starts[0][-1]]
+        """What the walk returns beside the states: what was read out after each step."""
+        return [self.reads[1:]]
 
     def forward(self, t: int, known: Tensor) -> None:
-        """Mix the states after the steps before t."""
+        """Read out what the state before step t sees, and add what that decides to known (B, G·D)."""
         if t:
-            for past, tape in zip(self.past, self.tapes, strict=True):
-                past[:, t - 1] = tape[t]
-            self._by_rows(self._forward, t, *self._read)
+            self._read(t - 1)
+        known.addmm_(self.reads[t], self.looks.into_step)
 
-    def _by_rows(self, loop: Callable[..., None], t: int, *arrays: Any) -> None:
-        """Share the rows between threads, where that is worth more than it costs."""
-        rows, threads = self.queries.shape[1], torch.get_num_threads()
-        if threads == 1 or t * self.queries[0].numel() < WORTH_THREADS:
-            loop(t, 0, rows, self._scale, *arrays)
-            return
-        edges = [rows * number // threads for number in range(threads + 1)]
-        waiting = [_pool(threads).submit(loop, t, low, high, self._scale, *arrays) for low, high in pairwise(edges[1:])]
-        loop(t, 0, edges[1], self._scale, *arrays)
-        for one in waiting:
-            one.result()
+    def finish(self) -> None:
+        """Read out after the last step."""
+        self._read(self.steps - 1)
+
+    def _read(self, t: int) -> None:
+        self.looks.see(t)
+        torch.cat([self.looks.asked[t], self.looks.contexts[t]], -1, out=self.joined[t])
+        torch.addmm(self.at.bias, self.joined[t], self.turned, out=self.reads[t + 1]).tanh_()
 
     def turn_back(self, given: Sequence[Tensor | None]) -> None:
-        """Make room for the way back."""
+        """Make room for the way back, and take what comes back for what was read out."""
         (self.given,) = given
-        self.gpast = [torch.zeros_like(past) for past in self.past]
-        self.gqueries = torch.zeros_like(self.queries)
-        self._written = [one.numpy() for one in (self.gqueries, self.gpast[0], self.gpast[-1])]
+        self.looks.turn_back([None])
+        self.greads = torch.empty_like(self.reads[1:])
 
-    def arrive(self, t: int, gstate: list[Tensor]) -> None:
-        """Replace what would come from the next step's start by what all later steps sent back."""
-        for part, past in zip(gstate, self.gpast, strict=True):
-            part.copy_(past[:, t])
+    def arrive(self, t: int, gknown: Tensor, gstate: list[Tensor]) -> None:
+        """Add what comes back to the state after step t through what was read out of it."""
+        back = torch.zeros_like(self.reads[0]) if self.given is None else self.given[t]
+        if t + 1 < self.steps:
+            back = torch.addmm(back, gknown[t + 1], self.at.sight.from_context)
+        torch.mul(back, 1 - self.reads[t + 1] ** 2, out=self.greads[t])
+        to_state, to_context = (self.greads[t] @ self.at.readout).chunk(2, -1)
+        self.looks.gcontexts[t] = to_context
+        gstate[0] += to_state
+        self.looks.see_back(t, gstate[0])
 
     def backward(self, t: int, gknown: Tensor, gstate: list[Tensor]) -> None:
-        """Send back what came back for the mixture that step t started from."""
-        if t + 1 < self.steps:
-            gstate[0] += self.gqueries[t + 1]
-        elif self.given is not None:
-            gstate[0] += self.given
-        if t:
-            parts = [part.numpy() for part in (gstate[0], gstate[-1])]
-            self._by_rows(self._backward, t, *self._read, *self._written, *parts)
+        """Send nothing more to the state before step t: what it read out comes when that step is walked back."""
 
     def gradients(self, gknown: Tensor) -> tuple[Tensor | None, ...]:
-        """Return what goes back to the queries."""
-        return (self.gqueries,)
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads - 1)
-
-
-def look(at: Sight | Past, tapes: list[Tensor]) -> Look | Recall:
-    """Make the looks of one walk, whose states go to `tapes`."""
-    if isinstance(at, Past):
-        return Recall(at, tapes)
-    if at.query is None:
-        return Look(at, tapes)
-    if at.memory.is_cuda:
-        from weft.nn.looks_cuda import CudaAdditiveLook
-
-        return CudaAdditiveLook(at, tapes)
-    return CompiledAdditiveLook(at, tapes)
+        """Return what goes back to each of the tensors."""
+        memory, keys, _, query, energy = self.looks.gradients(gknown)
+        flat = self.greads.flatten(0, 1)
+        into_step = gknown.flatten(0, 1).t() @ self.reads[:-1].flatten(0, 1)
+        return memory, keys, into_step, query, energy, flat.t() @ self.joined.flatten(0, 1), flat.sum(0)
 
 
 # Rows are read by their numbers, not as slices: a slice is counted, and that costs more than a short row.
@@ -289,7 +287,7 @@ def look(at: Sight | Past, tapes: list[Tensor]) -> Look | Recall:
 @cache
 def _loops(dtype: torch.dtype) -> tuple[Callable[..., None], Callable[..., None]]:
     """Compile the additive look, and its way back."""
-    compiled, tanh, exp, zero = compiler(sums=True), tanh_of(dtype), math.exp, _zero(dtype)
+    compiled, tanh, exp, zero = compiler(sums=True), tanh_of(dtype), math.exp, zero_of(dtype)
     one, lowest = zero + 1, zero - np.inf
 
     @compiled
@@ -333,66 +331,3 @@ def _loops(dtype: torch.dtype) -> tuple[Callable[..., None], Callable[..., None]
                     gkeys[b, s, a] += both
 
     return forward, backward
-
-
-@cache
-def _own_loops(dtype: torch.dtype, parts: int) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Compile the look at one's own past: of a state's parts the first, h, is asked, and a second, c, goes with it."""
-    compiled, exp, zero, both = compiler(sums=True), math.exp, _zero(dtype), parts > 1
-    lowest = zero - np.inf
-
-    @compiled
-    def forward(t, low, high, scale, queries, weights, past, start, past_c, start_c):  # type: ignore[no-untyped-def]
-        D = past.shape[2]
-        for b in range(low, high):
-            top, total = lowest, zero
-            for d in range(D):
-                queries[t, b, d] += start[t - 1, b, d]
-            for i in range(t):
-                score = zero
-                for d in range(D):
-                    score += queries[t, b, d] * past[b, i, d]
-                weights[t, b, i] = scale * score
-                top = max(top, scale * score)
-            for i in range(t):
-                weights[t, b, i] = exp(weights[t, b, i] - top)
-                total += weights[t, b, i]
-            for i in range(t):
-                weight = weights[t, b, i] / total
-                weights[t, b, i] = weight
-                for d in range(D):
-                    start[t, b, d] += weight * past[b, i, d]
-                if both:
-                    for d in range(D):
-                        start_c[t, b, d] += weight * past_c[b, i, d]
-
-    @compiled
-    def backward(  # type: ignore[no-untyped-def]
-        t, low, high, scale, queries, weights, past, start, past_c, start_c, gqueries, gpast, gpast_c, back, back_c
-    ):
-        D = past.shape[2]
-        for b in range(low, high):
-            mean = zero  # Σ_i w_i (back · state_i) is back · Σ_i w_i state_i
-            for d in range(D):
-                mean += back[b, d] * start[t, b, d]
-            if both:
-                for d in range(D):
-                    mean += back_c[b, d] * start_c[t, b, d]
-            for i in range(t):
-                came, weight = zero, weights[t, b, i]
-                for d in range(D):
-                    came += back[b, d] * past[b, i, d]
-                if both:
-                    for d in range(D):
-                        came += back_c[b, d] * past_c[b, i, d]
-                        gpast_c[b, i, d] += weight * back_c[b, d]
-                score = scale * weight * (came - mean)
-                for d in range(D):
-                    gqueries[t, b, d] += score * past[b, i, d]
-                    gpast[b, i, d] += weight * back[b, d] + score * queries[t, b, d]
-
-    return forward, backward
-
-
-def _zero(dtype: torch.dtype) -> Any:
-    return np.zeros((), str(dtype).removeprefix("torch."))[()]

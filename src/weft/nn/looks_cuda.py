@@ -89,7 +89,7 @@ def _bound(kernel, arrays, sizes, blocks):
 
 
 class CudaAdditiveLook(AdditiveLook):
-    """The same, in these kernels; weights and what is added up are float32."""
+    """In these kernels; weights and what is added up are float32."""
 
     def __init__(self, at, tapes) -> None:
         super().__init__(at, tapes)

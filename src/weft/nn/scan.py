@@ -5,9 +5,8 @@ back to its products is kept, so that the gradient of each matrix is one product
 ones. Where a stage cannot be fused, or a walk is too short to be worth it, autograd follows the steps one by one.
 """
 
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,11 +17,13 @@ from torch.nn import functional as F
 from weft.nn import cuda
 from weft.nn.fuse import NotFusibleError
 from weft.nn.kernels import Shape, Stepper, stepper
-from weft.nn.looks import Look, Past, Recall, Sight, look
+from weft.nn.looks import Fed, Feeding, Look, Sight
+from weft.nn.recall import Past, Recall
 
 if TYPE_CHECKING:
     from weft.nn.recurrent import Cell, State
 
+At = Sight | Feeding | Past  # what a walk looks at
 SHORT = 4  # steps: a walk of fewer is not worth a compilation
 FUSED = torch.float32  # what kernels are made for unasked
 
@@ -55,11 +56,11 @@ def step_by_step(cell: "Cell", known: Tensor, state: "State") -> tuple[Tensor, .
     return tuple(torch.stack(parts) for parts in zip(*walked, strict=True))
 
 
-def scan_fused(cell: "Cell", known: Tensor, state: "State", at: Sight | Past | None = None) -> tuple[Tensor, ...]:
+def scan_fused(cell: "Cell", known: Tensor, state: "State", at: At | None = None) -> tuple[Tensor, ...]:
     """Walk in fused kernels; a stage that is more than operations place by place is refused with `NotFusibleError`.
 
-    With `at`, each state looks there before its step. What it reads of a memory, (T, B, D), is returned last; of its
-    own past, it starts the step.
+    With `at`, states look there, and what is returned last is what they saw of a memory or read out, (T, B, D), or,
+    where they look at their own past, what the last step started from.
     """
     stages, vectors = cell.stages(), cell.vectors()
     functions = tuple(stage.pointwise for stage in stages)
@@ -90,21 +91,15 @@ class _Plan:
     functions: tuple[Any, ...]
     shapes: tuple[Shape, ...]
     width: int
-    at: Sight | Past | None = None
+    at: At | None = None
 
     @property
     def parts(self) -> int:
         return self.shapes[0].state
 
     @property
-    def seen(self) -> list[Tensor | None]:
-        return [getattr(self.at, name) for name in self.at.tensors] if self.at else []
-
-    def look(self, seen: Sequence[Tensor | None], tapes: list[Tensor]) -> Look | Recall | None:
-        if self.at is None:
-            return None
-        named: dict[str, Any] = dict(zip(self.at.tensors, seen, strict=True))
-        return look(replace(self.at, **named), tapes)
+    def seen(self) -> list[Any]:
+        return self.at.tensors if self.at else []
 
     def steppers(self, given: tuple[bool, ...], known: Tensor) -> list[Stepper]:
         last, make = len(self.shapes) - 1, cuda.stepper if known.is_cuda else stepper
@@ -128,7 +123,7 @@ class Walk(torch.autograd.Function):
         tapes = [start.new_empty(T + 1, B, plan.width) for start in state]
         for tape, start in zip(tapes, state, strict=True):
             tape[0] = start
-        looks = plan.look(seen, tapes)
+        looks = plan.at.holding(seen).begin(tapes) if plan.at else None
         starts = looks.starts if looks else tapes
         products = [known.new_empty(T, B, shape.product * plan.width) for shape in plan.shapes]
         values = [*([known.new_empty(T + 1, B, plan.width)] for _ in plan.shapes[1:]), tapes]
@@ -144,11 +139,14 @@ class Walk(torch.autograd.Function):
                 looks.forward(t, known[t])
             read = starts[0][t]
             for kernel, weight, bias, product, value in stages:
-                torch.mm(read, weight, out=product[t]) if bias is None else torch.addmm(
-                    bias, read, weight, out=product[t]
-                )
+                if bias is None:
+                    torch.mm(read, weight, out=product[t])
+                else:
+                    torch.addmm(bias, read, weight, out=product[t])
                 kernel(t)
                 read = value[0][t + 1]
+        if looks:
+            looks.finish()
         ctx.plan, ctx.looks, ctx.biased = plan, looks, [bias is not None for bias in biases]
         ctx.save_for_backward(known, vectors, *weights, *starts, *products, *(value[0] for value in values[:-1]))
         return *(tape[1:] for tape in tapes), *(looks.outputs if looks else [])
@@ -158,7 +156,7 @@ class Walk(torch.autograd.Function):
     def backward(ctx: Any, *given: Tensor | None) -> Any:
         """Walk back; then multiply for all steps at once."""
         plan: _Plan = ctx.plan
-        looks: Look | Recall | None = ctx.looks
+        looks: Look | Fed | Recall | None = ctx.looks
         if looks:
             looks.turn_back(given[plan.parts :])
             given = given[: plan.parts]
@@ -167,10 +165,8 @@ class Walk(torch.autograd.Function):
         weights, starts = saved[:count], saved[count : count + plan.parts]
         products, between = saved[count + plan.parts :][:count], saved[count + plan.parts :][count:]
         steppers = plan.steppers(tuple(one is not None for one in given), known)
-        gproducts, gstate = (
-            [torch.empty_like(one) for one in products],
-            [torch.zeros_like(start[0]) for start in starts],
-        )
+        gproducts = [torch.empty_like(one) for one in products]
+        gstate = [torch.zeros_like(start[0]) for start in starts]
         gvectors = None if vectors is None else vectors.new_zeros(len(vectors), B, plan.width)
         gknown = gproducts[0] if count == 1 and steppers[0].shared else torch.zeros_like(known)
         backs = [torch.empty_like(gstate[0]) for _ in plan.shapes]  # to a stage, from the next one's product
@@ -183,7 +179,7 @@ class Walk(torch.autograd.Function):
         ]
         for t in reversed(range(T)):
             if looks:
-                looks.arrive(t, gstate)
+                looks.arrive(t, gknown, gstate)
             for stage in reversed(range(count)):
                 kernels[stage](t)
                 if stage:
@@ -192,9 +188,8 @@ class Walk(torch.autograd.Function):
             if looks:
                 looks.backward(t, gknown[t], gstate)
         gweights: list[Tensor | None] = []
-        for gproduct, read, biased in zip(
-            gproducts, [starts[0][:T], *(one[1:] for one in between)], ctx.biased, strict=True
-        ):
+        reads = [starts[0][:T], *(one[1:] for one in between)]
+        for gproduct, read, biased in zip(gproducts, reads, ctx.biased, strict=True):
             flat = gproduct.flatten(0, 1)
             gweights += [flat.t() @ read.flatten(0, 1), flat.sum(0) if biased else None]
         seen = looks.gradients(gknown) if looks else ()
