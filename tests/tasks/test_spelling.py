@@ -208,3 +208,42 @@ def test_the_answer_is_read_again_with_its_spelling(trained):
     assert (batch.tokens.chars[1] == PAD).any()
     (reach,) = trained.gradients("the Banov.")
     assert len(reach.norms) == 5
+
+
+# Known words read as unknown
+
+
+@pytest.mark.parametrize("kind", ["tag", "classify"])
+def test_in_training_a_share_of_the_tokens_is_unknown_and_keeps_its_spelling(recipe, sorts, kind):
+    task, head = made(recipe if kind == "tag" else sorts, "task.unknown=0.25", "tokenizer.min_count=1")
+    asked = {"words": ["the", "Banov"] * 300} if kind == "tag" else {"text": "the Banov " * 300}
+    tokens = collated(task, task.Example(**asked)).tokens
+    assert head.eval().seen(tokens) is tokens
+    torch.manual_seed(0)
+    seen = head.train().seen(tokens)
+    unknown = seen.ids == task.tokenizer.specials.unk
+    assert 0.2 < unknown.float().mean() < 0.3
+    assert torch.equal(seen.ids[~unknown], tokens.ids[~unknown])
+    assert torch.equal(seen.chars, tokens.chars)
+    assert not (tokens.ids == task.tokenizer.specials.unk).any()  # what was given is as it was
+
+
+@pytest.mark.parametrize("kind", ["tag", "classify"])
+def test_the_body_reads_them_so_in_training_alone(recipe, sorts, kind):
+    rows = recipe if kind == "tag" else sorts
+    task, head = made(rows, "task.unknown=0.999", "task.dropout=0", "model.chars=0", "tokenizer.min_count=1")
+    words = [f"{stem}ov" for stem in STEMS]
+    texts = [{"words": [word], "tags": ["O"]} if kind == "tag" else {"text": word, "label": "NAME"} for word in words]
+    batches = [collated(task, task.Example(**text)) for text in texts]
+    torch.manual_seed(0)
+    with torch.no_grad():
+        training, asking = ({head.train(mode)(one)[0].popitem()[1].item() for one in batches} for mode in (True, False))
+    assert (len(training), len(asking)) == (1, len(words))
+
+
+@pytest.mark.parametrize("name", ["bytes", "bpe"])
+def test_where_nothing_is_unknown_the_key_is_refused(recipe, name):
+    recipe["tokenizer"] = {"name": name}
+    with pytest.raises(weft.ConfigError, match=f"task.unknown: to the tokenizer '{name}' nothing is unknown"):
+        make_task(Run.parse(read_recipe(recipe, ["task.unknown=0.1"])))
+    made(recipe, "tokenizer.name=words", "task.unknown=0.1")

@@ -460,6 +460,28 @@ def test_the_most_frequent_are_kept_and_the_rarest_dropped():
         vocabulary("words", stream, min_count=3)
 
 
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_any_digit_can_be_read_as_0(lowercase, tmp_path):
+    tokenizer = train_tokenizer(config("words", zeros=True, lowercase=lowercase), ["in 1987 or 12", "A4 ٣"])
+    tokenizer.save(tmp_path)
+    for one in (tokenizer, Words.load(tmp_path, tokenizer.config)):
+        assert one.decode(one.ids(["in 2012 or 99 A5 7"])[0]) == f"in 0000 or 00 {'a' if lowercase else 'A'}0 0"
+        assert one.encode("in 2012").offsets == [(0, 2), (3, 7)]
+    assert "1987" in vocabulary("words", ["in 1987"])  # unless asked for, a year is a year
+
+
+def test_words_can_be_added_as_far_as_there_is_room(tmp_path):
+    tokenizer = train_tokenizer(config("words", size=6), ["one two"])
+    before = tokenizer.ids(["one two </s>"])
+    tokenizer.extend(["two", "e-mail", "", "three", "four"])
+    assert (len(tokenizer), tokenizer.token(5)) == (6, "three")
+    tokenizer.save(tmp_path)
+    for known in (tokenizer, Words.load(tmp_path, tokenizer.config)):
+        assert known.ids(["three four"]) == [[5, known.specials.unk]]
+        assert known.ids(["one two </s>"]) == before
+        assert known.decode([5]) == "three"
+
+
 def vocabulary(kind: str, stream: list[str], **changes: object) -> dict[str, int]:
     tokens = train_tokenizer(config(kind, **changes), stream).engine.get_vocab()
     return dict(sorted(tokens.items(), key=lambda item: item[1]))

@@ -110,7 +110,7 @@ def fresh(seed: int = 0) -> list[Reach]:
         cell = _cell("elman", seed)
         with torch.no_grad():
             cell.stages()[0].weight.mul_(gain)
-        found.append(Reach(f"× {gain:g}", side, (), _through(cell, inputs, target)))
+        found.append(Reach(f"×{gain:g}", side, (), _through(cell, inputs, target)))
     return found
 
 

@@ -58,15 +58,18 @@ class ClassifyExample(base.Example):
 class ClassifyHead(LabellingHead):
     """Scores on the body's summary: a softmax over the labels, or with `multiple` a sigmoid for each."""
 
-    def __init__(self, body: Any, labels: int, config: ClassifyConfig, weights: Tensor | None) -> None:
-        super().__init__(body, labels, config, weights)
+    def __init__(
+        self, body: Any, labels: int, config: ClassifyConfig, weights: Tensor | None, unknown: int | None = None
+    ) -> None:
+        super().__init__(body, labels, config, weights, unknown)
         self.multiple = config.multiple
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
         """Sum -log p of what is right over the texts."""
         assert batch.targets is not None
         loss = binary_cross_entropy_sum if self.multiple else cross_entropy_sum
-        return {"texts": loss(self.scores(self.body.summary(batch.tokens)), batch.targets, *self.bent)}, None
+        states = self.body.summary(self.seen(batch.tokens))
+        return {"texts": loss(self.scores(states), batch.targets, *self.bent)}, None
 
     def predict(self, batch: Batch, options: Section) -> list[Output]:
         """Choose the likeliest label, or those that are likely enough."""
@@ -175,7 +178,7 @@ class Classify(Labelling):
 
     def head(self, model: Any) -> ClassifyHead:
         """Put the scores of the labels on a body."""
-        return ClassifyHead(model, len(self.labels), self.config, self.weights())
+        return ClassifyHead(model, len(self.labels), self.config, self.weights(), self.tokenizer.specials.unk)
 
     def options(self) -> Section:
         """The recipe's threshold, where there is one to set."""

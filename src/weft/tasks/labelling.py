@@ -6,6 +6,7 @@ label weighs the same whatever else is in its batch, and "balanced" weights, who
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from weft.config import Named, Run, Section
 from weft.data.labels import Label, Labels, balanced
 from weft.errors import ConfigError, DataError, did_you_mean
 from weft.models.base import Role
+from weft.registry import resolve
 from weft.tasks.base import Batch, Head, Item, Task
 from weft.tokens import Tokens
 
@@ -28,6 +30,7 @@ class LabellingConfig(Named):
     weights: Literal["balanced"] | dict[Label, float] | None = None  # of labels in the loss; one not named weighs 1
     smoothing: float = Field(0.0, ge=0, lt=1)
     dropout: float = Field(0.1, ge=0, lt=1)  # on what the body gives to the head
+    unknown: float = Field(0.0, ge=0, lt=1)  # share of tokens that are read as the unknown one, in training
 
     @field_validator("labels")
     @classmethod
@@ -49,16 +52,31 @@ class LabellingConfig(Named):
 
 
 class LabellingHead(Head):
-    """Dropout and one linear layer on what an encoder gives; `smoothing` and `weights` are for training alone."""
+    """Dropout and one linear layer on what an encoder gives; `smoothing` and `weights` are for training alone.
+
+    So is `unknown`: what a word that is not in the vocabulary stands for is to be told from those around it and from
+    its spelling, which is learnt by taking a known one for unknown now and then (Dyer et al. 2015: those seen once).
+    """
 
     weights: Tensor | None
 
-    def __init__(self, body: Any, labels: int, config: LabellingConfig, weights: Tensor | None) -> None:
+    def __init__(
+        self, body: Any, labels: int, config: LabellingConfig, weights: Tensor | None, unknown: int | None = None
+    ) -> None:
         super().__init__(body)
+        self._unknown = (config.unknown, unknown)
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(body.width, labels)
         self._smoothing = config.smoothing
         self.register_buffer("weights", weights, persistent=False)
+
+    def seen(self, tokens: Tokens) -> Tokens:
+        """Return what the body is to read; in training, now and then a token unknown."""
+        share, unknown = self._unknown
+        if not (self.training and share) or unknown is None:
+            return tokens
+        chosen = torch.rand(len(tokens.ids), device=tokens.device) < share
+        return replace(tokens, ids=tokens.ids.masked_fill(chosen, unknown))
 
     def scores(self, states: Tensor) -> Tensor:
         """Score the labels: (..., D) to (..., K)."""
@@ -93,7 +111,10 @@ class Labelling(Task):
         raise NotImplementedError
 
     def check(self, run: Run) -> None:
-        """A weight must be a label's."""
+        """A weight must be a label's, and to read words as unknown there must be an unknown token."""
+        named = run.tokenizer.name
+        if self.config.unknown and "unk" not in resolve("tokenizer", named).spell(run.tokenizer):
+            raise ConfigError(f"task.unknown: to the tokenizer {named!r} nothing is unknown; leave it out")
         weights = self.config.weights
         for name in weights if isinstance(weights, dict) and self.config.labels else ():
             if name not in self.labels.names:

@@ -67,8 +67,10 @@ class TagExample(base.Example):
 class TagHead(LabellingHead):
     """Scores on the body's states at the places that the batch names: a softmax at each, or a CRF over all of them."""
 
-    def __init__(self, body: Any, labels: int, config: TagConfig, weights: Tensor | None) -> None:
-        super().__init__(body, labels, config, weights)
+    def __init__(
+        self, body: Any, labels: int, config: TagConfig, weights: Tensor | None, unknown: int | None = None
+    ) -> None:
+        super().__init__(body, labels, config, weights, unknown)
         self.crf = CRF(labels) if config.crf else None
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
@@ -93,7 +95,7 @@ class TagHead(LabellingHead):
     def _read(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Score every word's tags, (M, K); the words of each sequence, (B,), are M in all."""
         assert batch.at is not None
-        states = self.body.encode(batch.tokens)[0].index_select(0, batch.at.ids)
+        states = self.body.encode(self.seen(batch.tokens))[0].index_select(0, batch.at.ids)
         return self.scores(states), batch.at.lengths
 
 
@@ -165,7 +167,7 @@ class Tag(Labelling):
 
     def head(self, model: Any) -> TagHead:
         """Put the scores of the tags on a body."""
-        return TagHead(model, len(self.labels), self.config, self.weights())
+        return TagHead(model, len(self.labels), self.config, self.weights(), self.tokenizer.specials.unk)
 
     def answer(self, example: TagExample, outputs: list[Output]) -> Answer:
         """Join the windows' tags; a word that was cut off has the tag "", which is never right."""

@@ -51,7 +51,7 @@ class Words(Tokenizer):
     model = "WordLevel"
 
     class Config(Settings):
-        """How many words, how rare the rarest, and whether any digit counts as 0, so that 1987 and 2012 are one word."""
+        """How many words, how rare the rarest, and whether any digit is read as 0: 1987 and 2012 are then one word."""
 
         size: int = Field(30_000, ge=4, le=10_000_000)
         min_count: int = Field(1, ge=1)
