@@ -223,14 +223,14 @@ def stack(
         walks = []
         if direction != "backward":
             ahead = layer(cell, ways[0], inputs, half, attention)
-            walks.append((ahead, ahead[-1]))
+            walks.append((ahead, -1))
         if direction != "forward":
             back = layer(cell, ways[-1], inputs[::-1], half, attention)
-            walks.append((back[::-1], back[-1]))
+            walks.append((back[::-1], 0))
         read = [torch.cat(parts) for parts in zip(*(found for found, _ in walks), strict=True)]
         if residual and len(read[0]) == len(inputs[0]):
             read = [x + one for x, one in zip(inputs, read, strict=True)]
         outputs.append(read)
-        ends.append(torch.cat([last for _, last in walks]))
+        ends.append(torch.cat([read[last][n * half : (n + 1) * half] for n, (_, last) in enumerate(walks)]))
         inputs = read
     return outputs, ends

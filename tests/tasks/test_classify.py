@@ -163,7 +163,7 @@ def test_weights_multiply_the_gradient_of_their_labels_in_training_alone(recipe,
     logits, weights = head.output(head.body.summary(batch.tokens)), torch.tensor([3.0, 1.0, 0.5])  # bad, good, odd
     likely = logits.log_softmax(-1)
     right = F.one_hot(batch.targets, 3) * (1 - smoothing) + smoothing / 3
-    must = torch.autograd.grad(-(weights * right * likely).sum(), parameters)
+    must = torch.autograd.grad(-(weights[batch.targets, None] * right * likely).sum(), parameters)
     for mine, yours in zip(ours, must, strict=True):
         torch.testing.assert_close(mine, yours)
     unweighted = torch.autograd.grad(

@@ -29,6 +29,8 @@ class Grid:
         self._put = self._move(step * self.rows + row)
         self._put_reversed = self._move((lengths[row] - 1 - step) * self.rows + row)
         self._last = self._move((lengths - 1).clamp(min=0) * self.rows + torch.arange(self.rows))  # (B,)
+        self._final = self._move((first + lengths - 1).clamp(min=0, max=limit))  # (B,) of flat
+        self._first = self._move(first.clamp(max=limit))
         self._none = self._move((lengths == 0).nonzero().squeeze(1))  # the sequences with no step at all
         self._real = self._move(time < lengths)  # (T, B)
 
@@ -53,6 +55,12 @@ class Grid:
     def gather(self, grid: Tensor, reverse: bool = False) -> Tensor:
         """Read the real places of (T, B, ...) back to flat (N, ...)."""
         return grid.flatten(0, 1).index_select(0, self._put_reversed if reverse else self._put)
+
+    def end(self, flat: Tensor, reverse: bool = False) -> Tensor:
+        """Read flat (N, ...) where walks end, at the last token or the first: (B, ...), zeros where there is none."""
+        if not len(flat):
+            return flat.new_zeros(self.rows, *flat.shape[1:])
+        return flat.index_select(0, self._first if reverse else self._final).index_fill(0, self._none, 0)
 
     def last(self, grid: Tensor) -> Tensor:
         """Read each sequence's last real step of (T, B, ...): (B, ...), zeros for a sequence with no step."""

@@ -8,9 +8,12 @@ from torch.nn import functional as F
 def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None) -> Tensor:
     """Sum -log p(target) over (N, V) logits, in float32 at least; `smoothing` as in Szegedy et al. 2016, section 7.
 
-    `weights` (V,) multiply the term of each target.
+    `weights` (V,) multiply the term of each target, smoothed or not.
     """
-    return F.cross_entropy(_exact(logits), targets, weights, reduction="sum", label_smoothing=smoothing)
+    if weights is None:
+        return F.cross_entropy(_exact(logits), targets, reduction="sum", label_smoothing=smoothing)
+    terms = F.cross_entropy(_exact(logits), targets, reduction="none", label_smoothing=smoothing)
+    return (weights.to(terms.dtype)[targets] * terms).sum()
 
 
 def binary_cross_entropy_sum(

@@ -58,7 +58,8 @@ class Stack(nn.Module):
             found = [grid.gather(one, reverse=reverse) for one, reverse in zip(walked, self.ways, strict=True)]
             flat = self._around(flat, torch.cat(found, -1))
             outputs.append(flat)
-            ends.append(torch.cat([grid.last(one) for one in walked], -1))
+            parts = flat.chunk(len(self.ways), -1)
+            ends.append(torch.cat([grid.end(*pair) for pair in zip(parts, self.ways, strict=True)], -1))
         return outputs, torch.stack(ends)
 
     @property
