@@ -133,18 +133,20 @@ class Walk(torch.autograd.Function):
             for one, product, value in zip(plan.steppers((True,) * plan.parts, known), products, values, strict=True)
         ]
         turned = [weight.t().contiguous() for weight in weights]  # a product with it as it lies is half as fast
-        stages = list(zip(kernels, turned, biases, products, values, strict=True))
+        # Taken apart before the walk: on a short step, to reach for a row costs as much as to work on it.
+        parts = [(product.unbind(), value[0][1:].unbind()) for product, value in zip(products, values, strict=True)]
+        stages, begins = list(zip(kernels, turned, biases, parts, strict=True)), starts[0].unbind()
         for t in range(T):
             if looks:
                 looks.forward(t, known[t])
-            read = starts[0][t]
-            for kernel, weight, bias, product, value in stages:
+            read = begins[t]
+            for kernel, weight, bias, (product, value) in stages:
                 if bias is None:
                     torch.mm(read, weight, out=product[t])
                 else:
                     torch.addmm(bias, read, weight, out=product[t])
                 kernel(t)
-                read = value[0][t + 1]
+                read = value[t]
         if looks:
             looks.finish()
         ctx.plan, ctx.looks, ctx.biased = plan, looks, [bias is not None for bias in biases]
@@ -177,14 +179,15 @@ class Walk(torch.autograd.Function):
             one.backward(plan.width, B, {**common, "product": product, "gproduct": gproduct, "back0": back})
             for one, product, gproduct, back in zip(steppers, products, gproducts, backs, strict=True)
         ]
+        apart = [gproduct.unbind() for gproduct in gproducts]
         for t in reversed(range(T)):
             if looks:
                 looks.arrive(t, gknown, gstate)
             for stage in reversed(range(count)):
                 kernels[stage](t)
                 if stage:
-                    torch.mm(gproducts[stage][t], weights[stage], out=backs[stage - 1])
-            gstate[0].addmm_(gproducts[0][t], weights[0])
+                    torch.mm(apart[stage][t], weights[stage], out=backs[stage - 1])
+            gstate[0].addmm_(apart[0][t], weights[0])
             if looks:
                 looks.backward(t, gknown[t], gstate)
         gweights: list[Tensor | None] = []
