@@ -198,6 +198,22 @@ def test_evaluate(run, trained_run, tmp_path):
     refused(run("evaluate", trained_run, "--device", "gpu"), "'gpu' cannot be used here")
 
 
+def test_labels_that_look_like_markup_are_shown_as_they_are(run, recipe, tmp_path):
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("ab\t[/b]\ncd\t[red]\n")
+    recipe |= {"task": {"name": "classify"}, "model": {"name": "rnn", "width": 4}}
+    recipe["data"] = {"train": str(rows), "valid": str(rows)}
+    weft.train(recipe, ["train.steps=1"], tmp_path / "run")
+    done = good(run("evaluate", tmp_path / "run"))
+    (header,) = [line.split() for line in done.lines if "said" in line]
+    assert header == ["is", "\\", "said", "[/b]", "[red]"]
+    refused(run("evaluate", tmp_path / "run", "langid"), "langid:test:1: the label ", " is not in task.labels")
+    refused(
+        run("predict", tmp_path / "run", "a", "--set", "threshold=0.3"), "options.threshold: the task 'classify', as"
+    )
+    cli._print_table(["[/i]"], [["[/u]"]], title="[/b]")
+
+
 # predict
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft import __version__
-from weft.errors import ConfigError, WeftError
+from weft.errors import ConfigError, RoleError, WeftError
 from weft.training.signals import Interrupted
 
 if TYPE_CHECKING:
@@ -329,6 +329,10 @@ def _check_look(
         raise ConfigError("--beside: compares gradients, so it goes with --gradients; for attention, look at one model")
     if chosen and gradients:
         raise ConfigError("--layers, --heads: choose attention, so they do not go with --gradients")
+    named = [Path(name).resolve() for name in (model or "", *(beside or ()))]
+    if len(set(named)) < len(named):
+        twice = next(name for name, path in zip(beside or (), named[1:], strict=True) if named.count(path) > 1)
+        raise ConfigError(f"--beside: {twice} is there already, and would give the same line; name another model")
 
 
 def _attention(
@@ -343,7 +347,11 @@ def _attention(
     from weft.inspect.look import render_attention
 
     pipeline = _load(model, device, trust)
-    looks = [pipeline.attention(text, layers, heads) for text in texts]
+    try:
+        looks = [pipeline.attention(text, layers, heads) for text in texts]
+    except RoleError as error:
+        train = "train it with model.attention, or " if hasattr(pipeline.run.model, "attention") else ""
+        raise RoleError(f"{error}; {train}look at its --gradients") from None
     return render_attention(looks, ending, f"weft look: {model}", pipeline.about, _tell)
 
 
@@ -409,10 +417,11 @@ def _print_table(headers: list[str], rows: list[list[str]], title: str | None = 
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    # A name may look like rich's markup, such as [red].
+    table = Table(title=Text(title) if title else None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(headers))]
     for header, right in zip(headers, numeric, strict=True):
-        table.add_column(header, justify="right" if right else "left", overflow="fold")
+        table.add_column(Text(header), justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     # In a pipe a table is as wide as it needs to be: no terminal is there to fit.

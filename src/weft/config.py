@@ -163,6 +163,8 @@ def _explain(item: Any, schema: type[BaseModel], place: str) -> str:
     if item["type"] == "missing":
         return f"{path}: required, but not given"
     message = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if item["type"] in ("tuple_type", "list_type"):
+        message = "must be a list, such as [a, b]"
     if item["type"] == "value_error" and not item["loc"]:
         return f"{path}: {message}"
     if item["type"] == "literal_error":

@@ -92,6 +92,8 @@ class Pipeline:
             raise ConfigError(f"layers: none of {sorted(layers)} has attention to look at; layers are counted from 0")
         if not maps.weights:
             raise RoleError(f"model: {self.run.model.name!r}, as configured, has no attention to look at")
+        if missing := set(layers or ()) - {layer for _, layer in maps.weights}:
+            raise ConfigError(f"layers: {min(missing)} has no attention to look at; layers are counted from 0")
         text = example if isinstance(example, str) else self.task.shown(asked)[0]
         (answer,) = self(asked)
         read = self.read(batch)
@@ -144,8 +146,9 @@ class Pipeline:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "example"
+            message = first["msg"].removeprefix("Value error, ")
             raise DataError(
-                f"example {number}: {where}: {first['msg']}, but is {first['input']!r} instead; "
+                f"example {number}: {where}: {message}, but is {first['input']!r} instead; "
                 f"an example has the fields {', '.join(self.task.Example.model_fields)}"
             ) from None
 
@@ -159,6 +162,9 @@ class Pipeline:
 
     def _options(self, options: Mapping[str, Any] | None) -> Section:
         default = self.task.options()
+        if options and not type(default).model_fields:
+            place = f"options.{next(iter(options))}"
+            raise ConfigError(f"{place}: the task {self.run.task.name!r}, as configured, has no options; leave it out")
         return read_section(type(default), {**default.model_dump(), **options}, "options") if options else default
 
     def _limit(self, policy: str | None = None) -> Limit:

@@ -24,6 +24,11 @@ def test_error_names_both_lengths_and_the_remedy():
     )
 
 
+def test_windows_are_not_offered_where_a_task_takes_none():
+    with pytest.raises(DataError, match="set data.too_long: cut or drop, or raise data.longest"):
+        Limit(3, "error").apply(range(4), windows=False)
+
+
 def test_cut_keeps_the_start():
     limit = Limit(2, "cut")
     assert limit.apply([1, 2, 3]) == [[1, 2]]

@@ -1,6 +1,7 @@
 """How far gradients reach: what one finds by hand, for any model; and it is told where there is nothing to follow."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from tests.conftest import reversed_pairs
 from torch import nn
 
 import weft
-from weft.errors import RoleError
+from weft.errors import DataError, RoleError
 from weft.inspect.gradients import GAINS, STEPS, Reach, fresh, trace
 from weft.nn.recurrent import CELLS
 from weft.tasks.base import Batch
@@ -120,6 +121,23 @@ def test_only_the_last_tag_of_a_tagger_is_followed_back(tmp_path):
     assert found.norms[6:] == [0.0, 0.0], "the last word is read at its first token, by a network that reads forwards"
 
 
+def test_what_has_no_words_has_no_last_step(tmp_path):
+    rows = [{"words": ["ab"], "tags": ["A"]}, {"words": ["cd"], "tags": ["B"]}]
+    with pytest.raises(DataError, match="the text has no words, so there is no last step to look back from; give"):
+        labelled(tmp_path, "tag", rows).gradients("")
+
+
+@pytest.mark.parametrize("look", ["gradients", "attention"])
+def test_a_text_of_several_windows_is_refused(tmp_path, look):
+    rows = [{"words": ["ab"], "tags": ["A"]}, {"words": ["cd"], "tags": ["B"]}]
+    pipeline = labelled(tmp_path, "tag", rows, attention="dot")
+    data = pipeline.run.data.model_copy(update={"longest": 4, "too_long": "window"})
+    pipeline = replace(pipeline, run=pipeline.run.model_copy(update={"data": data}))
+    with pytest.raises(DataError, match="the text is read in 2 windows, of data.longest=4 .*; give a shorter text"):
+        getattr(pipeline, look)("ab cd ab")
+    getattr(pipeline, look)("ab cd")
+
+
 # Fresh cells.
 
 
@@ -142,7 +160,7 @@ def test_gates_let_the_gradient_pass_where_plain_networks_lose_it(cells):
 
 
 def test_small_weights_vanish_and_large_ones_explode(cells):
-    rates = [falls(next(one.norms for one in cells if one.model == f"× {gain:g}")) for gain in GAINS]
+    rates = [falls(next(one.norms for one in cells if one.model == f"×{gain:g}")) for gain in GAINS]
     assert rates == sorted(rates)
     assert rates[0] < 0.6
     assert rates[-1] > 1.1

@@ -135,6 +135,19 @@ def test_what_cannot_be_written_is_said(tmp_path):
     assert (tmp_path / "new" / "look.html").read_bytes() == b"x"
 
 
+def test_a_place_that_cannot_be_written_is_found_at_once(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
+    for place in ("file", "lost"):
+        with pytest.raises(ConfigError, match=f"look.html cannot be written: .*{place} is no folder"):
+            check_out(tmp_path / place / "deep" / "look.html")
+    check_out(tmp_path / "new" / "deep" / "look.html")
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(ConfigError, match=f"cannot be written: {tmp_path} is not open for writing"):
+        check_out(tmp_path / "new" / "look.html")
+
+
 # The command.
 
 
@@ -185,6 +198,10 @@ def test_gradients_of_fresh_cells_need_no_model(run, tmp_path):
         (["RUN", "abc", "--layers", "0-2"], "--layers: must be numbers between commas, such as 0,2, but is '0-2'"),
         (["RUN", "abc", "--layers", "1,7"], "layers: none of [1, 7] has attention to look at"),
         (["RUN", "abc", "--heads", "1"], "heads: the model has no heads to choose from"),
+        (["RUN", "abc", "--heads", "0,3"], "heads: the model has no heads to choose from, but [0, 3] are asked for"),
+        (["RUN", "abc", "--layers", "0,7"], "layers: 7 has no attention to look at; layers are counted from 0"),
+        (["--gradients", "RUN", "abc", "--beside", "RUN"], "--beside: RUN is there already, and would give"),
+        (["--gradients", "RUN", "abc", *["--beside", "gone"] * 2], "--beside: gone is there already"),
         (["gone", "abc"], "gone: does not exist"),
         (["RUN", "a" * 2000], "2,000 tokens"),
     ],
@@ -192,11 +209,12 @@ def test_gradients_of_fresh_cells_need_no_model(run, tmp_path):
 def test_a_mistake_is_said_in_one_line(run, trained_run, tmp_path, arguments, said):
     code, out, err = run(*(trained_run if word == "RUN" else word for word in arguments))
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert said in err
+    assert said.replace("RUN", str(trained_run)) in err
     assert not list(tmp_path.iterdir())
 
 
 def test_a_model_without_attention_says_so(run, recipe, tmp_path):
     weft.train(recipe, ["train.steps=1", "model.attention=none"], tmp_path / "fixed")
-    assert "has no attention to look at" in run(tmp_path / "fixed", "abc")[2]
+    told = run(tmp_path / "fixed", "abc")[2]
+    assert "has no attention to look at; train it with model.attention, or look at its --gradients" in told
     assert run("--gradients", tmp_path / "fixed", "abc")[0] == 0

@@ -125,7 +125,7 @@ def test_a_pair_is_limited_as_a_whole(recipe, policy, sizes):
 
 def test_a_long_text_is_an_error_unless_the_recipe_says(recipe):
     task, _ = made(recipe)
-    with pytest.raises(DataError, match="got 4 tokens, data.longest is 3"):
+    with pytest.raises(DataError, match="got 4 tokens, data.longest is 3; set data.too_long: cut or drop, or raise"):
         encoded(task, ask("a b", pair="c d"), limit=Limit(3, "error"))
     with pytest.raises(ConfigError, match="data.too_long: task 'classify' cannot use 'window'; try cut"):
         made(recipe, "data.too_long=window")
@@ -220,13 +220,45 @@ def test_balanced_weights_are_scikit_learns(recipe):
 
 def test_one_label_is_nothing_to_tell_apart(recipe, rows):
     rows.write_text("a\tx\nb\tx\n")
-    with pytest.raises(DataError, match="data.train: its labels are 'x', where 2 different ones are the least"):
+    with pytest.raises(DataError, match="data.train: its labels are 'x', where the least .* is 2 different labels"):
         made(recipe)
+
+
+def test_none_at_all_is_nothing_to_learn_from(several, tmp_path):
+    (tmp_path / "several.csv").write_text("text,labels\nred,\nblue,\n")
+    with pytest.raises(DataError, match="its labels are none, where the least to learn from is 1 different label; see"):
+        made(several)
+
+
+@pytest.mark.parametrize("label", ["", " "])
+def test_a_blank_label_is_no_class_but_a_bad_row(recipe, tmp_path, label):
+    path = tmp_path / "blank.jsonl"
+    path.write_text("".join(f'{{"text": "a", "label": "{name}"}}\n' for name in ("x", "y", label)))
+    changes = [f"data.train={path}", "data.valid=null"]
+    with pytest.raises(DataError, match=r"blank.jsonl:3: label: must have a name, and not be blank, but is"):
+        made(recipe, *changes)
+    assert made(recipe, *changes, "data.on_bad_rows=skip")[0].labels.names == ("x", "y")
+
+
+def test_balanced_weights_pass_over_what_is_not_listed_and_its_row_is_named(recipe, rows, tmp_path):
+    rows.write_text("a\tx\nb\ty\nc\tx\nd\tzzz\n")
+    changes = ["task.labels=[x, y]", "task.weights=balanced", "train.steps=1"]
+    assert made(recipe, *changes)[0].config.weights == pytest.approx({"x": 3 / 4, "y": 3 / 2})
+    with pytest.raises(DataError, match=r"rows.tsv:4: the label 'zzz' is not in task.labels"):
+        weft.train(recipe, changes, tmp_path / "run")
+    weft.train(recipe, [*changes, "data.on_bad_rows=skip"], tmp_path / "skipping")
+
+
+def test_an_answer_needs_no_label_that_is_known(recipe, tmp_path):
+    pipeline = weft.train(recipe, ["train.steps=1"], tmp_path / "run")
+    assert pipeline({"text": "so good", "label": "strange"}) == pipeline("so good")
+    with pytest.raises(DataError, match=r"example 1: the label 'strange' is not in task.labels"):
+        pipeline.evaluate([{"text": "so good", "label": "strange"}])
 
 
 def test_a_label_that_is_not_known_names_its_row(recipe, tmp_path):
     (tmp_path / "valid.tsv").write_text("fine\tgood\nfine\tgod\n")
-    with pytest.raises(DataError, match=r"valid.tsv:2: the label 'god' was never seen.*did you mean 'good'"):
+    with pytest.raises(DataError, match=r"valid.tsv:2: the label 'god' is not in task.labels.*did you mean 'good'"):
         weft.train(recipe, [f"data.valid={tmp_path / 'valid.tsv'}"], tmp_path / "run")
 
 
@@ -239,6 +271,15 @@ def test_a_label_that_is_not_known_names_its_row(recipe, tmp_path):
         ("task.weights={bad: 0}", "task.weights: must be balanced, or a weight above 0 for each label named, such as"),
         ("task.weights={bad: x}", "task.weights: must be balanced, or .*, but is {'bad': 'x'} instead"),
         ("task.weights=blanced", "task.weights: must be balanced, or .*, but is 'blanced' instead"),
+        ("task.weights={bad: .inf}", "^task.weights: must be balanced, .* above 1e[+]12, but is {'bad': inf}"),
+        ("task.weights={bad: 1e30}", "^task.weights: must be balanced, or .*, but is {'bad': 1e[+]30} instead$"),
+        ("task.weights={true: 2}", '^task.weights: must be text: put it in quotes, "true", but is {True: 2} instead$'),
+        ("task.labels=bad", r"^task.labels: must be a list, such as \[a, b\], but is 'bad' instead$"),
+        ("model.kernels=3", r"^model.kernels: must be a list, such as \[a, b\], but is 3 instead$"),
+        ("task.labels=[true, b]", '^task.labels.0: must be text: put it in quotes, "true", but is True instead$'),
+        ("task.labels=[a, 1.0]", '^task.labels.1: must be text: put it in quotes, "1.0", but is 1.0 instead$'),
+        ("task.labels=[a, '']", "^task.labels.1: must have a name, and not be blank, but is '' instead$"),
+        ("task.threshold=0.3", "task.threshold chooses among several labels a text, but is 0.3 for one; set task.mul"),
         ("train.metric=f1", "train.metric: the task has no metric 'f1'; known: accuracy, loss, macro_f1"),
         ("task.treshold=0.4", "task.treshold: unknown key; did you mean 'threshold'"),
     ],
@@ -354,11 +395,10 @@ def test_several_are_learnt_and_the_threshold_can_be_set_in_a_call(several, tmp_
     assert found["exact_match"] == found["micro_f1"] == found["macro_f1"] == 1
     assert set(pipeline("red fish")[0]["labels"]) == {"red", "fish"}
     assert len(pipeline("red", {"threshold": 1e-30})[0]["labels"]) == 3
-    one = weft.train(
-        several, ["task.multiple=false", "data.columns={text: 0, label: 1}", "train.steps=1"], tmp_path / "1"
-    )
+    changes = ["task.multiple=false", "data.columns={text: 0, label: 1}", "data.on_bad_rows=skip", "train.steps=1"]
+    one = weft.train(several, changes, tmp_path / "1")
     assert one.task.options() == Section()
-    with pytest.raises(ConfigError, match=r"options.threshold: unknown key"):
+    with pytest.raises(ConfigError, match=r"options.threshold: the task 'classify', as configured, has no options"):
         one("red", {"threshold": 0.1})
 
 

@@ -130,6 +130,29 @@ def test_an_example_that_is_dropped_or_too_long_is_named(reverser):
             list(predict(reverser.task, reverser.head, examples, Limit(5, policy), chosen, start=10))
 
 
+class Blind(Translate):
+    """Makes nothing of an example."""
+
+    def encode_batch(self, examples, tokenizer, limit):
+        return [[] for _ in examples]
+
+
+def test_where_nothing_was_cut_nothing_is_said_of_it(reverser):
+    task = Blind(reverser.task.config)
+    task.tokenizer = reverser.tokenizer
+    with pytest.raises(DataError, match=r"example 1: nothing is left of it to answer$"):
+        ask(reverser, ["ab"], task=task)
+
+
+def test_what_is_right_is_not_needed_to_answer(reverser):
+    example = TranslateExample(text=WORDS[0], target="a" * 999)
+    chosen = reverser.task.options()
+    (answer,) = predict(reverser.task, reverser.head, [example], Limit(20, "error"), chosen)
+    assert answer["text"] == WORDS[0][::-1]
+    with pytest.raises(DataError, match="got 999 tokens"):
+        evaluate(reverser.task, reverser.head, [example], Limit(20, "error"))
+
+
 def test_the_mean_loss_weighs_tokens_and_not_batches(reverser):
     pairs = [TranslateExample(text=word, target=word[::-1][: 1 + index % 5]) for index, word in enumerate(WORDS)]
     items = [item for one in reverser.task.encode_batch(pairs, reverser.tokenizer, LIMIT) for item in one]

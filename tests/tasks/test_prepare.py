@@ -184,6 +184,15 @@ def test_a_sample_has_all_splits_and_must_fit_the_task(recipe):
         list(read_split(wrong, "test", task, Skipped()))
 
 
+def test_a_row_of_a_sample_without_its_answer_teaches_nothing_either(recipe):
+    recipe |= {"task": {"name": "classify", "labels": ["a", "b"]}, "model": {"name": "rnn", "width": 8}}
+    recipe["data"] = {"sample": "langid", "columns": {"text": "text"}}
+    with pytest.raises(DataError, match=r"^langid:train:1: label: required to train or evaluate, but not given"):
+        packed(recipe)
+    with pytest.raises(DataError, match=r"^langid:train:1: labels: required to train or evaluate, but not given"):
+        packed(recipe, "task.multiple=true")
+
+
 def test_a_target_tokenizer_of_its_own_trains_end_to_end(recipe, tmp_path, pairs_file):
     pairs_file.write_text("".join(f"{a}\t{b.upper()} !\n" for a, b in reversed_pairs()))
     recipe["tokenizer"] = {"name": "characters", "target": {"name": "bytes"}}

@@ -79,7 +79,9 @@ def test_words_of_the_file_get_their_rows_and_the_others_keep_theirs_in_its_scal
     assert {"unheard", "lane", "<unk>", "<s>", "</s>"} == {tokens[id] for id in others}
     torch.testing.assert_close(after[others], before[others] * ratio)
     assert ratio < 0.6  # the negative control: they did change
-    assert told == f"model.vectors: 8 of {len(tokens)} rows from tiny.6d.txt"
+    assert told == (
+        f"model.vectors: 8 of {len(tokens)} rows from tiny.6d.txt; 8 of the 10 words of the training data have one"
+    )
 
 
 def test_without_the_key_nothing_is_done(recipe):
@@ -146,6 +148,8 @@ def test_a_tokenizer_without_words_is_refused_with_the_remedy(recipe, name):
 
 def test_a_file_of_other_words_is_refused(recipe, vectors):
     vectors.write_text(f"</s>{' 0.5' * WIDTH}\nkatze{' 0.25' * WIDTH}\n")  # what is special says nothing
+    with pytest.raises(weft.ConfigError, match="none of the 10 tokens .* is it for another language"):
+        train_run(parsed(recipe), vectors.parent / "run")  # though its words are known too by then
     with pytest.raises(weft.ConfigError, match="is it for another language"):
         started(recipe)
 
@@ -214,7 +218,9 @@ class Told:
 def test_a_fresh_training_starts_from_them_and_says_so(recipe, rows, tmp_path):
     told = Told()
     train_run(parsed(recipe), tmp_path / "run", report=told)
-    assert [text for text in told.notices if "vectors" in text] == ["model.vectors: 9 of 14 rows from tiny.6d.txt"]
+    assert [text for text in told.notices if "vectors" in text] == [
+        "model.vectors: 9 of 14 rows from tiny.6d.txt; 8 of the 10 words of the training data have one"
+    ]
     first = weft.load(tmp_path / "run" / "checkpoints" / "step-00000000", device="cpu")
     cat = next(id for id in range(len(first.tokenizer)) if first.tokenizer.token(id) == "cat")
     assert torch.equal(first.head.body.embed.weight[cat], rows["cat"])

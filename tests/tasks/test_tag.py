@@ -327,6 +327,33 @@ def test_the_metric_goes_by_the_scheme(labels, scheme, metric):
     assert set(task.score([{"tags": ["O"]}], [ask("a", "O")])) == set(task.metrics)
 
 
+def test_tags_that_mark_no_entities_have_no_such_scheme(recipe):
+    for labels in ("[NOUN, VERB]", "[B-DAY, O, NOUN]"):
+        with pytest.raises(ConfigError, match="task.scheme: bio is for tags such as B-DAY.*; 'NOUN' is none; set"):
+            made(recipe, "task.scheme=bio", f"task.labels={labels}")
+    made(recipe, "task.scheme=bio")
+    recipe["data"]["train"] = recipe["data"]["train"].replace("rows", "plain")
+    with open(recipe["data"]["train"], "w", encoding="utf-8") as file:
+        file.write("a DET\ndog NOUN\n")
+    with pytest.raises(ConfigError, match="'DET' is none; set task.scheme: plain, or leave it out"):
+        made(recipe, "task.scheme=bio")
+
+
+def test_an_example_of_no_kind_is_told_in_one_clean_line(recipe, tmp_path):
+    pipeline = weft.train(recipe, ["train.steps=1"], tmp_path / "run")
+    with pytest.raises(
+        DataError, match=r"^example 1: example: must have words or text, one of them, but is \{\} instead"
+    ):
+        pipeline({})
+
+
+def test_an_empty_tag_names_its_row(recipe, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"words": ["a"], "tags": ["X"]}\n{"words": ["a"], "tags": [""]}\n')
+    with pytest.raises(DataError, match=r"rows.jsonl:2: tags.0: must have a name, and not be blank, but is ''"):
+        made(recipe, f"data.train={path}")
+
+
 def test_an_unknown_metric_is_refused_as_soon_as_the_labels_are_known(recipe, tmp_path):
     made(recipe, "train.metric=f1")
     path = tmp_path / "plain.conll"
@@ -340,7 +367,9 @@ def test_an_unknown_metric_is_refused_as_soon_as_the_labels_are_known(recipe, tm
 def test_a_tag_that_is_not_known_names_its_place(recipe, tmp_path):
     path = tmp_path / "valid.conll"
     path.write_text("on O\n\nMay B-DATE\n12 I-DTE\n")
-    with pytest.raises(DataError, match=r"valid.conll:3: the label 'I-DTE' was never seen.*did you mean 'I-DATE'"):
+    with pytest.raises(
+        DataError, match=r"valid.conll:3: the label 'I-DTE' is not in task.labels.*did you mean 'I-DATE'"
+    ):
         weft.train(recipe, [f"data.valid={path}"], tmp_path / "run")
 
 

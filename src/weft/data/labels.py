@@ -1,5 +1,6 @@
-"""The labels of a task, numbered in a fixed order; one that was never seen is an error, not a new class."""
+"""The labels of a task, numbered in a fixed order; one that is not among them is an error, not a new class."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
@@ -8,11 +9,20 @@ from pydantic import BeforeValidator
 from weft.errors import DataError, did_you_mean
 
 
-def _name(value: object) -> object:
-    return str(value) if type(value) is int else value
+def read_label(value: object) -> str:
+    """Read the name of a label: data often has whole numbers for labels, and they are names like any other."""
+    if type(value) is int:
+        return str(value)
+    if isinstance(value, bool | float):
+        raise ValueError(f'must be text: put it in quotes, "{json.dumps(value)}"')
+    if not isinstance(value, str):
+        raise ValueError("must be text, the name of a label")
+    if not value.strip():
+        raise ValueError("must have a name, and not be blank")
+    return value
 
 
-Label = Annotated[str, BeforeValidator(_name)]  # data often has numbers for labels: they are names like any other
+Label = Annotated[str, BeforeValidator(read_label)]
 
 
 class Labels:
@@ -31,13 +41,14 @@ class Labels:
         return cls(sorted(set(seen)))
 
     def number(self, name: str) -> int:
-        """Return a label's number; one that was never seen is refused with the nearest that was."""
+        """Return a label's number; one that there is not is refused with the nearest that there is."""
         try:
             return self._numbers[name]
         except KeyError:
             raise DataError(
-                f"the label {name!r} was never seen in training; {did_you_mean(name, self.names)}; "
-                "correct it, list it in task.labels, or pass over such rows with data.on_bad_rows: skip"
+                f"the label {name!r} is not in task.labels, which has those of the training data where the recipe "
+                f"lists none; {did_you_mean(name, self.names)}; correct it, list it there, or pass over such rows with "
+                "data.on_bad_rows: skip"
             ) from None
 
     def __len__(self) -> int:

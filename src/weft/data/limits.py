@@ -22,8 +22,11 @@ class Limit:
     dropped: int = 0
     windowed: int = 0
 
-    def apply(self, ids: Ids) -> list[Ids]:
-        """Return the sequences to use in place of `ids`: itself, its start, none, or windows that do not overlap."""
+    def apply(self, ids: Ids, windows: bool = True) -> list[Ids]:
+        """Return the sequences to use in place of `ids`: itself, its start, none, or windows that do not overlap.
+
+        Where a task does not take `windows`, they are not offered either.
+        """
         if len(ids) <= self.longest:
             return [ids]
         if self.policy == "cut":
@@ -37,7 +40,7 @@ class Limit:
             return [ids[start : start + self.longest] for start in range(0, len(ids), self.longest)]
         raise DataError(
             f"got {len(ids):,} tokens, data.longest is {self.longest:,}; "
-            "set data.too_long: cut, drop or window, or raise data.longest"
+            f"set data.too_long: {'cut, drop or window' if windows else 'cut or drop'}, or raise data.longest"
         )
 
     def add(self, part: "Limit") -> None:

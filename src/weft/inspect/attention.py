@@ -130,7 +130,7 @@ def _headed(weights: np.ndarray, asked: Collection[int] | None) -> tuple[list[in
     """Number the heads; what has none is head 0."""
     if weights.ndim == 3:
         return list(range(len(weights)) if asked is None else asked), weights
-    if asked is not None and 0 not in asked:
+    if asked is not None and set(asked) != {0}:
         raise ConfigError(
             f"heads: the model has no heads to choose from, but {sorted(asked)} are asked for; leave it out"
         )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.errors import RoleError
+from weft.errors import DataError, RoleError
 from weft.models.base import Role
 from weft.nn.recurrent import CELLS, make_cell
 from weft.tasks.base import Batch, Head, Task
@@ -92,7 +92,9 @@ def _last_loss(task: Task, head: Head, batch: Batch) -> Tensor:
     at, targets = batch.at, batch.targets
     assert targets is not None
     if Role.ENCODER in task.needs:
-        if at is not None and len(at.ids):
+        if at is not None and not len(at.ids):
+            raise DataError("the text has no words, so there is no last step to look back from; give one that has some")
+        if at is not None:
             batch = replace(batch, at=Tokens.flat(at.ids[-1:], torch.ones(1)), targets=targets[-1:])
         return torch.stack(list(head(batch)[0].values())).sum()
     reads = (batch.tokens,) if batch.source is None else (batch.tokens, batch.source)

@@ -1,6 +1,7 @@
 """`weft look`: attention, or how far gradients reach, as a page, a picture or plain data, by the file's ending."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +46,18 @@ def check_out(out: Path) -> None:
         raise ConfigError(f"--out: must end in {', '.join(ENDINGS)}, but is {str(out)!r} instead")
     if out.is_dir():
         raise ConfigError(f"--out: must be a file, but {str(out)!r} is a folder")
+    _check_place(out)
     if out.suffix == ".png":
         check_plots()
+
+
+def _check_place(out: Path) -> None:
+    """Folders that are missing are made in the end: the nearest that is there must be one, and be open for that."""
+    there = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
+    if there != out and not there.is_dir():
+        raise ConfigError(f"--out: {out} cannot be written: {there} is no folder")
+    if not os.access(there, os.W_OK):
+        raise ConfigError(f"--out: {out} cannot be written: {there} is not open for writing")
 
 
 def render_attention(looks: Sequence[Attention], ending: str, title: str, about: str, tell: Tell) -> bytes:

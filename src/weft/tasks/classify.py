@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from weft.config import Named, Run, Section
@@ -21,6 +21,8 @@ from weft.tasks.metrics import Confusion, Tally, exact_match, macro_f1, mean_f1,
 from weft.text.tokenizer import Tokenizer
 from weft.tokens import spell
 
+HALF = 0.5  # the threshold at which a label is as likely as not
+
 T = TypeVar("T")
 Piece = tuple[int, str]  # a token, and how it is spelt
 Output = tuple[list[int], list[float]]  # the numbers of the labels chosen, and the probability of every label
@@ -30,13 +32,22 @@ class ClassifyConfig(LabellingConfig):
     """`multiple`: a text may have several labels or none; each that is likelier than `threshold` is given."""
 
     multiple: bool = False
-    threshold: float = Field(0.5, gt=0, lt=1)
+    threshold: float = Field(HALF, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _of_several(self) -> "ClassifyConfig":
+        if self.threshold != HALF and not self.multiple:
+            raise ValueError(
+                f"task.threshold chooses among several labels a text, but is {self.threshold} for one; "
+                "set task.multiple: true, or leave it out"
+            )
+        return self
 
 
 class Threshold(Section):
     """What a call may set where a text may have several labels."""
 
-    threshold: float = Field(0.5, gt=0, lt=1)
+    threshold: float = Field(HALF, gt=0, lt=1)
 
 
 def _cells(value: object) -> object:
@@ -143,7 +154,7 @@ class Classify(Labelling):
     def _items(
         self, example: ClassifyExample, text: list[Piece], pair: list[Piece], tokenizer: Tokenizer, limit: Limit
     ) -> list[Item]:
-        fits = limit.apply(range(len(text) + len(pair)))
+        fits = limit.apply(range(len(text) + len(pair)), windows=False)
         if not fits:
             return []
         text, pair = _trimmed(text, pair, len(fits[0]))

@@ -15,12 +15,15 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from weft.config import Named, Run, Section
-from weft.data.labels import Label, Labels, balanced
+from weft.data.labels import Label, Labels, balanced, read_label
+from weft.data.lines import count
 from weft.errors import ConfigError, DataError, did_you_mean
 from weft.models.base import Role
 from weft.registry import resolve
 from weft.tasks.base import Batch, Head, Item, Task
 from weft.tokens import Tokens
+
+HEAVIEST = 1e12  # what a label may weigh: more than balanced weights of any data, and well within float32
 
 
 class LabellingConfig(Named):
@@ -45,10 +48,15 @@ class LabellingConfig(Named):
     @field_validator("weights", mode="before")
     @classmethod
     def _above_zero(cls, weights: object) -> object:
-        each: list[Any] = list(weights.values()) if isinstance(weights, dict) else ["no number"]
-        if weights in (None, "balanced") or all(type(one) in (int, float) and one > 0 for one in each):
+        if weights is None or weights == "balanced":
             return weights
-        raise ValueError("must be balanced, or a weight above 0 for each label named, such as {rare: 5.0}")
+        each: list[Any] = list(weights.values()) if isinstance(weights, dict) else ["no number"]
+        if not isinstance(weights, dict) or not all(type(one) in (int, float) and 0 < one <= HEAVIEST for one in each):
+            raise ValueError(
+                "must be balanced, or a weight above 0 for each label named, such as {rare: 5.0}, "
+                f"and none above {HEAVIEST:g}"
+            )
+        return {read_label(name): weight for name, weight in weights.items()}
 
 
 class LabellingHead(Head):
@@ -128,11 +136,12 @@ class Labelling(Task):
         rows, counts = 0, Counter[str]()
         for example in examples:
             rows += 1
-            counts.update(self.right(example))
-        if len(counts) < self.fewest:
+            # One that is not listed is reported with its place, or skipped, when its row is encoded.
+            counts.update(name for name in self.right(example) if config.labels is None or name in config.labels)
+        if config.labels is None and len(counts) < self.fewest:
             raise DataError(
-                f"data.train: its labels are {', '.join(map(repr, counts)) or 'none'}, where {self.fewest} different "
-                "ones are the least that can be told apart; see data.columns"
+                f"data.train: its labels are {', '.join(map(repr, counts)) or 'none'}, where the least to learn from "
+                f"is {count(self.fewest, 'different label')}; see data.columns"
             )
         weights = self.balanced(counts, rows) if config.weights == "balanced" else config.weights
         return config.model_copy(update={"labels": config.labels or Labels.collect(counts).names, "weights": weights})

@@ -40,10 +40,10 @@ def predict(
 def _predict_chunk(
     task: Task, head: Head, examples: Sequence[Any], limit: Limit, options: Section, budget: int, done: int
 ) -> Iterator[Answer]:
-    encoded = _encoded(task, examples, limit, done)
+    encoded = _encoded(task, [_asked(task, example) for example in examples], limit, done)
     for number, items in enumerate(encoded):
         if not items:
-            raise DataError(f"example {done + number + 1}: nothing is left of it to answer; {limit}")
+            raise DataError(f"example {done + number + 1}: nothing is left of it to answer; {limit}".rstrip("; "))
     owners = [index for index, items in enumerate(encoded) for _ in items]
     outputs: list[list[Any]] = [[] for _ in examples]
     found = dict(_outputs(task, head, [item for items in encoded for item in items], options, budget, done))
@@ -51,6 +51,11 @@ def _predict_chunk(
         outputs[owner].append(found[number])
     for example, output in zip(examples, outputs, strict=True):
         yield task.answer(example, output)
+
+
+def _asked(task: Task, example: Any) -> Any:
+    """Leave out what is right: it is not needed to answer, and need not be known to the model."""
+    return example.model_copy(update=dict.fromkeys(task.taught))
 
 
 def _encoded(task: Task, examples: Sequence[Any], limit: Limit, done: int = 0) -> list[list[Item]]:
@@ -75,7 +80,12 @@ def _batches(task: Task, data: Packed, budget: int, done: int = 0) -> Iterator[t
 
 def reread(task: Task, head: Head, example: Any, limit: Limit) -> tuple[list[str], list[str], Batch]:
     """Answer one example and return the tokens on both sides with the batch that reads its own winning output."""
-    items = task.encode(example, task.tokenizer, limit)
+    items = task.encode(_asked(task, example), task.tokenizer, limit)
+    if len(items) != 1:
+        raise DataError(
+            f"the text is read in {len(items)} windows, of data.longest={limit.longest} tokens at most, and only one "
+            "can be looked at; give a shorter text"
+        )
     outputs = [output for _, output in sorted(_outputs(task, head, items, task.options(), BUDGET, 0))]
     return task.reread(items, outputs)
 

@@ -31,7 +31,8 @@ def has_split(data: Data, split: str) -> bool:
 def read_split(data: Data, split: str, task: Task, skipped: Skipped) -> Iterator[Placed]:
     """Stream the examples of `train`, `valid` or `test` with their places."""
     if data.sample is not None:
-        return _sampled(data.sample, split, task, data.columns)
+        sampled = _sampled(data.sample, split, task, data.columns)
+        return _answered(sampled, data, task, skipped)
     source = getattr(data, split)
     if source is None:
         raise ConfigError(f"data.{split}: required here, but not given; add a file")

@@ -32,9 +32,10 @@ def learn_words(run: Run, tokenizer: Tokenizer) -> None:
         tokenizer.extend(read_words(path, run.data.max_line_bytes))
 
 
-def start_from_vectors(run: Run, tokenizer: Tokenizer, model: Model) -> str | None:
+def start_from_vectors(run: Run, tokenizer: Tokenizer, model: Model, own: int | None = None) -> str | None:
     """Put the file's vectors into `model.embed`, and say how many there were; None where the recipe names no file.
 
+    The first `own` tokens are of the training data: if the file has not one of these, it is the wrong file.
     A token that the file does not have keeps its random start, scaled to the standard deviation of those that it has.
     """
     path = _asked(run)
@@ -46,13 +47,16 @@ def start_from_vectors(run: Run, tokenizer: Tokenizer, model: Model) -> str | No
     words = [_whole_word(tokenizer, id) for id in range(len(tokenizer))]
     vectors = read_vectors(path, words, run.data.max_line_bytes)
     _check_width(path, vectors.rows.shape[1], embed.embedding_dim)
-    special = [id for id in asdict(tokenizer.specials).values() if id is not None]
-    if vectors.found.sum() == vectors.found[special].sum():
-        raise _none_found(run, path, len(tokenizer))
+    special = {id for id in asdict(tokenizer.specials).values() if id is not None}
+    trained = [id for id in range(len(words) if own is None else own) if id not in special]
+    if not vectors.found[trained].any():
+        raise _none_found(run, path, len(trained))
     _fill(embed.weight, vectors)
     whole = sum(map(bool, words))
-    rest = "" if whole == len(words) else f"; {whole:,} of the tokens are whole words, the others can have none"
-    return f"model.vectors: {vectors.found.sum():,} of {len(words):,} rows from {Path(path).name}{rest}"
+    rest = f"{whole:,} of the tokens are whole words, the others can have none"
+    if whole == len(words):
+        rest = f"{vectors.found[trained].sum():,} of the {len(trained):,} words of the training data have one"
+    return f"model.vectors: {vectors.found.sum():,} of {len(words):,} rows from {Path(path).name}; {rest}"
 
 
 def _asked(run: Run) -> str | None:

@@ -14,9 +14,10 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from weft.config import Named, Section
+from weft.config import Named, Run, Section
 from weft.data.labels import Label
 from weft.data.limits import Limit
+from weft.errors import ConfigError
 from weft.nn.crf import CRF
 from weft.nn.losses import cross_entropy_sum
 from weft.tasks import base
@@ -54,7 +55,7 @@ class TagExample(base.Example):
     @model_validator(mode="after")
     def _fits(self) -> "TagExample":
         if (self.words is None) == (self.text is None):
-            raise ValueError("must have words or text, one of them,")
+            raise ValueError("must have words or text, one of them")
         if self.tags is not None and len(self.tags) != len(self.cut()):
             raise ValueError(f"must have a tag a word, and has {len(self.tags)} for {len(self.cut())}")
         return self
@@ -115,6 +116,16 @@ class Tag(Labelling):
         # With no labels yet, and none of the schemes chosen, it is too early to tell which metrics there will be.
         if not self.bio and (config.labels or config.scheme == "plain"):
             self.metrics, self.metric = ("accuracy",), "accuracy"
+
+    def check(self, run: Run) -> None:
+        """Entities must be marked by the tags."""
+        super().check(run)
+        odd = [label for label in self.labels if len(label) > 1 and label[1] != "-"]  # T-POS may be meant
+        if self.config.scheme == "bio" and odd:
+            raise ConfigError(
+                f"task.scheme: bio is for tags such as B-DAY, I-DAY and O, which mark entities; {odd[0]!r} is none; "
+                "set task.scheme: plain, or leave it out"
+            )
 
     def right(self, example: TagExample) -> list[str]:
         """The words' tags."""

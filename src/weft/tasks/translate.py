@@ -99,7 +99,7 @@ class Translate(base.Task):
 
     def _items(self, source: list[int], target: list[int], tokenizer: Tokenizer, limit: Limit) -> list[Item]:
         specials = tokenizer.target.specials
-        fit_source, fit_target = limit.apply(source), limit.apply(target)
+        fit_source, fit_target = limit.apply(source, windows=False), limit.apply(target, windows=False)
         if not fit_source or not fit_target:
             return []
         whole_source = np.array([*fit_source[0], tokenizer.specials.eos], np.int32)

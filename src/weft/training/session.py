@@ -57,8 +57,6 @@ def train_run(run: Run, out: Path, resume: bool = False, report: Reporter | None
         if not folder:
             check_vectors(run)
         tokenizer = load_tokenizer(run.tokenizer, folder) if folder else fit_tokenizer(run.tokenizer, run.data, task)
-        if not folder:
-            learn_words(run, tokenizer)
         trainer = _trainer(run, tokenizer, world, store, stack, folder, report, resume)
         progress = trainer.fit()
         best = store.best()
@@ -123,8 +121,11 @@ def _trainer(
 ) -> Trainer:
     """Put the parts together, at the beginning or where the checkpoint left off; a fresh run saves its step 0."""
     seed_all(run.train.seed, world, run.train.deterministic)
+    own = len(tokenizer)
+    if not folder:
+        learn_words(run, tokenizer)
     task, head = build(run, tokenizer)
-    started = None if folder else start_from_vectors(run, tokenizer, head.body)
+    started = None if folder else start_from_vectors(run, tokenizer, head.body, own)
     packed, notice = pack_split(run.data, "train", task, tokenizer, store.root)
     listening = _reporters(store, world, folder, report)
     stack.callback(listening.close)
