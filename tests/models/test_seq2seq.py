@@ -156,6 +156,12 @@ def test_so_is_input_feeding(cell, attention, monkeypatch):
     check_against_reference(scattered(4, cell=cell, width=4, attention=attention, **fed), RAGGED)
 
 
+@pytest.mark.parametrize("cell", ["peephole", "gru"])
+def test_so_is_the_additive_look_after_the_cell(cell, monkeypatch):
+    monkeypatch.setattr(scan, "FUSED", torch.float64)
+    check_against_reference(scattered(4, cell=cell, width=4, layers=2, place="after"), RAGGED)
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 def test_an_input_that_is_fed_wrongly_is_caught(layers, monkeypatch):
     """The negative control: the first step gets what the last one read out."""

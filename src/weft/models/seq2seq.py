@@ -43,10 +43,10 @@ from weft.config import Named
 from weft.models.base import Model, Role
 from weft.nn.capture import capturing, record
 from weft.nn.grid import Grid
-from weft.nn.looks import Feeding, Sight, sight
+from weft.nn.looks import Feeding, Sight, look_all, sight
 from weft.nn.recurrent import Cell, State, at_last, make_cell
 from weft.nn.scan import scan_fused, worthwhile
-from weft.nn.scores import attend, make_score
+from weft.nn.scores import Additive, attend, make_score
 from weft.nn.stack import Stack
 from weft.tokens import Tokens
 
@@ -215,8 +215,11 @@ class Decoder(nn.Module):
         return inputs, tuple(after)
 
     def _look(self, queries: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-        """Attend with all queries (T, B, D) in one product: the contexts (T, B, D) and weights (B, T, S)."""
+        """Attend with all queries (T, B, D) at once: the contexts (T, B, D) and, where they are looked at, weights."""
         assert self.score is not None
+        at = self._sight(memory, memory.states.new_zeros(0, queries.shape[-1]))
+        if at and isinstance(self.score, Additive) and not queries.is_cuda and worthwhile(queries):
+            return look_all(queries, at), queries.new_zeros(0)
         scores = self.score(queries.transpose(0, 1), memory.keys)
         context, weights = attend(scores, memory.states, memory.empty)
         return context.transpose(0, 1), weights

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from weft.nn.kernels import compiler, tanh_of, zero_of
 from weft.nn.scores import Additive, Dot, General, Score
@@ -195,6 +196,35 @@ class CompiledAdditiveLook(AdditiveLook):
 
     def _additive_back(self, t: int) -> None:
         self._backward(t, *self._read, *self._written)
+
+
+def look_all(queries: Tensor, at: Sight) -> Tensor:
+    """Look with all queries (T, B, D) where no step waits for what was seen: the contexts (T, B, D).
+
+    As one tensor operation the additive score would hold the tanh of every query with every key.
+    """
+    contexts: Tensor = _LookAll.apply(at, queries, *at.tensors)  # type: ignore[no-untyped-call]
+    return contexts
+
+
+class _LookAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, at: Sight, queries: Tensor, *tensors: Any) -> Tensor:
+        ctx.looks = at.holding(tensors).begin([torch.cat([queries, queries[:1]])])  # a walk's tape has one state more
+        for t in range(len(queries)):
+            ctx.looks.see(t)
+        return ctx.looks.contexts[:]  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, given: Tensor) -> Any:
+        looks: Look = ctx.looks
+        looks.turn_back([None])
+        looks.gcontexts.copy_(given)
+        to_queries = torch.zeros_like(looks.asked)
+        for t in range(len(to_queries)):
+            looks.see_back(t, to_queries[t])
+        return None, to_queries, *looks.gradients(given[..., :0])
 
 
 @dataclass(frozen=True)
