@@ -7,7 +7,7 @@ import torch
 
 from weft.models import seq2seq
 from weft.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from weft.nn import cuda, scan
+from weft.nn import cuda, scan, walk_cuda
 from weft.nn.kernels import Shape
 from weft.nn.recurrent import CELLS, _elman, _lstm, _peephole, _put_out, make_cell
 from weft.tokens import Tokens
@@ -74,9 +74,9 @@ def test_an_attending_walk_is_the_loop_under_autograd(attention, cell, monkeypat
     ],
 )
 def test_what_is_written_for_triton_is_a_function_of_its_arrays(functions, shapes, monkeypatch):
-    monkeypatch.setattr(cuda, "_load", lambda name, source: ast.parse(source).body[0])
-    cuda.walker.cache_clear()
-    made = cuda.walker(functions, shapes, (True,) * shapes[0].state)
+    monkeypatch.setattr(walk_cuda, "load_source", lambda name, source: ast.parse(source).body[0])
+    walk_cuda.walker.cache_clear()
+    made = walk_cuda.walker(functions, shapes, (True,) * shapes[0].state)
     for kernel, arrays in ((made.forward, made.arrays), (made.backward, made.back_arrays)):
         taken = [argument.arg for argument in kernel.args.args]
         assert taken[2 : 2 + len(arrays)] == arrays
@@ -85,12 +85,12 @@ def test_what_is_written_for_triton_is_a_function_of_its_arrays(functions, shape
             node.id for node in ast.walk(kernel) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         }
         assert named <= {*taken, *written, "tl", "libdevice", "range", "triton"}
-    cuda.walker.cache_clear()
+    walk_cuda.walker.cache_clear()
 
 
 def test_a_walk_too_wide_for_all_its_programs_at_once_is_not_tried(monkeypatch):
     room = type("Properties", (), {"multi_processor_count": 132})()
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: room)
-    assert cuda.blocks_for(64, 1024, torch.device("cuda")) == (16, 32)
-    assert cuda.blocks_for(8, 128, torch.device("cuda")) == (16, 16)
-    assert cuda.blocks_for(4096, 4096, torch.device("cuda")) is None
+    assert walk_cuda.blocks_for(64, 1024, torch.device("cuda")) == (16, 32)
+    assert walk_cuda.blocks_for(8, 128, torch.device("cuda")) == (16, 16)
+    assert walk_cuda.blocks_for(4096, 4096, torch.device("cuda")) is None

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from weft.nn.fuse import Trace, trace, trace_gradient
 
+Pointwise = Callable[..., Sequence[Tensor]]
 Kernel = Callable[[int, int, dict[str, Any]], Callable[[int], None]]  # (D, B, arrays by name) to a function of t
 
 
@@ -56,21 +57,24 @@ class Stepper:
     shared: bool  # what goes back to `known` is what goes back to `product`, and is written there alone
 
 
-@cache
-def stepper(
-    pointwise: Callable[..., Sequence[Tensor]], shape: Shape, given: tuple[bool, ...] | None, dtype: torch.dtype
-) -> Stepper:
-    """Compile a stage; `given` says which outputs of the last stage something comes back for, None is another stage."""
+def traced(pointwise: Pointwise, shape: Shape) -> tuple[Trace, Trace]:
+    """Trace a stage's function and its gradient, of one list of vectors each."""
 
     def flat(*parts: Tensor) -> Sequence[Tensor]:
         return pointwise(*shape.grouped(parts))
 
     backs = [f"d{number}" for number in range(shape.values)]
-    gradient = trace_gradient(flat, shape.inputs, backs)
+    return trace(flat, shape.inputs), trace_gradient(flat, shape.inputs, backs)
+
+
+@cache
+def stepper(pointwise: Pointwise, shape: Shape, given: tuple[bool, ...] | None, dtype: torch.dtype) -> Stepper:
+    """Compile a stage; `given` says which outputs of the last stage something comes back for, None is another stage."""
+    code, gradient = traced(pointwise, shape)
     known, product, *_ = shape.grouped(gradient.outputs)
     shared = given is not None and known == product
     return Stepper(
-        _compile(_forward(trace(flat, shape.inputs), shape), dtype),
+        _compile(_forward(code, shape), dtype),
         _compile(_backward(gradient, shape, given, shared), dtype),
         shared,
     )

@@ -1,22 +1,18 @@
 """Attention inside a walk: before each step the state looks at a memory, and what it reads goes into the step.
 
 Forward and backward are written by hand, for the walk of `weft.nn.scan`: what each step sends back is kept, and the
-gradients of memory and matrices are products over all steps at once. Two kinds of scores are known here: products of
-query and key, and the additive one; the others walk under autograd.
+gradients of memory and matrices are products over all steps at once. Two kinds of scores can walk so: products of query
+and key, here, and the additive one (`weft.nn.additive`); the others walk under autograd.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from weft.nn.kernels import compiler, tanh_of, zero_of
 from weft.nn.scores import Additive, Dot, General, Score
 
 
@@ -47,9 +43,11 @@ class Sight:
         if self.query is None:
             return Look(self, tapes)
         if self.memory.is_cuda:
-            from weft.nn.looks_cuda import CudaAdditiveLook
+            from weft.nn.additive_cuda import CudaAdditiveLook
 
             return CudaAdditiveLook(self, tapes)
+        from weft.nn.additive import CompiledAdditiveLook
+
         return CompiledAdditiveLook(self, tapes)
 
 
@@ -140,62 +138,6 @@ class Look:
 
     def _to_step(self, gknown: Tensor) -> Tensor:
         return gknown.flatten(0, 1).t() @ self.contexts.flatten(0, 1)
-
-
-class AdditiveLook(Look):
-    """Looks by v · tanh(W q + k); the tanh of every pair is not kept, but made again on the way back."""
-
-    def __init__(self, at: Sight, tapes: list[Tensor]) -> None:
-        super().__init__(at, tapes)
-        self.turned = at.query.t().contiguous()
-
-    def _ask(self, t: int, state: Tensor) -> None:
-        torch.mm(state, self.turned, out=self.queries[t])
-
-    def turn_back(self, given: Sequence[Tensor | None]) -> None:
-        """Make room for the way back."""
-        super().turn_back(given)
-        self.gqueries = torch.zeros_like(self.queries)
-        self.gkeys = torch.zeros_like(self.at.keys)
-        self.genergy = torch.zeros_like(self.queries[0])  # (B, A)
-
-    def see_back(self, t: int, gstate: Tensor) -> None:
-        """Send what came back for context number t to the state that looked."""
-        self._additive_back(t)
-        gstate.addmm_(self.gqueries[t], self.at.query)
-
-    def _additive_back(self, t: int) -> None:
-        """Send what came back for the context to queries, keys and v; a device has its own way."""
-        raise NotImplementedError
-
-    def gradients(self, gknown: Tensor) -> tuple[Tensor | None, ...]:
-        """Return what goes back to each of the sight's tensors."""
-        gquery = self.gqueries.flatten(0, 1).t() @ self.asked.flatten(0, 1)
-        gkeys = self.gkeys.to(self.at.keys.dtype)
-        return self._to_memory(), gkeys, self._to_step(gknown), gquery, self.genergy.sum(0).to(gkeys.dtype)
-
-
-class CompiledAdditiveLook(AdditiveLook):
-    """In compiled loops over the real places alone, for the CPU."""
-
-    def __init__(self, at: Sight, tapes: list[Tensor]) -> None:
-        super().__init__(at, tapes)
-        self.lengths = (~at.empty).sum(1)
-        self._forward, self._backward = _loops(at.memory.dtype)
-        read = (self.lengths, self.queries, at.keys.contiguous(), at.memory, at.energy, self.weights, self.contexts)
-        self._read = [one.detach().numpy() for one in read]
-
-    def _see(self, t: int) -> None:
-        self._forward(t, *self._read)
-
-    def turn_back(self, given: Sequence[Tensor | None]) -> None:
-        """Make room for the way back."""
-        super().turn_back(given)
-        written = (self.gcontexts, self.gscores, self.gqueries, self.gkeys, self.genergy)
-        self._written = [one.numpy() for one in written]
-
-    def _additive_back(self, t: int) -> None:
-        self._backward(t, *self._read, *self._written)
 
 
 def look_all(queries: Tensor, at: Sight) -> Tensor:
@@ -309,55 +251,3 @@ class Fed:
         flat = self.greads.flatten(0, 1)
         into_step = gknown.flatten(0, 1).t() @ self.reads[:-1].flatten(0, 1)
         return memory, keys, into_step, query, energy, flat.t() @ self.joined.flatten(0, 1), flat.sum(0)
-
-
-# Rows are read by their numbers, not as slices: a slice is counted, and that costs more than a short row.
-
-
-@cache
-def _loops(dtype: torch.dtype) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Compile the additive look, and its way back."""
-    compiled, tanh, exp, zero = compiler(sums=True), tanh_of(dtype), math.exp, zero_of(dtype)
-    one, lowest = zero + 1, zero - np.inf
-
-    @compiled
-    def forward(t, lengths, queries, keys, memory, energy, weights, contexts):  # type: ignore[no-untyped-def]
-        for b in range(len(lengths)):
-            top, total = lowest, zero
-            for s in range(lengths[b]):
-                score = zero
-                for a in range(len(energy)):
-                    score += energy[a] * tanh(keys[b, s, a] + queries[t, b, a])
-                weights[t, b, s] = score
-                top = max(top, score)
-            for s in range(lengths[b]):
-                weights[t, b, s] = exp(weights[t, b, s] - top)
-                total += weights[t, b, s]
-            for s in range(lengths[b]):
-                weight = weights[t, b, s] / total
-                weights[t, b, s] = weight
-                for d in range(memory.shape[2]):
-                    contexts[t, b, d] += weight * memory[b, s, d]
-
-    @compiled
-    def backward(  # type: ignore[no-untyped-def]
-        t, lengths, queries, keys, memory, energy, weights, contexts, gcontexts, gscores, gqueries, gkeys, genergy
-    ):
-        for b in range(len(lengths)):
-            mean = zero  # Σ_s w_s (back · m_s) is back · Σ_s w_s m_s
-            for d in range(memory.shape[2]):
-                mean += gcontexts[t, b, d] * contexts[t, b, d]
-            for s in range(lengths[b]):
-                came = zero
-                for d in range(memory.shape[2]):
-                    came += gcontexts[t, b, d] * memory[b, s, d]
-                back = weights[t, b, s] * (came - mean)
-                gscores[t, b, s] = back
-                for a in range(len(energy)):
-                    hidden = tanh(keys[b, s, a] + queries[t, b, a])
-                    genergy[b, a] += back * hidden
-                    both = back * energy[a] * (one - hidden * hidden)
-                    gqueries[t, b, a] += both
-                    gkeys[b, s, a] += both
-
-    return forward, backward

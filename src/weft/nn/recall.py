@@ -55,7 +55,7 @@ class Recall:
         self.past = [tape.new_zeros(rows, self.steps, width) for tape in tapes]
         self.weights = tapes[0].new_zeros(self.steps, rows, self.steps)
         self._scale = zero_of(tapes[0].dtype) + at.scale
-        self._forward, self._backward = _own_loops(tapes[0].dtype, len(tapes))
+        self._forward, self._backward = (build(tapes[0].dtype, len(tapes)) for build in (_mix, _mix_back))
         read = [self.queries, self.weights, *(pair[n] for n in (0, -1) for pair in (self.past, self.starts))]
         self._read = [one.numpy() for one in read]
 
@@ -118,9 +118,12 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads - 1)
 
 
+# Of a state's parts the first, h, is asked, and a second, c, goes with it.
+
+
 @cache
-def _own_loops(dtype: torch.dtype, parts: int) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Compile the look at one's own past: of a state's parts the first, h, is asked, and a second, c, goes with it."""
+def _mix(dtype: torch.dtype, parts: int) -> Callable[..., None]:
+    """Compile the look at one's own past."""
     compiled, exp, zero, both = compiler(sums=True), math.exp, zero_of(dtype), parts > 1
     lowest = zero - np.inf
 
@@ -149,6 +152,14 @@ def _own_loops(dtype: torch.dtype, parts: int) -> tuple[Callable[..., None], Cal
                     for d in range(D):
                         start_c[t, b, d] += weight * past_c[b, i, d]
 
+    return forward  # type: ignore[no-any-return]
+
+
+@cache
+def _mix_back(dtype: torch.dtype, parts: int) -> Callable[..., None]:
+    """Compile its way back."""
+    compiled, zero, both = compiler(sums=True), zero_of(dtype), parts > 1
+
     @compiled
     def backward(  # type: ignore[no-untyped-def]
         t, low, high, scale, queries, weights, past, start, past_c, start_c, gqueries, gpast, gpast_c, back, back_c
@@ -174,4 +185,4 @@ def _own_loops(dtype: torch.dtype, parts: int) -> tuple[Callable[..., None], Cal
                     gqueries[t, b, d] += score * past[b, i, d]
                     gpast[b, i, d] += weight * back[b, d] + score * queries[t, b, d]
 
-    return forward, backward
+    return backward  # type: ignore[no-any-return]

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from weft.errors import ConfigError
 from weft.nn.scan import scan
 
 Parts = Sequence[Tensor]  # vectors of one width, (B, D) each
@@ -48,6 +49,11 @@ class Stage(NamedTuple):
     bias: Tensor | None = None  # (G·D,)
 
 
+def _undefined(cell: "Cell", method: str) -> ConfigError:
+    """What a cell of one's own meets where it leaves out a part."""
+    return ConfigError(f"{type(cell).__name__} does not define {method}(), which every cell needs")
+
+
 class Cell(nn.Module):
     """One layer's step. `gates` says how many products of the input it needs, `states` how many vectors it hands on."""
 
@@ -60,11 +66,11 @@ class Cell(nn.Module):
 
     def from_input(self) -> tuple[Tensor, Tensor]:
         """Return the matrix (G·D, I) and bias (G·D,) of what the input alone decides."""
-        raise NotImplementedError
+        raise _undefined(self, "from_input")
 
     def stages(self) -> tuple[Stage, ...]:
         """Return the step's stages."""
-        raise NotImplementedError
+        raise _undefined(self, "stages")
 
     def vectors(self) -> Tensor | None:
         """Return the cell's own vectors (K, D), if it has any."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from weft.nn import cuda
+from weft.nn import cuda, walk_cuda
 from weft.nn.fuse import NotFusibleError
 from weft.nn.kernels import Shape, Stepper, stepper
 from weft.nn.looks import Fed, Feeding, Look, Sight
@@ -78,7 +78,7 @@ def scan_fused(cell: "Cell", known: Tensor, state: "State", at: At | None = None
     plan.steppers((True,) * plan.parts, known)  # is refused here, if it is
     weights = [_cast(part, known) for stage in stages for part in (stage.weight, stage.bias)]
     state = (_cast(state[0], known), *(part.float() if known.is_cuda else part for part in state[1:]))
-    if known.is_cuda and at is None and cuda.blocks_for(known.shape[1], cell.width, known.device):
+    if known.is_cuda and at is None and walk_cuda.blocks_for(known.shape[1], cell.width, known.device):
         return CudaWalk.apply(plan, known, vectors, *state, *weights)  # type: ignore[no-any-return, no-untyped-call]
     with torch.autocast(known.device.type, enabled=False):
         seen = [_cast(part, known) for part in plan.seen]
@@ -214,9 +214,9 @@ class CudaWalk(torch.autograd.Function):
         values = [known.new_empty(T + 1, B, plan.width) for _ in plan.shapes[1:]]
         named = {"known": known, "vectors": vectors, **_numbered("tape", tapes), **_numbered("weight", weights)}
         named |= {**_numbered("bias", biases), **_numbered("value", values)}
-        made = cuda.walker(plan.functions, plan.shapes, (True,) * plan.parts)
+        made = walk_cuda.walker(plan.functions, plan.shapes, (True,) * plan.parts)
         biased = sum(1 << number for number, bias in enumerate(biases) if bias is not None)
-        cuda.launch(made, False, named, T, B, biased)
+        walk_cuda.launch(made, False, named, T, B, biased)
         ctx.plan = plan
         ctx.save_for_backward(known, vectors, *weights, *biases, *tapes, *values)
         return tuple(tape[1:] for tape in tapes)
@@ -237,14 +237,14 @@ class CudaWalk(torch.autograd.Function):
         for gproduct in gproducts:
             gproduct[T].zero_()
         gstate = [torch.empty_like(tape[0]) for tape in tapes]
-        made = cuda.walker(plan.functions, plan.shapes, tuple(one is not None for one in given))
+        made = walk_cuda.walker(plan.functions, plan.shapes, tuple(one is not None for one in given))
         gknown = gproducts[0][:T] if made.shared else torch.empty_like(known)
         gvectors = None if vectors is None else vectors.new_empty(-(-B // 16), *vectors.shape).zero_()
         named = {"known": known, "vectors": vectors, "gknown": gknown, "gvectors": gvectors}
         named |= {**_numbered("tape", tapes), **_numbered("gstate", gstate), **_numbered("product", products)}
         named |= {**_numbered("gproduct", gproducts), **_numbered("turned", [one.t().contiguous() for one in weights])}
         named |= _numbered("given", [one if one is None else one.contiguous() for one in given])
-        cuda.launch(made, True, named, T, B, 0)
+        walk_cuda.launch(made, True, named, T, B, 0)
         gstate[0] += gproducts[0][0] @ weights[0]
         gweights: list[Tensor | None] = []
         for gproduct, read, bias in zip(gproducts, reads, biases, strict=True):

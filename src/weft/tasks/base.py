@@ -74,7 +74,7 @@ class Batch:
         )
 
 
-def _undefined(owner: object, method: str) -> ConfigError:
+def undefined(owner: object, method: str) -> ConfigError:
     """What a user's own task or head meets where it leaves out a part."""
     return ConfigError(f"task.name: {type(owner).__name__} does not define {method}(), which weft needs of it here")
 
@@ -90,11 +90,11 @@ class Head(nn.Module):
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
         """Return a sum for each part of the loss, and what the next batch of the same streams carries on from."""
-        raise _undefined(self, "forward")
+        raise undefined(self, "forward")
 
     def predict(self, batch: Batch, options: Section) -> list[Any]:
         """Return one output an item, for `Task.answer`."""
-        raise _undefined(self, "predict")
+        raise undefined(self, "predict")
 
 
 class Task:
@@ -126,11 +126,11 @@ class Task:
 
     def texts(self, example: Any) -> tuple[Iterable[str], Iterable[str]]:
         """Return the texts that train the tokenizer: the source side's and the target side's."""
-        raise _undefined(self, "texts")
+        raise undefined(self, "texts")
 
     def encode(self, example: Any, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
         """Turn an example into items: none if it is dropped, several if it is cut into windows."""
-        raise _undefined(self, "encode")
+        raise undefined(self, "encode")
 
     def encode_batch(self, examples: Sequence[Any], tokenizer: Tokenizer, limit: Limit) -> list[list[Item]]:
         """Encode many examples; a task overrides it where the tokenizer is faster on many texts at once."""
@@ -138,11 +138,11 @@ class Task:
 
     def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
         """Join items to a batch; all randomness, such as masks, is here."""
-        raise _undefined(self, "collate")
+        raise undefined(self, "collate")
 
     def head(self, model: Model) -> Head:
         """Put what the task adds on top of a body."""
-        raise _undefined(self, "head")
+        raise undefined(self, "head")
 
     def options(self) -> Section:
         """Return what calls get that set no options of their own."""
@@ -150,7 +150,7 @@ class Task:
 
     def answer(self, example: Any, outputs: list[Any]) -> Answer:
         """Turn the head's outputs for the items of one example into its answer."""
-        raise _undefined(self, "answer")
+        raise undefined(self, "answer")
 
     def reread(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
         """Return the tokens on both sides, and the batch in which the model reads the output that it chose."""
@@ -166,11 +166,11 @@ class Task:
 
     def shown(self, example: Any) -> tuple[str, str]:
         """Return what an example asks and what its answer should be, for tables."""
-        raise _undefined(self, "shown")
+        raise undefined(self, "shown")
 
     def score(self, answers: Sequence[Answer], examples: Sequence[Any]) -> dict[str, float]:
         """Judge answers by what the examples say they should be."""
-        raise _undefined(self, "score")
+        raise undefined(self, "score")
 
     def confusion(self, answers: Sequence[Answer], examples: Sequence[Any]) -> Confusion | None:
         """Count which label was given for which, where the answers are labels."""

@@ -20,7 +20,7 @@ from weft.data.lines import count
 from weft.errors import ConfigError, DataError, did_you_mean
 from weft.models.base import Role
 from weft.registry import resolve
-from weft.tasks.base import Batch, Head, Item, Task
+from weft.tasks.base import Batch, Head, Item, Task, undefined
 from weft.tokens import Tokens
 
 HEAVIEST = 1e12  # what a label may weigh: more than balanced weights of any data, and well within float32
@@ -116,7 +116,7 @@ class Labelling(Task):
 
     def right(self, example: Any) -> Sequence[str]:
         """Return the labels that an example says are right."""
-        raise NotImplementedError
+        raise undefined(self, "right")
 
     def check(self, run: Run) -> None:
         """A weight must be a label's, and to read words as unknown there must be an unknown token."""

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from weft.nn.looks import AdditiveLook
+from weft.nn.additive import AdditiveLook
 
 PLACES = 16  # of the memory, at a time
 
