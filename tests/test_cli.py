@@ -211,7 +211,6 @@ def test_labels_that_look_like_markup_are_shown_as_they_are(run, recipe, tmp_pat
     refused(
         run("predict", tmp_path / "run", "a", "--set", "threshold=0.3"), "options.threshold: the task 'classify', as"
     )
-    cli._print_table(["[/i]"], [["[/u]"]], title="[/b]")
 
 
 # predict

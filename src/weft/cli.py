@@ -4,21 +4,19 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft import __version__
-from weft.errors import ConfigError, RoleError, WeftError
+from weft.console import print_confusion, print_metrics, print_table, tell
+from weft.errors import ConfigError, WeftError
 from weft.training.signals import Interrupted
 
 if TYPE_CHECKING:
     from weft.pipeline import Pipeline
-    from weft.tasks.metrics import Confusion
-
-MOST_LABELS = 30  # whose confusion is shown as a table
 
 app = typer.Typer(
     name="weft",
@@ -93,7 +91,7 @@ def train(
         raise typer.Exit(stop.exit_code) from None
     if int(os.environ.get("RANK", "0")) == 0:
         if pipeline.has_data:
-            _print_metrics(pipeline.evaluate(tell=_tell))
+            print_metrics(pipeline.evaluate(tell=tell))
         typer.echo(f"the best model is in {folder / 'best'}: weft predict {folder}", err=True)
 
 
@@ -108,14 +106,14 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Score a model, on its recipe's test data if no other is given; for labels, show which was taken for which."""
-    found = _load(model, device, trust).judge(data, _tell)
+    found = _load(model, device, trust).judge(data, tell)
     if as_json:
         matrix = {"confusion": found.confusion.to_dict()} if found.confusion else {}
         typer.echo(json.dumps({**found.metrics, **matrix}, ensure_ascii=False))
         return
-    _print_metrics(found.metrics)
+    print_metrics(found.metrics)
     if found.confusion:
-        _print_confusion(found.confusion)
+        print_confusion(found.confusion)
 
 
 @app.command()
@@ -170,8 +168,8 @@ def compare(
     from weft.training.progress import ProgressBar
 
     result = run_comparison(recipes, budget, out, changes or [], ProgressBar)
-    _print_table(*result.table(), title=f"{budget} of training each")
-    _print_table(*result.answers(), title="answers to unseen examples")
+    print_table(*result.table(), title=f"{budget} of training each")
+    print_table(*result.answers(), title="answers to unseen examples")
     typer.echo(f"learning curves and alignments: {out / 'report.html'}")
 
 
@@ -196,19 +194,22 @@ def look(
     device: Device = "auto",
 ) -> None:
     """Show where a model looks, or how far its gradients reach: one file that needs no network."""
+    from weft import looking
     from weft.inspect.look import check_out, save
 
     check_out(out)
-    _check_look(model, texts, gradients, beside, layers or heads)
+    looking.check_look(model, texts, gradients, beside, layers or heads)
     if gradients:
-        content = _gradients([*([model] if model else []), *(beside or [])], texts or [], out.suffix, device, trust)
+        content = looking.gradients(
+            [*([model] if model else []), *(beside or [])], texts or [], out.suffix, device, trust
+        )
     else:
-        content = _attention(
+        content = looking.attention(
             model or "",
             texts or [],
             out.suffix,
-            _numbers("--layers", layers),
-            _numbers("--heads", heads),
+            looking.numbers("--layers", layers),
+            looking.numbers("--heads", heads),
             device,
             trust,
         )
@@ -227,7 +228,7 @@ def models(as_json: Json = False) -> None:
         typer.echo(json.dumps({"recipes": ready, **{f"{kind}s": list(table) for kind, table in TABLE.items()}}))
         return
     rows = [[name, *(raw[kind]["name"] for kind in ("task", "model", "tokenizer"))] for name, raw in ready.items()]
-    _print_table(["recipe", "task", "model", "tokenizer"], rows)
+    print_table(["recipe", "task", "model", "tokenizer"], rows)
     for kind, table in TABLE.items():
         typer.echo(f"{kind}s: {', '.join(table)}")
 
@@ -240,7 +241,7 @@ def data_list(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps([{"name": s.name, "task": s.task, "about": s.about} for s in SAMPLES.values()]))
         return
-    _print_table(
+    print_table(
         ["sample", "task", "fields", "about"], [[s.name, s.task, " ".join(s.fields), s.about] for s in SAMPLES.values()]
     )
 
@@ -299,7 +300,7 @@ def tokenizer_show(
             json.dumps([{"token": t, "id": i, "start": a, "end": b} for t, i, (a, b) in rows], ensure_ascii=False)
         )
         return
-    _print_table(
+    print_table(
         ["token", "id", "start", "end", "text"], [[t, str(i), str(a), str(b), text[a:b]] for t, i, (a, b) in rows]
     )
 
@@ -318,71 +319,6 @@ def _rows(name: str, split: str) -> Iterator[dict[str, Any]]:
     return (example.model_dump(exclude_none=True) for _, example in examples)
 
 
-def _check_look(
-    model: str | None, texts: list[str] | None, gradients: bool, beside: list[str] | None, chosen: str | None
-) -> None:
-    if model is None and (not gradients or beside):
-        raise ConfigError("look: needs a MODEL and a TEXT; only --gradients alone goes without")
-    if model is not None and not texts:
-        raise ConfigError(f"look: needs a TEXT for {model} to read")
-    if beside and not gradients:
-        raise ConfigError("--beside: compares gradients, so it goes with --gradients; for attention, look at one model")
-    if chosen and gradients:
-        raise ConfigError("--layers, --heads: choose attention, so they do not go with --gradients")
-    named = [Path(name).resolve() for name in (model or "", *(beside or ()))]
-    if len(set(named)) < len(named):
-        twice = next(name for name, path in zip(beside or (), named[1:], strict=True) if named.count(path) > 1)
-        raise ConfigError(f"--beside: {twice} is there already, and would give the same line; name another model")
-
-
-def _attention(
-    model: str,
-    texts: list[str],
-    ending: str,
-    layers: list[int] | None,
-    heads: list[int] | None,
-    device: str,
-    trust: bool,
-) -> bytes:
-    from weft.inspect.look import render_attention
-
-    pipeline = _load(model, device, trust)
-    try:
-        looks = [pipeline.attention(text, layers, heads) for text in texts]
-    except RoleError as error:
-        train = "train it with model.attention, or " if hasattr(pipeline.run.model, "attention") else ""
-        raise RoleError(f"{error}; {train}look at its --gradients") from None
-    return render_attention(looks, ending, f"weft look: {model}", pipeline.about, _tell)
-
-
-def _gradients(models: list[str], texts: list[str], ending: str, device: str, trust: bool) -> bytes:
-    from weft.inspect.gradients import fresh
-    from weft.inspect.look import Reached, render_gradients
-
-    if not models:
-        title, about = "weft look: gradients", "cells as they are before training, on one random sequence"
-        return render_gradients([Reached("", fresh())], ending, title, about, _tell)
-    short = [Path(name).name for name in models]
-    names = short if len(set(short)) == len(short) else models
-    pipelines = {name: _load(model, device, trust) for name, model in zip(names, models, strict=True)}
-    found = [Reached(text, [one for name, p in pipelines.items() for one in p.gradients(text, name)]) for text in texts]
-    about = "; ".join(dict.fromkeys(pipeline.about for pipeline in pipelines.values()))
-    return render_gradients(found, ending, f"weft look: gradients of {', '.join(pipelines)}", about, _tell)
-
-
-def _numbers(option: str, text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise ConfigError(f"{option}: must be numbers between commas, such as 0,2, but is {text!r} instead")
-    return sorted({int(part) for part in parts})
-
-
-def _tell(notice: str) -> None:
-    typer.echo(notice, err=True)
-
-
 def _load(model: str, device: str, trust: bool) -> "Pipeline":
     from weft.pipeline import load
 
@@ -396,37 +332,3 @@ def _options(pairs: Iterable[str]) -> dict[str, Any]:
     for pair in pairs:
         apply_override(chosen, pair)
     return chosen
-
-
-def _print_metrics(metrics: Mapping[str, float]) -> None:
-    _print_table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in metrics.items()])
-
-
-def _print_confusion(found: "Confusion") -> None:
-    if len(found.labels) > MOST_LABELS:  # a matrix that nobody can read: --json has it
-        rows = [[right, given, str(times)] for right, given, times in found.mistakes()[:MOST_LABELS]]
-        _print_table(["is", "said", "times"], rows, title="most confused")
-        return
-    rows = [[label, *map(str, counts)] for label, counts in zip(found.labels, found.counts, strict=True)]
-    _print_table(["is \\ said", *found.labels], rows, title="which label was taken for which")
-
-
-def _print_table(headers: list[str], rows: list[list[str]], title: str | None = None) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    # A name may look like rich's markup, such as [red].
-    table = Table(title=Text(title) if title else None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(headers))]
-    for header, right in zip(headers, numeric, strict=True):
-        table.add_column(Text(header), justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    # In a pipe a table is as wide as it needs to be: no terminal is there to fit.
-    Console(width=None if sys.stdout.isatty() else 10_000).print(table)
-
-
-def _is_number(cell: str) -> bool:
-    return cell.replace(",", "").replace(".", "").replace("-", "").rstrip("% s").isdigit()

@@ -6,15 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.utils.class_weight import compute_class_weight
+from tests.labelling import made
 from torch.nn import functional as F
 
 import weft
 from weft.config import Run, Section, read_recipe
 from weft.data.limits import Limit
 from weft.errors import ConfigError, DataError, RoleError
-from weft.tasks.build import build, make_task
+from weft.tasks.build import make_task
 from weft.tasks.classify import Classify, ClassifyConfig, ClassifyExample, Threshold, _trimmed
-from weft.tasks.prepare import fit_tokenizer
 from weft.training.session import settle
 
 LIMIT = Limit(1024, "error")
@@ -44,14 +44,6 @@ def several(tmp_path, recipe):
     path = tmp_path / "several.csv"
     path.write_text('text,labels\nred fish,"red,fish"\nred,red\nblue,\nfish,fish\nblue fish,"fish, blue"\n')
     return {**recipe, "task": {"name": "classify", "multiple": True}, "data": {"train": str(path), "valid": str(path)}}
-
-
-def made(recipe, *overrides):
-    run = Run.parse(read_recipe(recipe, overrides))
-    run = settle(run, make_task(run))
-    tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
-    torch.manual_seed(0)
-    return build(run, tokenizer)
 
 
 def ask(text, label=None, **rest):

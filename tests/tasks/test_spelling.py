@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.labelling import made
 
 import weft
 from weft.config import Run, read_recipe
@@ -10,12 +11,10 @@ from weft.data.limits import Limit
 from weft.data.packed import pack
 from weft.models.base import Role
 from weft.models.rnn import RNN, RNNConfig
-from weft.tasks.build import build, make_task
+from weft.tasks.build import make_task
 from weft.tasks.classify import ClassifyExample
-from weft.tasks.prepare import fit_tokenizer
 from weft.tasks.tag import TagExample
 from weft.tokens import BEGIN, END, PAD
-from weft.training.session import settle
 
 LIMIT = Limit(1024, "error")
 # A name ends in "-ov", whatever it is; a verb in "-ing". Each stands there once, so that none is in the vocabulary.
@@ -49,14 +48,6 @@ def sorts(tmp_path, recipe):
     path = tmp_path / "rows.tsv"
     path.write_text("".join(f"the {stem}{end}\t{tag}\n" for stem in STEMS for end, tag in ENDINGS.items()))
     return {**recipe, "task": {"name": "classify"}, "data": {"train": str(path), "valid": str(path)}}
-
-
-def made(recipe, *overrides):
-    run = Run.parse(read_recipe(recipe, overrides))
-    run = settle(run, make_task(run))
-    tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
-    torch.manual_seed(0)
-    return build(run, tokenizer)
 
 
 def encoded(task, *examples, limit=LIMIT):

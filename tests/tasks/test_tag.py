@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.labelling import made
 from torch.nn import functional as F
 
 import weft
@@ -14,10 +15,8 @@ from weft.config import Run, read_recipe
 from weft.data.limits import Limit
 from weft.data.packed import pack
 from weft.errors import ConfigError, DataError
-from weft.tasks.build import build, make_task
-from weft.tasks.prepare import fit_tokenizer
+from weft.tasks.build import make_task
 from weft.tasks.tag import Tag, TagConfig, TagExample, _windows
-from weft.training.session import settle
 
 LIMIT = Limit(1024, "error")
 ROWS = [
@@ -45,14 +44,6 @@ def recipe(rows):
         "model": {"name": "cnn", "width": 24, "embedding": 8},
         "train": {"steps": 80, "batch_tokens": 64, "lr": 0.02},
     }
-
-
-def made(recipe, *overrides):
-    run = Run.parse(read_recipe(recipe, overrides))
-    run = settle(run, make_task(run))
-    tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
-    torch.manual_seed(0)
-    return build(run, tokenizer)
 
 
 def ask(words, tags=None):

@@ -18,6 +18,7 @@ from tokenizers.implementations import BertWordPieceTokenizer
 from weft.config import read_section
 from weft.errors import CheckpointError, ConfigError, DataError
 from weft.registry import names, resolve
+from weft.text import engines
 from weft.text import tokenizer as module
 from weft.text.tokenizer import (
     BPE,
@@ -231,7 +232,7 @@ def wrong_offsets(kind: str, text: str, shift: int = 0) -> list[str]:
     for id, token, (a, b) in zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True):
         there = text[a + shift : b + shift]
         if kind in LOSSLESS:
-            data = bytes(module._BYTES[sign] for sign in token)
+            data = bytes(engines.BYTES[sign] for sign in token)
             right = data in there.encode() and (
                 data == there.encode() or len(data.decode("utf-8", "ignore")) < len(there)
             )
@@ -299,10 +300,10 @@ def test_byte_tokens_in_print():
 
 
 def test_the_signs_of_bytes_are_the_library_s():
-    assert set(module._BYTES) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert set(engines.BYTES) == set(pre_tokenizers.ByteLevel.alphabet())
     for char in [*map(chr, range(128)), "é", "🙂"]:
         signs = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(char)[0][0]
-        assert bytes(module._BYTES[sign] for sign in signs) == char.encode()
+        assert bytes(engines.BYTES[sign] for sign in signs) == char.encode()
 
 
 @pytest.mark.parametrize("id", [-1, 258])
@@ -384,9 +385,9 @@ def test_what_the_unigram_trainer_leaves_to_chance_is_settled():
     learnt = [("▁the", -3.0), ("q", -9.0), ("x", -8.9999), ("e", -4.0), ("he", -5.25)]
     again = [("▁the", -3.0 + 1e-9), ("x", -9.0), ("q", -8.9999), ("he", -5.25 - 1e-9), ("e", -4.0)]
     assert learnt != again
-    assert module._settle(learnt, 5) == module._settle(again, 5)
-    assert module._settle(learnt, 5) == [("▁the", -3.0), ("e", -4.0), ("he", -5.25), ("q", -9.0), ("x", -9.0)]
-    assert [piece for piece, _ in module._settle(learnt, 4)] == ["▁the", "e", "q", "x"]  # the alphabet stays
+    assert engines.settle(learnt, 5) == engines.settle(again, 5)
+    assert engines.settle(learnt, 5) == [("▁the", -3.0), ("e", -4.0), ("he", -5.25), ("q", -9.0), ("x", -9.0)]
+    assert [piece for piece, _ in engines.settle(learnt, 4)] == ["▁the", "e", "q", "x"]  # the alphabet stays
 
 
 class Line(str):

@@ -4,19 +4,34 @@ They differ in how they learn a vocabulary and where they cut; all else is `Toke
 the same `tokenizer.json`, byte by byte.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import chain
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
-from weft.errors import ConfigError
 from weft.text.base import Encoding, Settings, Tokenizer, load_tokenizer, train_tokenizer
 from weft.text.counts import count_units, no_text, repeat_units
+from weft.text.engines import (
+    BYTES,
+    SPACE,
+    byte_engine,
+    character_engine,
+    check_size,
+    count_words,
+    from_bytes,
+    letters,
+    lower,
+    mark_spaces,
+    most_frequent,
+    normalize,
+    numbered,
+    scores,
+    settle,
+    without_prefix,
+)
 
 __all__ = [
     "BPE",
@@ -32,17 +47,6 @@ __all__ = [
 ]
 
 _RARE = 2  # sub-words are merged from pairs seen at least this often, as in subword-nmt
-_SPACE = "▁"  # SentencePiece's sign for a space
-
-
-def _byte_signs() -> dict[str, int]:
-    """Return GPT-2's printable sign for each byte: the byte as Latin-1 where that prints, else the next above 255."""
-    prints = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    rest = [byte for byte in range(256) if byte not in prints]
-    return {chr(byte): byte for byte in prints} | {chr(256 + n): byte for n, byte in enumerate(rest)}
-
-
-_BYTES = _byte_signs()
 
 
 class Words(Tokenizer):
@@ -64,11 +68,11 @@ class Words(Tokenizer):
         engine.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Split(Regex(r"\s+"), "removed"), pre_tokenizers.Split(Regex(r"[^\w\s]"), "isolated")]
         )
-        _lower(engine, config)
+        lower(engine, config)
         if config.zeros:
             before = [] if engine.normalizer is None else [engine.normalizer]
             engine.normalizer = normalizers.Sequence([*before, normalizers.Replace(Regex(r"\d"), "0")])
-        vocabulary = _most_frequent(_count_words(engine, count_units(texts)), config, cls.spelling)
+        vocabulary = most_frequent(count_words(engine, count_units(texts)), config, cls.spelling)
         engine.model = models.WordLevel(vocabulary, unk_token="<unk>")
         engine.add_special_tokens(list(cls.spelling.values()))
         return engine
@@ -79,7 +83,7 @@ class Words(Tokenizer):
         for word in words:
             if len(vocabulary) >= self.config.size:
                 break
-            cut = self.engine.pre_tokenizer.pre_tokenize_str(_normalize(self.engine, word))
+            cut = self.engine.pre_tokenizer.pre_tokenize_str(normalize(self.engine, word))
             if word not in vocabulary and [piece for piece, _ in cut] == [word]:
                 vocabulary[word] = len(vocabulary)
         self.engine.model = models.WordLevel(vocabulary, unk_token="<unk>")
@@ -101,12 +105,12 @@ class Characters(Tokenizer):
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
         """Keep the most frequent characters."""
         engine = Engine(models.BPE())
-        _lower(engine, config)
+        lower(engine, config)
         counts: Counter[str] = Counter()
         for unit, count in count_units(texts).items():
-            for char in _normalize(engine, unit):
+            for char in normalize(engine, unit):
                 counts[char] += count
-        vocabulary = _most_frequent(counts, config, cls.spelling)
+        vocabulary = most_frequent(counts, config, cls.spelling)
         engine.model = models.BPE(vocabulary, [], unk_token="<unk>", fuse_unk=False)
         engine.decoder = decoders.Fuse()
         engine.add_special_tokens(list(cls.spelling.values()))
@@ -127,10 +131,10 @@ class Bytes(Tokenizer):
         """Make sure that there is text; there is nothing to learn from it."""
         if not any(text.strip() for text in texts):
             raise no_text()
-        engine = Engine(models.BPE(_numbered([*cls.spelling.values(), *sorted(_BYTES, key=_BYTES.__getitem__)]), []))
+        engine = Engine(models.BPE(numbered([*cls.spelling.values(), *sorted(BYTES, key=BYTES.__getitem__)]), []))
         engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         engine.decoder = decoders.ByteLevel()
-        _lower(engine, config)
+        lower(engine, config)
         engine.add_special_tokens(list(cls.spelling.values()))
         return engine
 
@@ -140,7 +144,7 @@ class Bytes(Tokenizer):
         return self.engine.normalizer is None
 
     def _surface(self, token: str) -> str:
-        return _from_bytes(token)
+        return from_bytes(token)
 
 
 class BPE(Tokenizer):
@@ -167,12 +171,12 @@ class BPE(Tokenizer):
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
         """Merge the most frequent pairs."""
-        engine = _byte_engine() if config.bytes else _character_engine()
-        _lower(engine, config)
+        engine = byte_engine() if config.bytes else character_engine()
+        lower(engine, config)
         units = count_units(texts)
         specials = list(cls.spell(config).values())
-        alphabet = sorted(_BYTES if config.bytes else _alphabet(_count_words(engine, units)))
-        _check_size(config, len(specials) + len(alphabet))
+        alphabet = sorted(BYTES if config.bytes else letters(count_words(engine, units)))
+        check_size(config, len(specials) + len(alphabet))
         trainer = trainers.BpeTrainer(
             vocab_size=config.size,
             min_frequency=_RARE,
@@ -190,10 +194,10 @@ class BPE(Tokenizer):
 
     def encode(self, text: str) -> Encoding:
         """Cut one text into tokens and say where each stands; no specials are added."""
-        return _without_prefix(super().encode(text))
+        return without_prefix(super().encode(text))
 
     def _surface(self, token: str) -> str:
-        return _from_bytes(token) if self.config.bytes else token.replace(_SPACE, " ")
+        return from_bytes(token) if self.config.bytes else token.replace(SPACE, " ")
 
 
 class WordPiece(Tokenizer):
@@ -218,11 +222,11 @@ class WordPiece(Tokenizer):
         """Merge the most frequent pairs, which is how the library learns it: BERT's own trainer was not published."""
         engine = cls._engine({}, config)
         units = count_units(texts)
-        words = _count_words(engine, units)
+        words = count_words(engine, units)
         specials = list(cls.spelling.values())
         # The library numbers these in an order that changes from run to run, unless they are there before.
         inner = sorted({f"##{char}" for word in words for char in word[1:]})
-        _check_size(config, len(specials) + len(inner) + len(_alphabet(words)))
+        check_size(config, len(specials) + len(inner) + len(letters(words)))
         trainer = trainers.WordPieceTrainer(
             vocab_size=config.size, min_frequency=_RARE, special_tokens=[*specials, *inner], show_progress=False
         )
@@ -259,120 +263,22 @@ class Unigram(Tokenizer):
         engine = Engine(models.Unigram())
         clean = [normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
         engine.normalizer = normalizers.Sequence(clean + [normalizers.Lowercase()] * config.lowercase)
-        _mark_spaces(engine)
+        mark_spaces(engine)
         units = count_units(texts)
         specials = list(cls.spelling.values())
-        _check_size(config, len(specials) + len(_alphabet(_count_words(engine, units))))
+        check_size(config, len(specials) + len(letters(count_words(engine, units))))
         trainer = trainers.UnigramTrainer(
             vocab_size=config.size, unk_token="<unk>", special_tokens=specials, show_progress=False
         )
         engine.train_from_iterator(repeat_units(units), trainer)
-        learnt = [(piece, score) for piece, score in _scores(engine) if piece not in specials]
-        settled = _settle(learnt, config.size - len(specials))
+        learnt = [(piece, score) for piece, score in scores(engine) if piece not in specials]
+        settled = settle(learnt, config.size - len(specials))
         engine.model = models.Unigram([(token, 0.0) for token in specials] + settled, unk_id=0)
         return engine
 
     def encode(self, text: str) -> Encoding:
         """Cut one text into tokens and say where each stands; no specials are added."""
-        return _without_prefix(super().encode(text))
+        return without_prefix(super().encode(text))
 
     def _surface(self, token: str) -> str:
-        return token.replace(_SPACE, " ")
-
-
-def _byte_engine() -> Engine:
-    engine = Engine(models.BPE())
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    engine.decoder = decoders.ByteLevel()
-    return engine
-
-
-def _character_engine() -> Engine:
-    engine = Engine(models.BPE(unk_token="<unk>", fuse_unk=False))
-    _mark_spaces(engine, pre_tokenizers.Split(Regex(r"\s"), "isolated"))
-    return engine
-
-
-def _mark_spaces(engine: Engine, *cuts: Any) -> None:
-    # Where a text spells a special, its "<" stands alone, so that no piece can be the special itself.
-    spelt = pre_tokenizers.Split(Regex(r"<(?=(?:/?s|unk)>)"), "isolated")
-    engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(_SPACE), *cuts, spelt])
-    engine.decoder = decoders.Metaspace(_SPACE)
-
-
-def _lower(engine: Engine, config: Settings) -> None:
-    if config.lowercase:
-        engine.normalizer = normalizers.Lowercase()
-
-
-def _normalize(engine: Engine, text: str) -> str:
-    return text if engine.normalizer is None else str(engine.normalizer.normalize_str(text))
-
-
-def _count_words(engine: Engine, units: Counter[str]) -> Counter[str]:
-    """Count what the engine's pre-tokenizer makes of the units."""
-    counts: Counter[str] = Counter()
-    for unit, count in units.items():
-        for word, _ in engine.pre_tokenizer.pre_tokenize_str(_normalize(engine, unit)):
-            counts[word] += count
-    if not counts:
-        raise no_text()
-    return counts
-
-
-def _alphabet(words: Iterable[str]) -> set[str]:
-    return set(chain.from_iterable(words))
-
-
-def _numbered(tokens: Iterable[str]) -> dict[str, int]:
-    return {token: id for id, token in enumerate(tokens)}
-
-
-def _most_frequent(counts: Counter[str], config: Any, spelling: Mapping[str, str]) -> dict[str, int]:
-    """Number the specials, then the most frequent entries; of equals, the first by code point."""
-    order = sorted((-count, token) for token, count in counts.items() if count >= config.min_count)
-    if not order:
-        most = max(counts.values(), default=0)
-        raise ConfigError(f"tokenizer.min_count: must be at most {most}, but is {config.min_count} instead; lower it")
-    room = None if config.size is None else config.size - len(spelling)
-    return _numbered([*spelling.values(), *(token for _, token in order[:room])])
-
-
-def _check_size(config: Any, least: int) -> None:
-    """Refuse a size that the library would exceed without a word or (Unigram) never come down to."""
-    if config.size < least:
-        raise ConfigError(
-            f"tokenizer.size: must be at least {least}, for the specials and the alphabet of the training text, "
-            f"but is {config.size} instead; raise it, or use the tokenizer bytes"
-        )
-
-
-def _scores(engine: Engine) -> list[tuple[str, float]]:
-    return [(piece, score) for piece, score in json.loads(engine.to_str())["model"]["vocab"]]
-
-
-def _settle(learnt: list[tuple[str, float]], room: int) -> list[tuple[str, float]]:
-    """Take out of a Unigram vocabulary what changes from run to run, and what is more than there is room for.
-
-    The library sums in the order of a hash table, whose noise rounding removes; and it scores the characters that the
-    model had dropped by steps of 1e-4 up from the least score, in such an order too: these all get the least.
-    """
-    least = min(score for _, score in learnt)
-    near = least + 1e-4 * sum(len(piece) == 1 for piece, _ in learnt)
-    scores = {piece: round(least if len(piece) == 1 and score <= near else score, 4) for piece, score in learnt}
-    kept = sorted(scores, key=lambda piece: (len(piece) > 1, -scores[piece], piece))[:room]  # the alphabet before all
-    return [(piece, scores[piece]) for piece in sorted(kept, key=lambda piece: (-scores[piece], piece))]
-
-
-def _without_prefix(encoding: Encoding) -> Encoding:
-    """Give the sign of a space that the text does not have an empty place: the library gives it the first character."""
-    if len(encoding.ids) > 1 and encoding.tokens[0] == _SPACE and encoding.offsets[1][0] == 0:
-        encoding.offsets[0] = (0, 0)
-    return encoding
-
-
-def _from_bytes(token: str) -> str:
-    r"""Read a byte-level token; bytes that are no whole character show as \xe2, a special as itself."""
-    if not all(sign in _BYTES for sign in token):
-        return token
-    return bytes(_BYTES[sign] for sign in token).decode("utf-8", "backslashreplace")
+        return token.replace(SPACE, " ")

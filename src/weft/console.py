@@ -1,0 +1,54 @@
+"""Tables and notices in a terminal or a pipe."""
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from weft.tasks.metrics import Confusion
+
+MOST_LABELS = 30  # whose confusion is shown as a table
+
+
+def tell(notice: str) -> None:
+    """Print a notice where it does not mix with answers."""
+    typer.echo(notice, err=True)
+
+
+def print_metrics(metrics: Mapping[str, float]) -> None:
+    """Print a table of metrics."""
+    print_table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in metrics.items()])
+
+
+def print_confusion(found: "Confusion") -> None:
+    """Print which label was taken for which; of many labels, those most confused."""
+    if len(found.labels) > MOST_LABELS:  # a matrix that nobody can read: --json has it
+        rows = [[right, given, str(times)] for right, given, times in found.mistakes()[:MOST_LABELS]]
+        print_table(["is", "said", "times"], rows, title="most confused")
+        return
+    rows = [[label, *map(str, counts)] for label, counts in zip(found.labels, found.counts, strict=True)]
+    print_table(["is \\ said", *found.labels], rows, title="which label was taken for which")
+
+
+def print_table(headers: list[str], rows: list[list[str]], title: str | None = None) -> None:
+    """Print a table; a column of numbers goes to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # A name may look like rich's markup, such as [red].
+    table = Table(title=Text(title) if title else None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(headers))]
+    for header, right in zip(headers, numeric, strict=True):
+        table.add_column(Text(header), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    # In a pipe a table is as wide as it needs to be: no terminal is there to fit.
+    Console(width=None if sys.stdout.isatty() else 10_000).print(table)
+
+
+def _is_number(cell: str) -> bool:
+    return cell.replace(",", "").replace(".", "").replace("-", "").rstrip("% s").isdigit()
