@@ -46,15 +46,19 @@ def start(folder: Path, resume: bool) -> int:
         os._exit(70)
 
 
-def wait(pid: int, seconds: float, folder: Path, inside_save: bool) -> bool:
-    """Wait for the moment to kill: some time after a first new checkpoint; say whether the process is still there."""
+def wait(pid: int, seconds: float, most: int, folder: Path, inside_save: bool) -> bool:
+    """Wait for the moment to kill: some time after a first new checkpoint; say whether the process is still there.
+
+    On a machine that has become faster since the unbroken run, `most` steps are the time: else the run would end first.
+    """
     before, due = progress(folder), None
     while True:
         if os.waitpid(pid, os.WNOHANG)[0]:
             return False
         if due is None and progress(folder) > before:
             due = time.monotonic() + seconds
-        if due is not None and time.monotonic() >= due and (not inside_save or saving(folder)):
+        ready = due is not None and (time.monotonic() >= due or progress(folder) >= before + most)
+        if ready and (not inside_save or saving(folder)):
             return True
         time.sleep(0.0002)
 
@@ -106,10 +110,10 @@ def main() -> None:
         kills = [True] * chosen.inside_saves + [False] * (chosen.kills - chosen.inside_saves)
         rng.shuffle(kills)
         done = {True: 0, False: 0}
-        steps = []
+        steps, share = [], chosen.kills + 4
         for inside in kills:
             pid = start(broken, resume=broken.exists())
-            if not wait(pid, rng.uniform(0, seconds / (chosen.kills + 4)), broken, inside):
+            if not wait(pid, rng.uniform(0, seconds / share), chosen.steps // share, broken, inside):
                 break
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
