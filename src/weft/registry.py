@@ -15,6 +15,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "cnn": "weft.models.cnn:CNN",
         "rnn": "weft.models.rnn:RNN",
         "seq2seq": "weft.models.seq2seq:Seq2Seq",
+        "transformer": "weft.models.transformer:Transformer",
     },
     "task": {
         "classify": "weft.tasks.classify:Classify",

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from weft.config import Run, read_yaml, write_yaml
 from weft.data.loader import Position
 from weft.errors import CheckpointError
+from weft.nn.attention import MultiHead
 from weft.text.tokenizer import Tokenizer
 
 OPTIMIZER_KEYS = ("step", "exp_avg", "exp_avg_sq", "sum")  # Adam's and Adagrad's
@@ -96,7 +97,7 @@ def read_recipe_of(folder: Path) -> dict[str, Any]:
 
 def load_weights(folder: Path, head: nn.Module) -> None:
     """Fill a head; a name or shape that does not fit is refused."""
-    found, wanted = _tensors(folder / "model.safetensors"), weights(head)
+    found, wanted = _without_heads(_tensors(folder / "model.safetensors"), head), weights(head)
     strange = sorted(set(found) ^ set(wanted))
     if strange:
         whose = "the file lacks it" if strange[0] in wanted else "the model has no such weight"
@@ -110,6 +111,15 @@ def load_weights(folder: Path, head: nn.Module) -> None:
                 f"{folder}/model.safetensors: {name} must be {value.dtype}, but is {found[name].dtype} instead"
             )
         value.copy_(found[name])
+
+
+def _without_heads(found: dict[str, Tensor], head: nn.Module) -> dict[str, Tensor]:
+    """Cut the heads that the recipe turns off out of weights that were trained with them."""
+    for place, module in head.named_modules():
+        if isinstance(module, MultiHead):
+            names = {f"{place}.{name}": name for name, _ in module.named_parameters()}
+            found |= {full: module.cut(name, found[full]) for full, name in names.items() if full in found}
+    return found
 
 
 def load_progress(folder: Path) -> Progress:

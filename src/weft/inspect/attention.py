@@ -119,17 +119,19 @@ def views_of(maps: Maps, source: Sequence[str], target: Sequence[str], read: Seq
     for (place, layer), calls in maps.weights.items():
         weights = calls[0][0].float().cpu().numpy()  # (T, S) or (H, T, S): the first call's first sequence
         weights = weights[..., ::-1, ::-1] if place == "backward" else weights
-        heads, weights = _headed(weights, maps.heads)
+        heads, weights = _headed(weights, maps.numbers.get((place, layer)), maps.heads)
         rows, columns = sides.get(place, (read, read))
         sized = _fitting(rows, weights.shape[1]), _fitting(columns, weights.shape[2])
         found.append(View(place, layer, heads, weights, *sized))
     return found
 
 
-def _headed(weights: np.ndarray, asked: Collection[int] | None) -> tuple[list[int], np.ndarray]:
+def _headed(
+    weights: np.ndarray, numbers: Sequence[int] | None, asked: Collection[int] | None
+) -> tuple[list[int], np.ndarray]:
     """Number the heads; what has none is head 0."""
-    if weights.ndim == 3:
-        return list(range(len(weights)) if asked is None else asked), weights
+    if numbers is not None:
+        return list(numbers), weights
     if asked is not None and set(asked) != {0}:
         raise ConfigError(
             f"heads: the model has no heads to choose from, but {sorted(asked)} are asked for; leave it out"

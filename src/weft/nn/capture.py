@@ -3,7 +3,7 @@
 Outside the context nothing is kept and nothing is slower. The output does not change.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ class Maps:
     layers: Collection[int] | None = None
     heads: Collection[int] | None = None
     weights: dict[tuple[str, int], list[Tensor]] = field(default_factory=dict)
+    numbers: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # of the heads, where a layer has some
 
     def wants(self, layer: int) -> bool:
         """Say whether the weights of this layer are asked for."""
@@ -46,16 +47,25 @@ def capturing(layer: int = 0) -> bool:
     return maps is not None and maps.wants(layer)
 
 
-def record(place: str, weights: Tensor, layer: int = 0) -> None:
-    """Hand over weights (B, T, S), or (B, H, T, S) of which the chosen heads are kept, if someone looks."""
+def chosen_heads(heads: Collection[int]) -> list[int]:
+    """Say which of a layer's heads are looked at."""
     maps = _maps.get()
-    if maps is not None and maps.wants(layer):
-        chosen = weights if maps.heads is None or weights.dim() < 4 else weights[:, _existing(maps.heads, weights)]
-        maps.weights.setdefault((place, layer), []).append(chosen.detach())
+    asked = None if maps is None else maps.heads
+    if asked is None:
+        return list(heads)
+    if not set(asked) <= set(heads):
+        raise ConfigError(f"heads: the model has {len(heads)} heads, counted from 0, but {sorted(asked)} are asked for")
+    return list(asked)
 
 
-def _existing(heads: Collection[int], weights: Tensor) -> list[int]:
-    count = weights.shape[1]
-    if not all(0 <= head < count for head in heads):
-        raise ConfigError(f"heads: the model has {count} heads, counted from 0, but {sorted(heads)} are asked for")
-    return list(heads)
+def record(place: str, weights: Tensor, layer: int = 0, heads: Sequence[int] | None = None) -> None:
+    """Hand weights over, if someone looks: (B, T, S), or (B, H, T, S) of all heads, or of the chosen `heads` alone."""
+    maps = _maps.get()
+    if maps is None or not maps.wants(layer):
+        return
+    if weights.dim() == 4:
+        if heads is None:
+            heads = chosen_heads(range(weights.shape[1]))
+            weights = weights[:, heads]
+        maps.numbers[place, layer] = list(heads)
+    maps.weights.setdefault((place, layer), []).append(weights.detach())
