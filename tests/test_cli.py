@@ -14,6 +14,7 @@ import weft
 from tests.conftest import reversed_pairs
 from weft import cli, feed
 from weft.checkpoint.store import Store
+from weft.config import read_preset
 from weft.training.report import read_metrics
 
 WORDS = [word for word, _ in reversed_pairs()]
@@ -75,12 +76,16 @@ def finished(running, data=None):
 
 
 COMMANDS = {
-    "train": ["RECIPE", "KEY=VALUE", "--out", "--resume"],
+    "train": ["RECIPE", "KEY=VALUE", "--out", "--resume", "--plan"],
     "evaluate": ["MODEL", "DATA", "--json", "--trust", "--device"],
     "predict": ["MODEL", "TEXT", "--file", "--set", "--json", "--stream", "--trust", "--device"],
     "compare": ["RECIPE", "--budget", "--out", "--set"],
+    "average": ["RUN|CHECKPOINT", "--out", "--last"],
     "models": ["--json"],
-    "look": ["MODEL", "TEXT", "--out", "--layers", "--heads", "--gradients", "--beside", "--trust", "--device"],
+    "look": [
+        *("MODEL", "TEXT", "--out", "--layers", "--heads", "--gradients", "--positions", "--beside"),
+        *("--trust", "--device"),
+    ],
     "data list": ["--json"],
     "data show": ["SAMPLE|RECIPE", "--split", "--rows"],
     "tokenizer train": ["RECIPE", "KEY=VALUE", "--out"],
@@ -104,7 +109,17 @@ def test_help_and_version(run):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["trian"], ["train"], ["train", "r.yaml", "--outt", "x"], ["predict"], ["data", "lst"], ["--nope"], ["compare"]],
+    [
+        ["trian"],
+        ["train"],
+        ["train", "r.yaml", "--outt", "x"],
+        ["predict"],
+        ["data", "lst"],
+        ["--nope"],
+        ["compare"],
+        ["average", "--out", "x"],
+        ["average", "run"],
+    ],
 )
 def test_wrong_usage_exits_with_2_and_says_how(run, arguments):
     done = run(*arguments)
@@ -123,6 +138,8 @@ def test_wrong_usage_exits_with_2_and_says_how(run, arguments):
         (["evaluate", "gone"], ["gone: does not exist"]),
         (["predict", "gone", "abc"], ["gone: does not exist"]),
         (["compare", "dates", "dates"], ["different names"]),
+        (["average", "gone", "--out", "mean"], ["gone: does not exist"]),
+        (["average", "gone", "--out", "mean", "--last", 1], ["--last: must be 2 or more, but is 1 instead"]),
         (["data", "show", "dates", "--split", "tset"], ["--split: must be train, valid or test, but is 'tset'"]),
         (["data", "show", "gone"], ["gone: neither a file nor"]),
         (["tokenizer", "train", "gone"], ["gone: neither a file nor"]),
@@ -148,6 +165,19 @@ def test_train_ends_with_the_evaluation(run, recipe_file, tmp_path):
     refused(run("train", recipe_file, "--out", tmp_path / "run"), "holds a run already; go on with it by --resume")
     good(run("train", recipe_file, "train.steps=6", "--out", tmp_path / "run", "--resume"))
     assert Store(tmp_path / "run").steps()[-1] == 6
+
+
+def test_a_plan_is_printed_and_nothing_else_is_done(run, recipe_file, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    done = good(run("train", recipe_file, "train.steps=4", "--plan"))
+    assert done.lines[0].strip() == f"{recipe_file} on cpu"
+    for name in ("parameters", "operations in all", "MFU", "memory", "in all", "checkpoints"):
+        assert any(line.strip().startswith(name) for line in done.lines)
+    assert done.err == ""
+    refused(run("train", recipe_file, "--plan", "--resume"), "--plan: says what a run takes from its beginning")
+    refused(run("train", recipe_file, "data.train=gone.tsv", "--plan"), "gone.tsv: there is no such file")
+    assert not list((tmp_path / "empty").iterdir())
 
 
 def test_a_run_goes_to_runs_and_its_recipes_name(run, recipe_file, tmp_path, monkeypatch):
@@ -311,6 +341,19 @@ def test_compare_can_be_stopped(run, recipe_file, tmp_path):
     assert (done.code, done.out, done.err) == (130, "", "stopped by SIGINT; saved\n")
 
 
+def test_average(run, recipe_file, tmp_path):
+    folder = tmp_path / "run"
+    changes = ["train.save_every=2", "train.steps=6", "train.average=3", "data.valid=null"]
+    done = good(run("train", recipe_file, *changes, "--out", folder))
+    assert "the average of the last 3 checkpoints is the best model" in done.err
+    done = good(run("average", folder, "--last", 2, "--out", tmp_path / "mean"))
+    assert done.out == f"{tmp_path / 'mean'}: the mean of step-00000004, step-00000006\n"
+    assert len(good(run("predict", tmp_path / "mean", "abc")).lines) == 1
+    refused(run("average", folder, "--last", 2, "--out", tmp_path / "mean"), "mean: exists already")
+    refused(run("average", folder, "--out", tmp_path / "five"), "its last 5 checkpoints", "it has step-00000002, ")
+    refused(run("average", folder / "last", "--out", tmp_path / "one"), "name two checkpoints or more, or a run")
+
+
 def test_models(run):
     done = good(run("models"))
     for name in ("dates", "seq2seq", "translate", "wordpiece"):
@@ -319,6 +362,8 @@ def test_models(run):
     assert raw["recipes"]["dates"]["model"]["name"] == "seq2seq"
     assert {"cnn", "seq2seq"} <= set(raw["models"])
     assert "unigram" in raw["tokenizers"]
+    assert "transformer-base   transformer   width: 512, heads: 8, layers: 6" in done.out
+    assert raw["presets"]["transformer-big"] == read_preset("transformer-big")
 
 
 def test_data_list(run):

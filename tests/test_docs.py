@@ -35,8 +35,9 @@ import pytest
 import weft
 from tests.test_rooms import ROOMS, SOURCE
 from weft import cli
-from weft.config import Run, read_recipe, read_yaml, recipe_names, write_yaml
+from weft.config import Run, read_recipe, recipe_names
 from weft.data import samples
+from weft.yaml12 import read_yaml, write_yaml
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -7,7 +7,7 @@ import pytest
 
 ROOMS = [
     {"errors"},
-    {"registry"},
+    {"registry", "yaml12"},
     {"config"},
     {"tokens"},
     {"text", "nn"},
@@ -22,7 +22,7 @@ ROOMS = [
     {"estimators"},
     {"comparison"},
     {"testing", "feed", "console"},
-    {"looking"},
+    {"looking", "listing"},
     {"serve"},
     {"cli"},
     {"__main__"},

@@ -238,6 +238,11 @@ class MixesWhatItFills(Filling):
         return super().means(tokens) * len(tokens)
 
 
+class CountsPadding(Running):
+    def operations(self, tokens, source=None):
+        return 2 * self.output.weight.numel() * tokens.longest * len(tokens)
+
+
 class PeeksAtTheFuture(Running):
     def means(self, tokens):
         parts = tokens.split(self.embed(tokens.ids))
@@ -356,6 +361,7 @@ class SharesACache(Running):
         (MixesTheBatch, testing.a_sequence_alone_answers_as_in_any_batch, r"differs by 0\.\d+, where 1e-09 is"),
         (SummarisesByTheBatch, testing.a_sequence_alone_answers_as_in_any_batch, "summary of sequence 0"),
         (MixesWhatItFills, testing.a_sequence_alone_answers_as_in_any_batch, "logits of sequence 0 in a batch of 4"),
+        (CountsPadding, testing.a_batch_takes_the_operations_of_its_sequences, "are 7728 for the batch, and 4140 for"),
         (PeeksAtTheFuture, testing.future_tokens_change_nothing, "before position 1, when the ids"),
         (PeeksAtTheLength, testing.future_tokens_change_nothing, "before position 1, when sequences end"),
         (IgnoresAt, testing.at_gives_the_rows_of_the_whole, r"must have the shape \(5, 23\), but has \(15, 23\)"),

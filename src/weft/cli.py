@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft import __version__
-from weft.console import print_confusion, print_metrics, print_table, tell
+from weft import __version__, listing
+from weft.console import (
+    Device,
+    Json,
+    Model,
+    Overrides,
+    Precision,
+    Trust,
+    print_confusion,
+    print_metrics,
+    print_table,
+    tell,
+)
 from weft.errors import ConfigError, WeftError
 from weft.training.signals import Interrupted
 
@@ -25,18 +36,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="List and show data.", no_args_is_help=True)
-tokenizer_app = typer.Typer(help="Train a tokenizer, or see what one does.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
-app.add_typer(tokenizer_app, name="tokenizer")
-
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A run's directory or a checkpoint.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as train.lr=3e-4.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, one object a line.")]
-Trust = Annotated[bool, typer.Option("--trust", help="Let the checkpoint run classes from outside weft.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
+app.add_typer(listing.data_app, name="data")
+app.add_typer(listing.tokenizer_app, name="tokenizer")
 
 
 def main() -> None:
@@ -77,8 +78,14 @@ def train(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's directory; runs/NAME if not given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint there.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Train a few steps, keep nothing, and say what the run will take.")
+    ] = False,
 ) -> None:
     """Train a recipe; end with the evaluation of its best model."""
+    if plan:
+        _plan(recipe, overrides or [], resume)
+        return
     from weft.pipeline import run_name
     from weft.pipeline import train as run_training
     from weft.training.progress import ProgressBar
@@ -101,12 +108,16 @@ def evaluate(
     data: Annotated[
         str | None, typer.Argument(metavar="[DATA]", help="A file, or a sample such as dates:valid.")
     ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change, such as task.decode.beam=5.")
+    ] = None,
     as_json: Json = False,
     trust: Trust = False,
     device: Device = "auto",
+    precision: Precision = "fp32",
 ) -> None:
     """Score a model, on its recipe's test data if no other is given; for labels, show which was taken for which."""
-    found = _load(model, device, trust).judge(data, tell)
+    found = _load(model, device, trust, changes or [], precision).judge(data, tell)
     if as_json:
         matrix = {"confusion": found.confusion.to_dict()} if found.confusion else {}
         typer.echo(json.dumps({**found.metrics, **matrix}, ensure_ascii=False))
@@ -128,6 +139,7 @@ def predict(
     stream: Annotated[bool, typer.Option("--stream", help="Print each answer while it is generated.")] = False,
     trust: Trust = False,
     device: Device = "auto",
+    precision: Precision = "fp32",
 ) -> None:
     """Do what the model's task does, for texts, a file or stdin."""
     from weft.feed import arriving, read_input
@@ -138,7 +150,7 @@ def predict(
         )
     if stream and as_json:
         raise ConfigError("--stream: prints text as it is generated, and --json whole answers; leave one out")
-    pipeline, chosen = _load(model, device, trust), _options(options or [])
+    pipeline, chosen = _load(model, device, trust, (), precision), _options(options or [])
     examples: Iterator[Any] = iter(texts) if texts else read_input(file)
     if stream:
         for number, example in enumerate(examples):
@@ -175,9 +187,7 @@ def compare(
 
 @app.command()
 def look(
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A run's directory or a checkpoint; see --gradients.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A run's directory or a checkpoint.")] = None,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="What it is to read.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="A page (.html), a picture (.png) or data (.json).")] = Path(
         "look.html"
@@ -187,19 +197,24 @@ def look(
     gradients: Annotated[
         bool, typer.Option("--gradients", help="How far the last loss reaches back; with no MODEL, in fresh cells.")
     ] = False,
+    positions: Annotated[
+        bool, typer.Option("--positions", help="The position encodings; with no MODEL, sinusoidal ones.")
+    ] = False,
     beside: Annotated[
         list[str] | None, typer.Option("--beside", metavar="MODEL", help="Another model for the same gradients.")
     ] = None,
     trust: Trust = False,
     device: Device = "auto",
 ) -> None:
-    """Show where a model looks, or how far its gradients reach: one file that needs no network."""
+    """Show where a model looks, how far its gradients reach, or its positions: one file that needs no network."""
     from weft import looking
     from weft.inspect.look import check_out, save
 
     check_out(out)
-    looking.check_look(model, texts, gradients, beside, layers or heads)
-    if gradients:
+    looking.check_look(model, texts, gradients, positions, beside, layers or heads)
+    if positions:
+        content = looking.positions(model, out.suffix, device, trust)
+    elif gradients:
         content = looking.gradients(
             [*([model] if model else []), *(beside or [])], texts or [], out.suffix, device, trust
         )
@@ -217,112 +232,37 @@ def look(
     typer.echo(out)
 
 
+app.command()(listing.models)
+
+
 @app.command()
-def models(as_json: Json = False) -> None:
-    """List what is ready to use: recipes, models, tasks, tokenizers."""
-    from weft.config import read_recipe, recipe_names
-    from weft.registry import TABLE
-
-    ready = {name: read_recipe(name) for name in recipe_names()}
-    if as_json:
-        typer.echo(json.dumps({"recipes": ready, **{f"{kind}s": list(table) for kind, table in TABLE.items()}}))
-        return
-    rows = [[name, *(raw[kind]["name"] for kind in ("task", "model", "tokenizer"))] for name, raw in ready.items()]
-    print_table(["recipe", "task", "model", "tokenizer"], rows)
-    for kind, table in TABLE.items():
-        typer.echo(f"{kind}s: {', '.join(table)}")
-
-
-@data_app.command("list")
-def data_list(as_json: Json = False) -> None:
-    """List the data sets that ship with weft."""
-    from weft.data.samples import SAMPLES
-
-    if as_json:
-        typer.echo(json.dumps([{"name": s.name, "task": s.task, "about": s.about} for s in SAMPLES.values()]))
-        return
-    print_table(
-        ["sample", "task", "fields", "about"], [[s.name, s.task, " ".join(s.fields), s.about] for s in SAMPLES.values()]
-    )
-
-
-@data_app.command("show")
-def data_show(
-    name: Annotated[str, typer.Argument(metavar="SAMPLE|RECIPE", help="A sample, or a recipe's file or name.")],
-    split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "train",
-    rows: Annotated[int, typer.Option("--rows", "-n", help="How many; 0 for all.", min=0)] = 10,
+def average(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN|CHECKPOINT...", help="A run, or checkpoints one by one.")],
+    out: Annotated[Path, typer.Option("--out", help="A new folder for the checkpoint.")],
+    last: Annotated[int | None, typer.Option("--last", help="How many of a run's checkpoints; 5 if not given.")] = None,
 ) -> None:
-    """Print rows of a split as JSON, one a line: the examples as the task reads them."""
-    from itertools import islice
+    """Average the weights of a run's last checkpoints, or of those named; write a checkpoint."""
+    from weft.checkpoint.average import average as write_average
 
-    if split not in ("train", "valid", "test"):
-        raise ConfigError(f"--split: must be train, valid or test, but is {split!r} instead")
-    for row in islice(_rows(name, split), rows or None):
-        typer.echo(json.dumps(row, ensure_ascii=False))
+    found = write_average(paths, out, last)
+    typer.echo(f"{out}: the mean of {', '.join(folder.name for folder in found)}")
 
 
-@tokenizer_app.command("train")
-def tokenizer_train(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A file or name: its task, data and tokenizer count.")
-    ],
-    overrides: Overrides = None,
-    out: Annotated[Path, typer.Option("--out", help="The folder for tokenizer.json.")] = Path("tokenizer"),
-) -> None:
-    """Train a recipe's tokenizer alone."""
+def _plan(recipe: str, overrides: list[str], resume: bool) -> None:
     from weft.config import Run, read_recipe
-    from weft.tasks.build import make_task
-    from weft.tasks.prepare import fit_tokenizer
+    from weft.training.plan import plan_run
 
-    run = Run.parse(read_recipe(recipe, overrides or []))
-    tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(out)
-    except OSError as error:
-        raise ConfigError(f"--out: {out} cannot be written: {error.strerror}") from None
-    typer.echo(f"{len(tokenizer):,} tokens in {out / 'tokenizer.json'}")
+    if resume:
+        raise ConfigError("--plan: says what a run takes from its beginning; leave --resume out")
+    found = plan_run(Run.parse(read_recipe(recipe, overrides)), tell)
+    if int(os.environ.get("RANK", "0")) == 0:
+        print_table(*found.table(), title=f"{recipe} on {found.place}")
 
 
-@tokenizer_app.command("show")
-def tokenizer_show(
-    model: Model,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to cut.")],
-    as_json: Json = False,
-    trust: Trust = False,
-) -> None:
-    """Show how a model's tokenizer cuts a text: tokens, ids, and where they stand in it."""
-    tokenizer = _load(model, "cpu", trust).tokenizer
-    found = tokenizer.encode(text)
-    rows = list(zip(found.tokens, found.ids, found.offsets, strict=True))
-    if as_json:
-        typer.echo(
-            json.dumps([{"token": t, "id": i, "start": a, "end": b} for t, i, (a, b) in rows], ensure_ascii=False)
-        )
-        return
-    print_table(
-        ["token", "id", "start", "end", "text"], [[t, str(i), str(a), str(b), text[a:b]] for t, i, (a, b) in rows]
-    )
-
-
-def _rows(name: str, split: str) -> Iterator[dict[str, Any]]:
-    from weft.config import Run, read_recipe
-    from weft.data.records import Skipped
-    from weft.data.samples import SAMPLES, read_sample
-    from weft.tasks.build import make_task
-    from weft.tasks.prepare import read_split
-
-    if name in SAMPLES:
-        return (row for _, row in read_sample(name, split))
-    run = Run.parse(read_recipe(name))
-    examples = read_split(run.data, split, make_task(run), Skipped())
-    return (example.model_dump(exclude_none=True) for _, example in examples)
-
-
-def _load(model: str, device: str, trust: bool) -> "Pipeline":
+def _load(model: str, device: str, trust: bool, changes: Iterable[str] = (), precision: str = "fp32") -> "Pipeline":
     from weft.pipeline import load
 
-    return load(model, device, trust)
+    return load(model, device, trust, changes, precision)
 
 
 def _options(pairs: Iterable[str]) -> dict[str, Any]:

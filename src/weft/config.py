@@ -1,7 +1,8 @@
-"""A run is one frozen object: task, data, tokenizer, model, train. YAML and overrides come in by one strict door.
+"""A run is one frozen object: task, data, tokenizer, model, train. Recipes and overrides come in by one strict door.
 
 `Run.parse` reads a recipe. The sections `task`, `tokenizer` and `model` are checked by the `Config` of the class that
-their `name` stands for, so a user's own class is checked as strictly as weft's.
+their `name` stands for, so a user's own class is checked as strictly as weft's. A preset, the size of a model, is
+filled in there: a run has the values themselves.
 """
 
 import re
@@ -10,7 +11,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -25,6 +25,7 @@ from pydantic import (
 
 from weft.errors import ConfigError, did_you_mean
 from weft.registry import Kind, resolve
+from weft.yaml12 import read_yaml
 
 
 class Section(BaseModel):
@@ -94,6 +95,7 @@ class Train(Section):
     decay: float = Field(0.01, gt=0, le=1)  # exponential: the share of lr that is left at the end
     clip: float | None = Field(1.0, gt=0)
     precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool | None = None  # None: on CUDA in bf16, where the model and the task can
     seed: int = Field(1, ge=0, lt=2**32)
     deterministic: bool = False
     device: str = "auto"
@@ -101,6 +103,7 @@ class Train(Section):
     eval_every: int | None = Field(None, ge=1)  # None: at the end alone
     save_every: int | None = Field(None, ge=1)  # None: with each evaluation
     keep: int = Field(2, ge=1)  # checkpoints kept beside the best
+    average: int | None = Field(None, ge=2)  # at the end the mean of so many checkpoints may become the best
     metric: str | None = None  # what makes a model the best; None: the task's own choice
     patience: int | None = Field(None, ge=1)  # evaluations without a better one before stopping early
     bad_steps: int = Field(5, ge=1)  # updates skipped because the loss was not finite, before giving up
@@ -131,7 +134,7 @@ class Run(Section):
             task=_named("task", raw, trust),
             data=read_section(Data, raw.get("data", {}), "data"),
             tokenizer=_named("tokenizer", raw, trust),
-            model=_named("model", raw, trust),
+            model=_named("model", {"model": expand_preset(raw.get("model"))}, trust),
             train=read_section(Train, raw.get("train", {}), "train"),
         )
 
@@ -183,72 +186,43 @@ def _fields_at(schema: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[
     return schema.model_fields
 
 
-class _Yaml12(yaml.SafeLoader):
-    """A safe loader with YAML 1.2 scalars: `no` is a word, `12:30` is a string, `3e-5` is a number."""
-
-    yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012  (as its base declares it)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str | int | float) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key) if isinstance(key, str | int | float) else None
-        return super().construct_mapping(node, deep)
+def expand_preset(model: Any) -> Any:
+    """Put the fields of the preset that a model's section names before its own; what the section says itself wins."""
+    if not isinstance(model, Mapping) or "preset" not in model:
+        return model
+    own = {key: value for key, value in model.items() if key != "preset"}
+    if model["preset"] is None:  # so an override takes a recipe's preset away
+        return own
+    preset = read_preset(model["preset"])
+    if own.get("name", preset["name"]) != preset["name"]:
+        raise ConfigError(
+            f"model.preset: {model['preset']!r} is a size of {preset['name']!r}, but model.name is {own['name']!r} "
+            "instead; give a preset of that model, or leave one of the two out"
+        )
+    return {**preset, **own}
 
 
-class _Dumper(yaml.SafeDumper):
-    """Quotes every string that a YAML 1.1 or 1.2 reader would take for something else."""
+def preset_names() -> list[str]:
+    """List the sizes of models that ship with weft."""
+    return _shipped("presets")
 
 
-_SCALARS = {
-    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
-    "float": (
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        list("-+.0123456789"),
-    ),
-    "merge": (r"<<", ["<"]),
-}
-for _tag, (_pattern, _first) in _SCALARS.items():
-    for _side in (_Yaml12, _Dumper):
-        _side.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
-_Yaml12.add_constructor(
-    "tag:yaml.org,2002:int", lambda _, node: int(node.value, 0 if re.match(r"0[xo]", node.value) else 10)
-)
-
-
-def read_yaml(text: str, place: str) -> Any:
-    """Read YAML; a mistake in it is reported with its line."""
-    try:
-        return _Yaml12(text).get_single_data()
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{place}:{line}: not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{place}: not valid YAML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{place}: not valid YAML: it is nested too deep") from None
-
-
-def write_yaml(raw: Mapping[str, Any]) -> str:
-    """Write plain data as YAML that `read_yaml` reads back the same."""
-    text = yaml.dump(dict(raw), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    if read_yaml(text, "") == raw:
-        return text
-    # A few characters, such as U+0085, survive only as escapes.
-    return yaml.dump(dict(raw), Dumper=_Dumper, sort_keys=False)
+def read_preset(name: object) -> dict[str, Any]:
+    """Read a preset: the section of a model, its name included."""
+    if name not in preset_names():
+        raise ConfigError(f"model.preset: there is no preset {name!r}; {did_you_mean(str(name), preset_names())}")
+    text = files("weft").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
+    found: dict[str, Any] = read_yaml(text, f"presets/{name}.yaml")
+    return found
 
 
 def recipe_names() -> list[str]:
     """List the recipes that ship with weft."""
-    return sorted(entry.name.removesuffix(".yaml") for entry in files("weft").joinpath("recipes").iterdir())
+    return _shipped("recipes")
+
+
+def _shipped(folder: str) -> list[str]:
+    return sorted(entry.name.removesuffix(".yaml") for entry in files("weft").joinpath(folder).iterdir())
 
 
 def read_recipe(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> dict[str, Any]:

@@ -1,13 +1,22 @@
-"""Tables and notices in a terminal or a pipe."""
+"""What commands share: their arguments, and tables and notices in a terminal or a pipe."""
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from weft.tasks.metrics import Confusion
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A run's directory or a checkpoint.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as train.lr=3e-4.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON, one object a line.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Let the checkpoint run classes from outside weft.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
+Precision = Annotated[str, typer.Option("--precision", help="fp32, bf16, or on the CPU int8.")]
 
 MOST_LABELS = 30  # whose confusion is shown as a table
 

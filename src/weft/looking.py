@@ -5,16 +5,25 @@ from pathlib import Path
 from weft.console import tell
 from weft.errors import ConfigError, RoleError
 from weft.inspect.gradients import fresh
-from weft.inspect.look import Reached, render_attention, render_gradients
+from weft.inspect.look import Reached, render_attention, render_gradients, render_positions
+from weft.inspect.positions import positions_in, sinusoidal
 from weft.pipeline import load
 
 
 def check_look(
-    model: str | None, texts: list[str] | None, gradients: bool, beside: list[str] | None, chosen: str | None
+    model: str | None,
+    texts: list[str] | None,
+    gradients: bool,
+    positions: bool,
+    beside: list[str] | None,
+    chosen: str | None,
 ) -> None:
     """Refuse options that do not go together."""
+    if positions:
+        _check_positions(texts, gradients, beside, chosen)
+        return
     if model is None and (not gradients or beside):
-        raise ConfigError("look: needs a MODEL and a TEXT; only --gradients alone goes without")
+        raise ConfigError("look: needs a MODEL and a TEXT; only --gradients or --positions alone goes without")
     if model is not None and not texts:
         raise ConfigError(f"look: needs a TEXT for {model} to read")
     if beside and not gradients:
@@ -25,6 +34,15 @@ def check_look(
     if len(set(named)) < len(named):
         twice = next(name for name, path in zip(beside or (), named[1:], strict=True) if named.count(path) > 1)
         raise ConfigError(f"--beside: {twice} is there already, and would give the same line; name another model")
+
+
+def _check_positions(texts: list[str] | None, gradients: bool, beside: list[str] | None, chosen: str | None) -> None:
+    if gradients:
+        raise ConfigError("--positions, --gradients: each is a page of its own; leave one out")
+    if texts:
+        raise ConfigError(f"--positions: are the same for every text, but {texts[0]!r} is given; leave it out")
+    if beside or chosen:
+        raise ConfigError("--positions: takes a MODEL or none, and no --beside, --layers or --heads; leave them out")
 
 
 def attention(
@@ -57,6 +75,16 @@ def gradients(models: list[str], texts: list[str], ending: str, device: str, tru
     found = [Reached(text, [one for name, p in pipelines.items() for one in p.gradients(text, name)]) for text in texts]
     about = "; ".join(dict.fromkeys(pipeline.about for pipeline in pipelines.values()))
     return render_gradients(found, ending, f"weft look: gradients of {', '.join(pipelines)}", about, tell)
+
+
+def positions(model: str | None, ending: str, device: str, trust: bool) -> bytes:
+    """Draw the positions of a model; with none, sinusoidal ones."""
+    if model is None:
+        about = "as they are computed (Vaswani et al. 2017, section 3.5); nothing is learned"
+        return render_positions([sinusoidal()], ending, "weft look: positions", about, tell)
+    pipeline = load(model, device, trust)
+    found = positions_in(pipeline.head.body, pipeline.run.model.name)
+    return render_positions(found, ending, f"weft look: positions of {model}", pipeline.about, tell)
 
 
 def numbers(option: str, text: str | None) -> list[int] | None:

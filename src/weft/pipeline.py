@@ -18,6 +18,7 @@ from weft.errors import CheckpointError, ConfigError, DataError, RoleError
 from weft.inspect.attention import Attention, views_of
 from weft.inspect.gradients import Reach, trace
 from weft.nn.capture import capture
+from weft.nn.quantized import lower
 from weft.tasks.base import Answer, Batch, Head, Task
 from weft.tasks.build import build
 from weft.tasks.predict import Verdict, judge, predict, reread
@@ -38,6 +39,7 @@ class Pipeline:
     task: Task
     tokenizer: Tokenizer
     head: Head
+    precision: str = "fp32"  # that it answers in
 
     def __call__(self, examples: Asked | Iterable[Asked], options: Mapping[str, Any] | None = None) -> list[Answer]:
         """Answer examples: plain texts, or mappings with the fields of the task's example."""
@@ -119,6 +121,10 @@ class Pipeline:
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint that `load` reads, in a new folder."""
+        if self.precision != "fp32":
+            raise ConfigError(
+                f"precision: a checkpoint holds fp32, but this is {self.precision}; load it in fp32 to save it"
+            )
         return save_folder(
             Path(path), 0, lambda folder: snapshot.write_model(folder, self.run, self.tokenizer, self.head)
         )
@@ -214,14 +220,30 @@ def run_name(recipe: str | Path | Mapping[str, Any] | Run) -> str:
     return Path(recipe).stem if isinstance(recipe, str | Path) else "run"
 
 
-def load(path: str | Path, device: str = "auto", trust: bool = False) -> Pipeline:
-    """Read a run's directory or one of its checkpoints; `trust` lets it run classes from outside weft."""
+def load(
+    path: str | Path,
+    device: str = "auto",
+    trust: bool = False,
+    overrides: Iterable[str] = (),
+    precision: str = "fp32",
+) -> Pipeline:
+    """Read a run's directory or one of its checkpoints; `trust` lets it run classes from outside weft.
+
+    `overrides` change its recipe where that fits the weights, such as `model.heads_off={3: [1, 5]}`. It answers in
+    `precision`: fp32, bf16, or on the CPU int8.
+    """
     if "\0" in str(path):
         raise CheckpointError(f"{str(path)!r}: no folder has such a name; give a run's directory")
     folder = resolve_checkpoint(Path(path))
     verify(folder)
-    run = snapshot.read_run(folder, trust)
+    run = snapshot.read_run(folder, trust, overrides)
     tokenizer = load_tokenizer(run.tokenizer, folder)
     task, head = build(run, tokenizer)
     snapshot.load_weights(folder, head)
-    return Pipeline(run, task, tokenizer, head.to(pick_device(device, "device")).eval())
+    head.to(pick_device(device, "device")).eval()
+    if precision != "fp32" and not head.body.lowers:
+        raise ConfigError(
+            f"precision: the model {run.model.name!r} answers in fp32 alone, but {precision!r} is asked for"
+        )
+    lower(head, precision)
+    return Pipeline(run, task, tokenizer, head, precision)

@@ -189,6 +189,13 @@ def a_sequence_alone_answers_as_in_any_batch(case: Case) -> None:
         _same_answers(together, apart, TOLERANCE)
 
 
+def a_batch_takes_the_operations_of_its_sequences(case: Case) -> None:
+    """Padding that is counted, such as `longest` for every sequence, or pairs of tokens of different sequences."""
+    together = case.model.operations(*case.reads(case.rows, case.sources))
+    apart = [case.model.operations(*case.reads([row], [own])) for row, own in zip(case.rows, case.sources, strict=True)]
+    _expect(together == sum(apart), f"operations are {together} for the batch, and {sum(apart)} for them one by one")
+
+
 def future_tokens_change_nothing(case: Case) -> None:
     """Attention without a causal mask, a backward direction, or a mean over the whole sequence."""
     before = case.answers(case.rows, case.sources)["logits"]
@@ -264,6 +271,7 @@ PROPERTIES: dict[Check, set[Role]] = {  # in the order of their proof, each with
     the_same_input_twice_gives_the_same_answers: set(),
     saved_weights_give_the_same_answers: set(),
     a_sequence_alone_answers_as_in_any_batch: set(),
+    a_batch_takes_the_operations_of_its_sequences: set(),
     future_tokens_change_nothing: {Role.SCORER},
     at_gives_the_rows_of_the_whole: {Role.SCORER},
     the_source_matters: {Role.CONDITIONAL},

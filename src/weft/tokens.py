@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 # A word's spelling is its UTF-8 bytes, 0 to 255, between a sign for its beginning and one for its end, as ELMo reads
 # it (Peters et al. 2018); `PAD` fills a row of `Tokens.chars`. There is nothing to learn, so no word is unknown.
@@ -95,6 +96,21 @@ class Tokens:
             if (value := getattr(self, name)) is not None
         }
         return replace(self, **pinned)
+
+    def filled(self, size: int, longest: int, fillers: int, rows: int) -> "Tokens":
+        """Add `fillers` sequences that bring it to `size` tokens, and empty ones that bring it to `rows` sequences.
+
+        The ids of a filler are 0: they mean nothing, and nothing may read them.
+        """
+        spare = size - len(self.ids)
+        assert self.features is None, "features have no filler"
+        assert self.chars is None, "spellings have no filler"
+        assert fillers <= spare <= fillers * longest, "the fillers have their place"
+        share = torch.arange(fillers).mul(-1).add(spare + fillers - 1) // fillers
+        empty = torch.zeros(rows - len(self) - fillers, dtype=torch.int64)
+        filled = Tokens.flat(F.pad(self.ids, (0, spare)), torch.cat([self.lengths, share, empty]))
+        segments = None if self.segments is None else F.pad(self.segments, (0, spare))
+        return replace(filled, longest=longest, segments=segments)
 
     def split(self, values: Tensor | None = None) -> list[Tensor]:
         """Cut a flat (N, ...) tensor, the ids where none is given, into one tensor a sequence."""

@@ -654,6 +654,114 @@ def test_the_newest_and_the_best_are_kept(store: Store) -> None:
     assert temporaries(store.root) == []
 
 
+def test_what_comes_between_pushes_no_regular_one_out(store: Store) -> None:
+    store.every = 100
+    saved(store, 0, 100, 150, 200, 250, 260, best=150)
+    assert store.steps() == [100, 150, 200, 260], "the last two hundreds, the best and the last"
+    saved(store, 300)
+    assert store.steps() == [150, 200, 300]
+
+
+def test_checkpoints_are_listed_by_step_the_later_of_two(store: Store) -> None:
+    saved(store, 400, 300)
+    assert [folder.name for folder in store.checkpoints()] == ["step-00000300", "step-00000400"]
+    saved(store, 300)
+    assert [folder.name for folder in store.checkpoints()] == ["step-00000300.2", "step-00000400"]
+    assert Store(store.root / "no").checkpoints() == []
+
+
+# Averages: `best` may lead to one, `last` never.
+
+
+def test_an_average_is_the_best_and_never_what_a_run_goes_on_from(store: Store) -> None:
+    saved(store, 100, 200, 300, best=100)
+    folder = store.save_average(300, writer("mean "))
+    assert (store.best(), store.last()) == (folder, store.root / "checkpoints/step-00000300")
+    assert folder == store.root / "checkpoints/average-00000300"
+    assert verify(folder)["step"] == 300
+    assert resolve_checkpoint(store.root) == folder
+    assert store.steps() == [200, 300], "the best before it is not needed any more"
+    (store.root / "last").unlink()
+    assert verify_or_offer(store) == store.root / "checkpoints/step-00000300"
+    saved(store, 400)
+    assert store.best() == folder, "it is kept while it is the best"
+    saved(store, 500, best=500)
+    assert not folder.exists()
+
+
+class NaiveAverage(Store):
+    """What the checks must catch: it writes in place, and swaps the link by removing it first."""
+
+    def save_average(self, step: int, write: Callable[[Path], None]) -> Path:
+        folder = self.root / "checkpoints" / f"average-{step:08d}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        (self.root / "best").unlink(missing_ok=True)
+        (self.root / "best").symlink_to(folder.relative_to(self.root))
+        write(folder)
+        manifest_module.seal(folder, step)
+        return folder
+
+
+def kill_each_average(kind: type[Store], template: Path, place: Path) -> tuple[int, list[str]]:
+    """Kill the saving of an average at each operation in turn, and let the next run do it again."""
+    wrong: list[str] = []
+    for n in count(1):
+        root = shutil.copytree(template, place / str(n), symlinks=True)
+        faults = Faults(n, kill_self, CHANGES)
+
+        def finish(root: Path = root, faults: Faults = faults) -> None:
+            with (store := kind(root)).lock(), faults():
+                store.save_average(300, writer("mean ", faults.tick))
+
+        code = ended(in_child(finish))
+        wrong += [f"{n}: {line}" for line in average_problems(root)]
+        with (store := Store(root)).lock():
+            store.prepare()
+            store.save_average(301, writer("mean "))
+        assert [path.name for path in root.glob("checkpoints/average-*")] == ["average-00000301"]
+        assert temporaries(root) == []
+        if code != -signal.SIGKILL:
+            return n - 1, [*wrong, *([f"exit {code}"] if code else [])]
+    raise AssertionError
+
+
+def average_problems(root: Path) -> list[str]:
+    try:
+        for link in ("last", "best"):
+            verify(root / link)
+    except CheckpointError as error:
+        return [str(error)]
+    known = contents(root / "best") in (payload("100 "), payload("mean "))
+    return [] if known and contents(root / "last") == payload("300 ") else ["a link leads elsewhere"]
+
+
+def test_an_average_survives_a_kill_at_each_operation(store: Store, tmp_path: Path) -> None:
+    saved(store, 100, 200, 300, best=100)
+    operations, wrong = kill_each_average(Store, store.root, tmp_path)
+    assert operations > 10
+    assert wrong == []
+    _, wrong = kill_each_average(NaiveAverage, store.root, tmp_path / "naive")
+    assert any("best/" in line for line in wrong), "the check must catch one that writes in place"
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_an_average_that_cannot_be_saved_leaves_the_best_as_it_was(store: Store, tmp_path: Path, lasting: bool) -> None:
+    saved(store, 100, 200, 300, best=100)
+    for n in count(1):
+        root = shutil.copytree(store.root, tmp_path / str(n), symlinks=True)
+        faults = Faults(n, refuse(errno.ENOSPC), WRITING, lasting)
+        with (fresh := Store(root)).lock():
+            try:
+                with faults():
+                    fresh.save_average(300, writer("mean ", faults.tick))
+            except CheckpointError as error:
+                assert "the average at step 300 could not be saved" in str(error)  # noqa: PT017
+        assert average_problems(root) == []
+        if faults.count < n:
+            return
+
+
 def test_what_a_link_made_by_hand_leads_to_is_kept(store: Store) -> None:
     saved(store, 100)
     (store.root / "best").symlink_to(store.root / "checkpoints/../checkpoints/step-00000100")

@@ -8,10 +8,11 @@ import pytest
 
 import weft
 from weft import cli
-from weft.config import Run, read_recipe, read_yaml, recipe_names
+from weft.config import Run, read_recipe, recipe_names
 from weft.data import samples
 from weft.errors import CheckpointError
 from weft.tasks.build import make_task
+from weft.yaml12 import read_yaml
 
 ROWS = {"train": 400, "valid": 40, "test": 40}
 SHORT = ["train.steps=12", "train.eval_every=6", "model.width=24", "model.embedding=12"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from weft.errors import ConfigError
-from weft.inspect.attention import Attention, View, views_of
+from weft.inspect.attention import Attention, View, explained, views_of
 from weft.nn.capture import capture, record
 
 SOURCE, TARGET, READ = ["a", "b", "</s>"], ["x", "</s>"], ["<s>", "x"]
@@ -72,6 +72,30 @@ def test_the_first_view_is_at_hand():
     assert (found.source, found.target, found.place) == (SOURCE, TARGET, "cross, layer 0")
     assert found.weights.shape == (2, 3)
     assert look(("cross", 0, 2)).place == "cross, layer 0, head 0"
+
+
+def test_where_something_looks_across_that_is_at_hand():
+    found = look(("encoder", 0, 2), ("decoder", 0, 2), ("cross", 1, 2), ("cross", 2, 2))
+    assert found.place == "cross, layer 1, head 0"
+    assert found.chief is found.views[2]
+    assert look(("encoder", 3, 2), ("decoder", 0, 2)).place == "encoder, layer 3, head 0"
+
+
+def test_a_layer_without_any_of_the_heads_is_left_out():
+    with capture(heads=[1]) as maps:
+        record("cross", torch.rand(1, 0, 2, 3), 0, [])
+        record("cross", torch.rand(1, 1, 2, 3), 1, [1])
+    assert [(view.layer, view.heads) for view in views_of(maps, SOURCE, TARGET, READ)] == [(1, [1])]
+    del maps.weights["cross", 1]
+    with pytest.raises(ConfigError, match=r"heads: \[1\] are left out of all layers that are looked at"):
+        views_of(maps, SOURCE, TARGET, READ)
+
+
+def test_places_are_explained_where_there_are_several():
+    assert "Encoder: the source looks at itself. Cross: the answer looks at the source." in explained(
+        [look(("encoder", 0, 2), ("cross", 0, 2), ("own", 0, 2))]
+    )
+    assert "Cross:" not in explained([look(("cross", 0, 2))])
 
 
 def test_plain_data_are_json_with_short_numbers():

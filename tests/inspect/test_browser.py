@@ -9,17 +9,21 @@ from PIL import Image
 
 from weft.inspect.attention import Attention, View
 from weft.inspect.gradients import Reach
-from weft.inspect.look import Reached, render_attention, render_gradients
+from weft.inspect.look import Reached, render_attention, render_gradients, render_positions
+from weft.inspect.page import page
+from weft.inspect.positions import sinusoidal
 
 WIDE, PHONE = (1200, 900), (390, 800)
 
 
-def looked(words, layers=2, heads=3):
+def looked(words, layers=2, heads=3, places=("encoder", "cross")):
     """Return a look at a model of several heads: each looks at tokens of its own."""
     rng, source = np.random.default_rng(0), [f"word{i}" for i in range(words)]
     target = [*source[::-1], "</s>"]
     views = []
-    for place, rows, columns in (("encoder", source, source), ("cross", target, source)):
+    sides = {"encoder": (source, source), "decoder": (["<s>", *target[:-1]],) * 2, "cross": (target, source)}
+    for place in places:
+        rows, columns = sides[place]
         for layer in range(layers):
             weights = rng.dirichlet(np.full(len(columns), 0.2), (heads, len(rows)))
             views.append(View(place, layer, list(range(heads)), weights, rows, columns))
@@ -150,7 +154,7 @@ def test_layer_and_head_are_chosen_by_the_keyboard(tab, tmp_path):
     look = looked(5)
     shown(tab, tmp_path, look)
     first = tiles(tab)
-    tab.press("Tab", "Tab")
+    tab.press("Tab", "Tab", "Tab")  # past the heads of the encoder and of the look across
     assert tab.run("document.activeElement.parentElement.textContent").startswith("layer")
     tab.press("ArrowDown")
     assert chosen(tab) == [1, 0]
@@ -200,6 +204,29 @@ def test_layers_without_heads_stand_in_a_row(tab, tmp_path):
     assert chosen(tab) == [1]
 
 
+def test_arrow_keys_step_over_heads_that_are_not_there(tab, tmp_path):
+    full = looked(4, layers=3, heads=4, places=["encoder"])
+    kept = {0: [0, 3], 1: [1, 2], 2: [0, 1, 2]}
+    views = [
+        View("encoder", one.layer, kept[one.layer], one.weights[kept[one.layer]], one.rows, one.columns)
+        for one in full.views
+    ]
+    shown(tab, tmp_path, Attention(full.text, full.answer, full.said, views))
+    tab.press("Tab")
+    for key, place in (
+        ("ArrowRight", (0, 3)),
+        ("ArrowDown", (0, 3)),
+        ("Home", (0, 0)),
+        ("ArrowLeft", (0, 0)),
+        ("ArrowDown", (2, 0)),
+        ("End", (2, 2)),
+        ("ArrowUp", (1, 2)),
+        ("Home", (1, 1)),
+    ):
+        tab.press(key)
+        assert tab.run("document.activeElement.ariaLabel") == "layer {}, head {}".format(*place), key
+
+
 def test_heads_that_are_not_there_leave_a_gap(tab, tmp_path):
     full = looked(4)
     pruned = View("encoder", 1, [1], full.views[1].weights[1:2], full.views[1].rows, full.views[1].columns)
@@ -211,6 +238,143 @@ def test_heads_that_are_not_there_leave_a_gap(tab, tmp_path):
     tab.press("ArrowDown")
     assert chosen(tab) == [0, 2], "layer 1 has no head 2"
     assert "layer 0, head 2" in tab.run(f"{one('.plot')}.ariaLabel")
+
+
+# Several places: an overview of all their heads, and one map at a time.
+
+PLACES = ("encoder", "decoder", "cross")
+SEEN = "[...document.querySelectorAll('figure:not([hidden]) b')].map((one) => one.textContent)"
+PRESSED = "[...document.querySelectorAll('.heads button')].flatMap((one, i) => one.ariaPressed === 'true' ? [i] : [])"
+
+
+def test_all_heads_of_all_places_stand_in_one_overview(tab, tmp_path):
+    shown(tab, tmp_path, looked(5, places=PLACES), looked(4, places=PLACES))
+    assert tab.run("document.querySelectorAll('.overview').length") == 2
+    tables = "[...document.querySelectorAll('.overview')[0].querySelectorAll('table')]"
+    assert tab.run(f"{tables}.map((one) => one.querySelector('caption b').textContent)") == list(PLACES)
+    assert tab.run(f"{tables}.map((one) => one.querySelectorAll('button').length)") == [6, 6, 6]
+    tops = tab.run(f"{tables}.map((one) => one.getBoundingClientRect().top)")
+    assert len(set(tops)) == 1, "they are seen side by side"
+    thumbs = "[...document.querySelector('.overview').querySelectorAll('canvas')]"
+    tab.until(f"new Set({thumbs}.map((one) => one.toDataURL())).size === 18")
+    assert tab.run(SEEN) == ["encoder", "encoder"]
+    assert tab.run(PRESSED) == [0, 18]
+    assert tab.complaints == []
+
+
+def test_a_head_of_another_place_takes_the_place_of_the_large_map(tab, tmp_path):
+    look = looked(5, places=PLACES)
+    shown(tab, tmp_path, look)
+    tab.press("Tab", "Tab", "Tab", "ArrowRight", "ArrowDown")
+    assert tab.run("document.activeElement.ariaLabel") == "layer 1, head 1"
+    assert tab.run(SEEN) == ["encoder"]
+    tab.press("Enter")
+    assert tab.run(SEEN) == ["cross"]
+    assert tab.run(PRESSED) == [16]
+    tip = "[...document.querySelectorAll('.tip')].map((one) => one.textContent).join('')"
+    weight = float(np.float16(look.views[5].weights[1, 0, 0]))
+    assert tab.run(tip) == f"{look.views[5].rows[0]} ← {look.views[5].columns[0]} {weight:.3f}"
+    assert tab.run("document.activeElement.ariaLabel").startswith("layer 1, head 1 of cross")
+    x, y, right, bottom = tab.run(
+        "(({x, y, right, bottom}) => [x, y, right, bottom])(document.activeElement.getBoundingClientRect())"
+    )
+    assert 0 <= x < right <= WIDE[0]
+    assert 0 <= y < bottom <= WIDE[1] + 1
+    tab.press("Escape")
+    assert tab.run("document.activeElement.ariaLabel") == "layer 1, head 1"
+    x, y, width, height = box(tab, ".heads button")
+    tab.point(x + width / 2, y + height / 2, click=True)
+    assert (tab.run(SEEN), tab.run(PRESSED)) == (["encoder"], [0])
+
+
+def test_one_place_needs_no_common_overview_and_maps_without_heads_are_all_seen(tab, tmp_path):
+    shown(tab, tmp_path, looked(4, places=["encoder"]))
+    assert tab.run("[document.querySelector('.overview'), document.querySelectorAll('.choice .heads').length]") == [
+        None,
+        1,
+    ]
+    shown(tab, tmp_path, looked(4, 1, 1, PLACES))
+    assert tab.run(SEEN) == [f"{place}, layer 0" for place in PLACES]
+
+
+def test_figures_that_are_not_of_one_look_are_all_seen(tab, tmp_path):
+    look = looked(4, places=PLACES)
+    (tmp_path / "apart.html").write_text(page("t", look.figures()))
+    tab.open(tmp_path / "apart.html")
+    assert tab.run(SEEN) == list(PLACES)
+    assert tab.run("document.querySelectorAll('.choice .heads').length") == 3
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_an_overview_of_a_large_model_fits(tab, tmp_path, size):
+    shown(tab, tmp_path, looked(30, layers=6, heads=8, places=PLACES), size=size)
+    assert sideways(tab) == 0
+    *_, width, height = box(tab, ".heads canvas")
+    assert min(width, height) >= 30
+    if size == WIDE:
+        assert box(tab, ".overview")[3] < WIDE[1], "all heads are seen at once"
+
+
+# Positions.
+
+
+def positions_shown(tab, folder, size=WIDE, dark=False):
+    found = sinusoidal(16, 20)
+    (folder / "positions.html").write_bytes(render_positions([found], ".html", "weft look: positions", "", print))
+    tab.open(folder / "positions.html", *size, dark=dark)
+    tab.settle()
+    return found
+
+
+def pixels(tab, number=0):
+    read = "getContext('2d').getImageData(0, 0, one.width, one.height).data"
+    one = f"const one = document.querySelectorAll('canvas')[{number}]"
+    return np.array(tab.run(f"(() => {{ {one}; return [...one.{read}] }})()")).reshape(-1, 4)
+
+
+def test_positions_are_painted_and_told(tab, tmp_path):
+    found = positions_shown(tab, tmp_path)
+    painted = pixels(tab)
+    np.testing.assert_allclose(painted[:, 3] / 255, np.abs(found.vectors).ravel(), atol=0.003)
+    above, below = (painted[(part.ravel() > 0.1), :3] for part in (found.vectors, -found.vectors))
+    assert (above[:, 2] > above[:, 0]).all(), "blue above nought"
+    assert (below[:, 2] < below[:, 0]).all(), "and not below"
+    left, top, width, height = box(tab, "canvas")
+    tab.point(left + 3.5 * width / 16, top + 7.5 * height / 20)
+    assert told(tab) == f"position 7, dimension 3: {float(f'{np.float16(found.vectors[7, 3]):.3g}')}".replace("-", "−")
+    tab.point(2, 2)
+    assert told(tab) == ""
+    assert tab.complaints == []
+    assert tab.asked_for == [(tmp_path / "positions.html").as_uri()]
+
+
+def test_positions_are_read_by_the_keyboard(tab, tmp_path):
+    found = positions_shown(tab, tmp_path)
+    tab.press("Tab", "ArrowDown", "ArrowRight", "ArrowRight", "ArrowLeft")
+    assert told(tab) == f"position 1, dimension 1: {float(f'{np.float16(found.vectors[1, 1]):.3g}')}"
+    tab.press("End", *["ArrowDown"] * 30)
+    assert told(tab).startswith("position 19, dimension 15: ")
+    tab.press("Escape")
+    assert told(tab) == ""
+    tab.press("Tab", "ArrowRight")
+    tip = "document.querySelectorAll('.tip')[1].textContent"
+    assert tab.run(tip) == f"position 0, position 1: {float(f'{np.float16(found.similarity[0, 1]):.3g}')}"
+
+
+def test_positions_in_the_dark_and_on_a_phone(tab, tmp_path):
+    found = positions_shown(tab, tmp_path)
+    light = pixels(tab)
+    tab.dark(True)
+    tab.until("matchMedia('(prefers-color-scheme: dark)').matches")
+    tab.settle()
+    assert (
+        (pixels(tab)[np.abs(found.vectors).ravel() > 0.5, :3] != light[np.abs(found.vectors).ravel() > 0.5, :3])
+        .any(1)
+        .all()
+    )
+    positions_shown(tab, tmp_path, PHONE, dark=True)
+    assert sideways(tab) == 0
+    assert np.asarray(Image.open(io.BytesIO(tab.picture())).convert("L")).mean() < 100
 
 
 def test_weights_arrive_as_numpy_has_them(tab, tmp_path):

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from tests.conftest import reversed_pairs
+from tests.conftest import recipe_for, reversed_pairs, write_pairs
 
 import weft
 from weft import cli
@@ -189,7 +189,7 @@ def test_gradients_of_fresh_cells_need_no_model(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "look: needs a MODEL and a TEXT"),
+        ([], "look: needs a MODEL and a TEXT; only --gradients or --positions alone goes without"),
         (["RUN"], "needs a TEXT for"),
         (["--gradients", "--beside", "RUN"], "needs a MODEL"),
         (["RUN", "abc", "--beside", "RUN"], "--beside: compares gradients"),
@@ -204,6 +204,14 @@ def test_gradients_of_fresh_cells_need_no_model(run, tmp_path):
         (["--gradients", "RUN", "abc", *["--beside", "gone"] * 2], "--beside: gone is there already"),
         (["gone", "abc"], "gone: does not exist"),
         (["RUN", "a" * 2000], "2,000 tokens"),
+        (
+            ["--positions", "RUN"],
+            "'seq2seq' has no position encodings to draw; give one that has, such as a transformer",
+        ),
+        (["--positions", "RUN", "abc"], "--positions: are the same for every text, but 'abc' is given; leave it out"),
+        (["--positions", "--gradients"], "--positions, --gradients: each is a page of its own; leave one out"),
+        (["--positions", "--layers", "0"], "--positions: takes a MODEL or none, and no --beside, --layers or --heads"),
+        (["--positions", "--beside", "RUN"], "--positions: takes a MODEL or none, and no --beside, --layers or"),
     ],
 )
 def test_a_mistake_is_said_in_one_line(run, trained_run, tmp_path, arguments, said):
@@ -218,3 +226,99 @@ def test_a_model_without_attention_says_so(run, recipe, tmp_path):
     told = run(tmp_path / "fixed", "abc")[2]
     assert "has no attention to look at; train it with model.attention, or look at its --gradients" in told
     assert run("--gradients", tmp_path / "fixed", "abc")[0] == 0
+
+
+# A Transformer: three places, every layer and head.
+
+TINY = {"name": "transformer", "width": 16, "heads": 4, "layers": 2, "hidden": 16}
+
+
+def transformer_run(folder, changes=(), **model):
+    recipe = recipe_for(write_pairs(folder / "pairs.tsv")) | {"model": TINY | model}
+    decode = ["task.decode.max_length=7", "train.steps=2", "train.report_every=2"]
+    weft.train(recipe, [*decode, *changes], folder / "transformer")
+    return folder / "transformer"
+
+
+@pytest.fixture(scope="module")
+def attending(tmp_path_factory):
+    return transformer_run(tmp_path_factory.mktemp("attending"))
+
+
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_every_layer_and_head_of_a_transformer_is_seen_with_its_tokens(run, attending, tmp_path):
+    assert run(attending, "abc", "-o", "look.json") == (0, "look.json\n", "")
+    found = read(tmp_path / "look.json")
+    views = {(view["place"], view["layer"]): view for view in found["views"]}
+    assert set(views) == {(place, layer) for place in ("encoder", "decoder", "cross") for layer in (0, 1)}
+    source, said = [*"abc", "</s>"], views["cross", 0]["rows"]
+    for (place, _), view in views.items():
+        rows, columns = {"encoder": (source, source), "cross": (said, source)}.get(place, (["<s>", *said[:-1]],) * 2)
+        assert (view["heads"], view["rows"], view["columns"]) == ([0, 1, 2, 3], rows, columns)
+        weights = np.array(view["weights"])
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+        ahead = np.triu(np.ones(weights.shape[1:]), 1) > 0
+        assert (weights[:, ahead] == 0).all() == (place == "decoder"), "only the decoder may not look ahead"
+    look = weft.load(attending, "cpu").attention("abc")
+    assert (look.place, look.source, look.target) == ("cross, layer 0, head 0", source, said)
+
+
+def test_a_transformer_is_one_page_and_one_picture(run, attending, tmp_path):
+    assert run(attending, "abc", "fed") == (0, "look.html\n", "")
+    page = (tmp_path / "look.html").read_text(encoding="utf-8")
+    assert page.count('<div class="places">') == 2
+    maps = [json.loads(one)["maps"] for one in re.findall(r'<script type="application/json">(.*?)</script>', page)]
+    assert maps == [[[layer, head] for layer in (0, 1) for head in range(4)]] * 6
+    assert "Encoder: the source looks at itself." in page
+    assert run(attending, "abc", "-o", "look.png") == (0, "look.png\n", "")
+
+
+def test_layers_and_heads_of_a_transformer_are_chosen(run, attending, tmp_path):
+    assert run(attending, "abc", "-o", "some.json", "--layers", "1", "--heads", "0,3")[0] == 0
+    assert run(attending, "abc", "-o", "all.json")[0] == 0
+    some, all_of_them = read(tmp_path / "some.json")["views"], read(tmp_path / "all.json")["views"]
+    assert [(view["place"], view["layer"], view["heads"]) for view in some] == [
+        (place, 1, [0, 3]) for place in ("encoder", "decoder", "cross")
+    ]
+    whole = {(view["place"], view["layer"]): view["weights"] for view in all_of_them}
+    for view in some:
+        assert view["weights"] == [whole[view["place"], 1][head] for head in (0, 3)]
+    assert (
+        "heads: the model has 4 heads, counted from 0, but [4] are asked for"
+        in run(attending, "abc", "--heads", "4")[2]
+    )
+
+
+def test_heads_that_are_left_out_keep_their_numbers(run, tmp_path):
+    off = {"0": [0], "cross.1": [1, 2]}
+    folder = transformer_run(tmp_path, heads_off=off)
+    for ending in ("json", "html", "png"):
+        assert run(folder, "abc", "-o", f"look.{ending}")[0] == 0
+    heads = {(view["place"], view["layer"]): view["heads"] for view in read(tmp_path / "look.json")["views"]}
+    assert {key: found for key, found in heads.items() if key[0] == "cross"} == {
+        ("cross", 0): [1, 2, 3],
+        ("cross", 1): [0, 3],
+    }
+    assert heads["encoder", 0] == [1, 2, 3]
+    assert run(folder, "abc", "-o", "look.json", "--heads", "1")[0] == 0
+    views = read(tmp_path / "look.json")["views"]
+    assert ("cross", 1) not in {(view["place"], view["layer"]) for view in views}
+    assert all(view["heads"] == [1] for view in views)
+    told = run(folder, "abc", "--layers", "0", "--heads", "0")
+    assert "heads: [0] are left out of all layers that are looked at (model.heads_off)" in told[2]
+
+
+def test_positions_of_a_model_and_of_none(run, attending, tmp_path):
+    assert run("--positions") == (0, "look.html\n", "")
+    assert "sinusoidal: 100 positions, 128 wide" in (tmp_path / "look.html").read_text(encoding="utf-8")
+    assert run(attending, "--positions", "-o", "positions.json") == (0, "positions.json\n", "")
+    assert np.array(read(tmp_path / "positions.json")["vectors"]).shape == (100, 16)
+    assert run(attending, "--positions", "-o", "positions.png")[0] == 0
+    assert (tmp_path / "positions.png").read_bytes().startswith(PNG)
+    learned = transformer_run(tmp_path, positions="learned", longest=40)
+    assert run(learned, "--positions", "-o", "positions.json")[0] == 0
+    table = weft.load(learned, "cpu").head.body.positions.table.weight.detach().numpy()
+    np.testing.assert_allclose(read(tmp_path / "positions.json")["vectors"], table, atol=1e-6)

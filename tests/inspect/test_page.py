@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import DataError
-from weft.inspect import charts, drawing, maps, page
+from weft.inspect import charts, drawing, grids, maps, page
 
 quick = settings(deadline=None, derandomize=True, max_examples=60)
 NASTY = [
@@ -99,6 +99,7 @@ def everything(words: list[str]) -> str:
         page.reply(f),
         maps.alignment(np.eye(2, 3), [a, b, c], [d, e], title=h),
         maps.alignments(np.ones((2, 15, 20)), [(0, 0), (1, 0)], [i] * 20, [j] * 15, k),
+        grids.Grid(h, np.eye(3, 4), j, k).drawn(),
     ]
     return page.page(m, parts, subtitle=a)
 

@@ -8,7 +8,8 @@ from PIL import Image
 
 from weft.inspect import picture
 from weft.inspect.attention import Attention, View
-from weft.inspect.picture import Pen, draw_lines, draw_maps
+from weft.inspect.grids import Grid
+from weft.inspect.picture import Pen, draw_grids, draw_lines, draw_maps
 
 
 def look(tokens, layers=1, heads=1):
@@ -71,6 +72,44 @@ def test_one_map_has_words_and_many_are_small():
     one, many = drawn(draw_maps([look(words)], print)), drawn(draw_maps([look(words, 3, 4)], print))
     assert one.shape != many.shape
     assert blue(many) > 0.01
+
+
+def places(*heads):
+    """Return a look at three places, each with these heads of its layers."""
+    weights = np.random.default_rng(0).dirichlet(np.ones(4), (4, 4))
+    found = [
+        View(place, layer, own, weights[own], list("abcd"), list("abcd"))
+        for place in ("encoder", "decoder", "cross")
+        for layer, own in enumerate(heads)
+    ]
+    return Attention("a b c d", {}, "an answer", found)
+
+
+def test_heads_that_are_left_out_leave_a_gap_and_take_no_words_with_them():
+    whole = drawn(draw_maps([places([0, 1, 2, 3], [0, 1, 2, 3])], print))
+    pruned = drawn(draw_maps([places([1, 2], [0, 1, 3])], print))
+    assert pruned.shape == whole.shape
+    assert (pruned < 128).all(-1).sum() == pytest.approx((whole < 128).all(-1).sum(), rel=0.02), "titles and numbers"
+    assert blue(pruned) < 0.8 * blue(whole)
+
+
+def test_places_of_one_look_stand_under_one_title():
+    one, three = (
+        drawn(draw_maps([look(list("abcd"), 2, 4)], print)),
+        drawn(draw_maps([places(*[[0, 1, 2, 3]] * 2)], print)),
+    )
+    assert three.shape[0] < 2.9 * one.shape[0]
+    assert drawn(draw_maps([places(*[[0, 1, 2, 3]] * 2)] * 2, print)).shape[0] > 1.9 * three.shape[0]
+
+
+def test_grids_are_drawn_in_two_hues_only_where_there_are_two_signs():
+    values = np.linspace(-1, 1, 12).reshape(3, 4)
+    signed, unsigned = (drawn(draw_grids([Grid("t", v, "r", "c")], print)) for v in (values, values + 1))
+    orange = [float((image[..., 0].astype(int) - image[..., 2] > 60).mean()) for image in (signed, unsigned)]
+    assert orange[0] > 0.1
+    assert orange[1] == 0
+    assert min(blue(signed), blue(unsigned)) > 0.1
+    assert drawn(draw_grids([Grid("t", values, "r", "c")] * 2, print)).shape[0] > 1.8 * signed.shape[0]
 
 
 def test_sixty_words_are_large_enough_to_read():

@@ -41,11 +41,14 @@ SETTINGS = ["model.dropout=0", "train.report_every=1", "train.batch_tokens=100"]
 
 
 def test_two_processes_train_and_resume_as_one_that_accumulates(recipe, recipe_file, tmp_path):
-    weft.train(recipe, [*SETTINGS, "train.steps=14", "train.accumulate=2"], tmp_path / "one")
+    averaged = [*SETTINGS, "train.save_every=4", "train.average=3"]
+    weft.train(recipe, [*averaged, "train.steps=14", "train.accumulate=2"], tmp_path / "one")
     weft.train(recipe, [*SETTINGS, "train.steps=14"], tmp_path / "half")
-    first = torchrun("train", recipe_file, *SETTINGS, "train.steps=8", "--out", tmp_path / "two")
+    first = torchrun("train", recipe_file, *averaged, "train.steps=8", "--out", tmp_path / "two")
     assert first.stdout.count("exact_match") == 1, "one process prints, the other is silent"
-    torchrun("train", recipe_file, *SETTINGS, "train.steps=14", "--out", tmp_path / "two", "--resume")
+    second = torchrun("train", recipe_file, *averaged, "train.steps=14", "--out", tmp_path / "two", "--resume")
+    assert second.stderr.count("the average of the last 3 checkpoints is") == 1
+    assert (tmp_path / "two" / "best").readlink() == (tmp_path / "one" / "best").readlink()
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     assert losses(tmp_path / "half") != pytest.approx(losses(tmp_path / "one"), rel=1e-2)
     ours, theirs = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("two", "one"))

@@ -10,7 +10,7 @@ from weft.training.progress import ProgressBar
 from weft.training.report import Eval, Notice, Saved, Step
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
-STEP = Step(1200, 0.5, 0.01, 1.0, 34567.0, 0, 1.0, 0.25)
+STEP = Step(1200, 0.5, 0.01, 1.0, 34567.0, 0.4126, 0, 1.0, 0.25)
 
 
 class Screen(io.StringIO):
@@ -49,7 +49,7 @@ def test_a_terminal_shows_loss_speed_and_score(screen):
     screen(terminal=True)
     shown = drawn(Eval(1000, {"loss": 0.7, "exact_match": 0.875}, best=True), STEP)
     assert "dates" in shown
-    for part in ("loss 0.500", "34,567 tokens/s", "exact_match 0.875", "25%"):
+    for part in ("loss 0.500", "34,567 tokens/s", "41% MFU", "exact_match 0.875", "25%"):
         assert part in shown
     assert shown.count(HIDE_CURSOR) == shown.count(SHOW_CURSOR) == 1
 

@@ -11,8 +11,8 @@ from weft.training.report import Eval, MetricsFile, Notice, Reporters, Saved, St
 
 
 def step(number, **changes):
-    fields = {"loss": 0.1 * number, "lr": 0.01, "grad_norm": 1.0, "tokens_per_s": 5.0, "epoch": 0, "elapsed": 1.0}
-    return Step(**{"step": number, **fields, "spent": 0.5, **changes})
+    fields = {"loss": 0.1 * number, "lr": 0.01, "grad_norm": 1.0, "tokens_per_s": 5.0, "mfu": 0.25, "epoch": 0}
+    return Step(**{"step": number, **fields, "elapsed": 1.0, "spent": 0.5, **changes})
 
 
 def written(path, *records, upto=-1):
@@ -37,7 +37,7 @@ def test_a_step_is_a_row(path):
     assert [row["step"] for row in rows] == [2, 4]
     assert "valid" not in rows[0]
     assert rows[1]["valid"] == {"loss": 0.5}
-    assert {"step", "loss", "lr", "grad_norm", "tokens_per_s", "epoch", "elapsed", "spent"} == set(rows[0])
+    assert {"step", "loss", "lr", "grad_norm", "tokens_per_s", "mfu", "epoch", "elapsed", "spent"} == set(rows[0])
 
 
 def test_numbers_come_back_exactly(path):
@@ -106,7 +106,8 @@ def test_tensorboard_reads_what_is_written(tmp_path):
         for value in event.summary.value
     }
     assert {tag for tag, _ in found} == {
-        "train/loss", "train/lr", "train/grad_norm", "train/tokens_per_s", "valid/exact_match",
+        "train/loss", "train/lr", "train/grad_norm", "train/tokens_per_s", "train/mfu",
+        "valid/exact_match",
     }  # fmt: skip
     assert found["train/loss", 2] == pytest.approx(0.2)
     assert found["valid/exact_match", 4] == 0.25

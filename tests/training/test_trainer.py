@@ -35,7 +35,7 @@ class Listener:
         return [record for record in self.records if isinstance(record, kind)]
 
 
-def trainer_for(recipe, *overrides, double=False):
+def trainer_for(recipe, *overrides, double=False, device="cpu"):
     run = Run.parse(read_recipe(recipe, overrides))
     task = make_task(run)
     tokenizer = fit_tokenizer(run.tokenizer, run.data, task)
@@ -43,14 +43,14 @@ def trainer_for(recipe, *overrides, double=False):
     task, head = build(run, tokenizer)
     packed, _ = pack_split(run.data, "train", task, tokenizer)
     loader = Loader(packed, task.collate, run.train.batch_tokens, run.train.seed)
-    world = World(0, 1, torch.device("cpu"))
-    return Trainer(run, task, head.double() if double else head, loader, world, Listener())
+    world = World(0, 1, torch.device(device))
+    return Trainer(run, task, (head.double() if double else head).to(device), loader, world, Listener())
 
 
 def gradient(trainer, batches):
     trainer.head.zero_grad()
     trainer.train = trainer.train.model_copy(update={"clip": None})
-    loss, norm = trainer._backward(batches)
+    loss, norm = trainer._backward(batches).tolist()
     return loss, norm, [parameter.grad.clone() for parameter in trainer.head.parameters()]
 
 

@@ -6,7 +6,7 @@ There is no pickle anywhere: tensors are safetensors, the rest is YAML and JSON.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,11 +17,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from weft.config import Run, read_yaml, write_yaml
+from weft.config import Run, read_recipe
 from weft.data.loader import Position
 from weft.errors import CheckpointError
 from weft.nn.attention import MultiHead
 from weft.text.tokenizer import Tokenizer
+from weft.yaml12 import read_yaml, write_yaml
 
 OPTIMIZER_KEYS = ("step", "exp_avg", "exp_avg_sq", "sum")  # Adam's and Adagrad's
 Count = Annotated[int, Field(ge=0)]
@@ -78,9 +79,9 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, head: nn.Module) -> dict
     return tensors
 
 
-def read_run(folder: Path, trust: bool = False) -> Run:
-    """Read the recipe of a checkpoint; classes from outside weft are run only with `trust`."""
-    return Run.parse(read_recipe_of(folder), trust)
+def read_run(folder: Path, trust: bool = False, overrides: Iterable[str] = ()) -> Run:
+    """Read the recipe of a checkpoint, changed by overrides; classes from outside weft are run only with `trust`."""
+    return Run.parse(read_recipe(read_recipe_of(folder), overrides), trust)
 
 
 def read_recipe_of(folder: Path) -> dict[str, Any]:
@@ -95,9 +96,34 @@ def read_recipe_of(folder: Path) -> dict[str, Any]:
     return raw
 
 
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the keys, dotted and in order, in which two recipes or parts of them differ, with both values."""
+    before, after = _flat(then), _flat(now)
+    keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    return {key: (before.get(key), after.get(key)) for key in keys}
+
+
+def _flat(raw: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(raw, Mapping):
+        return {prefix: raw}
+    return {
+        key: value for name, inner in raw.items() for key, value in _flat(inner, f"{prefix}.{name}".strip(".")).items()
+    }
+
+
 def load_weights(folder: Path, head: nn.Module) -> None:
     """Fill a head; a name or shape that does not fit is refused."""
-    found, wanted = _without_heads(_tensors(folder / "model.safetensors"), head), weights(head)
+    fill(head, read_weights(folder), folder)
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read the weights of a checkpoint, by name."""
+    return _tensors(folder / "model.safetensors")
+
+
+def fill(head: nn.Module, found: dict[str, Tensor], folder: Path) -> None:
+    """Copy weights into a head; a name or shape that does not fit is refused, as what `folder` holds."""
+    found, wanted = _without_heads(found, head), weights(head)
     strange = sorted(set(found) ^ set(wanted))
     if strange:
         whose = "the file lacks it" if strange[0] in wanted else "the model has no such weight"

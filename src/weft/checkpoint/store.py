@@ -3,6 +3,7 @@
     run.yaml, metrics.jsonl       written by others
     lock                          held by `flock` while a run trains; says its process
     checkpoints/step-00000400/    any files, and manifest.json: the size and SHA-256 of each
+    checkpoints/average-00000400/ the mean of the last checkpoints at step 400, where that is the best
     last, best                    relative links to checkpoints
 
 A checkpoint is filled under a temporary name, flushed, sealed by its manifest and only then renamed; a link is swapped
@@ -39,11 +40,15 @@ os.register_at_fork(after_in_child=_drop_locks)
 
 
 class Store:
-    """The directory of one run; `keep` says how many of the newest checkpoints stay, beside `last` and `best`."""
+    """The directory of one run; `keep` says how many of the newest checkpoints stay, beside `last` and `best`.
 
-    def __init__(self, root: Path, keep: int = 2) -> None:
+    With `every`, those count whose step is a multiple of it: what a signal made in between does not push one out.
+    """
+
+    def __init__(self, root: Path, keep: int = 2, every: int | None = None) -> None:
         self.root = Path(root)
         self.keep = keep
+        self.every = every or 1
         self._checkpoints = self.root / "checkpoints"
         self._lock: int | None = None
 
@@ -124,13 +129,22 @@ class Store:
                 raise
         sync_folder(self.root)
 
+    def save_average(self, step: int, write: Callable[[Path], None]) -> Path:
+        """Keep what `write(folder)` writes as the average at `step`, and point `best` to it; `last` stays."""
+        remedy = "free some room or mend the disk, then run again with --resume"
+        with explained(self.root, f"the average at step {step} could not be saved", remedy):
+            self._sweep()
+            self._prune()  # also of an average that was not yet the best when the run was killed
+            folder = build(self._checkpoints / average_name(step), step, write)
+            self._point(folder, "best")
+            self._prune()
+        return folder
+
     def _prune(self) -> None:
-        found = self._found()
-        newest: dict[int, Path] = {}
-        for folder in found:
-            newest.setdefault(order(folder)[0], folder)
+        regular = [folder for folder in self._by_step() if order(folder)[0] % self.every == 0]
         links = [target for link in ("last", "best") if (target := self._target(link))]
-        kept = {folder.resolve() for folder in [*list(newest.values())[: self.keep], *links]}
+        kept = {folder.resolve() for folder in [*regular[-self.keep :], *links]}
+        found = [*self._found(), *self._checkpoints.glob("average-*")]
         doomed = {folder: temporary_in(self._checkpoints) for folder in found if folder.resolve() not in kept}
         for folder, temporary in doomed.items():
             folder.rename(temporary)
@@ -172,10 +186,14 @@ class Store:
         with readable(self.root):
             return self._linked("best")
 
+    def checkpoints(self) -> list[Path]:
+        """List the checkpoints by step; of a step that was saved again, the later one."""
+        with readable(self.root):
+            return self._by_step()
+
     def steps(self) -> list[int]:
         """List the steps that have a checkpoint, in order."""
-        with readable(self.root):
-            return sorted({order(folder)[0] for folder in self._found()})
+        return [order(folder)[0] for folder in self.checkpoints()]
 
     def check_space(self, needed: int) -> None:
         """Refuse when the file system has less room than `needed` bytes."""
@@ -202,6 +220,9 @@ class Store:
                 raise
             return self.root / link
 
+    def _by_step(self) -> list[Path]:
+        return list({order(folder)[0]: folder for folder in reversed(self._found())}.values())
+
     def _found(self) -> list[Path]:
         """List the checkpoints, the newest first; of a step that was saved again, the later one first."""
         try:
@@ -209,6 +230,11 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(folders, key=order, reverse=True)
+
+
+def average_name(step: int) -> str:
+    """Name the folder of an average: no checkpoint to go on from, for it has no state."""
+    return f"average-{step:08d}"
 
 
 def verify_or_offer(store: Store) -> Path | None:

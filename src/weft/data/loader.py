@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 from torch.utils.data import DataLoader, Dataset
 
+from weft.data.frame import Frame, cut
 from weft.data.packed import Packed
 
 B = TypeVar("B")
@@ -42,6 +43,14 @@ class Drawn(NamedTuple, Generic[B]):
 
     draw: Draw
     batch: B
+
+
+def plan_framed(lengths: np.ndarray, frame: Frame, seed: int, epoch: int) -> list[np.ndarray]:
+    """Cut the items, as they are drawn, into batches that fit a frame: with no padding, like need not go with like.
+
+    Drawn at random, sides of a batch have the shares that they have in the data, so that little is left to fill up.
+    """
+    return cut(np.random.default_rng((seed, epoch)).permutation(lengths.shape[1]), lengths, frame.room)
 
 
 def plan(data: Packed, budget: int, seed: int | None, epoch: int = 0) -> list[np.ndarray]:
@@ -95,6 +104,8 @@ class Loader(Generic[B]):
     world: int = 1
     workers: int = 0
     pin: bool = False
+    lengths: np.ndarray | None = None  # (sides, items) for batches that are to fit a frame
+    frame: Frame | None = None
 
     def draws(self, start: Position) -> Iterator[Draw]:
         """Yield this rank's share of the one order that all ranks see: of every `world` batches, one."""
@@ -108,10 +119,16 @@ class Loader(Generic[B]):
     def _batches(self, start: Position) -> Iterator[tuple[Position, np.ndarray]]:
         epoch, first = start
         while True:
-            batches = plan(self.data, self.budget, self.seed, epoch)
+            batches = self.epoch(epoch)
             for index in range(first, len(batches)):
                 yield Position(epoch, index), batches[index]
             epoch, first = epoch + 1, 0
+
+    def epoch(self, number: int) -> list[np.ndarray]:
+        """Cut the items into the batches of one epoch, those of all ranks."""
+        if self.frame is None or self.lengths is None:
+            return plan(self.data, self.budget, self.seed, number)
+        return plan_framed(self.lengths, self.frame, self.seed, number)
 
     def stream(self, start: Position = Position()) -> Iterator[Drawn[B]]:  # noqa: B008
         """Yield batches; worker processes, where there are any, collate ahead and hand over shared memory."""

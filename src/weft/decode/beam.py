@@ -20,7 +20,7 @@ does not compare with the probability of a whole hypothesis.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from weft.decode.filters import NEVER, Barred, log_probs
 from weft.errors import WeftError
 from weft.models.base import Generator
 from weft.tokens import Tokens
+
+BLOCK = 64  # ids of a large vocabulary that are looked at together, on the CPU
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,12 @@ class Beam:
     penalty: Callable[[int], float]
     min_length: int = 0
     forbid: tuple[int, ...] = ()
+    copies: ClassVar[int] = 1  # searches a prompt
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What the shape of a search depends on."""
+        return self.eos, self.width, self.keep
 
     @torch.no_grad()
     def search(self, model: Generator, prompt: Tokens, source: Tokens | None = None) -> list[list[Hypothesis]]:
@@ -125,8 +133,10 @@ class Beam:
         active = torch.arange(len(prompt), device=logits.device)  # (A,) the sources that are not done
         front, pool, tree = *self._begin(active, logits.dtype), Tree(active.device)
         found: list[tuple[Tensor, Pool, bool]] = []
+        logprobs: Tensor | None = None
         for length in range(1, self.max_length + 1):
-            front, ended = self._extend(log_probs(logits, barred.after(length - 1)), front, tree, length)
+            logprobs = log_probs(logits, barred.after(length - 1), logprobs)
+            front, ended = self._extend(logprobs, front, tree, length)
             pool = pool.merge(ended)
             if length == self.max_length:
                 break
@@ -150,18 +160,12 @@ class Beam:
         return Front(logprob, node, node, node), empty
 
     def _extend(self, logprobs: Tensor, front: Front, tree: Tree, length: int) -> tuple[Front, Pool]:
-        """Continue each beam by each token: the best that go on, and those that end among the top `width` of all."""
+        """Continue each beam by each token: the best that go on, and those that end."""
         sources, beams = front.logprob.shape
-        ending = front.logprob + logprobs[:, self.eos].view(sources, beams)
-        logprobs[:, self.eos] = NEVER
-        each, ids = _top(logprobs, self.width)  # the best k of a source's k * V are among the best k of each beam
-        going, place = (each + front.logprob.view(-1, 1)).view(sources, -1).topk(self.width)
-        last = torch.cat([going, ending], 1).topk(self.width).values[:, -1:]  # the k-th best of them all
-        ended = Pool(torch.where(ending >= last, ending / self.penalty(length), NEVER), front.node)
-        parent = place // self.width
-        token = ids.view(sources, -1).gather(1, place)
+        going, token, parent, ending = extend(logprobs, front.logprob, self.eos, self.width)
         row = parent + torch.arange(0, sources * beams, beams, device=parent.device)[:, None]
-        return Front(going, token, row, tree.grow(front.node.gather(1, parent), token)), ended
+        node = tree.grow(front.node.gather(1, parent), token)
+        return Front(going, token, row, node), Pool(ending / self.penalty(length), front.node)
 
     def _done(self, front: Front, pool: Pool) -> Tensor:
         """Say of each source whether no live beam can still enter its pool: the bound of the module's docstring."""
@@ -180,8 +184,41 @@ class Beam:
         return [candidates[: self.keep] for candidates in results]
 
 
+class Extended(NamedTuple):
+    """The beams of each source, one token on."""
+
+    logprob: Tensor  # (A, k) of the best that go on
+    token: Tensor  # (A, k)
+    parent: Tensor  # (A, k) the beam that each of them continues
+    ending: Tensor  # (A, b) of a beam with eos after it, if that is among the top k of all; else -inf
+
+
+def extend(logprobs: Tensor, before: Tensor, eos: int, width: int) -> Extended:
+    """Continue beams of log-probability `before` (A, b) by each token, of `logprobs` (A · b, V), which is used up."""
+    sources, beams = before.shape
+    ending = before + logprobs[:, eos].view(sources, beams)
+    logprobs[:, eos] = NEVER
+    each, ids = _top(logprobs, width)  # the best k of a source's k * V are among the best k of each beam
+    going, place = (each + before.view(-1, 1)).view(sources, -1).topk(width)
+    last = torch.cat([going, ending], 1).topk(width).values[:, -1:]  # the k-th best of them all
+    ending = torch.where(ending >= last, ending, NEVER)
+    return Extended(going, ids.view(sources, -1).gather(1, place), place // width, ending)
+
+
 def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k best of each row and their ids; a vocabulary that is smaller is filled up with -inf."""
+    if not scores.is_cuda and scores.shape[-1] >= 4 * k * BLOCK:
+        return _top_of_blocks(scores, k)
     values, ids = scores.topk(min(k, scores.shape[-1]))
     missing = (0, k - ids.shape[-1])
     return (pad(values, missing, value=NEVER), pad(ids, missing)) if missing[1] else (values, ids)
+
+
+def _top_of_blocks(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Find the k best in the k blocks with the highest peaks: these are quick to find, and blocks are short."""
+    whole = scores.shape[-1] // BLOCK * BLOCK
+    blocks = scores[:, :whole].unflatten(1, (-1, BLOCK)).amax(-1).topk(k).indices  # (B, k)
+    inside = (blocks[..., None] * BLOCK + torch.arange(BLOCK)).flatten(1)
+    places = torch.cat([inside, torch.arange(whole, scores.shape[-1]).expand(len(scores), -1)], 1)
+    values, at = scores.gather(1, places).topk(k)
+    return values, places.gather(1, at)

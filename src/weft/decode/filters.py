@@ -47,13 +47,15 @@ class Barred:
         return self.early if written < self.min_length else self.always
 
 
-def log_probs(logits: Tensor, barred: Tensor) -> Tensor:
+def log_probs(logits: Tensor, barred: Tensor, spent: Tensor | None = None) -> Tensor:
     """Return the model's own log-probabilities, in float32 or better, with -inf at the `barred` ids.
 
-    The others are not scaled up to make up for the barred ones: a hypothesis is scored by what the model gave it.
+    The others are not scaled up to make up for the barred ones: a hypothesis is scored by what the model gave it. What
+    was `spent` at the step before serves again where it is large enough: new memory costs a CPU as much as the rest.
     """
     precise = torch.promote_types(logits.dtype, torch.float32)
-    return logits.log_softmax(-1, dtype=precise).index_fill_(-1, barred, NEVER)  # in place: the tensor is our own
+    out = None if spent is None or len(spent) < len(logits) or logits.is_cuda else spent[: len(logits)]
+    return torch.log_softmax(logits, -1, dtype=precise, out=out).index_fill_(-1, barred, NEVER)
 
 
 def temper(logits: Tensor, temperature: float) -> Tensor:

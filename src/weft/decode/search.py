@@ -4,7 +4,8 @@ Search knows a model by `start` and `step` alone (weft.models.base.Generator). T
 row leaves the batch when it ends.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +14,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from weft.config import Section
+from weft.decode import captured
 from weft.decode.beam import Beam, Hypothesis
+from weft.decode.boards import Beams, Lines, Pick, Walking
+from weft.decode.captured import capturable
 from weft.decode.filters import Barred, log_probs, temper, top_k, top_p
 from weft.errors import ConfigError
 from weft.models.base import Generator
@@ -86,9 +90,15 @@ def generate(
             min_length=options.min_length,
             forbid=tuple(forbid),
         )
+        if capturable(model, prompt):
+            return captured.search(model, Beams, beam, prompt, source)
         return beam.search(model, prompt, source)
-    steps = _walk(model, prompt, eos, options, source, forbid, rows or range(len(prompt)))
-    return _collect(steps, len(prompt), eos, options)
+    rules = _walking(eos, options, forbid, rows or range(len(prompt)), prompt.device)
+    if capturable(model, prompt):
+        found = [one for group in captured.search(model, Lines, rules, prompt, source) for one in group]
+    else:
+        found = _walk_all(model, rules, prompt, source)
+    return _best_first(found, options.candidates)
 
 
 def stream(
@@ -106,8 +116,17 @@ def stream(
             "decode: a stream is one sequence with beam: 1 and candidates: 1, but was asked for "
             f"{len(prompt)} with beam: {options.beam} and candidates: {options.candidates}; use generate for those"
         )
-    steps = _walk(model, prompt, eos, options, source, forbid, (row,))
+    steps = _walk(model, _walking(eos, options, forbid, (row,), prompt.device), prompt, source)
     return (token for step in steps if (token := int(step.token)) != eos)
+
+
+def _walking(eos: int, options: Options, forbid: Sequence[int], rows: Sequence[int], device: torch.device) -> Walking:
+    """Set a greedy search up, or a sampled one, for which every number that it can need is drawn at once."""
+    rules = Walking(eos, options.max_length, options.penalty, options.min_length, tuple(forbid), options.candidates)
+    if not options.sample:
+        return rules
+    picking = options.temperature, options.top_k, options.top_p
+    return replace(rules, pick=_picker(*picking), uniform=_draws(options, rows).to(device), picking=picking)
 
 
 class _Step(NamedTuple):
@@ -117,30 +136,21 @@ class _Step(NamedTuple):
 
 
 @torch.no_grad()
-def _walk(
-    model: Generator,
-    prompt: Tokens,
-    eos: int,
-    options: Options,
-    source: Tokens | None,
-    forbid: Sequence[int],
-    rows: Sequence[int],
-) -> Iterator[_Step]:
+def _walk(model: Generator, rules: Walking, prompt: Tokens, source: Tokens | None) -> Iterator[_Step]:
     """Choose token after token for each sequence and candidate, until eos or max_length."""
     logits, state = model.start(prompt, source)
-    barred = Barred.over(logits, eos, forbid, options.min_length)
-    row = torch.arange(len(prompt) * options.candidates, device=logits.device)
-    choose = _sampler(options, rows, logits.device) if options.sample else _best
-    if options.candidates > 1:
-        copies = row // options.candidates
+    barred = Barred.over(logits, rules.eos, rules.forbid, rules.min_length)
+    row = torch.arange(len(prompt) * rules.copies, device=logits.device)
+    if rules.copies > 1:
+        copies = row // rules.copies
         logits, state = logits[copies], state.select(copies)
-    for written in range(options.max_length):
+    for written in range(rules.max_length):
         logprobs = log_probs(logits, barred.after(written))
-        token = choose(logprobs, row, written)
+        token = rules.pick(logprobs, logprobs[:, 0] if rules.uniform is None else rules.uniform[row, written])
         yield _Step(row, token, logprobs.gather(1, token[:, None])[:, 0])
-        if written + 1 == options.max_length:
+        if written + 1 == rules.max_length:
             return
-        stay = (token != eos).nonzero()[:, 0]  # the one sync of a step
+        stay = (token != rules.eos).nonzero()[:, 0]  # the one sync of a step
         if len(stay) < len(row):
             row, token, state = row[stay], token[stay], state.select(stay)
         if not len(row):
@@ -148,32 +158,36 @@ def _walk(
         logits, state = model.step(token, state)
 
 
-# Takes the log-probabilities (A, V), their rows (A,) and how many tokens are written; returns a token a row (A,).
-_Choose = Callable[[Tensor, Tensor, int], Tensor]
+def _walk_all(model: Generator, rules: Walking, prompt: Tokens, source: Tokens | None) -> list[Hypothesis]:
+    """Put the steps of each row together."""
+    row, token, logprob = (torch.cat(parts).cpu() for parts in zip(*_walk(model, rules, prompt, source), strict=True))
+    rows = len(prompt) * rules.copies
+    total = torch.zeros(rows, dtype=torch.float64).index_add_(0, row, logprob.double()).tolist()
+    parts = torch.split(token[row.argsort(stable=True)], row.bincount(minlength=rows).tolist())
+    return [rules.hypothesis(ids.tolist(), logprob) for ids, logprob in zip(parts, total, strict=True)]
 
 
-def _best(logprobs: Tensor, row: Tensor, written: int) -> Tensor:
-    """The most probable token; a tie goes to the lowest id."""
-    return logprobs.argmax(-1)
-
-
-def _sampler(options: Options, rows: Sequence[int], device: torch.device) -> _Choose:
-    """Draw every number that the samples can need at once: each row has a generator of its own."""
+def _draws(options: Options, rows: Sequence[int]) -> Tensor:
+    """Draw from [0, 1) for each row, candidate and token (R, max_length): each row has a generator of its own."""
     generator = torch.Generator()
     draws = [
         torch.rand(options.max_length, generator=generator.manual_seed(_seed(options.seed, row, candidate)))
         for row in rows
         for candidate in range(options.candidates)
     ]
-    uniform = torch.stack(draws).to(device)  # (rows, max_length)
+    return torch.stack(draws)
 
-    def choose(logprobs: Tensor, row: Tensor, written: int) -> Tensor:
-        kept = temper(logprobs, options.temperature)
-        kept = kept if options.top_k is None else top_k(kept, options.top_k)
-        kept = kept if options.top_p is None else top_p(kept, options.top_p)
-        return _inverse_cdf(kept.softmax(-1), uniform[row, written])
 
-    return choose
+def _picker(temperature: float, best: int | None, mass: float | None) -> Pick:
+    """Sample by log-probabilities (A, V) and a number a row (A,)."""
+
+    def pick(logprobs: Tensor, uniform: Tensor) -> Tensor:
+        kept = temper(logprobs, temperature)
+        kept = kept if best is None else top_k(kept, best)
+        kept = kept if mass is None else top_p(kept, mass)
+        return _inverse_cdf(kept.softmax(-1), uniform)
+
+    return pick
 
 
 def _seed(*parts: int) -> int:
@@ -190,17 +204,7 @@ def _inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     return torch.where(probs.gather(1, token) > 0, token, probs.argmax(-1, keepdim=True))[:, 0]
 
 
-def _collect(steps: Iterator[_Step], sequences: int, eos: int, options: Options) -> list[list[Hypothesis]]:
-    """Put the steps of each row together, and the rows of each sequence: finished ones first, by score."""
-    row, token, logprob = (torch.cat(parts).cpu() for parts in zip(*steps, strict=True))
-    rows = sequences * options.candidates
-    total = torch.zeros(rows, dtype=torch.float64).index_add_(0, row, logprob.double()).tolist()
-    parts = torch.split(token[row.argsort(stable=True)], row.bincount(minlength=rows).tolist())
-    found = [_hypothesis(ids.tolist(), total[at], eos, options) for at, ids in enumerate(parts)]
-    groups = [found[at : at + options.candidates] for at in range(0, rows, options.candidates)]
+def _best_first(found: Sequence[Hypothesis], candidates: int) -> list[list[Hypothesis]]:
+    """Put the candidates of each sequence together: finished ones first, by score."""
+    groups = [found[at : at + candidates] for at in range(0, len(found), candidates)]
     return [sorted(group, key=lambda one: (not one.finished, -one.score)) for group in groups]
-
-
-def _hypothesis(ids: list[int], logprob: float, eos: int, options: Options) -> Hypothesis:
-    finished = ids[-1] == eos
-    return Hypothesis(tuple(ids[:-1] if finished else ids), logprob, logprob / options.penalty(len(ids)), finished)

@@ -45,7 +45,8 @@ class View:
 class Attention:
     """All that was captured of one example, in the order in which the model computed it.
 
-    `weights` (T, S), `source`, `target` and `place` are those of the first view's first head.
+    `weights` (T, S), `source`, `target` and `place` are those of the first head of one view: the first that looks
+    across, at the source, or where none does the first.
     """
 
     text: str
@@ -54,25 +55,30 @@ class Attention:
     views: Sequence[View]
 
     @property
+    def chief(self) -> View:
+        """The view that is at hand."""
+        return next((view for view in self.views if view.place == "cross"), self.views[0])
+
+    @property
     def weights(self) -> np.ndarray:
         """How much each row looked at each column, (T, S)."""
-        first: np.ndarray = self.views[0].weights[0]
+        first: np.ndarray = self.chief.weights[0]
         return first
 
     @property
     def source(self) -> list[str]:
         """The tokens that were looked at, one a column."""
-        return list(self.views[0].columns)
+        return list(self.chief.columns)
 
     @property
     def target(self) -> list[str]:
         """The tokens that looked, one a row."""
-        return list(self.views[0].rows)
+        return list(self.chief.rows)
 
     @property
     def place(self) -> str:
         """Which part of the model looked."""
-        return self.views[0].name
+        return self.chief.name
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON-ready numbers and words."""
@@ -81,6 +87,10 @@ class Attention:
     def figures(self, name: str = "") -> list[str]:
         """Draw one figure a place, with all its layers and heads, for a page."""
         return [_figure(list(views), name) for views in self.places()]
+
+    def shown(self) -> str:
+        """Draw all figures for a page; of several places with heads, the page opens one at a time under an overview."""
+        return f'<div class="places">{"".join(self.figures())}</div>'
 
     def places(self) -> Iterable[list[View]]:
         """Group the views that have one place and the same tokens on their sides."""
@@ -94,17 +104,24 @@ class Attention:
 
     def _repr_html_(self) -> str:
         """Show it in a notebook, in a frame of its own: its style touches nothing, and its script runs."""
-        inner = page(self.text, [reply(self.said), *self.figures()], compact=True)
-        tall = min(_TALLEST, 130 + sum(map(_height, self.places())))
+        inner = page(self.text, [reply(self.said), self.shown()], compact=True)
+        tall = min(_TALLEST, 130 + _height(list(self.places())))
         frame = f'sandbox="allow-scripts" width="100%" height="{tall}" style="border:0" title="attention"'
         return f'<iframe {frame} srcdoc="{escape(inner)}"></iframe>'
 
 
-def explained() -> str:
-    """Say how a map is read."""
+def explained(looks: Sequence[Attention] = ()) -> str:
+    """Say how a map is read, and what places mean where there are several."""
+    told = {
+        "encoder": " Encoder: the source looks at itself.",
+        "decoder": " Decoder: the answer looks at itself, no further than it has got.",
+        "cross": " Cross: the answer looks at the source.",
+    }
+    found = dict.fromkeys(view.place for look in looks for view in look.views)
+    named = "".join(told.get(place, "") for place in found) if len(found) > 1 else ""
     return paragraph(
         "Each row is a token that looks, each column one that is looked at: the stronger a cell's colour, the more. "
-        "Every map has its own scale, from nothing to its largest weight."
+        f"Every map has its own scale, from nothing to its largest weight.{named}"
     )
 
 
@@ -113,6 +130,7 @@ def views_of(maps: Maps, source: Sequence[str], target: Sequence[str], read: Seq
 
     Across, from each step of the `target` to the `source`; within the encoder, the source on both sides; elsewhere
     the tokens that were `read`, "backward" from the last on. Where these do not fit, steps go by their numbers.
+    A layer that has none of the heads that are asked for is left out.
     """
     sides = {"cross": (target, source), "encoder": (source, source)}
     found = []
@@ -122,7 +140,11 @@ def views_of(maps: Maps, source: Sequence[str], target: Sequence[str], read: Seq
         heads, weights = _headed(weights, maps.numbers.get((place, layer)), maps.heads)
         rows, columns = sides.get(place, (read, read))
         sized = _fitting(rows, weights.shape[1]), _fitting(columns, weights.shape[2])
-        found.append(View(place, layer, heads, weights, *sized))
+        found += [View(place, layer, heads, weights, *sized)] if heads else []
+    if maps.weights and not found:
+        raise ConfigError(
+            f"heads: {sorted(maps.heads or ())} are left out of all layers that are looked at (model.heads_off)"
+        )
     return found
 
 
@@ -143,11 +165,17 @@ def _fitting(names: Sequence[str], count: int) -> Sequence[str]:
     return names if len(names) == count else [str(number) for number in range(1, count + 1)]
 
 
-def _height(views: Sequence[View]) -> int:
-    """Estimate what a place's figure takes: its map with words and title, and the overview where there is one."""
-    rows, columns = len(views[0].rows), len(views[0].columns)
-    several = len(views) > 1 or len(views[0].heads) > 1
-    return rows * cell_side(rows, columns) + 170 + (100 * len(views) + 60 if several else 0)
+def _height(places: Sequence[Sequence[View]]) -> int:
+    """Estimate what figures take: maps with words and titles, of those under an overview one, and the overview."""
+    alone, chosen, overview = 0, 0, 0
+    for views in places:
+        rows, columns = len(views[0].rows), len(views[0].columns)
+        tall = rows * cell_side(rows, columns) + 170
+        if len(views) > 1 or len(views[0].heads) > 1:
+            chosen, overview = max(chosen, tall), overview + 100 * len(views) + 60
+        else:
+            alone += tall
+    return alone + chosen + overview
 
 
 def _figure(views: Sequence[View], name: str) -> str:

@@ -1,4 +1,4 @@
-"""`weft look`: attention, or how far gradients reach, as a page, a picture or plain data, by the file's ending."""
+"""`weft look`: attention, gradients or positions as a page, a picture or plain data, by the file's ending."""
 
 import json
 import os
@@ -14,7 +14,8 @@ from weft.inspect.charts import line_chart
 from weft.inspect.drawing import visible
 from weft.inspect.gradients import Reach
 from weft.inspect.page import details, heading, page, paragraph, reply, table
-from weft.inspect.picture import check_plots, draw_lines, draw_maps
+from weft.inspect.picture import check_plots, draw_grids, draw_lines, draw_maps
+from weft.inspect.positions import Positions
 
 ENDINGS = (".html", ".png", ".json")
 _HEADING = 90  # characters
@@ -66,8 +67,8 @@ def render_attention(looks: Sequence[Attention], ending: str, title: str, about:
         return draw_maps(looks, tell)
     if ending == ".json":
         return _encoded([look.plain() for look in looks])
-    parts = [part for look in looks for part in (*_headed(look.text), reply(look.said), *look.figures())]
-    return page(title, [explained(), *parts], about).encode()
+    parts = [part for look in looks for part in (*_headed(look.text), reply(look.said), look.shown())]
+    return page(title, [explained(looks), *parts], about).encode()
 
 
 def render_gradients(found: Sequence[Reached], ending: str, title: str, about: str, tell: Tell) -> bytes:
@@ -82,6 +83,20 @@ def render_gradients(found: Sequence[Reached], ending: str, title: str, about: s
         "there. Where a line falls, the gradient vanishes; where it rises, it explodes."
     )
     return page(title, [told, *(part for one in found for part in _reached(one))], about).encode()
+
+
+def render_positions(found: Sequence[Positions], ending: str, title: str, about: str, tell: Tell) -> bytes:
+    """Show the vectors of positions, and how like one another they are, as `.html`, `.png` or `.json`."""
+    if ending == ".json":
+        return _encoded([one.plain() for one in found])
+    grids = [grid for one in found for grid in one.grids()]
+    if ending == ".png":
+        return draw_grids(grids, tell)
+    told = paragraph(
+        "A token's place is a vector that is added to its embedding. Each row is a place, counted from 0, each column "
+        "one of its numbers. Below, the dot product of every two of them says how near two places are to the model."
+    )
+    return page(title, [told, *(grid.drawn() for grid in grids)], about).encode()
 
 
 def save(out: Path, content: bytes) -> None:

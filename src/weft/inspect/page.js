@@ -37,11 +37,10 @@ const half = (bits) => {
   if (power === 31) return NaN;
   return sign * (power ? (1024 + rest) * 2 ** (power - 25) : rest * 2 ** -24);
 };
-const reader = (data) => {
-  const size = data.source.length * data.target.length;
+const reader = (weights, size) => {
   let bits = null;
   return (index) => {
-    bits ??= new Uint16Array(Uint8Array.from(atob(data.weights), (char) => char.charCodeAt(0)).buffer);
+    bits ??= new Uint16Array(Uint8Array.from(atob(weights), (char) => char.charCodeAt(0)).buffer);
     return Float64Array.from(bits.subarray(index * size, (index + 1) * size), half);
   };
 };
@@ -52,7 +51,8 @@ const shares = (weights) => {  // of the largest, for shading; what is no weight
 const written = (weight) => Number.isNaN(weight) ? "\u2013" : weight.toFixed(3);
 
 const map = (data, marks, put, svg, figure) => {
-  const labels = [...svg.querySelectorAll("[data-label]")], columns = data.source.length, read = reader(data);
+  const labels = [...svg.querySelectorAll("[data-label]")], columns = data.source.length;
+  const read = reader(data.weights, columns * data.target.length);
   let weights = null, index = 0;
   const at = (row, column) => (weights ??= read(index))[row * columns + column];
   const told = (row, column) => `${data.target[row]} \u2190 ${data.source[column]} ${written(at(row, column))}`;
@@ -121,19 +121,21 @@ const reveal = (plot, svg, data, spot) => {
 
 // Several maps: a small picture of each, and the layer and the head of the large one to choose.
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const paint = (canvas, weights) => {
-  const ink = parseInt(getComputedStyle(canvas).getPropertyValue("--heat").trim().slice(1), 16);
+const paint = (canvas, parts) => {  // of 1, in one hue; what is below nought, in another
+  const style = getComputedStyle(canvas), ink = (name) => parseInt(style.getPropertyValue(name).trim().slice(1), 16);
   const pen = canvas.getContext("2d"), picture = pen.createImageData(canvas.width, canvas.height);
-  shares(weights)[0].forEach((part, i) => {
-    picture.data.set([ink >> 16, ink >> 8 & 255, ink & 255, Math.round(part * 255)], 4 * i);
+  const [heat, cold] = ["--heat", "--s1"].map(ink).map((hue) => [hue >> 16, hue >> 8 & 255, hue & 255]);
+  parts.forEach((part, i) => {
+    picture.data.set([...part < 0 ? cold : heat, Math.round(Math.abs(part) * 255)], 4 * i);
   });
   pen.putImageData(picture, 0, 0);
 };
-const several = (box, data, kind, open) => {
+const several = (figure, data, kind, group, open) => {
   const ordered = (part) => [...new Set(data.maps.map((one) => one[part]))].sort((a, b) => a - b);
   const [layers, heads] = [ordered(0), ordered(1)], name = ([layer, head]) => `layer ${layer}, head ${head}`;
   const find = (layer, head) => data.maps.findIndex((one) => one[0] === layer && one[1] === head);
-  const size = clamp(Math.floor(700 / (heads.length > 1 ? heads.length : layers.length)) - 6, 36, 96);
+  const room = group ? 224 : 700;  // beside other places there is less
+  const size = clamp(Math.floor(room / (heads.length > 1 ? heads.length : layers.length)) - 10, 36, 96);
   const shape = data.target.length / data.source.length;
   const thumbs = data.maps.map((one, index) => {
     const canvas = make("canvas", { width: data.source.length, height: data.target.length });
@@ -144,8 +146,10 @@ const several = (box, data, kind, open) => {
   const grid = heads.length > 1 ? layers.map((layer) => heads.map((head) => find(layer, head)))
     : [layers.map((layer) => find(layer, heads[0]))];
   const across = heads.length > 1 ? heads.map((head) => `head ${head}`) : layers.map((layer) => `layer ${layer}`);
+  const title = figure.querySelector("b").textContent, box = figure.querySelector(".choice");
   const table = make("table", { className: "heads" }, [
-    make("caption", { className: "hidden", textContent: "Every layer and head; arrow keys move, Enter opens one" }),
+    make("caption", {}, [...(group ? [make("b", { textContent: title })] : []), make("span", { className: "hidden",
+      textContent: " Every layer and head; arrow keys move, Enter opens one" })]),
     make("thead", {}, [make("tr", {}, [make("td"),
       ...across.map((text) => make("th", { scope: "col", textContent: text }))])]),
     make("tbody", {}, grid.map((row, i) => make("tr", {}, [
@@ -158,34 +162,79 @@ const several = (box, data, kind, open) => {
     choose(exact >= 0 ? exact : data.maps.findIndex((one) => one[part] === (part ? head : layer)));
   } }, options.map((option) => make("option", { value: option, textContent: option }))));
   const picks = ["layer", "head"].map((text, part) => make("label", { textContent: `${text} ` }, [selects[part]]));
-  const plot = box.closest("figure").querySelector(".plot"), about = plot.ariaLabel;
-  const mark = (index) => {
-    plot.ariaLabel = `${name(data.maps[index])} of ${about}`;
-    thumbs.forEach((thumb, i) => { thumb.ariaPressed = String(i === index); thumb.tabIndex = i === index ? 0 : -1; });
-    selects.forEach((select, part) => { select.value = data.maps[index][part]; });
+  const plot = figure.querySelector(".plot"), about = plot.ariaLabel;
+  let at = 0;
+  const mark = () => {
+    plot.ariaLabel = `${name(data.maps[at])} of ${about}`;
+    thumbs.forEach((thumb, i) => {
+      thumb.ariaPressed = String(i === at && !figure.hidden); thumb.tabIndex = i === at ? 0 : -1;
+    });
+    selects.forEach((select, part) => { select.value = data.maps[at][part]; });
   };
-  const choose = (index) => { kind.draw(index); mark(index); };
+  const choose = (index) => { at = index; group?.show(figure); kind.draw(at); mark(); };
   table.addEventListener("keydown", (event) => {
     const index = thumbs.indexOf(document.activeElement), by = move(event);
     if (index < 0 || !by) return;
     event.preventDefault();
-    const row = grid.findIndex((line) => line.includes(index)), column = grid[row].indexOf(index);
-    const to = grid[clamp(row + by[1], 0, grid.length - 1)][clamp(column + by[0], 0, grid[row].length - 1)];
-    if (to >= 0) thumbs[to].focus();
+    let row = grid.findIndex((line) => line.includes(index)), column = grid[row].indexOf(index), to, near;
+    do {  // over heads that are not there, and with Home and End to the last that is
+      row += Math.sign(by[1]); column += Math.sign(by[0]); near = grid[row]?.[column];
+      if (near >= 0) to = near;
+    } while (near !== undefined && (to === undefined || Math.abs(by[0]) > 1));
+    thumbs[to ?? index].focus();
   });
   const line = make("div", { className: "picks" }, picks.filter((_, part) => [layers, heads][part].length > 1));
-  line.append(box.closest("figure").querySelector(".key"));  // the scale is the large map's
-  box.append(make("div", { className: "scroll" }, [table]), line);
+  line.append(figure.querySelector(".key"));  // the scale is the large map's
+  (group?.overview ?? box).append(make("div", { className: "scroll" }, [table]));
+  box.append(line);
   let painted = false;
-  const repaint = () => thumbs.forEach((thumb, i) => paint(thumb.firstChild, kind.read(i)));
+  const repaint = () => thumbs.forEach((thumb, i) => paint(thumb.firstChild, shares(kind.read(i))[0]));
   new IntersectionObserver((seen, watch) => {
     if (!seen.some((one) => one.isIntersecting)) return;
     watch.disconnect(); painted = true; repaint();
-  }, { rootMargin: "300px" }).observe(box);
+  }, { rootMargin: "300px" }).observe(table);
   dark.addEventListener("change", () => { if (painted) repaint(); });
-  mark(0);
-  return () => thumbs.find((thumb) => thumb.ariaPressed === "true").focus();
+  group?.marks.push(mark);
+  mark();
+  return () => thumbs[at].focus();
 };
+
+// Several places, such as a Transformer's: all small pictures stand together, above the one map that is opened.
+const gather = (places) => {
+  const figures = [...places.querySelectorAll("figure")].filter((one) => one.querySelector(".choice"));
+  if (figures.length < 2) return null;
+  const group = { overview: make("div", { className: "overview" }), marks: [], show: (figure) => {
+    for (const one of figures) one.hidden = one !== figure;
+    for (const mark of group.marks) mark();
+    window.dispatchEvent(new Event("resize"));  // a map that was hidden has not followed what was scrolled
+  } };
+  places.prepend(group.overview);
+  group.show(figures[0]);
+  return group;
+};
+
+// Grids: numbers as colours, of either sign from nought on, or else from the smallest to the largest.
+const grid = (data, marks, put, svg) => {
+  const [low, high] = data.ends, least = low < 0 ? 0 : low;
+  const { left, top, cell: [wide, tall], shape: [rows, columns] } = data, canvas = svg.querySelector("canvas");
+  const values = reader(data.values, rows * columns)(0);
+  const draw = () => paint(canvas, values.map((value) => (value - least) / (high - least)));
+  dark.addEventListener("change", draw);
+  draw();
+  return {
+    start: () => [0, 0],
+    end: () => [columns - 1, rows - 1],
+    near: (x, y) => [Math.floor((x - left) / wide), Math.floor((y - top) / tall)],
+    show: ([column, row]) => {
+      const x = left + column * wide, y = top + row * tall, value = values[row * columns + column];
+      put(marks[0], left, y); put(marks[1], x, top);
+      const told = `${data.down} ${row}, ${data.across} ${column}: ${Number(value.toPrecision(3))}`;
+      return [x + wide, y, [[told.replace("-", "\u2212")]], tall];
+    },
+  };
+};
+
+const groups = new Map([...document.querySelectorAll(".places")].map((places) => [places, gather(places)]));
 
 for (const plot of document.querySelectorAll(".plot")) {
   const figure = plot.closest("figure"), svg = plot.querySelector("svg"), tip = figure.querySelector(".tip");
@@ -194,7 +243,7 @@ for (const plot of document.querySelectorAll(".plot")) {
   const put = (mark, x, y) => {
     mark.setAttribute("transform", `translate(${x} ${y})`); mark.setAttribute("visibility", "visible");
   };
-  const kind = (data.weights ? map : lines)(data, marks, put, svg, figure);
+  const kind = { map, grid, lines }[plot.classList[1]](data, marks, put, svg, figure);
   let at = null, back = null;
   const hide = () => {
     tip.textContent = "";
@@ -234,7 +283,7 @@ for (const plot of document.querySelectorAll(".plot")) {
   });
   if (kind.draw) stick(plot, svg, data);
   const choice = figure.querySelector(".choice");
-  if (choice) back = several(choice, data, kind, () => {
+  if (choice) back = several(figure, data, kind, groups.get(figure.closest(".places")), () => {
     for (const part of [plot, choice.lastChild]) part.scrollIntoView({ block: "nearest" });
     plot.focus({ preventScroll: true });
   });

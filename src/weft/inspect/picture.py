@@ -17,18 +17,20 @@ import numpy as np
 from weft.errors import ConfigError
 from weft.inspect.attention import Attention, View
 from weft.inspect.drawing import clip, visible
+from weft.inspect.grids import Grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _HEAT = ("#f1f4f8", "#0b4a86")  # nothing, and a map's largest weight
+_SIGNED = ("#d9620b", *_HEAT)
 _HUES = ("#1b74c5", "#d9620b", "#0a5f50", "#d85f9f", "#4b2a7b")
 _STYLES = ("-", "--", ":", "-.")
 _DPI = 160
 _WIDE = 9.0  # of a row of small maps, and of a large map's longer side, where its cells allow it
 _CELLS = (0.15, 0.4)  # the smallest and the largest side of a cell
 _THUMBS = (0.5, 1.6)
-_GAP = 1.7  # between blocks, for titles and turned words
+_GAP = 1.7  # above a large map, for its title and turned words
 _BETWEEN = 0.08  # small maps
 _TITLE = 90  # characters of a text in a title
 _ODD = re.compile("color|resort|^cm|^STIX", re.IGNORECASE)  # pictures, boxes for all, and symbols at letters' places
@@ -49,16 +51,15 @@ def draw_maps(looks: Sequence[Attention], tell: Tell) -> bytes:
     check_plots()
     tokens = (token for look in looks for view in look.views for token in (*view.rows, *view.columns))
     pen = Pen.for_texts([*tokens, *(text for look in looks for text in (look.text, look.said))], tell)
-    blocks = [(look, views) for look in looks for views in look.places()]
-    heights = [_block_height(views) for _, views in blocks]
-    sheet = _Sheet(sum(heights) + _GAP * len(blocks))
-    for (look, views), height in zip(blocks, heights, strict=True):
-        title = f"{pen.written(look.text)}\n→ {pen.written(look.said)}"
-        if sum(len(view.heads) for view in views) == 1:
-            _draw_large(sheet, pen, views[0], f"{title}\n{views[0].name}")
+    blocks = [block for look in looks for block in _blocks(look, pen)]
+    sheet = _Sheet(sum(_gap(title, views) + _block_height(views) for title, views in blocks))
+    for title, views in blocks:
+        sheet.top -= _gap(title, views)
+        if _alone(views):
+            _draw_large(sheet, pen, views[0], title)
         else:
-            _draw_small(sheet, pen, views, f"{title}\n{views[0].place}")
-        sheet.top -= height + _GAP
+            _draw_small(sheet, pen, views, title)
+        sheet.top -= _block_height(views)
     return sheet.png()
 
 
@@ -85,6 +86,29 @@ def draw_lines(charts: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
     return sheet.png()
 
 
+def draw_grids(grids: Sequence[Grid], tell: Tell) -> bytes:
+    """Draw heat maps of numbers, one below the other."""
+    check_plots()
+    from matplotlib.colors import LinearSegmentedColormap
+
+    pen = Pen.for_texts([text for grid in grids for text in (grid.title, grid.down, grid.across)], tell)
+    wide = 7.0
+    sheet = _Sheet(sum(grid.tall * wide + 1 for grid in grids))
+    for grid in grids:
+        height = grid.tall * wide
+        axes = sheet.axes(0, height, wide, height)
+        (low, high), hues = grid.ends, _SIGNED if grid.ends[0] < 0 else _HEAT
+        colours = LinearSegmentedColormap.from_list("grid", hues)
+        shades = axes.imshow(grid.values, colours, aspect="auto", vmin=low, vmax=high)
+        axes.tick_params(labelsize=8)
+        axes.set_title(pen.written(grid.title), loc="left", **pen.style(10))
+        axes.set_xlabel(pen.shown(grid.across), **pen.style(9))
+        axes.set_ylabel(pen.shown(grid.down), **pen.style(9))
+        _draw_bar(sheet, shades, wide, height)
+        sheet.top -= height + 1
+    return sheet.png()
+
+
 @dataclass
 class _Sheet:
     """A figure on which axes are placed in inches, from the top down."""
@@ -102,6 +126,10 @@ class _Sheet:
         """Place axes whose foot is `down` below the current top."""
         place = (left / _WIDE, (self.top - down) / self.height, width / _WIDE, height / self.height)
         return self.figure.add_axes(place)
+
+    def words(self, left: float, down: float, text: str, style: Mapping[str, Any]) -> None:
+        """Write a text whose foot, or by its style another part, is `down` below the current top."""
+        self.figure.text(left / _WIDE, (self.top - down) / self.height, text, **style)
 
     def png(self) -> bytes:
         """Return the picture, cut to what is drawn."""
@@ -172,9 +200,24 @@ def _characters(family: str) -> frozenset[str]:
         return frozenset()
 
 
+def _blocks(look: Attention, pen: Pen) -> Iterable[tuple[str, Sequence[View]]]:
+    """Give each place of a look its title; the text and the answer stand above the first."""
+    said = f"{pen.written(look.text)}\n→ {pen.written(look.said)}\n"
+    for number, views in enumerate(look.places()):
+        yield (said if not number else "") + (views[0].name if _alone(views) else views[0].place), views
+
+
+def _alone(views: Sequence[View]) -> bool:
+    return sum(len(view.heads) for view in views) == 1
+
+
+def _gap(title: str, views: Sequence[View]) -> float:
+    return _GAP if _alone(views) else 0.6 + 0.2 * title.count("\n")
+
+
 def _block_height(views: Sequence[View]) -> float:
-    layers, heads, tall = _grid(views)
-    if len(layers) * len(heads) == 1:
+    layers, _, tall = _grid(views)
+    if _alone(views):
         return _cell(views[0]) * len(views[0].rows)
     return len(layers) * (tall + _BETWEEN)
 
@@ -219,6 +262,11 @@ def _draw_large(sheet: _Sheet, pen: Pen, view: View, title: str) -> None:
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows, **style)
     axes.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
     axes.set_title(title, loc="left", pad=8, **pen.style(10))
+    _draw_bar(sheet, shades, width, height)
+
+
+def _draw_bar(sheet: _Sheet, shades: Any, width: float, height: float) -> None:
+    """Show what the shades mean, to the right of what they are in."""
     bar = sheet.figure.colorbar(shades, cax=sheet.axes(width + 0.15, min(height, 1.5), 0.1, min(height, 1.5)))
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, labelsize=8)
@@ -227,15 +275,14 @@ def _draw_large(sheet: _Sheet, pen: Pen, view: View, title: str) -> None:
 def _draw_small(sheet: _Sheet, pen: Pen, views: Sequence[View], title: str) -> None:
     layers, heads, tall = _grid(views)
     wide = float(np.clip(_WIDE / len(heads) - _BETWEEN, *_THUMBS))
+    across, down = wide + _BETWEEN, tall + _BETWEEN
     for view in views:
         row = layers.index(view.layer)
         for head, weights in zip(view.heads, view.weights, strict=True):
-            column = heads.index(head)
-            axes = sheet.axes(column * (wide + _BETWEEN), row * (tall + _BETWEEN) + tall, wide, tall)
-            _shade(axes, weights)
-            if row == 0 and len(heads) > 1:
-                axes.set_title(f"head {head}", fontsize=7, pad=2)
-            if head == view.heads[0]:
-                axes.set_ylabel(f"layer {view.layer}", fontsize=7)
-            if row == 0 and column == 0:
-                axes.annotate(title, (0, 1), (0, 16), "axes fraction", "offset points", **pen.style(10))
+            _shade(sheet.axes(heads.index(head) * across, row * down + tall, wide, tall), weights)
+    sheet.words(0, -0.25, title, {"va": "bottom", **pen.style(10)})
+    for column, head in enumerate(heads if len(heads) > 1 else ()):
+        sheet.words(column * across + wide / 2, -0.05, f"head {head}", {"ha": "center", "fontsize": 7})
+    for row, layer in enumerate(layers):
+        turned = {"ha": "right", "va": "center", "rotation": 90, "fontsize": 7}
+        sheet.words(-0.05, row * down + tall / 2, f"layer {layer}", turned)

@@ -22,13 +22,14 @@ from torch import Tensor, nn
 
 from weft.config import Named
 from weft.errors import ConfigError, RoleError
-from weft.models.base import Model, Role
+from weft.models.base import Model, Role, matrix_numbers
 from weft.nn.chars import CharCNN
 from weft.nn.grid import Grid
 from weft.nn.intra import Intra
 from weft.nn.recurrent import State
+from weft.nn.scores import Additive
 from weft.nn.stack import Stack
-from weft.tokens import Tokens
+from weft.tokens import PAD, Tokens
 
 
 class RNNConfig(Named):
@@ -117,6 +118,18 @@ class RNN(Model):
         """Drop the output where nothing is scored."""
         if not {Role.SCORER, Role.GENERATOR, Role.FILLER} & set(needs):
             self.output = None
+
+    def operations(self, tokens: Tokens, source: Tokens | None = None) -> int:
+        """Count each matrix for each token, filters for each character, and a layer's looks for each earlier state."""
+        count, read = super().operations(tokens), int(tokens.lengths.sum())
+        if self.chars is not None and tokens.chars is not None:
+            count += 2 * matrix_numbers(self.chars) * (int((tokens.chars != PAD).sum()) - read)
+        pairs = int((tokens.lengths * (tokens.lengths - 1)).sum()) // 2
+        for layer in self.recurrent.ahead:  # where it goes both ways, each is half as wide
+            if isinstance(layer, Intra):
+                by_token = read if isinstance(layer.score, Additive) else 0  # its v meets pairs, not tokens
+                count += 2 * self.width * ((1 + layer.cell.states) * pairs - by_token)
+        return count
 
     def encode(self, tokens: Tokens, layers: Sequence[int] = (-1,)) -> Tensor:
         """Return the outputs of the chosen layers, (L, N, D); 0 is the embeddings, -1 the last layer."""

@@ -40,13 +40,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.config import Named
-from weft.models.base import Model, Role
+from weft.models.base import Model, Role, matrix_numbers
 from weft.nn.capture import capturing, record
 from weft.nn.grid import Grid
 from weft.nn.looks import Feeding, Sight, look_all, sight
 from weft.nn.recurrent import Cell, State, at_last, make_cell
 from weft.nn.scan import scan_fused, worthwhile
-from weft.nn.scores import Additive, attend, make_score
+from weft.nn.scores import Additive, General, Location, attend, make_score
 from weft.nn.stack import Stack
 from weft.tokens import Tokens
 
@@ -313,6 +313,20 @@ class Seq2Seq(Model):
     def roles(cls, config: Named) -> frozenset[Role]:
         """Say what it can do: score and generate, given a source."""
         return frozenset({Role.CONDITIONAL, Role.SCORER, Role.GENERATOR})
+
+    def operations(self, tokens: Tokens, source: Tokens | None = None) -> int:
+        """Count matrices for the tokens of their side, the bridge for each vector, two products for each look."""
+        assert source is not None
+        decoder, score, seen = self.decoder, self.decoder.score, source.lengths
+        keys = matrix_numbers(score.key) if isinstance(score, Additive | General) else 0  # these are of the source
+        paired = matrix_numbers(score.energy) if isinstance(score, Additive) else 0  # v meets pairs, not tokens
+        if isinstance(score, Location):  # of W a row for each place that there is
+            paired, seen = matrix_numbers(score.place), seen.clamp(max=score.place.out_features)
+        by_target = (matrix_numbers(decoder) - keys - paired) * int(tokens.lengths.sum())
+        by_source = (matrix_numbers(self.encoder) + keys) * int(source.lengths.sum())
+        bridged = matrix_numbers(self.bridge) * len(decoder.layers) * len(source) if self.bridge else 0
+        looks = 2 * decoder.output.in_features * int((tokens.lengths * seen).sum()) if score else 0
+        return 2 * (by_target + by_source + bridged + looks)
 
     def logits(self, tokens: Tokens, source: Tokens, at: Tensor | None = None) -> Tensor:
         """Score what follows each token, given the source: (N, V), or (len(at), V) at the flat positions `at`."""

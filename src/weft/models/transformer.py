@@ -15,14 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor, nn
 
 from weft.config import Named
-from weft.models.base import Model, Role
-from weft.nn.attention import Layout
-from weft.nn.cache import Cache, Reach
+from weft.models.base import Model, Role, matrix_numbers
+from weft.nn.attention import Layout, MultiHead
+from weft.nn.cache import Cache, FixedCache, Reach, but_last, on_triton
+from weft.nn.cuda import in_half
 from weft.nn.positions import Learned, Sinusoidal, check_position, positions_of
+from weft.nn.readout import Readout
 from weft.nn.transformer import Activation, Blocks, Shape
 from weft.tokens import Tokens
 
@@ -54,7 +57,7 @@ class TransformerConfig(Named):
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     longest: int = Field(1024, ge=1)  # how many positions are learned
     tie: bool = True  # one matrix for the target's embeddings and the output (Press & Wolf 2017)
-    heads_off: HeadsOff = Field(default_factory=dict)
+    heads_off: HeadsOff = Field({})
 
     @model_validator(mode="after")
     def _fits(self) -> "TransformerConfig":
@@ -70,8 +73,10 @@ class TransformerConfig(Named):
 
     def _check_off(self, key: str, off: Sequence[int]) -> None:
         place, _, layer = key.rpartition(".")
-        depth = max(self.layers, self.decoder_layers or 0)
-        if (place and place not in PLACES) or not layer.isdigit() or int(layer) >= depth:
+        after = self.decoder_layers or self.layers
+        depths = {"": max(self.layers, after), "encoder": self.layers, "decoder": after, "cross": after}
+        depth = depths.get(place, depths[""])
+        if place not in depths or key not in {f"{place}.{one}".removeprefix(".") for one in range(depth)}:
             raise ValueError(
                 f"model.heads_off names layers, 0 to {depth - 1}, alone or as in {PLACES[-1]}.0 ({', '.join(PLACES)}): "
                 f"got {key!r}"
@@ -96,10 +101,36 @@ class Reading:
         return replace(self, cache=self.cache.select(rows), reach=self.reach.select(rows))
 
 
+@dataclass(frozen=True)
+class FixedReading(Reading):
+    """A reading that stays where it is in memory (weft.models.base.FixedState)."""
+
+    cache: FixedCache
+
+    @property
+    def room(self) -> int:
+        """How many tokens of a hypothesis it holds."""
+        return self.cache.end
+
+    def select(self, rows: Tensor) -> "FixedReading":
+        """Let hypothesis b continue rows[b], of the same source: what it sees of that stays."""
+        return replace(self, cache=self.cache.select(rows))
+
+    def take(self, state: Reading, rows: Tensor) -> None:
+        """Become the reading whose hypothesis b continues hypothesis rows[b] of the other."""
+        self.cache.take(state.cache, rows)
+        for mine, theirs in zip(self.reach, state.reach.select(rows), strict=True):
+            mine.copy_(theirs)
+        for mine, theirs in zip(self.sources, state.sources, strict=True):
+            mine.copy_(theirs)
+
+
 class Transformer(Model):
     """Embeddings and positions, encoder, decoder."""
 
     Config: ClassVar[type[Named]] = TransformerConfig
+    compiles: ClassVar[bool] = True
+    lowers: ClassVar[bool] = True
     config: TransformerConfig
 
     def __init__(self, config: TransformerConfig, vocab: int, target_vocab: int | None = None) -> None:
@@ -114,11 +145,13 @@ class Transformer(Model):
         )
         self.encoder = Blocks(shape, config.layers, "encoder")
         self.decoder = Blocks(shape, config.decoder_layers or config.layers, "decoder", causal=True, cross=True)
-        self.output = nn.Linear(width, self.target_vocab, bias=False)
+        self.output = Readout(width, self.target_vocab)
         if config.tie:
             self.output.weight = self.target_embed.weight
-        for matrix in {self.embed.weight, self.target_embed.weight, self.output.weight}:
+        # In this order, each once: of a set of tensors, the order would differ from run to run.
+        for matrix in dict.fromkeys((self.embed.weight, self.target_embed.weight, self.output.weight)):
             nn.init.normal_(matrix, std=width**-0.5)
+        self._looks = tuple(part for part in self.modules() if isinstance(part, MultiHead))
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
@@ -134,23 +167,57 @@ class Transformer(Model):
 
     def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, Reading]:
         """Encode the source and read the prompts; return the logits (B, V) of what follows, and the state."""
+        return self.step(prompt.ids[prompt.starts[1:].long() - 1], self.prime(prompt, source))
+
+    def prime(self, prompt: Tokens, source: Tokens | None = None) -> Reading:
+        """Encode the source and read the prompts up to their last tokens."""
         assert source is not None
-        memory, keep = self._encoded(source), list[Tensor]()
-        layout, _, across = self._layouts(prompt, memory, source)
-        states = self.decoder(self._embedded(prompt, self.target_embed), layout, memory, across, keep)[-1]
+        memory, before = self._encoded(source), but_last(prompt)
+        keep = [memory.new_zeros(0, 2, *shape) for shape in self.decoder.shapes] if not len(before.ids) else []
+        if len(before.ids):
+            layout, _, across = self._layouts(before, memory, source)
+            self.decoder(self._embedded(before, self.target_embed), layout, memory, across, keep)
         sources = tuple(one.detach() for one in self.decoder.remember(memory))
-        return self.output(states[prompt.starts[1:].long() - 1]), Reading(
-            Cache.of(prompt, keep), Reach.of(source), sources
-        )
+        return Reading(Cache.of(before, keep), Reach.of(source), sources)
+
+    def fixed(self, state: Reading, rows: int, room: int) -> "FixedReading":
+        """Make a state that stays where it is, for so many hypotheses of so many tokens."""
+        if isinstance(self.positions, Learned):
+            check_position(state.cache.end + 1, self.config.longest)
+            room = min(room, self.config.longest)
+        reach = Reach(*(one.new_zeros(rows, *one.shape[1:]) for one in state.reach))
+        sources = tuple(torch.zeros_like(one) for one in state.sources)
+        return FixedReading(FixedCache.like(state.cache, rows, room), reach, sources)
+
+    @property
+    def steady(self) -> bool:
+        """Whether what reads the sources never asks how long they are, as in half precision on CUDA."""
+        return in_half(self.embed.weight) and not self.training
+
+    @property
+    def reads(self) -> int | None:
+        """How many positions were learned."""
+        return self.config.longest if isinstance(self.positions, Learned) else None
 
     def step(self, ids: Tensor, state: Reading) -> tuple[Tensor, Reading]:
         """Read one more token a hypothesis."""
         cache = state.cache.opened()
         if isinstance(self.positions, Learned):
             check_position(cache.end, self.config.longest)
-        x = self._placed(self.target_embed(ids), cache.position)
-        states = self.decoder.step(x, cache, state.sources, state.reach)
+        states = self.decoder.step(self._next(ids, cache), cache, state.sources, state.reach)
         return self.output(states), replace(state, cache=cache)
+
+    def operations(self, tokens: Tokens, source: Tokens | None = None) -> int:
+        """Count the matrices by the tokens that meet them, and 4 D for each pair of tokens of which one may see one."""
+        assert source is not None
+        read, given = tokens.lengths, source.lengths
+        pairs = {"encoder": given * given, "decoder": read * (read + 1) // 2, "cross": read * given}
+        looks = self._looks
+        memory = sum(matrix_numbers(look.memory) for look in looks if look.memory is not None)
+        per_source = matrix_numbers(self.encoder) + memory
+        per_target = matrix_numbers(self.decoder) - memory + matrix_numbers(self.output)
+        met = 2 * (per_source * int(given.sum()) + per_target * int(read.sum()))
+        return met + sum(4 * len(look.kept) * look.size * int(pairs[look.place].sum()) for look in looks)
 
     def _encoded(self, source: Tokens) -> Tensor:
         memory: Tensor = self.encoder(self._embedded(source, self.embed), Layout.itself(source))[-1]
@@ -161,10 +228,19 @@ class Transformer(Model):
 
     def _embedded(self, tokens: Tokens, table: nn.Embedding) -> Tensor:
         self.positions.check(tokens)
-        return self._placed(table(tokens.ids), positions_of(tokens))
+        return self._placed(table(tokens.ids), self.positions(positions_of(tokens), tokens.longest))
 
-    def _placed(self, embedded: Tensor, positions: Tensor) -> Tensor:
-        """√D · E y + PE: as large as their vectors are, words stand out against places (section 3.4)."""
-        x = embedded * self.config.width**0.5 + self.positions(positions).to(embedded.dtype)
+    def _next(self, ids: Tensor, cache: Cache) -> Tensor:
+        """Embed one token a hypothesis, which stands in the cache's last column."""
+        words = self.target_embed.weight
+        if on_triton(words) and not self.training:
+            from weft.nn.step_cuda import placed
+
+            places = self.positions.vectors(cache.log.room, words.device)
+            return placed(ids, words, places, cache, self.config.width**0.5)
+        return self._placed(self.target_embed(ids), self.positions(cache.position))
+
+    def _placed(self, embedded: Tensor, places: Tensor) -> Tensor:
+        x = embedded * self.config.width**0.5 + places.to(embedded.dtype)
         found: Tensor = self.dropout(x)
         return found

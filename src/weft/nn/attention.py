@@ -3,25 +3,31 @@
     Attention(Q, K, V) = softmax(Q Kᵀ / √d) V                                                                  (eq. 1)
     MultiHead = [head_1 ; … ; head_H] W_O,   head_i = Attention(Q W_Qi, K W_Ki, V W_Vi)                 (section 3.2.2)
 
-`fused` is the one place where a kernel is called: on CUDA in half precision the variable-length one, elsewhere the
-library's fused attention over groups of sequences of like length. Neither makes the weights. `weights_of` makes them by
-the equation, from q and k, for the layers and heads that someone looks at (`weft.nn.capture`); the output stays that of
-the kernel. The variable-length kernel has no dropout on the weights, and the paper has none either (section 5.4).
+On CUDA in half precision short sequences have a kernel of their own (`weft.nn.attention_cuda`). For all others `fused`
+calls one: on CUDA in half precision the library's variable-length one, elsewhere its fused attention over groups of
+sequences of like length. None makes the weights. `weights_of` makes them by the equation, from q and k, for the layers
+and heads that someone looks at (`weft.nn.capture`); the output stays that of the kernel. No kernel drops weights out,
+and the paper does not either (section 5.4).
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from inspect import signature
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
 
 from weft.nn.cache import Reach, attend_cached
 from weft.nn.capture import capturing, chosen_heads, record
+from weft.nn.cuda import trusted
 from weft.tokens import Tokens
 
+_WINDOWED = "window_size" in signature(varlen_attn).parameters  # torch 2.10 has is_causal in its place
+_SHORT, _NARROW = 256, 64  # tokens, and numbers a head, up to which a kernel for short sequences is the better one
 _LIKE = 16  # on the CPU, sequences whose lengths are in one band of so many tokens go through one call
 
 
@@ -75,12 +81,18 @@ def _laid(first: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     return first[:, None] + torch.minimum(step, (lengths[:, None] - 1).clamp(min=0)), step < lengths[:, None]
 
 
+def short(x: Tensor, layout: Layout, size: int) -> bool:
+    """Say whether the kernel for short sequences serves: forward alone, the library's is the faster one for others."""
+    longest = max(layout.at.longest, layout.over.longest)
+    return trusted(x) and size <= _NARROW and longest <= (_SHORT if torch.is_grad_enabled() else _SHORT // 2)
+
+
 def fused(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool) -> Tensor:
     """Attend with q (N, H, d) to k and v (M, H, d), each sequence to its own: (N, H, d)."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         return _varlen(q, k, v, layout, causal)
     groups, order = layout.groups
-    if order is None and len(groups) == 1 and groups[0].real is None:
+    if order is None and len(groups) == 1 and groups[0].real is None and len(groups[0].holds) == len(k):
         return _dense(q, k, v, groups[0], causal)
     found = [_grouped(q, k, v, group, causal) for group in groups]
     whole = torch.cat(found) if found else torch.zeros_like(q)
@@ -102,11 +114,9 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, group: Group, causal: bool) -> Tenso
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
     at, over = layout.at, layout.over
-    window = (-1, 0) if causal else (-1, -1)
-    found = varlen_attn(q, k, v, at.starts, over.starts, at.longest, over.longest, window_size=window)
+    how: dict[str, Any] = {"window_size": (-1, 0) if causal else (-1, -1)} if _WINDOWED else {"is_causal": causal}
+    found = varlen_attn(q, k, v, at.starts, over.starts, at.longest, over.longest, **how)
     assert isinstance(found, Tensor)
     return found
 
@@ -148,14 +158,37 @@ class MultiHead(nn.Module):
         self, x: Tensor, layout: Layout, memory: Tensor | None = None, keep: list[Tensor] | None = None
     ) -> Tensor:
         """Let x (N, D) look at itself, or at memory (M, D): (N, D); `keep` collects keys and values (M, 2, H, d)."""
+        found: Tensor = self.output(self.gathered(x, layout, memory, keep))
+        return found
+
+    def gathered(
+        self, x: Tensor, layout: Layout, memory: Tensor | None = None, keep: list[Tensor] | None = None
+    ) -> Tensor:
+        """Return what the heads found, side by side, as the output layer reads it: (N, H·d)."""
+        watched = not torch.compiler.is_compiling() and capturing(self.layer)
+        if keep is None and not watched and short(x, layout, self.size):
+            return self._short(x, layout, memory)
         q, kv = self.project(x, memory)
         k, v = kv.unbind(1)
         if keep is not None:
             keep.append(kv.detach())
-        if not torch.compiler.is_compiling() and capturing(self.layer):
+        if watched:
             self._record(q, k, layout)
-        found: Tensor = self.output(fused(q, k, v, layout, self.causal).flatten(1))
-        return found
+        return fused(q, k, v, layout, self.causal).flatten(1)
+
+    def _short(self, x: Tensor, layout: Layout, memory: Tensor | None) -> Tensor:
+        """Do it in one kernel, which shifts what the matrices alone have made, and reads all of it where it is."""
+        from weft.nn.attention_cuda import attend
+
+        own, other = F.linear(x, self.query.weight).unflatten(-1, (1 if self.cross else 3, -1, self.size)), None
+        shift: Tensor = self.query.bias
+        longest = max(layout.at.longest, layout.over.longest)
+        if self.memory is not None:
+            assert memory is not None
+            other = F.linear(memory, self.memory.weight).unflatten(-1, (2, -1, self.size))
+            shift = torch.cat([shift, self.memory.bias])
+        found: Tensor = attend(own, other, shift, layout.at.starts, layout.over.starts, longest, self.causal)[0]
+        return found.flatten(1)
 
     def project(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return queries (N, H, d), and keys and values (M, 2, H, d)."""

@@ -47,6 +47,11 @@ def capturing(layer: int = 0) -> bool:
     return maps is not None and maps.wants(layer)
 
 
+def watched() -> bool:
+    """Say whether someone looks at any layer."""
+    return _maps.get() is not None
+
+
 def chosen_heads(heads: Collection[int]) -> list[int]:
     """Say which of a layer's heads are looked at."""
     maps = _maps.get()

@@ -24,6 +24,31 @@ def available() -> bool:
     return True
 
 
+_trusted = False
+
+
+def trust(agreed: bool) -> None:
+    """Let the kernels for training in half precision be used, or not (weft.nn.trial)."""
+    global _trusted
+    _trusted = agreed
+
+
+def trusted(x: torch.Tensor) -> bool:
+    """Say whether the kernels for training in half precision have shown that they are right, and fit."""
+    return _trusted and in_half(x)
+
+
+def in_half(x: torch.Tensor) -> bool:
+    """Say whether products with it are made on CUDA in half precision, with Triton at hand."""
+    half = x.is_cuda and (x.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cuda"))
+    return half and (torch.compiler.is_compiling() or available())  # what compiles for CUDA is Triton
+
+
+def halved(x: torch.Tensor) -> torch.Tensor:
+    """Cast it to what products with it are made in."""
+    return x.to(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else x
+
+
 def load_source(name: str, source: str) -> Any:
     """Run written source, and return its kernel. Triton reads the source again, so it is left where `inspect` looks."""
     import triton

@@ -4,12 +4,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from weft.nn.cuda import trusted
+
 
 def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None) -> Tensor:
     """Sum -log p(target) over (N, V) logits, in float32 at least; `smoothing` as in Szegedy et al. 2016, section 7.
 
     `weights` (V,) multiply the term of each target, smoothed or not.
     """
+    if weights is None and trusted(logits):
+        from weft.nn.losses_cuda import cross_entropy
+
+        losses: Tensor = cross_entropy(logits.contiguous(), targets, smoothing)[0]
+        return losses.sum()
     if weights is None:
         return F.cross_entropy(_exact(logits), targets, reduction="sum", label_smoothing=smoothing)
     terms = F.cross_entropy(_exact(logits), targets, reduction="none", label_smoothing=smoothing)

@@ -1,6 +1,7 @@
 """Where a token stands, as a vector that is added to what it is."""
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +12,10 @@ from weft.tokens import Tokens
 
 def positions_of(tokens: Tokens) -> Tensor:
     """Number the tokens of each sequence from 0: (N,)."""
-    step = torch.arange(len(tokens.ids), dtype=torch.int32, device=tokens.device)
-    row = torch.bucketize(step, tokens.starts[1:], right=True)
-    return step - tokens.starts[row]
+    total, starts = len(tokens.ids), tokens.starts
+    begun = starts.new_zeros(total + 1).index_add(0, starts[1:], torch.ones_like(starts[1:]))
+    row = begun[:total].cumsum(0)  # not by bucketize, which is compiled wrongly for a part of a tensor (torch 2.11)
+    return torch.arange(total, dtype=torch.int32, device=tokens.device) - starts[row]
 
 
 class Sinusoidal(nn.Module):
@@ -26,14 +28,27 @@ class Sinusoidal(nn.Module):
         super().__init__()
         self.width = width
 
-    def forward(self, positions: Tensor) -> Tensor:
-        """Make the vectors of positions (N,), in float32: (N, D)."""
+    def forward(self, positions: Tensor, longest: int | None = None) -> Tensor:
+        """Make the vectors of positions (N,), in float32: (N, D); where many are below `longest`, each once."""
+        if longest is not None and longest < len(positions):
+            table: Tensor = self(torch.arange(longest, device=positions.device))
+            return table[positions]
         turn = torch.arange(0, self.width, 2, device=positions.device) * (-math.log(10000.0) / self.width)
         angle = positions[:, None] * torch.exp(turn)
         return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[:, : self.width]
 
+    def vectors(self, longest: int, device: torch.device) -> Tensor:
+        """Return the vectors of the first positions, (longest, D), made once."""
+        return _waves(self.width, longest, device)
+
     def check(self, tokens: Tokens) -> None:
         """Every length will do."""
+
+
+@cache
+def _waves(width: int, longest: int, device: torch.device) -> Tensor:
+    found: Tensor = Sinusoidal(width)(torch.arange(longest, device=device))
+    return found
 
 
 class Learned(nn.Module):
@@ -44,15 +59,18 @@ class Learned(nn.Module):
         self.table = nn.Embedding(longest, width)
         nn.init.normal_(self.table.weight, std=0.02)
 
-    def forward(self, positions: Tensor) -> Tensor:
+    def forward(self, positions: Tensor, longest: int | None = None) -> Tensor:
         """Look positions (N,) up: (N, D)."""
         found: Tensor = self.table(positions)
         return found
 
+    def vectors(self, longest: int, device: torch.device) -> Tensor:
+        """Return the vectors of all positions."""
+        return self.table.weight
+
     def check(self, tokens: Tokens) -> None:
         """Refuse a sequence that is longer than what was learned."""
-        longest = int(tokens.lengths.max()) if len(tokens) else 0
-        check_position(longest, self.table.num_embeddings)
+        check_position(tokens.longest, self.table.num_embeddings)
 
 
 def check_position(length: int, longest: int) -> None:

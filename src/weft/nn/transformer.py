@@ -12,11 +12,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.nn.attention import Layout, MultiHead
-from weft.nn.cache import Cache, Reach
+from weft.nn.cache import Cache, Reach, on_triton
+from weft.nn.cuda import halved, trusted
 
 Activation = Literal["relu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
@@ -53,7 +55,16 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, D) to (N, D)."""
-        found: Tensor = self.outer(self.activation(self.inner(x)))
+        found: Tensor = self.outer(self.hidden(x))
+        return found
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return what the outer layer reads, (N, hidden)."""
+        if self.activation is not F.relu or not trusted(x):
+            return self.activation(self.inner(x))
+        from weft.nn.feed_cuda import linear_relu
+
+        found: Tensor = linear_relu(halved(x), halved(self.inner.weight), self.inner.bias)
         return found
 
 
@@ -64,11 +75,23 @@ class Residual(nn.Module):
         super().__init__()
         self.norm, self.dropout, self.before = nn.LayerNorm(shape.width), nn.Dropout(shape.dropout), shape.norm == "pre"
 
-    def forward(self, x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
-        """Add what the layer makes of x to x."""
+    def forward(self, x: Tensor, layer: Callable[[Tensor], Tensor], last: nn.Linear | None = None) -> Tensor:
+        """Add what the layer makes of x, and `last` of that, to x."""
         found: Tensor = layer(self.norm(x) if self.before else x)
-        found = x + self.dropout(found)
+        if last is not None and not self.before and trusted(found):
+            return self._in_one(x, F.linear(found, last.weight), last.bias)
+        found = x + self.dropout(found if last is None else last(found))
         return found if self.before else self.norm(found)
+
+    def _in_one(self, x: Tensor, found: Tensor, shift: Tensor) -> Tensor:
+        """Shift, drop, add and norm in one kernel. What is normed anew each time need not be more than half precise."""
+        from weft.nn.norm_cuda import add_norm
+
+        share = self.dropout.p if self.training else 0.0
+        seed = torch.randint(2**62, (1,), device=x.device) if share else None
+        norm = self.norm
+        made: Tensor = add_norm(x.to(found.dtype), found, shift, norm.weight, norm.bias, seed, share, norm.eps)[0]
+        return made
 
 
 class Block(nn.Module):
@@ -91,11 +114,11 @@ class Block(nn.Module):
         keep: list[Tensor] | None = None,
     ) -> Tensor:
         """Read (N, D), each sequence on its own, `across` at its source in `memory` (M, D): (N, D)."""
-        x = self.around_attention(x, lambda y: self.attention(y, layout, keep=keep))
-        if self.cross is not None and self.around_cross is not None:
-            cross = self.cross
-            x = self.around_cross(x, lambda y: cross(y, across, memory))
-        found: Tensor = self.around_feed(x, self.feed)
+        look, cross, feed = self.attention, self.cross, self.feed
+        x = self.around_attention(x, lambda y: look.gathered(y, layout, keep=keep), look.output)
+        if cross is not None and self.around_cross is not None and across is not None:
+            x = self.around_cross(x, lambda y: cross.gathered(y, across, memory), cross.output)
+        found: Tensor = self.around_feed(x, feed.hidden, feed.outer)
         return found
 
     def step(self, x: Tensor, cache: Cache, held: Tensor | None = None, reach: Reach | None = None) -> Tensor:
@@ -140,11 +163,21 @@ class Blocks(nn.Module):
 
     def step(self, x: Tensor, cache: Cache, held: tuple[Tensor, ...] = (), reach: Reach | None = None) -> Tensor:
         """Read the next token of each hypothesis, (B, D): (B, D)."""
+        if on_triton(x) and x.dtype is not torch.float32 and not self.training:
+            from weft.nn import step_cuda
+
+            return step_cuda.step(self, x, cache, held, reach)
         for depth, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             x = block.step(x, cache, held[depth] if held else None, reach)
         found: Tensor = self.norm(x)
         return found
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """The heads of each layer's own attention, and their size."""
+        looks = [block.attention for block in self.blocks if isinstance(block, Block)]
+        return [(len(look.kept), look.size) for look in looks]
 
     def remember(self, memory: Tensor) -> tuple[Tensor, ...]:
         """Make each layer's keys and values (M, 2, H, d) of a source (M, D), once for all steps."""

@@ -13,9 +13,12 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from weft.config import Named, Run, Section
+from weft.data.frame import Frame
 from weft.data.limits import Limit
+from weft.data.packed import Packed
 from weft.errors import ConfigError, RoleError
 from weft.models.base import Model, Role
 from weft.tasks.metrics import Confusion
@@ -25,6 +28,7 @@ from weft.tokens import Tokens
 Item = tuple[np.ndarray, ...]  # integer sequences that must share a batch; the task knows their meaning
 Answer = dict[str, Any]  # JSON-ready
 Sums = dict[str, Tensor]  # for each part of the loss, its sum over the batch
+UNREAD = -100  # the target of what only fills a batch up: torch's losses leave it out
 
 
 class Example(BaseModel):
@@ -42,16 +46,29 @@ class Batch:
     counts: Mapping[str, int] = field(default_factory=dict)
     source: Tokens | None = None
     at: Tokens | None = None  # the flat positions that a head reads, such as where words begin, sequence by sequence
+    bare: "Batch | None" = None  # of one that was filled up: what it was before, on the CPU
     rows: Sequence[int] = ()  # each sequence's number in the caller's order: what is sampled for it hangs on this alone
 
     @property
     def size(self) -> int:
         """The number of real tokens."""
-        return len(self.tokens.ids) + (len(self.source.ids) if self.source else 0)
+        real = self.bare or self
+        return len(real.tokens.ids) + (len(real.source.ids) if real.source else 0)
 
     def numbered(self, rows: Sequence[int]) -> "Batch":
         """Say which of the caller's sequences these are."""
         return replace(self, rows=rows)
+
+    def framed(self, frame: Frame) -> "Batch":
+        """Bring it to the shape of all batches; what fills it up has no target, and counts for nothing."""
+        rows, sides = frame.rows + frame.fillers, [self.tokens] if self.source is None else [self.source, self.tokens]
+        shapes = list(zip(sides, frame.sizes, frame.longest, strict=True))
+        fillers = max(-(-(size - len(side.ids)) // longest) for side, size, longest in shapes)  # as few as can be
+        *source, tokens = (side.filled(size, longest, fillers, rows) for side, size, longest in shapes)
+        targets = self.targets
+        if targets is not None:
+            targets = F.pad(targets, (0, len(tokens.ids) - len(self.tokens.ids)), value=UNREAD)
+        return replace(self, tokens=tokens, targets=targets, source=source[0] if source else None, bare=self)
 
     def to(self, device: torch.device | str) -> "Batch":
         """Move to a device."""
@@ -92,9 +109,18 @@ class Head(nn.Module):
         """Return a sum for each part of the loss, and what the next batch of the same streams carries on from."""
         raise undefined(self, "forward")
 
+    def operations(self, batch: Batch) -> int:
+        """Count the useful operations of one forward pass, from the batch's lengths: see `Model.operations`."""
+        counted: int = self.body.operations(batch.tokens, batch.source)
+        return counted
+
     def predict(self, batch: Batch, options: Section) -> list[Any]:
         """Return one output an item, for `Task.answer`."""
         raise undefined(self, "predict")
+
+    def scored(self, options: Section) -> int:
+        """Say how many numbers `predict` holds at once for each sequence, where these are many; else 0."""
+        return 0
 
 
 class Task:
@@ -139,6 +165,13 @@ class Task:
     def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
         """Join items to a batch; all randomness, such as masks, is here."""
         raise undefined(self, "collate")
+
+    def sides(self, data: Packed) -> np.ndarray | None:
+        """Say how many tokens each item brings to a batch: (1, items), with a source before it (2, items).
+
+        None, as here, is a task whose batches cannot be brought to one shape, so that nothing is compiled.
+        """
+        return None
 
     def head(self, model: Model) -> Head:
         """Put what the task adds on top of a body."""

@@ -18,7 +18,7 @@ from weft.config import Named, Run, Section
 from weft.data.labels import Label, Labels, balanced, read_label
 from weft.data.lines import count
 from weft.errors import ConfigError, DataError, did_you_mean
-from weft.models.base import Role
+from weft.models.base import Role, matrix_numbers
 from weft.registry import resolve
 from weft.tasks.base import Batch, Head, Item, Task, undefined
 from weft.tokens import Tokens
@@ -85,6 +85,11 @@ class LabellingHead(Head):
             return tokens
         chosen = torch.rand(len(tokens.ids), device=tokens.device) < share
         return replace(tokens, ids=tokens.ids.masked_fill(chosen, unknown))
+
+    def operations(self, batch: Batch) -> int:
+        """Count the body's, and the scores of the labels wherever there is one to learn."""
+        taught = 0 if batch.targets is None else len(batch.targets)
+        return super().operations(batch) + 2 * matrix_numbers(self.output) * taught
 
     def scores(self, states: Tensor) -> Tensor:
         """Score the labels: (..., D) to (..., K)."""

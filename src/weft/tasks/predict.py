@@ -1,9 +1,11 @@
 """From examples to answers, and from answers to scores: one way for the trainer, the command line and the server."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +21,10 @@ from weft.tasks.prepare import encode_all
 
 AT_ONCE = 1024  # examples held at a time: enough to fill batches with like lengths, however long the stream is
 BUDGET = 16384  # tokens in a batch
+SCORED, SCORED_ON_GPU = 1 << 23, 1 << 28  # numbers that a step of a search may score: what caches, or memories, hold
+
+F = TypeVar("F")
+G = TypeVar("G")
 
 
 def predict(
@@ -66,16 +72,44 @@ def _encoded(task: Task, examples: Sequence[Any], limit: Limit, done: int = 0) -
 def _outputs(
     task: Task, head: Head, items: list[Item], options: Section, budget: int, done: int
 ) -> Iterator[tuple[int, Any]]:
-    data = pack(items, counted=task.counted)
-    with torch.inference_mode(), _evaluating(head):
-        for batch, indices in _batches(task, data, budget, done):
-            yield from zip(indices.tolist(), head.predict(batch.to(_device(head)), options), strict=True)
+    data, device, scored = pack(items, counted=task.counted), _device(head), head.scored(options)
+    most = max(1, (SCORED if device.type == "cpu" else SCORED_ON_GPU) // scored) if scored else len(items)
+
+    def answer(found: tuple[Batch, np.ndarray]) -> Iterator[tuple[int, Any]]:
+        batch, indices = found
+        with torch.inference_mode():
+            return zip(indices.tolist(), head.predict(batch.to(device), options), strict=True)
+
+    batches = _batches(task, data, budget, done, most)
+    with _evaluating(head):
+        apart = scored and device.type == "cpu" and len(items) > most
+        for outputs in side_by_side(answer, batches) if apart else map(answer, batches):
+            yield from outputs
 
 
-def _batches(task: Task, data: Packed, budget: int, done: int = 0) -> Iterator[tuple[Batch, np.ndarray]]:
-    for indices in plan(data, budget, seed=None):
-        batch = task.collate([data[index] for index in indices.tolist()], np.random.default_rng(0))
-        yield batch.numbered((indices + done).tolist()), indices
+def _batches(
+    task: Task, data: Packed, budget: int, done: int = 0, most: int | None = None
+) -> Iterator[tuple[Batch, np.ndarray]]:
+    for planned in plan(data, budget, seed=None):
+        for indices in np.array_split(planned, -(-len(planned) // (most or len(planned)))):
+            batch = task.collate([data[index] for index in indices.tolist()], np.random.default_rng(0))
+            yield batch.numbered((indices + done).tolist()), indices
+
+
+def side_by_side(answer: Callable[[F], G], found: Iterable[F]) -> Iterator[G]:
+    """Answer as many batches at a time as there are threads, in order: small products share threads badly."""
+    threads = torch.get_num_threads()
+    waiting: deque[Future[G]] = deque()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for one in found:
+                waiting.append(pool.submit(answer, one))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def reread(task: Task, head: Head, example: Any, limit: Limit) -> tuple[list[str], list[str], Batch]:

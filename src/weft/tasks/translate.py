@@ -9,6 +9,7 @@ from pydantic import Field
 
 from weft.config import Named, Run, Section
 from weft.data.limits import Limit
+from weft.data.packed import Packed
 from weft.decode.search import Hypothesis, Options, generate, stream
 from weft.errors import ConfigError
 from weft.models.base import Role
@@ -24,6 +25,7 @@ class TranslateConfig(Named):
     """How the loss is smoothed, and how translations are searched for when a call does not say."""
 
     smoothing: float = Field(0.0, ge=0, lt=1)
+    lowercase: bool = False  # translations are judged without regard to case
     decode: Options = Options()
 
 
@@ -52,6 +54,12 @@ class TranslateHead(Head):
         assert isinstance(options, Options)
         rows = batch.rows or range(len(batch.tokens))
         return generate(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, rows)
+
+    def scored(self, options: Section) -> int:
+        """The vocabulary, for each hypothesis."""
+        assert isinstance(options, Options)
+        vocab: int = self.body.target_vocab
+        return vocab * max(options.beam, options.candidates)
 
     def stream(self, batch: Batch, options: Options) -> Iterator[int]:
         """Yield the ids of one translation as they are chosen."""
@@ -111,6 +119,11 @@ class Translate(base.Task):
         targets = torch.from_numpy(np.concatenate([item[1][1:] for item in items]).astype(np.int64))
         source = Tokens.pack([item[0] for item in items])
         return Batch(tokens, targets, {"tokens": len(targets)}, source)
+
+    def sides(self, data: Packed) -> np.ndarray:
+        """The source, and the target without the one token that is predicted but not read."""
+        last, first = data.shapes
+        return np.stack([first, last - 1])
 
     def head(self, model: Any) -> TranslateHead:
         """Put the loss and the search on a body."""
@@ -172,4 +185,6 @@ class Translate(base.Task):
         """Exact match, and BLEU by sacreBLEU."""
         texts = [str(answer["text"]) for answer in answers]
         targets = [example.target or "" for example in examples]
+        if self.config.lowercase:
+            texts, targets = [text.lower() for text in texts], [target.lower() for target in targets]
         return {"exact_match": exact_match(texts, targets), "bleu": bleu(texts, targets)}

@@ -41,6 +41,12 @@ class World:
         distributed.all_reduce(total)
         return dict(zip(names, total.tolist(), strict=True))
 
+    def total(self, value: Tensor) -> Tensor:
+        """Add a tensor up over the world, on its device: nobody waits for it."""
+        if self.size > 1:
+            distributed.all_reduce(value)
+        return value
+
     def gather(self, value: Tensor) -> list[Tensor]:
         """Collect one tensor of like shape from every rank."""
         if self.size == 1:

@@ -28,8 +28,10 @@ class ProgressBar:
         """Show one record; the first starts the bar, so that an error before it finds the terminal as it was."""
         self._bar.start()
         if isinstance(record, Step):
-            status = f"loss {record.loss:.3f}  {record.tokens_per_s:,.0f} tokens/s{self._metrics}"
-            self._bar.update(self._task, completed=record.spent, status=status)
+            speed = f"{record.tokens_per_s:,.0f} tokens/s  {100 * record.mfu:.2g}% MFU"
+            self._bar.update(
+                self._task, completed=record.spent, status=f"loss {record.loss:.3f}  {speed}{self._metrics}"
+            )
         elif isinstance(record, Eval):
             shown = next(((name, value) for name, value in record.metrics.items() if name != "loss"), None)
             self._metrics = f"  {shown[0]} {shown[1]:.3g}" if shown else ""

@@ -25,6 +25,7 @@ class Step:
     lr: float
     grad_norm: float
     tokens_per_s: float
+    mfu: float  # share of what this machine's products could do: see `weft.training.cost`
     epoch: int
     elapsed: float  # seconds of training, evaluation and saving not counted
     spent: float  # share of the budget, 0 to 1
@@ -151,7 +152,7 @@ class TensorBoard:
     def __call__(self, record: Record) -> None:
         """Write a `Step`."""
         if isinstance(record, Step):
-            for name in ("loss", "lr", "grad_norm", "tokens_per_s"):
+            for name in ("loss", "lr", "grad_norm", "tokens_per_s", "mfu"):
                 self._writer.add_scalar(f"train/{name}", getattr(record, name), record.step)
             for name, value in record.valid.items():
                 self._writer.add_scalar(f"valid/{name}", value, record.step)

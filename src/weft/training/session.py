@@ -11,21 +11,23 @@ import torch
 from weft.checkpoint import snapshot
 from weft.checkpoint.snapshot import Progress
 from weft.checkpoint.store import Store, verify_or_offer
-from weft.config import Run, write_yaml
+from weft.config import Run
 from weft.data.limits import Limit
-from weft.data.loader import Loader
 from weft.data.records import Skipped
 from weft.errors import CheckpointError
-from weft.tasks.base import Batch, Head, Task
+from weft.tasks.base import Head, Task
 from weft.tasks.build import build, make_task
 from weft.tasks.predict import evaluate
 from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_split, read_whole
 from weft.tasks.start import check_vectors, learn_words, start_from_vectors
 from weft.text.tokenizer import Tokenizer, load_tokenizer
+from weft.training.compiled import make_loader
+from weft.training.finish import try_average
 from weft.training.optim import schedule_uses_budget
 from weft.training.parallel import World, join_world, leave_world
 from weft.training.report import MetricsFile, Notice, Reporter, Reporters, TensorBoard
 from weft.training.trainer import Evaluate, Trainer, seed_all
+from weft.yaml12 import write_yaml
 
 FREE = {"data.workers", "train.keep"}  # what may change on resume without changing a number
 
@@ -45,7 +47,7 @@ def train_run(run: Run, out: Path, resume: bool = False, report: Reporter | None
     run = settle(run, make_task(run))
     task = make_task(run)
     world = join_world(run.train.device)
-    store = Store(out, run.train.keep)
+    store = _store(run, out)
     with ExitStack() as stack:
         stack.callback(leave_world, world)
         if world.main:
@@ -57,13 +59,23 @@ def train_run(run: Run, out: Path, resume: bool = False, report: Reporter | None
         if not folder:
             check_vectors(run)
         tokenizer = load_tokenizer(run.tokenizer, folder) if folder else fit_tokenizer(run.tokenizer, run.data, task)
-        trainer = _trainer(run, tokenizer, world, store, stack, folder, report, resume)
+        trainer = make_trainer(run, tokenizer, world, store, stack, folder, report, resume)
         progress = trainer.fit()
+        if run.train.average and world.main:
+            try_average(trainer, run.train.average)
+        world.barrier()
         best = store.best()
         if best:
             snapshot.load_weights(best, trainer.head)
         world.barrier()
     return Trained(run, trainer.task, trainer.head, progress)
+
+
+def _store(run: Run, out: Path) -> Store:
+    train = run.train
+    if not train.average:
+        return Store(out, train.keep)
+    return Store(out, max(train.keep, train.average), train.save_every or train.eval_every)
 
 
 def settle(run: Run, task: Task) -> Run:
@@ -89,56 +101,44 @@ def _resume_from(store: Store, run: Run, resume: bool) -> Path | None:
 def check_recipe(then: dict[str, Any], now: Run, folder: Path) -> None:
     """Refuse to resume with another recipe, except for what changes no step already made."""
     free = FREE if schedule_uses_budget(now.train) else FREE | {"train.steps", "train.time"}
-    before, after = _flat(then), _flat(now.dump())
-    changed = sorted(
-        key for key in before.keys() | after.keys() if before.get(key) != after.get(key) and key not in free
-    )
-    if changed:
-        key = changed[0]
+    changed = {key: pair for key, pair in snapshot.differences(then, now.dump()).items() if key not in free}
+    for key, (was, now_is) in changed.items():
         raise CheckpointError(
-            f"{folder}: the recipe has changed since this checkpoint was written: {key} was {before.get(key)!r} and is "
-            f"{after.get(key)!r} now ({len(changed)} such in all); set it back, or train afresh in another --out"
+            f"{folder}: the recipe has changed since this checkpoint was written: {key} was {was!r} and is "
+            f"{now_is!r} now ({len(changed)} such in all); set it back, or train afresh in another --out"
         )
 
 
-def _flat(raw: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(raw, dict):
-        return {prefix: raw}
-    return {
-        key: value for name, inner in raw.items() for key, value in _flat(inner, f"{prefix}.{name}".strip(".")).items()
-    }
-
-
-def _trainer(
+def make_trainer(
     run: Run,
     tokenizer: Tokenizer,
     world: World,
-    store: Store,
+    store: Store | None,
     stack: ExitStack,
     folder: Path | None,
     report: Reporter | None,
-    resume: bool,
+    resume: bool = False,
 ) -> Trainer:
-    """Put the parts together, at the beginning or where the checkpoint left off; a fresh run saves its step 0."""
+    """Put the parts together, at the beginning or where the checkpoint left off; a fresh run saves its step 0.
+
+    Without a store nothing is written.
+    """
     seed_all(run.train.seed, world, run.train.deterministic)
     own = len(tokenizer)
     if not folder:
         learn_words(run, tokenizer)
     task, head = build(run, tokenizer)
     started = None if folder else start_from_vectors(run, tokenizer, head.body, own)
-    packed, notice = pack_split(run.data, "train", task, tokenizer, store.root)
+    packed, notice = pack_split(run.data, "train", task, tokenizer, store.root if store else None)
     listening = _reporters(store, world, folder, report)
     stack.callback(listening.close)
     if notice:
         listening(Notice(f"data.train: {notice}"))
     if started:
         listening(Notice(started))
-    if resume and not folder:
+    if resume and store and not folder:
         listening(Notice(f"{store.root}: there is no checkpoint to go on from: training starts afresh"))
-    pin = world.device.type == "cuda" and run.data.workers > 0
-    loader: Loader[Batch] = Loader(
-        packed, task.collate, run.train.batch_tokens, run.train.seed, world.rank, world.size, run.data.workers, pin
-    )
+    loader = make_loader(run, task, head.body, packed, world)
     head.to(world.device)
     examples = _validation(run, task, listening)
     trainer = Trainer(run, task, head, loader, world, listening, store, _evaluator(run, task, examples))
@@ -161,14 +161,17 @@ def _begin(trainer: Trainer, folder: Path | None, world: World) -> None:
     trainer.save()
 
 
-def _reporters(store: Store, world: World, folder: Path | None, report: Reporter | None) -> Reporters:
+def _reporters(store: Store | None, world: World, folder: Path | None, report: Reporter | None) -> Reporters:
     if not world.main:
         return Reporters([])
+    given = [report] if report else []
+    if store is None:
+        return Reporters(given)
     upto = snapshot.load_progress(folder).step if folder else -1
     reporters: list[Reporter] = [MetricsFile(store.root / "metrics.jsonl", upto)]
     if TensorBoard.installed():
         reporters.append(TensorBoard(store.root / "tensorboard"))
-    return Reporters([*reporters, *([report] if report else [])])
+    return Reporters([*reporters, *given])
 
 
 def _validation(run: Run, task: Task, report: Reporter) -> list[Any]:

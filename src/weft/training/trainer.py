@@ -8,9 +8,9 @@ large batch, up to rounding.
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from signal import SIGTERM
 
@@ -18,13 +18,17 @@ import torch
 from torch import Tensor
 
 from weft.checkpoint import snapshot
+from weft.checkpoint.average import read_about
 from weft.checkpoint.snapshot import Progress
 from weft.checkpoint.store import Store
 from weft.config import Run
 from weft.data.loader import Drawn, Loader
 from weft.errors import ConfigError, TrainingError, did_you_mean
+from weft.nn.trial import try_kernels
 from weft.tasks.base import Batch, Head, Task
+from weft.training.cost import Work, ceiling
 from weft.training.optim import clip, lr_factor, make_optimizer, set_lr
+from weft.training.outcome import Outcome
 from weft.training.parallel import World
 from weft.training.report import Eval, Notice, Reporter, Saved, Step
 from weft.training.signals import Interrupted, Signals
@@ -49,26 +53,56 @@ class Trainer:
     def __post_init__(self) -> None:
         self.train = self.run.train
         self.wrapped = self.world.wrap(self.head)
+        # The head itself stays as it is, for evaluation.
+        self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.frame else self.wrapped
         self.optimizer = make_optimizer(self.head, self.train)
-        self._tokens = 0
-        self._since = 0.0  # elapsed at the last report
+        self.work = Work()  # since the last report
+        self._ceiling = math.nan
         self._lr, self._norm = 0.0, math.nan  # of the last update
+        self._made: Outcome | None = None  # the last update, if nobody has looked yet how it went
+        self._late = self.world.device.type == "cuda" and self.train.optimizer != "adagrad"  # it looks one step late
+        self._averaged: list[float] | None = None  # how good `best` is, where it is an average of checkpoints
 
     def fit(self) -> Progress:
         """Train until the budget or the patience is spent; a signal saves and raises `Interrupted`."""
         self.head.train()
         with Signals() as signals:
-            batches = self.loader.stream(self.progress.position)
+            self._ceiling = self.world.sum({"all": ceiling(self.world.device, self.train.precision)})["all"]
+            batches = self._compiled(self.loader.stream(self.progress.position))
             while not self.progress.done and not self._told(signals):
-                began = time.perf_counter()
-                self._step(list(islice(batches, self.train.accumulate)))
-                # The mean over the ranks, so that all see the same budget.
-                self.progress.elapsed += self.world.sum({"s": time.perf_counter() - began})["s"] / self.world.size
+                self.update(batches)
                 self._after_step()
             if signals.got and not self.progress.done:
                 self.save()
                 raise Interrupted(signals.got)
         return self.progress
+
+    def _compiled(self, batches: Iterator[Drawn[Batch]]) -> Iterator[Drawn[Batch]]:
+        """Compile, if the run is compiled, on the first batch, and say how long it took; nothing is learned from it."""
+        if self.loader.frame is None:
+            return batches
+        began, first, device = time.perf_counter(), next(batches), self.world.device
+        if told := try_kernels(device):
+            self.report(Notice(f"train.compile: weft's own kernels are left aside, since {told}"))
+        with torch.random.fork_rng([device], device_type=device.type):
+            self._loss(first.batch.to(device), first.batch.counts).backward()
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.accelerator.synchronize(device)
+        self.report(Notice(f"train.compile: the graph was ready after {time.perf_counter() - began:.1f} s"))
+        return chain([first], batches)
+
+    def update(self, batches: Iterator[Drawn[Batch]]) -> None:
+        """Read the next batches and make one update; its time counts."""
+        began = time.perf_counter()
+        drawn = list(islice(batches, self.train.accumulate))
+        self._step(drawn)
+        if self._due():
+            self._settle()  # here, for what is waited for counts
+        self.work.add(self.head, (one.batch for one in drawn))
+        # The mean over the ranks, so that all see the same budget.
+        seconds = self.world.sum({"s": time.perf_counter() - began})["s"] / self.world.size
+        self.progress.elapsed += seconds
+        self.work.seconds += seconds
 
     def _told(self, signals: Signals) -> bool:
         """Agree with the other ranks whether a signal came."""
@@ -90,25 +124,41 @@ class Trainer:
         return self.spent()
 
     def _step(self, drawn: list[Drawn[Batch]]) -> None:
-        """Make one update, or skip it where the loss or its gradient is not finite."""
+        """Make one update, or none where the loss or its gradient is not finite."""
         batches = [one.batch.to(self.world.device) for one in drawn]
-        loss, norm = self._backward(batches)
+        numbers = self._backward(batches)
         self.progress.step += 1
         self.progress.position = drawn[-1].draw.after
-        self._tokens += sum(batch.size for batch in batches)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            self._skip(drawn, loss, norm)
-        else:
-            self._lr = self.train.lr * lr_factor(self.train, self.progress.step, self._planned())
-            set_lr(self.optimizer, self._lr)
+        lr = self.train.lr * lr_factor(self.train, self.progress.step, self._planned())
+        set_lr(self.optimizer, lr)
+        made = Outcome.of(self.progress.step, drawn, lr, numbers)
+        if self._late:
+            self.optimizer.found_inf = (~numbers.isfinite().all()).float()  # type: ignore[attr-defined]
             self.optimizer.step()
-            self._norm = norm
-            self.progress.loss_sum += loss
-            self.progress.loss_steps += 1
+            self._settle()
+            self._made = made
+        else:
+            self._made = made
+            if self._settle():
+                self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _backward(self, batches: list[Batch]) -> tuple[float, float]:
-        """Accumulate the gradient of the mean loss over all batches of all ranks; return the loss and the norm."""
+    def _settle(self) -> bool:
+        """Look how the last update went, if nobody has yet; say whether it was made."""
+        made, self._made = self._made, None
+        if made is None:
+            return True
+        loss, norm = made.read()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self._skipped(made, loss, norm)
+            return False
+        self._lr, self._norm = made.lr, norm
+        self.progress.loss_sum += loss
+        self.progress.loss_steps += 1
+        return True
+
+    def _backward(self, batches: list[Batch]) -> Tensor:
+        """Accumulate the gradient of the mean loss over all batches of all ranks; return loss and norm, (2,)."""
         counts: dict[str, float] = {}
         for batch in batches:
             for part, count in batch.counts.items():
@@ -121,22 +171,17 @@ class Trainer:
                 (loss * self.world.size).backward()
             total += loss.detach()
         norm = clip(self.head.parameters(), self.train.clip)
-        return self.world.sum({"loss": float(total)})["loss"], float(norm)
+        return torch.stack([self.world.total(total), norm.to(total)])
 
     def _loss(self, batch: Batch, counts: Mapping[str, float]) -> Tensor:
         bf16 = self.train.precision == "bf16"
         with torch.autocast(self.world.device.type, torch.bfloat16, enabled=bf16):
-            sums, _ = self.wrapped(batch)
+            sums, _ = self._forward(batch)
         return torch.stack([value / counts[part] for part, value in sums.items()]).sum()
 
-    def _skip(self, drawn: list[Drawn[Batch]], loss: float, norm: float) -> None:
+    def _skipped(self, made: Outcome, loss: float, norm: float) -> None:
         self.progress.bad_steps += 1
-        where = "; ".join(
-            f"epoch {one.draw.position.epoch}, batch {one.draw.position.batch} "
-            f"(items {', '.join(map(str, one.draw.items[:5].tolist()))}{', …' if len(one.draw.items) > 5 else ''})"
-            for one in drawn
-        )
-        what = f"step {self.progress.step}: the loss is {loss} and its gradient's norm {norm} in {where}"
+        what = f"step {made.step}: the loss is {loss} and its gradient's norm {norm} in {made.place}"
         self.report(Notice(f"{what}: no update was made"))
         if self.progress.bad_steps >= self.train.bad_steps:
             raise TrainingError(
@@ -144,26 +189,43 @@ class Trainer:
                 "allows: lower train.lr, clip more (train.clip), or look at those rows"
             )
 
+    def _due(self) -> bool:
+        """Say whether a report, an evaluation or a checkpoint follows this step."""
+        step, train = self.progress.step, self.train
+        every = (train.report_every, train.eval_every, self.save_every)
+        return self.spent() >= 1 or any(step % often == 0 for often in every if often)
+
     def _after_step(self) -> None:
         """Report, evaluate and save where they are due; at the end all three are."""
         step, train = self.progress.step, self.train
         ends = self.spent() >= 1
         evaluates = ends or (train.eval_every is not None and step % train.eval_every == 0)
-        saves = step % (train.save_every or train.eval_every or step + 1) == 0
+        saves = step % (self.save_every or step + 1) == 0
         better = self._report(evaluates) if evaluates or step % train.report_every == 0 else False
         self.progress.done = ends or self._impatient()
         if better or saves or self.progress.done:
-            self.save(best=better or (self.progress.done and self.evaluate is None))
+            leads = better and self.progress.best == self.best_rank()
+            self.save(best=leads or (self.progress.done and self.evaluate is None))
+
+    @property
+    def save_every(self) -> int | None:
+        """Steps from one checkpoint to the next; None: at the end alone."""
+        return self.train.save_every or self.train.eval_every
+
+    def best_rank(self) -> list[float] | None:
+        """How good the best model so far is; that of a smaller budget may have been an average."""
+        return min((rank for rank in (self.progress.best, self._averaged) if rank is not None), default=None)
 
     def _impatient(self) -> bool:
         return self.train.patience is not None and self.progress.stale >= self.train.patience
 
     def _report(self, evaluates: bool) -> bool:
         """Emit a `Step`, with the evaluation in it if one is due; say whether it is the best so far."""
+        self._settle()
         progress = self.progress
         valid, better = self._evaluate() if evaluates else ({}, False)
-        seconds = max(progress.elapsed - self._since, 1e-9)
-        tokens = self.world.sum({"tokens": self._tokens})["tokens"]
+        seconds = max(self.work.seconds, 1e-9)
+        done = self.world.sum({"tokens": self.work.tokens, "operations": self.work.operations})
         loss = progress.loss_sum / progress.loss_steps if progress.loss_steps else math.nan
         self.report(
             Step(
@@ -171,14 +233,15 @@ class Trainer:
                 loss=loss,
                 lr=self._lr,
                 grad_norm=self._norm,
-                tokens_per_s=round(tokens / seconds, 1),
+                tokens_per_s=round(done["tokens"] / seconds, 1),
+                mfu=round(done["operations"] / seconds / self._ceiling, 6),
                 epoch=progress.position.epoch,
                 elapsed=round(progress.elapsed, 3),
                 spent=min(1.0, self.spent()),
                 valid=valid,
             )
         )
-        progress.loss_sum, progress.loss_steps, self._tokens, self._since = 0.0, 0, 0, progress.elapsed
+        progress.loss_sum, progress.loss_steps, self.work = 0.0, 0, Work()
         return better
 
     def _evaluate(self) -> tuple[dict[str, float], bool]:
@@ -186,11 +249,9 @@ class Trainer:
         if self.evaluate is None:
             return {}, False
         found = self.evaluate(self.head) if self.world.main else {}
-        name = self.train.metric or self.task.metric
-        if self.world.main and name not in found:
-            raise ConfigError(f"train.metric: the task has no metric {name!r}; {did_you_mean(name, found)}")
-        known = self.world.sum({"value": found.get(name, 0.0), "loss": found.get("loss", 0.0)})
-        rank = self._rank(name, known["value"], known["loss"])
+        metric, loss = self.rank(found) if self.world.main else (0.0, 0.0)
+        known = self.world.sum({"metric": metric, "loss": loss})
+        rank = [known["metric"], known["loss"]]
         better = self.progress.best is None or rank < self.progress.best
         self.progress.stale = 0 if better else self.progress.stale + 1
         if better:
@@ -198,13 +259,28 @@ class Trainer:
         self.report(Eval(self.progress.step, found, better))
         return found, better
 
-    def _rank(self, name: str, value: float, loss: float) -> list[float]:
+    @property
+    def metric(self) -> str:
+        """What makes a model the best."""
+        return self.train.metric or self.task.metric
+
+    @property
+    def sign(self) -> int:
+        """1 where less of the metric is better, else -1."""
+        return 1 if self.metric == "loss" or (self.task.lower_is_better and self.metric == self.task.metric) else -1
+
+    def rank(self, found: Mapping[str, float]) -> list[float]:
         """Order evaluations, the best first: by the metric, and where that is the same, by the loss."""
-        lower = name == "loss" or (self.task.lower_is_better and name == self.task.metric)
-        return [one if math.isfinite(one) else math.inf for one in (value if lower else -value, loss)]
+        if self.metric not in found:
+            raise ConfigError(
+                f"train.metric: the task has no metric {self.metric!r}; {did_you_mean(self.metric, found)}"
+            )
+        ordered = (self.sign * found[self.metric], found.get("loss", 0.0))
+        return [one if math.isfinite(one) else math.inf for one in ordered]
 
     def save(self, best: bool = False) -> None:
         """Write a checkpoint."""
+        self._settle()
         random = self._random_states()
         if self.store and self.world.main:
             path = self.store.save(self.progress.step, lambda folder: self._write(folder, random), best)
@@ -231,10 +307,12 @@ class Trainer:
         snapshot.load_optimizer(folder, self.optimizer, self.head)
         digest = self.progress.data
         self.progress = snapshot.load_progress(folder)
+        best = self.store.best() if self.store else None
+        about = read_about(best) if best else None
+        self._averaged = about.rank if about else None
         snapshot.check_data(folder, self.progress.data, digest)
         # A larger budget goes on.
         self.progress.done = self.progress.done and (self.spent() >= 1 or self._impatient())
-        self._since = self.progress.elapsed
         random = snapshot.load_random(folder)
         if f"cpu.{self.world.size - 1}" in random and f"cpu.{self.world.size}" not in random:
             torch.set_rng_state(random[f"cpu.{self.world.rank}"])

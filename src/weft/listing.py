@@ -1,0 +1,122 @@
+"""What is ready to use: `weft models`, `weft data` and `weft tokenizer`."""
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weft.console import Json, Model, Overrides, Trust, print_table
+from weft.errors import ConfigError
+
+data_app = typer.Typer(help="List and show data.", no_args_is_help=True)
+tokenizer_app = typer.Typer(help="Train a tokenizer, or see what one does.", no_args_is_help=True)
+
+
+def models(as_json: Json = False) -> None:
+    """List what is ready to use: recipes, sizes of models (presets), models, tasks, tokenizers."""
+    from weft.config import expand_preset, preset_names, read_preset, read_recipe, recipe_names
+    from weft.registry import TABLE
+    from weft.yaml12 import write_yaml
+
+    ready = {name: read_recipe(name) for name in recipe_names()}
+    ready = {name: {**raw, "model": expand_preset(raw["model"])} for name, raw in ready.items()}
+    presets = {name: read_preset(name) for name in preset_names()}
+    if as_json:
+        known = {f"{kind}s": list(table) for kind, table in TABLE.items()}
+        typer.echo(json.dumps({"recipes": ready, "presets": presets, **known}))
+        return
+    rows = [[name, *(raw[kind]["name"] for kind in ("task", "model", "tokenizer"))] for name, raw in ready.items()]
+    print_table(["recipe", "task", "model", "tokenizer"], rows)
+    sizes = [[name, raw.pop("name"), ", ".join(write_yaml(raw).splitlines())] for name, raw in presets.items()]
+    print_table(["preset", "model", "settings"], sizes)
+    for kind, table in TABLE.items():
+        typer.echo(f"{kind}s: {', '.join(table)}")
+
+
+@data_app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """List the data sets that ship with weft."""
+    from weft.data.samples import SAMPLES
+
+    if as_json:
+        typer.echo(json.dumps([{"name": s.name, "task": s.task, "about": s.about} for s in SAMPLES.values()]))
+        return
+    print_table(
+        ["sample", "task", "fields", "about"], [[s.name, s.task, " ".join(s.fields), s.about] for s in SAMPLES.values()]
+    )
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(metavar="SAMPLE|RECIPE", help="A sample, or a recipe's file or name.")],
+    split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "train",
+    rows: Annotated[int, typer.Option("--rows", "-n", help="How many; 0 for all.", min=0)] = 10,
+) -> None:
+    """Print rows of a split as JSON, one a line: the examples as the task reads them."""
+    if split not in ("train", "valid", "test"):
+        raise ConfigError(f"--split: must be train, valid or test, but is {split!r} instead")
+    for row in islice(_rows(name, split), rows or None):
+        typer.echo(json.dumps(row, ensure_ascii=False))
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A file or name: its task, data and tokenizer count.")
+    ],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option("--out", help="The folder for tokenizer.json.")] = Path("tokenizer"),
+) -> None:
+    """Train a recipe's tokenizer alone."""
+    from weft.config import Run, read_recipe
+    from weft.tasks.build import make_task
+    from weft.tasks.prepare import fit_tokenizer
+
+    run = Run.parse(read_recipe(recipe, overrides or []))
+    tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(out)
+    except OSError as error:
+        raise ConfigError(f"--out: {out} cannot be written: {error.strerror}") from None
+    typer.echo(f"{len(tokenizer):,} tokens in {out / 'tokenizer.json'}")
+
+
+@tokenizer_app.command("show")
+def tokenizer_show(
+    model: Model,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to cut.")],
+    as_json: Json = False,
+    trust: Trust = False,
+) -> None:
+    """Show how a model's tokenizer cuts a text: tokens, ids, and where they stand in it."""
+    from weft.pipeline import load
+
+    tokenizer = load(model, "cpu", trust).tokenizer
+    found = tokenizer.encode(text)
+    rows = list(zip(found.tokens, found.ids, found.offsets, strict=True))
+    if as_json:
+        typer.echo(
+            json.dumps([{"token": t, "id": i, "start": a, "end": b} for t, i, (a, b) in rows], ensure_ascii=False)
+        )
+        return
+    print_table(
+        ["token", "id", "start", "end", "text"], [[t, str(i), str(a), str(b), text[a:b]] for t, i, (a, b) in rows]
+    )
+
+
+def _rows(name: str, split: str) -> Iterator[dict[str, Any]]:
+    from weft.config import Run, read_recipe
+    from weft.data.records import Skipped
+    from weft.data.samples import SAMPLES, read_sample
+    from weft.tasks.build import make_task
+    from weft.tasks.prepare import read_split
+
+    if name in SAMPLES:
+        return (row for _, row in read_sample(name, split))
+    run = Run.parse(read_recipe(name))
+    examples = read_split(run.data, split, make_task(run), Skipped())
+    return (example.model_dump(exclude_none=True) for _, example in examples)

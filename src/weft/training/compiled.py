@@ -1,0 +1,55 @@
+"""Training in one compiled graph: when that can be, and batches of one shape for it (`weft.data.frame`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from weft.config import Run
+from weft.data.frame import Frame
+from weft.data.loader import Loader
+from weft.data.packed import Packed
+from weft.errors import ConfigError
+from weft.models.base import Model
+from weft.tasks.base import Batch, Item, Task
+from weft.training.parallel import World
+
+
+def make_loader(run: Run, task: Task, body: Model, data: Packed, world: World) -> Loader[Batch]:
+    """Cut the data into batches: of like lengths, or of one shape where the run is compiled."""
+    train, pin = run.train, world.device.type == "cuda" and run.data.workers > 0
+    loader: Loader[Batch] = Loader(
+        data, task.collate, train.batch_tokens, train.seed, world.rank, world.size, run.data.workers, pin
+    )
+    lengths = task.sides(data)
+    hindrance = _hindrance(run, task, body, lengths, world.device)
+    if train.compile and hindrance:
+        raise ConfigError(f"train.compile: {hindrance}; leave it out, or set it to false")
+    if lengths is not None and not hindrance and train.compile is not False:
+        loader.lengths, loader.frame = lengths, Frame.of(lengths, train.batch_tokens)
+        loader.collate = Framed(task, loader.frame)
+    return loader
+
+
+def _hindrance(run: Run, task: Task, body: Model, lengths: np.ndarray | None, device: torch.device) -> str:
+    """Say why a run cannot be compiled; nothing if it can."""
+    if device.type != "cuda" or run.train.precision != "bf16":
+        return f"pays on a GPU in bf16, but this is {device.type} in {run.train.precision}"
+    if not body.compiles:
+        return f"the model {run.model.name!r} does not go into one graph"
+    if lengths is None:
+        return f"the batches of the task {run.task.name!r} have no one shape"
+    return ""
+
+
+@dataclass(frozen=True)
+class Framed:
+    """A task's collate, with batches brought to one shape."""
+
+    task: Task
+    frame: Frame
+
+    def __call__(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
+        """Join items to a batch, and fill it up."""
+        return self.task.collate(items, rng).framed(self.frame)

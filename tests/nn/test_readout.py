@@ -1,0 +1,23 @@
+"""The product with a vocabulary, part by part, is the product."""
+
+import pytest
+import torch
+
+from weft.nn.readout import Readout
+
+
+@pytest.mark.parametrize("vocab", [10, 4096, 5000])
+@pytest.mark.parametrize("rows", [0, 1, 160])
+def test_parts_make_up_the_whole(vocab, rows):
+    torch.manual_seed(vocab + rows)
+    layer, x = Readout(32, vocab), torch.randn(rows, 32)
+    with torch.inference_mode():
+        found = layer(x)
+    torch.testing.assert_close(found, layer(x).detach(), rtol=1e-5, atol=1e-5)
+    assert found.shape == (rows, vocab)
+
+
+def test_it_learns():
+    layer, x = Readout(8, 5000), torch.randn(3, 8)
+    layer(x).square().sum().backward()
+    assert layer.weight.grad.abs().sum() > 0
