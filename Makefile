@@ -51,6 +51,9 @@ bench: $(READY)  ## measure weft beside its peers; see bench/README.md
 	$(BIN)/python bench/cells.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .cache/joeynmt joeynmt==2.3.0
 	$(BIN)/python bench/attention.py --order own
+	$(BIN)/python bench/layers.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .cache/ctranslate2 ctranslate2==4.8.4
+	$(BIN)/python bench/translate.py
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) demo runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

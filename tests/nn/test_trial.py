@@ -50,3 +50,15 @@ def test_what_a_compiler_or_a_driver_says_is_told(monkeypatch):
     monkeypatch.setattr(cuda, "available", lambda: True)
     assert trial.try_kernels(GPU).startswith("they fail here (")
     assert not cuda._trusted
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("card", [(9, 0), (8, 0)])
+def test_the_newer_attention_is_taken_where_it_is_installed_and_fits(monkeypatch, installed, card):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
+    monkeypatch.setattr(trial, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", taken.append)
+    assert trial.take_flash3(GPU) is (installed and card == (9, 0))
+    assert taken == (["FA3"] if installed and card == (9, 0) else [])

@@ -186,3 +186,34 @@ def test_evaluation_judges_what_is_left(reverser):
     assert found["exact_match"] == 1
     with pytest.raises(DataError, match="not one example is left to evaluate on"):
         evaluate(reverser.task, reverser.head, examples, Limit(1, "drop"))
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 3}, {"sample": True, "seed": 4}])
+def test_batches_that_are_answered_side_by_side_answer_the_same(reverser, monkeypatch, two_threads, options):
+    words = [*WORDS, *ODD]
+    whole = ask(reverser, words, **options)
+    monkeypatch.setattr(module, "SCORED", 7 * reverser.head.scored(reverser.task.Options(**options)))  # seven at a time
+    assert same(ask(reverser, words, **options), whole)
+    assert torch.get_num_threads() == 2
+    assert not same(ask(reverser, words[::-1], **options), whole)
+
+
+def test_what_goes_wrong_in_a_batch_is_told(two_threads):
+    def fail(number):
+        if number == 3:
+            raise DataError("the third")
+        return number
+
+    found = module.side_by_side(fail, range(1, 9))
+    assert [next(found), next(found)] == [1, 2]
+    with pytest.raises(DataError, match="the third"):
+        next(found)
+    assert torch.get_num_threads() == 2

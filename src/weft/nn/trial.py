@@ -3,7 +3,10 @@
 A GPU, a driver or a compiler that nobody has tried them on may break them; then the plain way is taken, and said so.
 """
 
+from importlib.util import find_spec
+
 import torch
+import torch.nn.attention
 from torch import Tensor
 
 from weft.nn import cuda
@@ -19,6 +22,7 @@ def try_kernels(device: torch.device) -> str:
     """Let training use the kernels if they agree with the plain way on a small example; return why not."""
     if device.type != "cuda" or not cuda.available():
         return ""
+    take_flash3(device)
     try:
         with torch.random.fork_rng([device], device_type="cuda"):
             cuda.trust(False)
@@ -31,6 +35,16 @@ def try_kernels(device: torch.device) -> str:
     apart = max(float((a - b).norm() / b.norm().clamp(min=1e-6)) for a, b in zip(quick, plain, strict=True))
     cuda.trust(apart < _APART)
     return "" if apart < _APART else f"they are off by {apart:.2g} here"
+
+
+def take_flash3(device: torch.device) -> bool:
+    """Let the variable-length kernel be FlashAttention-3, where that is installed, on the cards that it is for."""
+    fits = torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] == 9
+    activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)  # newer than the oldest PyTorch
+    if not fits or activate is None or find_spec("flash_attn_interface") is None:
+        return False
+    activate("FA3")
+    return True
 
 
 def _example(device: torch.device) -> list[Tensor]:
