@@ -145,3 +145,19 @@ def test_apply_override_makes_sections():
 def test_what_is_no_path_is_no_recipe(name):
     with pytest.raises(ConfigError, match="cannot be read as a recipe"):
         read_recipe(name)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("train.lr=1", r"overrides: must be a list, such as \['train.lr=3e-5'\], but is 'train.lr=1' instead"),
+        (None, "overrides: must be a list, .*but is None instead"),
+        (3, "overrides: must be a list, .*but is 3 instead"),
+        ({"train.lr": 1}, "overrides: must be a list, .*but is {'train.lr': 1} instead"),
+        ([3], "3: an override is key=value"),
+        ([None], "None: an override is key=value"),
+    ],
+)
+def test_overrides_of_another_type_are_named(overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        read_recipe(RECIPE, overrides)

@@ -342,3 +342,50 @@ def test_what_an_evaluation_skips_is_told(reverser, tmp_path):
 
 def test_overrides_reach_a_run_that_is_given(recipe, tmp_path):
     assert weft.train(Run.parse(recipe), ["train.steps=1"], tmp_path / "run").run.train.steps == 1
+
+
+@pytest.fixture(scope="module")
+def transformer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("transformer")
+    (folder / "train.jsonl").write_text('{"text": "ab", "target": "ba"}\n')
+    recipe = {
+        "task": {"name": "translate", "decode": {"max_length": 4}},
+        "data": {"train": str(folder / "train.jsonl")},
+        "tokenizer": {"name": "characters"},
+        "model": {"name": "transformer", "width": 8, "heads": 2, "layers": 1, "hidden": 8},
+        "train": {"steps": 1, "device": "cpu"},
+    }
+    weft.train(recipe, out=folder / "run")
+    return folder / "run"
+
+
+def test_rounded_weights_count_as_before_and_have_no_gradients(transformer):
+    whole, rounded = (weft.load(transformer, "cpu", precision=bits) for bits in ("fp32", "int8"))
+    assert rounded.parameters == whole.parameters > 0
+    assert whole.gradients("ab")
+    with pytest.raises(weft.ConfigError, match="precision: int8 is for answers and has no gradients"):
+        rounded.gradients("ab")
+
+
+def test_heads_that_were_cut_out_are_not_mistaken_for_others(transformer, tmp_path):
+    pruned = weft.load(transformer, "cpu", overrides=["model.heads_off={cross.0: [1]}"])
+    pruned.save(tmp_path / "pruned")
+    for other in ("{cross.0: [0]}", "{}"):
+        with pytest.raises(weft.CheckpointError, match=r"the heads \[1\] of cross.0 were cut out of its weights"):
+            weft.load(tmp_path / "pruned", "cpu", overrides=[f"model.heads_off={other}"])
+    fewer = weft.load(tmp_path / "pruned", "cpu", overrides=["model.heads_off={cross.0: [1], encoder.0: [0]}"])
+    assert fewer.parameters < weft.load(tmp_path / "pruned", "cpu").parameters == pruned.parameters
+
+
+@pytest.mark.parametrize(
+    "change", ["model.activation=gelu", "model.heads=4", "model.width=16", "tokenizer.lowercase=true"]
+)
+def test_weights_are_not_read_as_another_models(transformer, change):
+    key = change.partition("=")[0]
+    with pytest.raises(weft.CheckpointError, match=f"was trained with {key}=.*leave that change out"):
+        weft.load(transformer, "cpu", overrides=[change])
+
+
+def test_what_leaves_the_weights_alone_may_change(transformer):
+    changed = weft.load(transformer, "cpu", overrides=["task.decode.beam=3", "model.dropout=0.3"])
+    assert changed.run.task.decode.beam == 3

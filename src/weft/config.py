@@ -199,6 +199,11 @@ def expand_preset(model: Any) -> Any:
             f"model.preset: {model['preset']!r} is a size of {preset['name']!r}, but model.name is {own['name']!r} "
             "instead; give a preset of that model, or leave one of the two out"
         )
+    if preset.keys() <= own.keys():
+        raise ConfigError(
+            f"model.preset: the recipe says all that {model['preset']!r} would, and what it says itself wins, so "
+            "nothing would change; leave the preset out, or give it as model={preset: ...}, without the rest"
+        )
     return {**preset, **own}
 
 
@@ -233,6 +238,8 @@ def read_recipe(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str]
         raw = read_yaml(_recipe_text(recipe), str(recipe))
     if not isinstance(raw, dict):
         raise ConfigError(f"{recipe}: must be a mapping with the keys {', '.join(Run.model_fields)}, but is {raw!r}")
+    if isinstance(overrides, str | Mapping) or not isinstance(overrides, Iterable):
+        raise ConfigError(f"overrides: must be a list, such as ['train.lr=3e-5'], but is {overrides!r} instead")
     for override in overrides:
         apply_override(raw, override)
     return raw
@@ -259,7 +266,7 @@ def _recipe_text(recipe: str | Path) -> str:
 
 def apply_override(raw: dict[str, Any], override: str) -> None:
     """Set one dotted key in place: `train.lr=3e-5`, `model.layers=2`."""
-    dotted, equals, text = override.partition("=")
+    dotted, equals, text = override.partition("=") if isinstance(override, str) else ("", "", "")
     keys = dotted.split(".")
     if not equals or not all(keys):
         raise ConfigError(f"{override!r}: an override is key=value, such as train.lr=3e-5")

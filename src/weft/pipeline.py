@@ -40,6 +40,7 @@ class Pipeline:
     tokenizer: Tokenizer
     head: Head
     precision: str = "fp32"  # that it answers in
+    trained: int = 0  # how many numbers it had before they were rounded to int8, which are parameters no more
 
     def __call__(self, examples: Asked | Iterable[Asked], options: Mapping[str, Any] | None = None) -> list[Answer]:
         """Answer examples: plain texts, or mappings with the fields of the task's example."""
@@ -104,6 +105,8 @@ class Pipeline:
 
     def gradients(self, example: Asked, name: str = "") -> list[Reach]:
         """Say how strongly the loss of the last step of its own answer reaches back to each step that was read."""
+        if self.precision == "int8":
+            raise ConfigError("precision: int8 is for answers and has no gradients; load the model in fp32 or bf16")
         source, _, batch = self.reread(example)
         tokens = {"source": source, "target": self.read(batch), "text": self.read(batch)}
         found = trace(self.task, self.head, batch)
@@ -137,7 +140,7 @@ class Pipeline:
     @property
     def parameters(self) -> int:
         """How many numbers were trained."""
-        return sum(parameter.numel() for parameter in self.head.parameters())
+        return self.trained or sum(parameter.numel() for parameter in self.head.parameters())
 
     @property
     def about(self) -> str:
@@ -245,5 +248,6 @@ def load(
         raise ConfigError(
             f"precision: the model {run.model.name!r} answers in fp32 alone, but {precision!r} is asked for"
         )
+    trained = sum(parameter.numel() for parameter in head.parameters())
     lower(head, precision)
-    return Pipeline(run, task, tokenizer, head, precision)
+    return Pipeline(run, task, tokenizer, head, precision, trained)

@@ -177,6 +177,12 @@ class TestSearch:
         short = chosen.model_copy(update={"min_length": 7, "max_length": 7})
         assert_same(in_place(made, prompt, EOS, short, source), generate(made, prompt, EOS, short, source))
 
+    def test_groups_leave_though_the_room_is_all_that_was_learned(self) -> None:
+        made, chosen = model(8, positions="learned", longest=8), Options(beam=2, max_length=8)
+        prompt = Tokens.pack([[1]] * 12)
+        source = Tokens.pack([[1 + number % 8] * (1 + number % 5) for number in range(12)])
+        assert_same(in_place(made, prompt, EOS, chosen, source), generate(made, prompt, EOS, chosen, source))
+
     @pytest.mark.parametrize("chosen", [Options(beam=2, max_length=5), Options(max_length=5)])
     def test_what_is_not_a_number_is_told(self, chosen: Options) -> None:
         made, (prompt, source) = model(3), self.batch

@@ -565,6 +565,7 @@ def test_looking_on_names_every_place_layer_and_head(tmp_path):
         ({"heads_off": {0: [0, 1, 2]}}, "must leave one on: got [0, 1, 2]"),
         ({"heads_off": {0: [0, 2], "cross.0": [1]}}, "model.heads_off.cross.0 names heads, 0 to 2, and must leave one"),
         ({"heads_off": {0: 1}}, "model.heads_off.0: must be a list, such as [a, b], but is 1 instead"),
+        ({"heads_off": {0: [0], "0": [1]}}, "model.heads_off: names a layer twice, with and without quotes"),
         ({"norm": "both"}, "model.norm"),
         ({"activation": "tanh"}, "model.activation"),
         ({"positions": "none"}, "model.positions"),

@@ -369,3 +369,22 @@ def test_empty_sequences_are_looked_at_too():
     assert not weights[:2].any()
     torch.testing.assert_close(weights[2, :, 0].sum(-1), torch.ones(3), rtol=0, atol=1e-6)
     assert torch.equal(found[:2], made.output.bias.expand(2, -1))  # nothing was found: what is left is the bias
+
+
+@pytest.mark.parametrize("size", [4, 8, 20])
+def test_heads_of_any_size_go_through_a_kernel_of_multiples_of_8(monkeypatch, size):
+    seen = []
+
+    def kernel(q, k, v, *_, window_size):
+        seen.append(q.shape[-1])
+        return explicit(q, k, v, layout, window_size == (-1, 0))
+
+    monkeypatch.setattr(attention, "varlen_attn", kernel)
+    monkeypatch.setattr(attention, "_WINDOWED", True)
+    layout = layout_of([(5, 5), (3, 3)])
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(8, HEADS, size, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    for causal in (False, True):
+        got, must = (way(q, k, v, layout, causal) for way in (attention._varlen, explicit))
+        agree([got], [must], {"q": q, "k": k, "v": v})
+    assert all(one % 8 == 0 for one in seen)

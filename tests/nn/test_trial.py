@@ -42,6 +42,8 @@ def test_kernels_that_disagree_are_not(tried):
 
 def test_kernels_that_give_no_numbers_are_not(tried):
     assert "off by nan" in tried([torch.ones(4)], [torch.full((4,), float("nan"))])
+    assert "off by nan" in tried([torch.ones(4)] * 2, [torch.ones(4), torch.full((4,), float("nan"))])
+    assert tried([torch.ones(4)] * 2, [torch.ones(4)]).startswith("they fail here (")  # a gradient that is nought
     assert not cuda._trusted
 
 

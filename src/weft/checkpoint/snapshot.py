@@ -81,7 +81,34 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, head: nn.Module) -> dict
 
 def read_run(folder: Path, trust: bool = False, overrides: Iterable[str] = ()) -> Run:
     """Read the recipe of a checkpoint, changed by overrides; classes from outside weft are run only with `trust`."""
-    return Run.parse(read_recipe(read_recipe_of(folder), overrides), trust)
+    then = read_recipe_of(folder)
+    now = Run.parse(read_recipe(then, overrides), trust)
+    if overrides:
+        _check_kept(Run.parse(then, trust).dump(), now.dump(), folder)
+    _check_heads(then, now.dump(), folder)
+    return now
+
+
+def _check_kept(then: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+    """Refuse another model or tokenizer than the weights were trained with: shapes alone do not tell them apart."""
+    for key, (was, is_now) in differences(then, now).items():
+        if key.startswith(("model.", "tokenizer.")) and not key.startswith(("model.heads_off", "model.dropout")):
+            raise CheckpointError(
+                f"{folder}: was trained with {key}={was!r}, which cannot be {is_now!r} now; leave that change out "
+                "(of a model, only heads_off and dropout may change)"
+            )
+
+
+def _check_heads(then: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+    """Refuse to put heads that are left out back: by their shapes, others would be taken for them."""
+    model = then.get("model")
+    off, left = (dict(part.get("heads_off") or {}) for part in (model if isinstance(model, dict) else {}, now["model"]))
+    for place, heads in off.items():
+        if set(left.get(str(place), ())) != set(heads):
+            raise CheckpointError(
+                f"{folder}: the heads {heads} of {place} were cut out of its weights, but model.heads_off.{place} is "
+                f"{left.get(str(place), [])} now; leave it as it is, or load a checkpoint with all heads"
+            )
 
 
 def read_recipe_of(folder: Path) -> dict[str, Any]:

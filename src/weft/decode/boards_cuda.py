@@ -17,7 +17,7 @@ import triton.language as tl
 from weft.decode.boards import Beams, Lines
 from weft.nn.cache_cuda import early, let_in
 
-PIECE, PIECES = 128, 256  # ids in a piece; more of them where a vocabulary has more than so many pieces
+PIECE, PIECES = 128, 256  # ids in a piece, at least as many as there are beams; more where there are more pieces
 LOWEST = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
 
 
@@ -166,7 +166,7 @@ def _greedy(
 def _best(board, logits, width):
     """Find the best of each row: log-probabilities and ids (B, width), and the log-probabilities of eos (B,)."""
     rows, vocab = logits.shape
-    piece = max(min(PIECE, triton.next_power_of_2(vocab)), triton.next_power_of_2(triton.cdiv(vocab, PIECES)))
+    piece = max(PIECE, triton.next_power_of_2(triton.cdiv(vocab, PIECES)))
     pieces, new = triton.cdiv(vocab, piece), {"device": logits.device}
     parts = [torch.empty(rows, pieces, **new) for _ in range(3)]
     values, ids = torch.empty(rows, width, **new), torch.empty(rows, width, dtype=torch.int32, **new)

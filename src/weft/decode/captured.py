@@ -198,7 +198,7 @@ def _copied(tokens: Tokens) -> Tokens:
 
 def _captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with _capturing, torch.cuda.graph(graph, capture_error_mode="thread_local"):
         work()
     return graph
 
@@ -206,6 +206,7 @@ def _captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
 _kept: WeakKeyDictionary[Any, list[Turn[Any]]] = WeakKeyDictionary()
 _inside: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # parameters and parts of parts: slow to go through
 _lock = threading.Lock()
+_capturing = threading.Lock()  # all captures have one stream
 
 
 def _turn(
@@ -245,8 +246,9 @@ def _weights(model: object) -> tuple[int, ...]:
     """Say which parts a model has and where its numbers are: a graph that has read others is of no more use."""
     if not isinstance(model, nn.Module):
         return ()
-    if model not in _inside:
-        _inside[model] = [(part._parameters, part._modules) for part in model.modules()]
-    own, parts = zip(*_inside[model], strict=True)
+    inside = _inside.get(model)
+    if inside is None:
+        inside = _inside[model] = [(part._parameters, part._modules) for part in model.modules()]
+    own, parts = zip(*inside, strict=True)
     found = [id(part) for some in parts for part in some.values()]
     return (*found, *(one.data_ptr() for some in own for one in some.values() if one is not None))

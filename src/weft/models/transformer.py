@@ -34,7 +34,12 @@ PLACES = ("encoder", "decoder", "cross")
 
 def _worded(value: Any) -> Any:
     """A layer's number may be written without quotes."""
-    return {str(key): heads for key, heads in value.items()} if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping):
+        return value
+    worded = {str(key): heads for key, heads in value.items()}
+    if len(worded) < len(value):
+        raise ValueError("names a layer twice, with and without quotes; name it once")
+    return worded
 
 
 HeadsOff = Annotated[dict[str, tuple[int, ...]], BeforeValidator(_worded)]
@@ -183,7 +188,7 @@ class Transformer(Model):
     def fixed(self, state: Reading, rows: int, room: int) -> "FixedReading":
         """Make a state that stays where it is, for so many hypotheses of so many tokens."""
         if isinstance(self.positions, Learned):
-            check_position(state.cache.end + 1, self.config.longest)
+            check_position(int(state.cache.at) + 1, self.config.longest)  # `end` of a fixed one is its room
             room = min(room, self.config.longest)
         reach = Reach(*(one.new_zeros(rows, *one.shape[1:]) for one in state.reach))
         sources = tuple(torch.zeros_like(one) for one in state.sources)

@@ -23,7 +23,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from weft.nn.cache import Reach, attend_cached
 from weft.nn.capture import capturing, chosen_heads, record
-from weft.nn.cuda import trusted
+from weft.nn.cuda import ampere, trusted
 from weft.tokens import Tokens
 
 _WINDOWED = "window_size" in signature(varlen_attn).parameters  # torch 2.10 has is_causal in its place
@@ -89,7 +89,7 @@ def short(x: Tensor, layout: Layout, size: int) -> bool:
 
 def fused(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool) -> Tensor:
     """Attend with q (N, H, d) to k and v (M, H, d), each sequence to its own: (N, H, d)."""
-    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and ampere(q.device):
         return _varlen(q, k, v, layout, causal)
     groups, order = layout.groups
     if order is None and len(groups) == 1 and groups[0].real is None and len(groups[0].holds) == len(k):
@@ -116,9 +116,13 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, group: Group, causal: bool) -> Tenso
 def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool) -> Tensor:
     at, over = layout.at, layout.over
     how: dict[str, Any] = {"window_size": (-1, 0) if causal else (-1, -1)} if _WINDOWED else {"is_causal": causal}
+    size = q.shape[-1]
+    if spare := -size % 8:  # the kernel's heads are multiples of 8, and its scale is that of what it is given
+        q = q * ((size + spare) / size) ** 0.5
+        q, k, v = (F.pad(one, (0, spare)) for one in (q, k, v))
     found = varlen_attn(q, k, v, at.starts, over.starts, at.longest, over.longest, **how)
     assert isinstance(found, Tensor)
-    return found
+    return found[..., :size]
 
 
 def weights_of(q: Tensor, k: Tensor, causal: bool) -> Tensor:

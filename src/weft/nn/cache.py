@@ -193,9 +193,9 @@ def on_triton(x: Tensor) -> bool:
     """Say whether Triton's kernels serve a step with such a tensor: on CUDA, with no gradient and nothing recast."""
     if not x.is_cuda or x.dtype is torch.float64 or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
         return False
-    from weft.nn.cuda import available
+    from weft.nn.cuda import ampere, available
 
-    return available()
+    return available() and (x.dtype is torch.float32 or ampere(x.device))
 
 
 def _moved(index: Tensor, before: int, after: int) -> Tensor:

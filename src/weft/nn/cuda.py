@@ -41,7 +41,13 @@ def trusted(x: torch.Tensor) -> bool:
 def in_half(x: torch.Tensor) -> bool:
     """Say whether products with it are made on CUDA in half precision, with Triton at hand."""
     half = x.is_cuda and (x.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cuda"))
-    return half and (torch.compiler.is_compiling() or available())  # what compiles for CUDA is Triton
+    # What compiles for CUDA is Triton.
+    return half and (torch.compiler.is_compiling() or (available() and ampere(x.device)))
+
+
+def ampere(device: torch.device) -> bool:
+    """Say whether a GPU is of Ampere or newer: on older ones neither the library's attention nor our kernels run."""
+    return torch.compiler.is_compiling() or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def halved(x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, w
     if weights is None and trusted(logits):
         from weft.nn.losses_cuda import cross_entropy
 
-        losses: Tensor = cross_entropy(logits.contiguous(), targets, smoothing)[0]
+        losses: Tensor = cross_entropy(logits.contiguous(), targets.contiguous(), smoothing)[0]
         return losses.sum()
     if weights is None:
         return F.cross_entropy(_exact(logits), targets, reduction="sum", label_smoothing=smoothing)

@@ -110,12 +110,12 @@ def _settle(
 def settle(x, norm, parts=None, bias=None, keep=False):
     """Return the stream x + bias + Σ parts, and that normed; where it is not kept, the normed one goes on as stream."""
     rows, width = x.shape
-    out = torch.empty_like(x)
+    wide, out = triton.next_power_of_2(width), torch.empty_like(x)
     stream = torch.empty_like(x) if keep else out
     shares, made, added = (0, x, x) if parts is None else (len(parts), parts, bias)
     _settle[(rows,)](
         x, made, added, norm.weight, norm.bias, stream, out, rows, norm.eps, SHARES=shares, KEEP=keep,
-        D=width, DP=triton.next_power_of_2(width), num_warps=max(width // 1024, 1), **early(),
+        D=width, DP=wide, num_warps=max(wide // 1024, 1), **early(),
     )  # fmt: skip
     return stream, out
 

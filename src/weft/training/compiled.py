@@ -12,6 +12,7 @@ from weft.data.loader import Loader
 from weft.data.packed import Packed
 from weft.errors import ConfigError
 from weft.models.base import Model
+from weft.nn.cuda import ampere, available
 from weft.tasks.base import Batch, Item, Task
 from weft.training.parallel import World
 
@@ -36,6 +37,8 @@ def _hindrance(run: Run, task: Task, body: Model, lengths: np.ndarray | None, de
     """Say why a run cannot be compiled; nothing if it can."""
     if device.type != "cuda" or run.train.precision != "bf16":
         return f"pays on a GPU in bf16, but this is {device.type} in {run.train.precision}"
+    if torch.cuda.is_available() and not (available() and ampere(device)):
+        return "needs Triton, and a GPU of Ampere or newer"
     if not body.compiles:
         return f"the model {run.model.name!r} does not go into one graph"
     if lengths is None:

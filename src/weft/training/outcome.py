@@ -30,7 +30,7 @@ class Outcome:
         sent, ready = numbers.to("cpu", non_blocking=True), None
         if numbers.is_cuda:
             ready = torch.cuda.Event()
-            ready.record()
+            ready.record(torch.cuda.current_stream(numbers.device))
         return cls(step, drawn, lr, sent, ready)
 
     def read(self) -> tuple[float, float]:

@@ -75,6 +75,8 @@ def pick_device(name: str, place: str = "train.device") -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).tolist()  # which a device without memory, such as meta, cannot do
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # kernels, graphs and events go to the device that is current
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{place}: {name!r} cannot be used here: {reason}; try auto or cpu") from None

@@ -13,8 +13,10 @@ from weft.checkpoint.snapshot import Progress
 from weft.checkpoint.store import Store, verify_or_offer
 from weft.config import Run
 from weft.data.limits import Limit
+from weft.data.packed import Packed
 from weft.data.records import Skipped
-from weft.errors import CheckpointError
+from weft.errors import CheckpointError, ConfigError, DataError
+from weft.models.base import Capturable, Model
 from weft.tasks.base import Head, Task
 from weft.tasks.build import build, make_task
 from weft.tasks.predict import evaluate
@@ -130,6 +132,7 @@ def make_trainer(
     task, head = build(run, tokenizer)
     started = None if folder else start_from_vectors(run, tokenizer, head.body, own)
     packed, notice = pack_split(run.data, "train", task, tokenizer, store.root if store else None)
+    _check_lengths(run, task, head.body, packed)
     listening = _reporters(store, world, folder, report)
     stack.callback(listening.close)
     if notice:
@@ -145,6 +148,28 @@ def make_trainer(
     trainer.progress.data = _digest(packed.digest, examples)
     _begin(trainer, folder, world)
     return trainer
+
+
+def _check_lengths(run: Run, task: Task, body: Model, packed: Packed) -> None:
+    """Refuse now what the model could not read when it meets it, in the middle of the training or at its end."""
+    reads = body.reads if isinstance(body, Capturable) else None
+    if reads is None:
+        return
+    writes = getattr(task.options(), "max_length", 0)
+    if writes > reads and has_split(run.data, "valid"):
+        raise ConfigError(
+            f"task.decode.max_length: {writes} tokens may be written, but the model learns {reads} positions; set it "
+            f"to {reads} or less, or raise model.longest"
+        )
+    valid = [("valid", pack_split(run.data, "valid", task, task.tokenizer)[0])] if has_split(run.data, "valid") else []
+    for split, data in (("train", packed), *valid):
+        sides = task.sides(data)
+        longest = 0 if sides is None else int(sides.max())
+        if longest > reads:
+            raise DataError(
+                f"data.{split}: a sequence has {longest} tokens, its mark included, but the model learns {reads} "
+                f"positions; set data.longest to {reads - 1} and data.too_long to cut or drop, or raise model.longest"
+            )
 
 
 def _begin(trainer: Trainer, folder: Path | None, world: World) -> None:
