@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from weft.config import read_section
 from weft.errors import ConfigError
-from weft.models import seq2seq
+from weft.models import seq2seq_decoder
 from weft.models.base import Role
 from weft.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from weft.nn import scan
@@ -222,9 +222,9 @@ def test_it_is_so_for_any_configuration_and_lengths(config, lengths, target_voca
 
 def test_attention_over_empty_places_is_caught(monkeypatch):
     """The negative control: attention over empty places too."""
-    attend = seq2seq.attend
+    attend = seq2seq_decoder.attend
     monkeypatch.setattr(
-        seq2seq, "attend", lambda scores, memory, empty: attend(scores, memory, torch.zeros_like(empty))
+        seq2seq_decoder, "attend", lambda scores, memory, empty: attend(scores, memory, torch.zeros_like(empty))
     )
     for place in PLACES[1:4]:
         with pytest.raises(AssertionError, match="not close"):
@@ -514,7 +514,7 @@ def test_select_copies_no_memory():
     assert model.step(torch.tensor([0]), after.select(torch.tensor([2])))[1].owner.tolist() == [0]
 
 
-def flat(state: seq2seq.DecoderState) -> list[Tensor]:
+def flat(state: seq2seq_decoder.DecoderState) -> list[Tensor]:
     return [*(part for layer in state.layers for part in layer), state.read]
 
 

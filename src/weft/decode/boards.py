@@ -5,6 +5,7 @@ A board has groups of rows: the beams of a source, or the one row of a sequence 
 written is counted on the device. A group that is done goes on until it is taken off, and what it writes counts no more.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
@@ -55,7 +56,7 @@ class Rules(Protocol):
 R = TypeVar("R", bound=Rules)
 
 
-class Board(Generic[R]):
+class Board(ABC, Generic[R]):
     """What all searches write; a tensor of the groups has them as its first axis."""
 
     def __init__(self, rules: R, logits: Tensor, groups: int, room: int) -> None:
@@ -101,13 +102,13 @@ class Board(Generic[R]):
         for mine, theirs in zip(self.grouped, other.grouped, strict=True):
             mine[(slice(len(groups)), *map(slice, theirs.shape[1:]))] = theirs[groups]
 
+    @abstractmethod
     def choose(self, logits: Tensor) -> None:
         """Write one more token a row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def found(self, rules: R, groups: Sequence[int]) -> list[list[Hypothesis]]:
         """Return the hypotheses of these groups, best first."""
-        raise NotImplementedError
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Return log-probabilities (B, V) in which what may not come now is -inf."""
