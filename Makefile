@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test browser lint format bench clean
+.PHONY: help demo test browser peers lint format bench clean
 
 help:            ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -43,10 +43,15 @@ format: $(READY) ## lay the code out
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+peers: $(READY)  ## compare with KenLM's module, and with lmplz where that is on the PATH (or LMPLZ says where it is)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps kenlm==0.3.0
+	$(BIN)/python -m pytest -m peers
+
 bench: $(READY)  ## measure weft beside its peers; see bench/README.md
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python bench/trainer.py
 	$(BIN)/python bench/loader.py
+	$(BIN)/python bench/prepare.py
 	$(BIN)/python bench/predict.py
 	$(BIN)/python bench/cells.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .cache/joeynmt joeynmt==2.3.0

@@ -213,24 +213,32 @@ def stack(
     direction: str = "forward",
     residual: bool = False,
     attention: str = "none",
+    last: int | None = None,
+    apart: bool = False,
 ) -> tuple[list[Vectors], Vectors]:
-    """Return each layer's outputs, and each layer's last: [h→_T ; h←_1] where both directions are read."""
+    """Return each layer's outputs, and each layer's last: [h→_T ; h←_1] where both directions are read.
+
+    Where the directions stand `apart`, each is a network of its own.
+    """
     outputs, ends = [], []
     layers = 1 + max(int(name.split(".")[1]) for name in w)
-    half = width // 2 if direction == "both" else width
     for depth in range(layers):
+        wide = last if last and depth == layers - 1 else width
+        half = wide // 2 if direction == "both" else wide
+        ahead_reads = [x[: len(x) // 2] for x in inputs] if apart and depth else inputs
+        back_reads = [x[len(x) // 2 :] for x in inputs] if apart and depth else inputs
         ways = [below(w, f"layers.{depth}.{way}") for way in range(2 if direction == "both" else 1)]
         walks = []
         if direction != "backward":
-            ahead = layer(cell, ways[0], inputs, half, attention)
+            ahead = layer(cell, ways[0], ahead_reads, half, attention)
             walks.append((ahead, -1))
         if direction != "forward":
-            back = layer(cell, ways[-1], inputs[::-1], half, attention)
+            back = layer(cell, ways[-1], back_reads[::-1], half, attention)
             walks.append((back[::-1], 0))
         read = [torch.cat(parts) for parts in zip(*(found for found, _ in walks), strict=True)]
         if residual and len(read[0]) == len(inputs[0]):
             read = [x + one for x, one in zip(inputs, read, strict=True)]
         outputs.append(read)
-        ends.append(torch.cat([read[last][n * half : (n + 1) * half] for n, (_, last) in enumerate(walks)]))
+        ends.append(torch.cat([read[end][n * half : (n + 1) * half] for n, (_, end) in enumerate(walks)]))
         inputs = read
     return outputs, ends

@@ -55,7 +55,7 @@ def test_overrides_reach_in_and_are_typed():
         ("tokenizer.name=bpee", "tokenizer.name: there is no tokenizer 'bpee'; did you mean 'bpe'?"),
         ("train.lr=-1", "train.lr: should be greater than 0, but is -1 instead"),
         ("train.steps=many", "train.steps: should be a valid integer"),
-        ("train.optimizer=adm", "train.optimizer: should be 'adamw', 'adam' or 'adagrad', but is 'adm' instead"),
+        ("train.optimizer=adm", "should be 'adamw', 'adam', 'adagrad', 'sgd' or 'asgd', but is 'adm' instead"),
         ("train.time=soon", "train.time: must be a time such as 90s, 15m or 2h, but is 'soon' instead"),
         ("model.width=7", "model.width must be even, half for each direction: got 7; try 8"),
         ("task.decode.beam=0", "task.decode.beam: should be greater than or equal to 1, but is 0 instead"),

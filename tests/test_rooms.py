@@ -22,7 +22,7 @@ ROOMS = [
     {"estimators"},
     {"comparison"},
     {"testing", "feed", "console"},
-    {"looking", "listing"},
+    {"looking", "listing", "converting", "wordvectors"},
     {"serve"},
     {"cli"},
     {"__main__"},

@@ -118,7 +118,8 @@ class Answering(Running):
 )
 def test_seq2seq_keeps_every_property(config, target_vocab):
     names = check_model(Seq2Seq, {"width": 8, **config}, target_vocab=target_vocab)
-    assert len(names) == len(testing.PROPERTIES)  # a config with a source, scores and steps is promised them all
+    elsewhere = [needs for needs in testing.PROPERTIES.values() if needs & {"backward", "both"}]
+    assert len(names) == len(testing.PROPERTIES) - len(elsewhere)  # it is promised all that can be of what it reads
 
 
 def test_models_of_the_users_own_are_checked_by_their_roles():
@@ -379,6 +380,48 @@ class SharesACache(Running):
 def test_a_broken_model_fails_by_the_right_property(kind, broken, told):
     name = broken.__name__.replace("_", " ")
     with pytest.raises(AssertionError, match=rf"^{kind.__name__}: not so: {name}: .*{told}.*Likely: ."):
+        check_model(kind)
+
+
+class ReadsFromTheWrongEnd(Running):
+    @classmethod
+    def roles(cls, config):
+        return {Role.SCORER}
+
+    @classmethod
+    def directions(cls, config):
+        return ("backward",)
+
+    def logits(self, tokens, at=None, direction="backward"):
+        return super().logits(tokens, at)
+
+
+class SeesItself(ReadsFromTheWrongEnd):
+    @classmethod
+    def roles(cls, config):
+        return {Role.FILLER}
+
+    @classmethod
+    def directions(cls, config):
+        return ("both",)
+
+
+class SeesOneSide(SeesItself):
+    def means(self, tokens):
+        parts = tokens.split(super().means(tokens))
+        return torch.cat([F.pad(part[:-1], (0, 0, 1, 0)) for part in parts])
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (ReadsFromTheWrongEnd, "past tokens change nothing: what is scored from position 1 on, when the ids"),
+        (SeesItself, "a place is seen .* never itself: what is said of position 0, when it changes, differs"),
+        (SeesOneSide, "a place is seen .* never itself: position 0 does not see position 1"),
+    ],
+)
+def test_a_model_of_another_direction_than_it_says_fails(kind, told):
+    with pytest.raises(AssertionError, match=told):
         check_model(kind)
 
 

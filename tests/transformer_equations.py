@@ -57,7 +57,9 @@ def multi_head(w: Weights, kind: Kind, place: Place, x: Tensor, memory: Tensor) 
 def feed(w: Weights, kind: Kind, x: Tensor) -> Tensor:
     """Equation 2; GELU is Hendrycks & Gimpel 2016, SiLU Elfwing et al. 2018."""
     x = affine(w, "inner", x)
+    near = torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))
     act = {"relu": x.clamp(min=0), "gelu": x * (1 + torch.erf(x / 2**0.5)) / 2, "silu": x / (1 + torch.exp(-x))}
+    act["gelu-tanh"] = x * (1 + near) / 2
     return affine(w, "outer", act[kind.activation])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft import __version__, listing
+from weft import __version__, listing, looking, wordvectors
 from weft.console import (
     Device,
     Json,
@@ -20,6 +20,7 @@ from weft.console import (
     Trust,
     print_confusion,
     print_metrics,
+    print_pairs,
     print_table,
     tell,
 )
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 app.add_typer(listing.data_app, name="data")
 app.add_typer(listing.tokenizer_app, name="tokenizer")
+app.add_typer(wordvectors.vectors_app, name="vectors")
 
 
 def main() -> None:
@@ -111,13 +113,20 @@ def evaluate(
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change, such as task.decode.beam=5.")
     ] = None,
+    blimp: Annotated[
+        Path | None, typer.Option("--blimp", metavar="DIR", help="A folder of minimal pairs: which is likelier?")
+    ] = None,
     as_json: Json = False,
     trust: Trust = False,
     device: Device = "auto",
     precision: Precision = "fp32",
 ) -> None:
     """Score a model, on its recipe's test data if no other is given; for labels, show which was taken for which."""
-    found = _load(model, device, trust, changes or [], precision).judge(data, tell)
+    pipeline = _load(model, device, trust, changes or [], precision)
+    if blimp is not None:
+        print_pairs(pipeline.minimal_pairs(blimp), as_json)
+        return
+    found = pipeline.judge(data, tell)
     if as_json:
         matrix = {"confusion": found.confusion.to_dict()} if found.confusion else {}
         typer.echo(json.dumps({**found.metrics, **matrix}, ensure_ascii=False))
@@ -185,54 +194,25 @@ def compare(
     typer.echo(f"learning curves and alignments: {out / 'report.html'}")
 
 
-@app.command()
-def look(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A run's directory or a checkpoint.")] = None,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="What it is to read.")] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="A page (.html), a picture (.png) or data (.json).")] = Path(
-        "look.html"
-    ),
-    layers: Annotated[str | None, typer.Option("--layers", metavar="0,2,…", help="All if not given.")] = None,
-    heads: Annotated[str | None, typer.Option("--heads", metavar="0,2,…", help="All if not given.")] = None,
-    gradients: Annotated[
-        bool, typer.Option("--gradients", help="How far the last loss reaches back; with no MODEL, in fresh cells.")
-    ] = False,
-    positions: Annotated[
-        bool, typer.Option("--positions", help="The position encodings; with no MODEL, sinusoidal ones.")
-    ] = False,
-    beside: Annotated[
-        list[str] | None, typer.Option("--beside", metavar="MODEL", help="Another model for the same gradients.")
-    ] = None,
-    trust: Trust = False,
-    device: Device = "auto",
-) -> None:
-    """Show where a model looks, how far its gradients reach, or its positions: one file that needs no network."""
-    from weft import looking
-    from weft.inspect.look import check_out, save
-
-    check_out(out)
-    looking.check_look(model, texts, gradients, positions, beside, layers or heads)
-    if positions:
-        content = looking.positions(model, out.suffix, device, trust)
-    elif gradients:
-        content = looking.gradients(
-            [*([model] if model else []), *(beside or [])], texts or [], out.suffix, device, trust
-        )
-    else:
-        content = looking.attention(
-            model or "",
-            texts or [],
-            out.suffix,
-            looking.numbers("--layers", layers),
-            looking.numbers("--heads", heads),
-            device,
-            trust,
-        )
-    save(out, content)
-    typer.echo(out)
-
-
+app.command()(looking.look)
 app.command()(listing.models)
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        Path, typer.Argument(metavar="FROM", help="A run, a checkpoint, a Hugging Face directory or an .arpa file.")
+    ],
+    target: Annotated[Path, typer.Argument(metavar="TO", help="A new folder, or a file that ends in .arpa.")],
+) -> None:
+    """Turn a Hugging Face directory into a checkpoint, or a run into one; say what is the same."""
+    from weft.converting import convert as run_conversion
+
+    report = run_conversion(source, target)
+    if report.checks:
+        print_table(*report.table())
+    report.demand()
+    typer.echo(report.path)
 
 
 @app.command()

@@ -115,7 +115,7 @@ class Comparison:
             for one in self.contenders
         }
         label = name.replace("_", " ")
-        return [*charts, line_chart(scores, "seconds of training", label, f"Validation: {label}", percent=True)]
+        return [*charts, line_chart(scores, "seconds of training", label, f"Validation: {label}", percent=_number(name, 0.5).endswith("%"))]
 
     def _alignments(self) -> list[str]:
         """Draw where the contenders that attend looked, in the first example."""
@@ -162,4 +162,5 @@ def _contend(name: str, run: Run, out: Path, reporter: Callable[[str], Reporter]
 
 
 def _number(name: str, value: float) -> str:
-    return f"{value:.1f}" if name == "bleu" else f"{value:.1%}"
+    digits = {"bleu": 1, "perplexity": 2, "backward_perplexity": 2, "bits_per_byte": 3}.get(name)
+    return f"{value:.1%}" if digits is None else f"{value:,.{digits}f}"

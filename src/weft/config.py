@@ -63,6 +63,7 @@ class Data(Section):
     test: Source | None = None
     format: Literal["txt", "tsv", "csv", "jsonl", "conll", "parquet"] | None = None  # None: by the file's ending
     columns: dict[str, StrictInt | StrictStr] | None = None  # field of the task's example -> column, by name or number
+    documents: Literal["lines", "every-line", "blank", "file"] = "lines"  # txt: what a row is (weft.data.documents)
     header: bool | None = None  # None: there is one if a column goes by name
     on_bad_rows: Literal["error", "skip"] = "error"
     longest: int = Field(1024, ge=1)  # tokens in one sequence
@@ -86,13 +87,14 @@ class Train(Section):
     time: Seconds | None = None
     batch_tokens: int = Field(4096, ge=1)
     accumulate: int = Field(1, ge=1)
-    optimizer: Literal["adamw", "adam", "adagrad"] = "adamw"
+    optimizer: Literal["adamw", "adam", "adagrad", "sgd", "asgd"] = "adamw"
     lr: float = Field(1e-3, gt=0)
     betas: tuple[Share, Share] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)
     schedule: Literal["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential"] = "constant"
     warmup: float = Field(0.0, ge=0)  # steps, or below 1 a share of the budget
     decay: float = Field(0.01, gt=0, le=1)  # exponential: the share of lr that is left at the end
+    asgd_after: int = Field(5, ge=1)  # evaluations without a better one before asgd begins to average
     clip: float | None = Field(1.0, gt=0)
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool | None = None  # None: on CUDA in bf16, where the model and the task can
@@ -112,6 +114,8 @@ class Train(Section):
     def _some_budget(self) -> "Train":
         if self.steps is None and self.time is None:
             raise ValueError("needs a budget: give train.steps, or train.time such as 15m")
+        if self.optimizer == "asgd" and self.eval_every is None:
+            raise ValueError("optimizer asgd begins to average by what evaluations find: give train.eval_every, too")
         return self
 
 

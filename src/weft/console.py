@@ -1,5 +1,6 @@
 """What commands share: their arguments, and tables and notices in a terminal or a pipe."""
 
+import json
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
@@ -8,8 +9,9 @@ import typer
 
 if TYPE_CHECKING:
     from weft.tasks.metrics import Confusion
+    from weft.tasks.pairs import Judged
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A run's directory or a checkpoint.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A run, a checkpoint or a Hugging Face directory.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as train.lr=3e-4.")
 ]
@@ -29,6 +31,17 @@ def tell(notice: str) -> None:
 def print_metrics(metrics: Mapping[str, float]) -> None:
     """Print a table of metrics."""
     print_table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in metrics.items()])
+
+
+def print_pairs(found: "Judged", as_json: bool) -> None:
+    """Print how often the right one of two sentences was the likelier, by phenomenon."""
+    if as_json:
+        paradigms = {one.name: one.accuracy for one in found.paradigms}
+        typer.echo(json.dumps({"accuracy": found.accuracy, "phenomena": found.phenomena, "paradigms": paradigms}))
+        return
+    rows = [[name.replace("_", " "), f"{share:.1%}"] for name, share in found.phenomena.items()]
+    title = f"the likelier of two sentences is the right one, in {len(found.paradigms)} paradigms"
+    print_table(["phenomenon", "accuracy"], [*rows, ["all paradigms", f"{found.accuracy:.1%}"]], title=title)
 
 
 def print_confusion(found: "Confusion") -> None:

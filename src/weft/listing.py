@@ -1,17 +1,21 @@
 """What is ready to use: `weft models`, `weft data` and `weft tokenizer`."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.console import Json, Model, Overrides, Trust, print_table
+from weft.console import Json, Model, Overrides, Trust, print_table, tell
 from weft.errors import ConfigError
 
-data_app = typer.Typer(help="List and show data.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from weft.tasks.corpora import Stage
+
+data_app = typer.Typer(help="List, show and prepare data.", no_args_is_help=True)
 tokenizer_app = typer.Typer(help="Train a tokenizer, or see what one does.", no_args_is_help=True)
 
 
@@ -60,6 +64,68 @@ def data_show(
         raise ConfigError(f"--split: must be train, valid or test, but is {split!r} instead")
     for row in islice(_rows(name, split), rows or None):
         typer.echo(json.dumps(row, ensure_ascii=False))
+
+
+@data_app.command("prepare")
+def data_prepare(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A file or name: its task, data, tokenizer and model count.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The folder for the corpus; data.train may name it then.")],
+    overrides: Overrides = None,
+    workers: Annotated[int | None, typer.Option("--workers", help="Processes; all cores if not given.", min=1)] = None,
+    split: Annotated[str, typer.Option("--split", help="train, valid, test or all.")] = "all",
+) -> None:
+    """Turn text into token arrays that training maps into memory; if it was stopped, go on where it was."""
+    from weft.config import Run, read_recipe
+    from weft.tasks.corpora import SPLITS, prepare
+    from weft.tasks.prepare import has_split
+
+    run = Run.parse(read_recipe(recipe, overrides or []))
+    if split not in (*SPLITS, "all"):
+        raise ConfigError(f"--split: must be train, valid, test or all, but is {split!r} instead")
+    if split != "all" and not has_split(run.data, split):
+        raise ConfigError(f"--split: the recipe has no data.{split}; add it, or prepare another split")
+    try:
+        with _stages() as report:
+            made = prepare(run, out, SPLITS if split == "all" else (split,), workers, report)
+    except KeyboardInterrupt:
+        tell(f"stopped; what is done is in {out}: run it again to go on")
+        raise typer.Exit(130) from None
+    counts = {name: [one.documents, one.tokens, one.bytes, one.size] for name, one in made.splits.items()}
+    rows = [[name, *(f"{count:,}" for count in own)] for name, own in counts.items()]
+    print_table(["split", "documents", "tokens", "bytes of text", "bytes on disk"], rows)
+    for name, one in made.splits.items():
+        if one.told:
+            tell(f"data.{name}: {one.told}")
+
+
+@contextmanager
+def _stages() -> Iterator[Callable[["Stage"], None]]:
+    """Draw how far splits are, where stderr is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), TaskProgressColumn(), TimeRemainingColumn())
+    status = TextColumn("{task.fields[tokens]:,} tokens")
+    bars: dict[str, Progress] = {}
+
+    def show(stage: "Stage") -> None:
+        if stage.split not in bars:  # drawing takes a thread, and processes are forked before the first stage: so late
+            bars[stage.split] = Progress(*columns, status, console=console, disable=not console.is_terminal)
+            bars[stage.split].add_task(stage.split, total=stage.total, tokens=stage.tokens)
+            bars[stage.split].start()
+        bar = bars[stage.split]
+        bar.update(bar.task_ids[0], completed=stage.done, tokens=stage.tokens)
+        if stage.done == stage.total:
+            bar.stop()
+
+    try:
+        yield show
+    finally:
+        for bar in bars.values():
+            bar.stop()
 
 
 @tokenizer_app.command("train")

@@ -1,8 +1,9 @@
 """A trained model with its task and tokenizer: made by `train`, read by `load`, asked by calling it."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from weft.checkpoint import snapshot
+from weft.checkpoint.hf import is_hf, load_hf
 from weft.checkpoint.store import resolve_checkpoint, save_folder, verify
 from weft.config import Data, Run, Section, read_recipe, read_section
 from weft.data.limits import Limit
@@ -21,8 +23,11 @@ from weft.nn.capture import capture
 from weft.nn.quantized import lower
 from weft.tasks.base import Answer, Batch, Head, Task
 from weft.tasks.build import build
-from weft.tasks.predict import Verdict, judge, predict, reread
+from weft.tasks.lm import LM
+from weft.tasks.pairs import Judged, judge_pairs
+from weft.tasks.predict import Verdict, judge, judge_prepared, predict, reread
 from weft.tasks.prepare import check_answer, has_split, read_whole
+from weft.tasks.prepared import prepared_split
 from weft.text.tokenizer import Tokenizer, load_tokenizer
 from weft.training.parallel import pick_device
 from weft.training.report import Reporter
@@ -73,10 +78,31 @@ class Pipeline:
         self, data: str | Path | Iterable[Asked] | None = None, tell: Callable[[str], object] | None = None
     ) -> Verdict:
         """Do what `evaluate` does; return the metrics and, where answers are labels, the confusion matrix."""
-        examples, notice = self._examples(data)
-        if notice and tell:
-            tell(notice)
-        return judge(self.task, self.head, examples, self._limit(self.run.data.too_long))
+        found = self._judge_prepared() if data is None else None
+        if found is None:
+            examples, notice = self._examples(data)
+            if notice and tell:
+                tell(notice)
+            found = judge(self.task, self.head, examples, self._limit(self.run.data.too_long))
+        if found.note and tell:
+            tell(found.note)
+        return found
+
+    def _judge_prepared(self) -> Verdict | None:
+        recipe, split = data_for(self.run.data, None)
+        prepared = prepared_split(recipe, split, self.task, self.tokenizer)
+        return judge_prepared(self.task, self.head, prepared[0], f"data.{split}") if prepared else None
+
+    def log_probs(self, texts: Sequence[str]) -> list[float]:
+        """Say how likely each text is to a language model, from its beginning to its end."""
+        if not isinstance(self.task, LM):
+            raise RoleError(f"task: {self.run.task.name!r} gives texts no probability; a language model (lm) does")
+        with torch.inference_mode():
+            return self.task.log_probs(self.head.eval(), list(texts))
+
+    def minimal_pairs(self, folder: str | Path) -> Judged:
+        """Say of which share of minimal pairs the right sentence is the likelier (BLiMP)."""
+        return judge_pairs(self.log_probs, Path(folder))
 
     @property
     def has_data(self) -> bool:
@@ -98,7 +124,7 @@ class Pipeline:
         if missing := set(layers or ()) - {layer for _, layer in maps.weights}:
             raise ConfigError(f"layers: {min(missing)} has no attention to look at; layers are counted from 0")
         text = example if isinstance(example, str) else self.task.shown(asked)[0]
-        (answer,) = self(asked)
+        answer = {"logprob": self.log_probs([asked.text])[0]} if self.task.reads_itself else self(asked)[0]
         read = self.read(batch)
         views = views_of(maps, source if batch.source else read, target, read)
         return Attention(text, answer, self.task.line(answer), views)
@@ -135,12 +161,12 @@ class Pipeline:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self.head.parameters()).device
+        return next(chain(self.head.parameters(), self.head.buffers())).device
 
     @property
     def parameters(self) -> int:
         """How many numbers were trained."""
-        return self.trained or sum(parameter.numel() for parameter in self.head.parameters())
+        return self.trained or numbers_of(self.head)
 
     @property
     def about(self) -> str:
@@ -218,6 +244,11 @@ def train(
     return Pipeline(trained.run, trained.task, trained.task.tokenizer, trained.head.eval())
 
 
+def numbers_of(head: Head) -> int:
+    """Count what was learned: parameters, and of a model that only counts its tables."""
+    return sum(one.numel() for one in (head.parameters() if not head.body.grown else head.buffers()))
+
+
 def run_name(recipe: str | Path | Mapping[str, Any] | Run) -> str:
     """Name a run's directory after its recipe."""
     return Path(recipe).stem if isinstance(recipe, str | Path) else "run"
@@ -230,24 +261,29 @@ def load(
     overrides: Iterable[str] = (),
     precision: str = "fp32",
 ) -> Pipeline:
-    """Read a run's directory or one of its checkpoints; `trust` lets it run classes from outside weft.
+    """Read a run's directory, one of its checkpoints or a Hugging Face directory.
 
+    `trust` lets a checkpoint run classes from outside weft.
     `overrides` change its recipe where that fits the weights, such as `model.heads_off={3: [1, 5]}`. It answers in
     `precision`: fp32, bf16, or on the CPU int8.
     """
     if "\0" in str(path):
         raise CheckpointError(f"{str(path)!r}: no folder has such a name; give a run's directory")
-    folder = resolve_checkpoint(Path(path))
-    verify(folder)
-    run = snapshot.read_run(folder, trust, overrides)
-    tokenizer = load_tokenizer(run.tokenizer, folder)
-    task, head = build(run, tokenizer)
-    snapshot.load_weights(folder, head)
+    run, task, head = load_hf(Path(path), overrides) if is_hf(Path(path)) else _read(Path(path), trust, overrides)
     head.to(pick_device(device, "device")).eval()
     if precision != "fp32" and not head.body.lowers:
         raise ConfigError(
             f"precision: the model {run.model.name!r} answers in fp32 alone, but {precision!r} is asked for"
         )
-    trained = sum(parameter.numel() for parameter in head.parameters())
+    trained = numbers_of(head)
     lower(head, precision)
-    return Pipeline(run, task, tokenizer, head, precision, trained)
+    return Pipeline(run, task, task.tokenizer, head, precision, trained)
+
+
+def _read(path: Path, trust: bool, overrides: Iterable[str]) -> tuple[Run, Task, Head]:
+    folder = resolve_checkpoint(path)
+    verify(folder)
+    run = snapshot.read_run(folder, trust, overrides)
+    task, head = build(run, load_tokenizer(run.tokenizer, folder))
+    snapshot.load_weights(folder, head)
+    return run, task, head

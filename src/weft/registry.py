@@ -13,12 +13,18 @@ Kind = Literal["model", "task", "tokenizer"]
 TABLE: dict[Kind, dict[str, str]] = {
     "model": {
         "cnn": "weft.models.cnn:CNN",
+        "elmo": "weft.models.elmo:ELMo",
+        "gpt": "weft.models.gpt:GPT",
+        "ngram": "weft.models.ngram:NGram",
         "rnn": "weft.models.rnn:RNN",
         "seq2seq": "weft.models.seq2seq:Seq2Seq",
         "transformer": "weft.models.transformer:Transformer",
+        "word2vec": "weft.models.word2vec:Word2Vec",
     },
     "task": {
         "classify": "weft.tasks.classify:Classify",
+        "lm": "weft.tasks.lm:LM",
+        "skipgram": "weft.tasks.skipgram:Skipgram",
         "tag": "weft.tasks.tag:Tag",
         "translate": "weft.tasks.translate:Translate",
     },

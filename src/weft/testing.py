@@ -4,18 +4,19 @@ A property is a function whose name is the sentence that it proves, and whose do
 does not hold. What is checked follows from the model's roles: small ragged batches, float64, eval mode, on the CPU.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from weft.checkpoint.snapshot import load_weights, weights
 from weft.config import Named, read_section
-from weft.models.base import Model, Role
+from weft.models.base import Direction, Model, Role
 from weft.tokens import Tokens, spell
 
 TOLERANCE = 1e-9  # rounding in float64 stays far below it, a wrong index or mask far above
@@ -40,7 +41,7 @@ def check_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         case = Case(kind, config, vocab, target_vocab)
-        return [prove(check, case) for check, needs in PROPERTIES.items() if needs <= set(case.roles)]
+        return [prove(check, case) for check, needs in PROPERTIES.items() if needs <= case.promises]
 
 
 class Case:
@@ -48,6 +49,9 @@ class Case:
 
     def __init__(self, kind: type[Model], config: Named, vocab: int, target_vocab: int | None = None) -> None:
         self.kind, self.config, self.roles = kind, config, kind.roles(config)
+        says = bool({Role.SCORER, Role.FILLER} & set(self.roles))
+        self.directions: tuple[Direction, ...] = kind.directions(config) if says else ()
+        self.promises: set[Role | str] = {*self.roles, *self.directions}
         self.target_vocab = target_vocab or vocab
         self._sizes = (vocab,) if target_vocab is None else (vocab, target_vocab)
         self.model: Any = self.fresh()
@@ -57,7 +61,13 @@ class Case:
 
     def fresh(self) -> Model:
         """Make a model with new random weights."""
-        return self.kind(self.config, *self._sizes).double().eval()
+        model = self.kind(self.config, *self._sizes).double().eval()
+        model.keep(set(self.roles) - {Role.FITTED})  # what only a fit of its own uses gets no gradient
+        if self.kind.spells(self.config):  # as the tokens of `reads` are
+            words = Tokens.pack([range(self.target_vocab)]).spelt([_spelt(range(self.target_vocab))])
+            assert words.chars is not None
+            model.learn_spelling(words.chars)
+        return model
 
     def draw(self, length: int) -> Any:
         """Draw ids for the model to read; one with a source reads the ids that it writes."""
@@ -68,15 +78,12 @@ class Case:
         packed = [Tokens.pack(rows)] + ([Tokens.pack(sources)] if Role.CONDITIONAL in self.roles else [])
         if not self.kind.spells(self.config):
             return packed
-        # Spellings of different lengths, so that a batch has places past the end of most.
-        return [one.spelt([spell(str(id) * (id % 4) for id in own.tolist()) for own in one.split()]) for one in packed]
+        return [one.spelt([_spelt(own.tolist()) for own in one.split()]) for one in packed]
 
     def answers(self, rows: Rows, sources: Rows, model: Any = None) -> Answers:
         """Ask for all that the roles promise."""
         model, reads, lengths = model or self.model, self.reads(rows, sources), [len(row) for row in rows]
-        found = {}
-        if {Role.SCORER, Role.FILLER} & set(self.roles):
-            found["logits"] = list(model.logits(*reads).split(lengths))
+        found = {f"{one} logits": list(self.logits(reads, one, None, model).split(lengths)) for one in self.directions}
         if Role.GENERATOR in self.roles:
             found["start"] = list(model.start(*reads)[0])
         if Role.ENCODER in self.roles:
@@ -84,11 +91,22 @@ class Case:
             found["summary"] = list(model.summary(*reads))
         return found
 
+    def logits(self, reads: list[Tokens], direction: str, at: Tensor | None = None, model: Any = None) -> Any:
+        """Score in a direction; a model that knows only one need not have heard of others."""
+        if direction == "forward":
+            return (model or self.model).logits(*reads, at=at)
+        return (model or self.model).logits(*reads, at=at, direction=direction)
+
     def following(self, rows: Rows, sources: Rows) -> Any:
         """Score what follows each row, (B, V), reading all of it anew."""
-        if Role.SCORER not in self.roles:
+        if "forward" not in self.directions:
             return self.model.start(*self.reads(rows, sources))[0]
         return self.model.logits(*self.reads(rows, sources))[torch.tensor([len(row) for row in rows]).cumsum(0) - 1]
+
+
+def _spelt(ids: Iterable[int]) -> np.ndarray:
+    """Spell tokens in different lengths, so that a batch has places past the end of most."""
+    return spell(str(id) * (id % 4) for id in ids)
 
 
 Check = Callable[[Case], None]
@@ -115,7 +133,8 @@ def _same(got: Tensor, must: Tensor, what: str, tolerance: float = 0.0) -> None:
     shapes = tuple(got.shape), tuple(must.shape)
     _expect(shapes[0] == shapes[1], f"{what} must have the shape {shapes[1]}, but has {shapes[0]} instead")
     apart = torch.where(got == must, 0.0, (got - must).abs())  # -inf is not apart from -inf, NaN is from everything
-    _expect(bool((apart <= tolerance).all()), f"{what} differs by {apart.max():.3g}, where {tolerance:g} is allowed")
+    most = float(apart.max()) if apart.numel() else 0.0
+    _expect(most <= tolerance, f"{what} differs by {most:.3g}, where {tolerance:g} is allowed")
 
 
 def _same_answers(got: Answers, must: Answers, tolerance: float = 0.0) -> None:
@@ -149,8 +168,8 @@ def every_answer_has_its_shape(case: Case) -> None:
     for method, found in case.answers(case.rows, case.sources).items():
         for steps, one in zip(LENGTHS, found, strict=True):
             vocab = case.target_vocab
-            shapes = {"logits": (steps, vocab), "start": (vocab,), "encode": (2, steps, width), "summary": (width,)}
-            shape, must = tuple(one.shape), shapes[method]
+            shapes = {"start": (vocab,), "encode": (2, steps, width), "summary": (width,)}
+            shape, must = tuple(one.shape), shapes.get(method, (steps, vocab))
             _expect(shape == must, f"{method} of {steps} tokens must be {must}, but is {shape} instead")
 
 
@@ -198,20 +217,46 @@ def a_batch_takes_the_operations_of_its_sequences(case: Case) -> None:
 
 def future_tokens_change_nothing(case: Case) -> None:
     """Attention without a causal mask, a backward direction, or a mean over the whole sequence."""
-    before = case.answers(case.rows, case.sources)["logits"]
+    before = case.answers(case.rows, case.sources)["forward logits"]
     for cut in range(1, max(LENGTHS)):
         changed = [[*row[:cut], *((token + 1) % case.target_vocab for token in row[cut:])] for row in case.rows]
-        after = case.answers(changed, case.sources)["logits"]
-        ended = case.answers([row[:cut] for row in case.rows], case.sources)["logits"]
+        after = case.answers(changed, case.sources)["forward logits"]
+        ended = case.answers([row[:cut] for row in case.rows], case.sources)["forward logits"]
         for old, new, short in zip(before, after, ended, strict=True):
             _same(new[:cut], old[:cut], f"what is scored before position {cut}, when the ids from there on change,")
             _same(short, old[:cut], f"what is scored before position {cut}, when sequences end there,", TOLERANCE)
 
 
+def past_tokens_change_nothing(case: Case) -> None:
+    """A walk from the wrong end, or a mean over the whole sequence."""
+    before = case.answers(case.rows, case.sources)["backward logits"]
+    for cut in range(1, max(LENGTHS)):
+        changed = [[*((token + 1) % case.target_vocab for token in row[:cut]), *row[cut:]] for row in case.rows]
+        after = case.answers(changed, case.sources)["backward logits"]
+        begun = case.answers([row[cut:] for row in case.rows], case.sources)["backward logits"]
+        for old, new, short in zip(before, after, begun, strict=True):
+            _same(new[cut:], old[cut:], f"what is scored from position {cut} on, when the ids before it change,")
+            _same(short, old[cut:], f"what is scored from position {cut} on, when sequences begin there,", TOLERANCE)
+
+
+def a_place_is_seen_from_both_sides_and_never_itself(case: Case) -> None:
+    """Walks that stand at the place they speak of, or that meet below the last layer; one side that is left out."""
+    before = case.answers(case.rows, case.sources)["both logits"]
+    for place in range(max(LENGTHS)):
+        changed = [list(row) for row in case.rows]
+        for row in changed:
+            row[place : place + 1] = [(token + 1) % case.target_vocab for token in row[place : place + 1]]
+        for old, new in zip(before, case.answers(changed, case.sources)["both logits"], strict=True):
+            _same(new[place : place + 1], old[place : place + 1], f"what is said of position {place}, when it changes,")
+            for near in {place - 1, place + 1} & set(range(len(old) if place < len(old) else 0)):
+                _expect(not torch.equal(new[near], old[near]), f"position {near} does not see position {place}")
+
+
 def at_gives_the_rows_of_the_whole(case: Case) -> None:
     """`at` ignored, or counted within each sequence: its positions are those of flat (N,)."""
     at, reads = torch.tensor([9, 0, 4, 4, sum(LENGTHS) - 1]), case.reads(case.rows, case.sources)
-    _same(case.model.logits(*reads, at=at), case.model.logits(*reads)[at], "logits(at=...)", TOLERANCE)
+    for one in case.directions:
+        _same(case.logits(reads, one, at), case.logits(reads, one)[at], "logits(at=...)", TOLERANCE)
 
 
 def the_source_matters(case: Case) -> None:
@@ -262,7 +307,7 @@ def a_state_is_a_value_that_nothing_changes(case: Case) -> None:
     _same(step(ids, state)[0], first, "a second step from a state that lived on and was selected from")
 
 
-PROPERTIES: dict[Check, set[Role]] = {  # in the order of their proof, each with the roles that promise it
+PROPERTIES: dict[Check, set[Role | str]] = {  # in the order of their proof, with the roles and directions that promise
     the_config_reads_back_from_what_it_dumps: set(),
     the_roles_are_a_set_of_roles: set(),
     every_parameter_is_finite: set(),
@@ -272,7 +317,9 @@ PROPERTIES: dict[Check, set[Role]] = {  # in the order of their proof, each with
     saved_weights_give_the_same_answers: set(),
     a_sequence_alone_answers_as_in_any_batch: set(),
     a_batch_takes_the_operations_of_its_sequences: set(),
-    future_tokens_change_nothing: {Role.SCORER},
+    future_tokens_change_nothing: {Role.SCORER, "forward"},
+    past_tokens_change_nothing: {Role.SCORER, "backward"},
+    a_place_is_seen_from_both_sides_and_never_itself: {Role.FILLER, "both"},
     at_gives_the_rows_of_the_whole: {Role.SCORER},
     the_source_matters: {Role.CONDITIONAL},
     the_sources_of_others_change_nothing: {Role.CONDITIONAL},

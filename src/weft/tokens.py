@@ -16,6 +16,7 @@ from torch.nn import functional as F
 # it (Peters et al. 2018); `PAD` fills a row of `Tokens.chars`. There is nothing to learn, so no word is unknown.
 BEGIN, END, PAD = 256, 257, 258
 SYMBOLS = 259
+FIRST, LAST = 259, 260  # two signs more that ELMo has: how it spells what begins a text, and what ends it
 LONGEST_SPELLING = 50  # of a longer word the first 48 bytes count, as in ELMo
 
 

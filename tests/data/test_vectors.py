@@ -7,8 +7,9 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from weft.data.vectors import Layout, read_layout, read_vectors, read_words
-from weft.errors import DataError
+from weft.data.vectors import Layout, read_layout, read_table, read_vectors, read_words
+from weft.data.vectors_write import form_of, write_vectors
+from weft.errors import ConfigError, DataError
 
 QUICK = settings(
     max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
@@ -163,7 +164,9 @@ def test_a_file_with_fewer_vectors_than_it_promises_is_cut_short(write):
 def test_a_file_of_something_else_is_refused(write, tmp_path):
     assert "is empty; a file of word vectors has" in fails(write(""))
     assert ":1: no word vector: a line is a word and its numbers" in fails(write("Call me Ishmael.\n"))
-    assert "if it is word2vec's binary form, save it as text" in fails(write(b"1 2\nthe \x00\x00\x80?\n"), "the")
+    assert "if it is word2vec's binary form, let its name end in .bin" in fails(
+        write(b"1 2\nthe \x00\x00\x80?\n"), "the"
+    )
     assert "there is no such file" in fails(str(tmp_path / "nowhere.txt"))
     assert "is a directory" in fails(str(tmp_path))
     assert "cannot be read" in fails(write(gzip.compress(GLOVE.encode() * 99)[:-20], "cut.gz"), "the")
@@ -172,3 +175,132 @@ def test_a_file_of_something_else_is_refused(write, tmp_path):
 def test_a_line_past_the_limit_is_not_held(write):
     with pytest.raises(DataError, match="more than 50 bytes"):
         read_vectors(write("a 1 2\n" + "b" * 100 + " 1 2\n"), ["a"], limit=50)
+
+
+# The binary form, what is written, and gensim's reading of it
+
+
+FORMS = ("v.txt", "v.bin", "v.glove", "v.txt.gz", "v.bin.gz")
+
+
+def some(count=7, width=5, seed=0):
+    rng = np.random.default_rng(seed)
+    known = ["the", "Paris", "naïve", "東京", "…", "0.5", "x" * 300, *(f"word{n}" for n in range(count))][:count]
+    return known, (rng.normal(0, 1, (count, width)) * 10.0 ** rng.integers(-9, 9, (count, 1))).astype(np.float32)
+
+
+def binary(known, rows, between=b""):
+    return f"{len(known)} {rows.shape[1]}\n".encode() + b"".join(
+        word.encode() + b" " + row.tobytes() + between for word, row in zip(known, rows, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_is_written_is_read_back_to_the_bit(tmp_path, name):
+    known, rows = some()
+    path = str(tmp_path / name)
+    write_vectors(path, known, rows)
+    assert read_layout(path) == Layout(5, None if "glove" in name else 7)
+    assert list(read_words(path)) == known
+    words, table = read_table(path)
+    assert words == known
+    np.testing.assert_array_equal(table, rows)
+    np.testing.assert_array_equal(read_vectors(path, ["東京", "nowhere", "THE"]).rows, [rows[3], [0] * 5, rows[0]])
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # gensim's
+@pytest.mark.parametrize("name", ["v.txt", "v.bin", "v.glove", "v.txt.gz"])
+def test_gensim_reads_what_is_written(tmp_path, name):
+    from gensim.models import KeyedVectors
+
+    known, rows = some()
+    path = str(tmp_path / name)
+    write_vectors(path, known, rows)
+    found = KeyedVectors.load_word2vec_format(path, binary=".bin" in name, no_header="glove" in name)
+    assert found.index_to_key == known
+    np.testing.assert_array_equal(found.vectors, rows)
+
+
+@pytest.mark.parametrize("name", ["v.txt", "v.bin", "v.txt.gz", "v.glove"])
+def test_what_gensim_writes_is_read(tmp_path, name):
+    from gensim.models import KeyedVectors
+
+    known, rows = some()
+    peer = KeyedVectors(5)
+    peer.add_vectors(known, rows)
+    path = str(tmp_path / name)
+    peer.save_word2vec_format(path, binary=".bin" in name, write_header="glove" not in name)
+    words, table = read_table(path)
+    assert words == known
+    np.testing.assert_array_equal(table, rows)
+
+
+@pytest.mark.parametrize("between", [b"", b"\n"])  # gensim's, and that of word2vec's own code
+def test_the_binary_form_with_and_without_line_ends(write, between):
+    known, rows = some()
+    path = write(binary(known, rows, between), "v.bin")
+    np.testing.assert_array_equal(read_table(path)[1], rows)
+    assert read_table(path, most=2)[0] == known[:2]
+
+
+def test_the_first_of_two_counts_in_a_table(write):
+    assert read_table(write("a 1 1\nb 2 2\na 3 3\n"))[1].tolist() == [[1, 1], [2, 2]]
+
+
+def test_only_the_rows_that_are_wanted_are_held_of_the_binary_form(write):
+    rows = np.ones((4000, 200), np.float32)
+    path = write(binary([f"w{n}" for n in range(4000)], rows), "v.bin")
+    tracemalloc.start()
+    assert read_vectors(path, ["w7"]).found.all()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < rows.nbytes / 3
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"the 0.1 0.2\n", "begins with a line of two numbers"),
+        (b"", "begins with a line of two numbers"),
+        (b"2 0\n", "begins with a line of two numbers"),
+        (binary(["a", "b"], np.ones((2, 4), np.float32))[:-1], "promises 2 vectors, but it ends in number 2"),
+        (b"3 1\na \0\0\0\0b \0\0\0\0", "vector 3: its word has no end"),
+        (b"1 1\n\xff\xfe \0\0\0\0", "its word is not UTF-8"),
+        (binary(["a"], np.full((1, 2), np.nan, np.float32)), "has what is no number"),
+    ],
+)
+def test_a_bad_binary_file_is_named(write, content, said):
+    path = write(content, "v.bin")
+    message = fails(path, "a")
+    assert message.startswith(path)
+    assert said in message
+
+
+def test_a_missing_binary_file_is_named(tmp_path):
+    assert "there is no such file" in fails(str(tmp_path / "v.bin"), "a")
+
+
+@pytest.mark.parametrize(("word", "said"), [("two words", "has a space in it"), ("", "is empty"), ("a\nb", "a space")])
+@pytest.mark.parametrize("name", ["v.txt", "v.bin"])
+def test_a_word_that_no_reader_could_tell_is_not_written(tmp_path, name, word, said):
+    with pytest.raises(DataError, match=said):
+        write_vectors(str(tmp_path / name), ["fine", word], np.ones((2, 2), np.float32))
+    assert list(tmp_path.iterdir()) == []  # nothing is left half written
+
+
+def test_what_is_no_number_is_not_written(tmp_path):
+    with pytest.raises(DataError, match="'b': its vector has what is no number"):
+        write_vectors(str(tmp_path / "v.txt"), ["a", "b"], np.array([[1.0], [np.inf]], np.float32))
+
+
+def test_the_form_goes_by_the_ending_or_as_asked(tmp_path):
+    forms = {"v.txt": "word2vec", "v.vec.gz": "word2vec", "V.BIN": "binary", "v.glove": "glove"}
+    assert {name: form_of(name) for name in forms} == forms
+    assert form_of("v.xyz", "glove") == "glove"
+    with pytest.raises(ConfigError, match="v.xyz: its ending does not say"):
+        form_of("v.xyz")
+    with pytest.raises(ConfigError, match="did you mean 'binary'"):
+        form_of("v.txt", "binry")
+    with pytest.raises(DataError, match="cannot be written"):
+        write_vectors(str(tmp_path / "nowhere" / "v.txt"), ["a"], np.ones((1, 1), np.float32))

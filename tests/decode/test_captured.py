@@ -36,7 +36,7 @@ needs_gpu = pytest.mark.skipif(not (torch.cuda.is_available() and cuda.available
 def small() -> Iterator[None]:
     """Small rooms and a question a turn, so that searches outgrow the one and act on the other."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"ROOM": 4, "FEW": 2, "EVERY": 1}.items():
+        for name, value in {"ROOM": 4, "HELD": 8, "FEW": 2, "EVERY": 1}.items():
             patch.setattr(captured, name, value)
         yield
 
@@ -296,7 +296,7 @@ class TestCuda:
                 patch.setattr(search, "capturable", lambda model, prompt: False)
                 must = generate(made, prompt, 2, chosen, source, [1])
             assert captured.capturable(made, prompt)
-            assert_same(generate(made, prompt, 2, chosen, source, [1]), must, 1e-5)
+            assert_same(generate(made, prompt, 2, chosen, source, [1]), must, 2e-4)  # of logits up to 100
 
     def test_in_half_precision_what_is_found_is_as_probable_as_is_said(self) -> None:
         torch.manual_seed(0)

@@ -108,13 +108,14 @@ def test_a_peephole_multiplies_too_though_no_matrix_does():
 @pytest.mark.parametrize("direction", ["forward", "both"])
 @pytest.mark.parametrize("score", [score for score in SCORES if score != "location"])
 def test_looks_at_its_own_past(score, direction):
-    config = RNNConfig(name="rnn", cell="peephole", width=4, layers=2, direction=direction, attention=score)
+    both = direction == "both"
+    config = RNNConfig(name="rnn", cell="peephole", width=4, layers=2, direction=direction, attention=score, apart=both)
     model = RNN(config, VOCAB).double().eval()
     tokens = draw([STEPS] * ROWS)
     vectors = 2 * 2 * 3 * 4 * STEPS * ROWS
     # The first step has nothing to look at, so that it needs neither the query's matrix nor its strength.
     unused = {"additive": 4 * 4 // len(model.recurrent.ways), "cosine": 4}.get(score, 0)
-    expected = counted(lambda: model.logits(tokens)) + vectors + 2 * 2 * unused * ROWS
+    expected = counted(lambda: model.logits(tokens, direction=direction)) + vectors + 2 * 2 * unused * ROWS
     assert model.operations(tokens) == expected
 
 

@@ -54,8 +54,16 @@ def reference(model: RNN, ids: list[int]) -> tuple[list[Tensor], Tensor, Tensor]
         config.direction,
         config.residual,
         config.attention,
+        config.last,
+        config.apart,
     )
-    logits = [affine(w, "output", h) for h in outputs[-1]] if "output.weight" in w else embedded
+    seen = outputs[-1]
+    if config.direction == "both":
+        half, nothing = config.last // 2, torch.zeros(config.last // 2, dtype=torch.float64)
+        before = [nothing, *(h[:half] for h in seen[:-1])]
+        after = [*(h[half:] for h in seen[1:]), nothing]
+        seen = [torch.cat(sides) for sides in zip(before, after, strict=True)]
+    logits = [affine(w, "output", h) for h in seen] if "output.weight" in w else embedded
     return [torch.stack(layer) for layer in (embedded, *outputs)], ends[-1], torch.stack(logits)
 
 
@@ -65,11 +73,11 @@ def check(model: RNN, lengths: list[int]) -> None:
     alone = [reference(model, ids.tolist()) for ids in tokens.split() if len(ids)]
     full = torch.tensor(lengths) > 0
     got, must = [model.summary(tokens)[full]], [torch.stack([summary for _, summary, _ in alone])]
-    for layer in range(1, deep + 1):
+    for layer in [layer for layer in range(1, deep + 1) if layer == deep or model.width == model.config.width]:
         got.append(model.encode(tokens, layers=(layer,))[0])
         must.append(torch.cat([layers[layer] for layers, _, _ in alone]))
     if model.output is not None:
-        got.append(model.logits(tokens))
+        got.append(model.logits(tokens, direction=model.config.direction))
         must.append(torch.cat([logits for _, _, logits in alone]))
     agree(got, must, dict(model.named_parameters()))
     assert not model.summary(tokens)[~full].any()
@@ -95,6 +103,9 @@ def test_it_is_so_with_attention_over_its_own_states(attention, direction):
         {"layers": 3, "residual": True, "embedding": 5},
         {"layers": 3, "direction": "backward", "embedding": 3},
         {"layers": 2, "tie": True, "cell": "gru"},
+        {"layers": 3, "tie": True, "embedding": 2},
+        {"layers": 2, "tie": True, "embedding": 6, "direction": "both", "apart": True},
+        {"layers": 3, "direction": "both", "apart": True, "residual": True, "attention": "dot"},
         {"layers": 2, "tie": True, "cell": "jordan", "direction": "both", "residual": True},
         {"layers": 3, "cell": "peephole", "attention": "additive", "residual": True, "embedding": 2},
     ],
@@ -135,9 +146,11 @@ def test_single_precision_is_close_to_the_reference(attention):
             "layers": st.integers(1, 3),
             "residual": st.booleans(),
             "attention": st.sampled_from(["none", "none", *SCORES]),
-            "embedding": st.sampled_from([None, 3]),
+            "embedding": st.sampled_from([None, 6]),
+            "tie": st.booleans(),
+            "apart": st.booleans(),
         }
-    ),
+    ).map(lambda config: {**config, "apart": config["apart"] and config["direction"] == "both"}),
     st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any),
     st.integers(0, 99),
 )
@@ -148,7 +161,7 @@ def test_it_is_so_for_any_configuration_and_lengths(config, lengths, seed):
 def test_another_direction_residual_or_cell_is_caught():
     """The negative control: the reference is told something else."""
     for had, told in (
-        ({"direction": "forward"}, {"direction": "backward"}),
+        ({"direction": "both", "layers": 2, "apart": True}, {"residual": True}),
         ({"residual": True}, {"residual": False}),
         ({"attention": "dot"}, {"attention": "scaled-dot"}),
     ):
@@ -160,7 +173,7 @@ def test_another_direction_residual_or_cell_is_caught():
 
 @pytest.mark.parametrize(("cell", "kind"), [("elman", nn.RNN), ("lstm", nn.LSTM), ("gru", nn.GRU)])
 @pytest.mark.parametrize("direction", ["forward", "both"])
-def test_it_is_embeddings_torchs_own_network_and_an_output(cell, kind, direction):
+def test_it_is_embeddings_and_torchs_own_network(cell, kind, direction):
     """Another witness: torch.nn.RNN, LSTM and GRU over packed sequences."""
     model, tokens, ways = make(5, cell=cell, direction=direction, layers=2), draw(RAGGED), 1 + (direction == "both")
     theirs = kind(4, 4 // ways, 2, bidirectional=ways == 2, dtype=torch.float64)
@@ -170,8 +183,8 @@ def test_it_is_embeddings_torchs_own_network_and_an_output(cell, kind, direction
             theirs.get_parameter(f"{own[:-1]}{depth}{'_reverse' if way == '1' else ''}").copy_(weight)
         walked, _ = theirs(pack_sequence(tokens.split(model.embed(tokens.ids)), enforce_sorted=False))
         rows = pad_packed_sequence(walked)[0].unbind(1)
-        must = model.output(torch.cat([row[:length] for row, length in zip(rows, RAGGED, strict=True)]))
-        torch.testing.assert_close(model.logits(tokens), must, rtol=1e-12, atol=1e-12)
+        must = torch.cat([row[:length] for row, length in zip(rows, RAGGED, strict=True)])
+        torch.testing.assert_close(model.encode(tokens)[0], must, rtol=1e-12, atol=1e-12)
 
 
 COVERING = [  # every value of every key, and every cell
@@ -186,6 +199,8 @@ COVERING = [  # every value of every key, and every cell
     {"cell": "peephole", "direction": "both", "attention": "general"},
     {"cell": "elman", "direction": "backward", "layers": 2, "residual": True},
     {"cell": "gru", "direction": "backward", "attention": "scaled-dot", "embedding": 5},
+    {"cell": "lstm", "direction": "both", "layers": 2, "apart": True, "tie": True, "embedding": 6, "variational": True},
+    {"cell": "lstm", "layers": 3, "tie": True, "embedding": 2, "dropout_embed": 0.1, "dropout_recurrent": 0.5},
 ]
 
 
@@ -193,6 +208,9 @@ COVERING = [  # every value of every key, and every cell
 def test_every_property_of_its_roles_holds(config):
     held, forward = check_model(RNN, {"width": 4, **config}), "direction" not in config
     assert "a sequence alone answers as in any batch" in held
+    fills = config.get("direction") == "both" and (config.get("layers", 1) == 1 or "apart" in config)
+    assert ("a place is seen from both sides and never itself" in held) is fills
+    assert ("past tokens change nothing" in held) is (config.get("direction") == "backward")
     assert ("future tokens change nothing" in held) is forward
     assert ("start and step agree with reading all at once" in held) is forward
 
@@ -368,7 +386,7 @@ def test_a_layer_that_it_lacks_is_refused(layer):
 def test_embeddings_of_another_width_do_not_go_with_the_layers():
     model, tokens = make(embedding=3, layers=2), draw(RAGGED)
     assert model.encode(tokens, layers=(1, 2)).shape == (2, sum(RAGGED), 4)
-    with pytest.raises(WeftError, match="layer 0, the embeddings, is 3 wide and the others are 4: .*leave layer 0 out"):
+    with pytest.raises(WeftError, match="layers: layer 0 is 3 wide and the last is 4: they do not go together"):
         model.encode(tokens, layers=(0, 1))
 
 
@@ -403,8 +421,8 @@ def test_a_batch_with_no_token_at_all_is_answered(cell, direction):
     model, nothing = make(cell=cell, direction=direction, layers=2), Tokens.pack([[], []])
     assert model.encode(nothing).shape == (1, 0, 4)
     assert model.summary(nothing).tolist() == [[0.0] * 4] * 2
-    if direction != "backward":
-        assert model.logits(nothing).shape == (0, VOCAB)
+    if model.output is not None:
+        assert model.logits(nothing, direction=direction).shape == (0, VOCAB)
     if direction == "forward":
         torch.testing.assert_close(model.start(nothing)[0], model.output.bias.expand(2, -1))
 
@@ -455,12 +473,17 @@ def config_of(**config: object) -> RNNConfig:
 def test_its_roles_follow_from_its_direction():
     assert RNN.roles(config_of()) == {Role.ENCODER, Role.SCORER, Role.GENERATOR}
     assert RNN.roles(config_of(direction="both")) == {Role.ENCODER, Role.FILLER}
-    assert RNN.roles(config_of(direction="backward")) == {Role.ENCODER}
+    assert RNN.roles(config_of(direction="backward")) == {Role.ENCODER, Role.SCORER}
+    assert RNN.roles(config_of(direction="both", layers=2)) == {Role.ENCODER}, "what meets below has seen the word"
+    assert RNN.roles(config_of(direction="both", layers=2, apart=True)) == {Role.ENCODER, Role.FILLER}
+    assert RNN.roles(config_of(chars=3)) == {Role.ENCODER}
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_it_has_an_output_where_it_can_score_or_fill(direction):
-    assert (make(direction=direction).output is None) is (direction == "backward")
+    assert RNN.directions(config_of(direction=direction)) == (direction,)
+    assert make(direction=direction).output is not None
+    assert (make(direction=direction, layers=2).output is None) is (direction == "both")
 
 
 @pytest.mark.parametrize("needs", [{Role.ENCODER}, set()])
@@ -508,13 +531,14 @@ def test_a_seed_decides_the_first_weights():
 @pytest.mark.parametrize("config", [{}, {"layers": 3}, {"layers": 2, "attention": "dot"}], ids=str)
 def test_dropout_stands_on_embeddings_between_layers_and_before_the_output(config):
     model, tokens, seen = make(dropout=0.5, **config), draw(RAGGED), []
-    for part in (model, model.recurrent):
-        part.dropout.register_forward_hook(lambda module, *_, part=part: seen.append(type(part).__name__))
-    between = config.get("layers", 1) - 1
-    for ask, outside in ((model.logits, 2), (model.read, 2), (model.start, 2), (model.encode, 1), (model.summary, 1)):
+    parts = {"input": model.drop_input, "between": model.recurrent.dropout, "output": model.drop_output}
+    for name, part in parts.items():
+        part.register_forward_hook(lambda *_, name=name: seen.append(name))
+    between = ["between"] * (config.get("layers", 1) - 1)
+    for ask in (model.logits, model.read, model.start, model.encode, model.summary):
         seen.clear()
         ask(tokens)
-        assert (seen.count("RNN"), seen.count("Stack")) == (outside, between)
+        assert seen == ["input", *between, *["output"] * (ask not in (model.encode, model.summary))]
 
 
 def test_dropout_is_active_in_training_only():
@@ -537,7 +561,9 @@ def test_dropout_is_active_in_training_only():
         ({"cell": "lstn"}, "but is 'lstn' instead; did you mean 'lstm'?"),
         ({"direction": "bath"}, "but is 'bath' instead; did you mean 'both'?"),
         ({"attention": "location"}, "but is 'location' instead"),
-        ({"tie": True, "embedding": 5}, "model.tie needs model.embedding to be model.width: got 5 and 256; leave"),
+        ({"tie": True, "embedding": 5, "direction": "both"}, "model.embedding must be even, half for each direction"),
+        ({"apart": True}, "model.apart is for model.direction=both, but that is forward; leave it out"),
+        ({"dropout_recurrent": 1}, "model.dropout_recurrent: should be less than 1"),
         ({"heads": 2}, "model.heads: unknown key"),
     ],
     ids=str,
@@ -549,7 +575,7 @@ def test_a_wrong_config_is_refused_with_the_remedy(raw, told):
 
 
 @pytest.mark.parametrize(
-    "raw", [{"width": 7}, {"width": 7, "direction": "backward"}, {"tie": True, "embedding": 8, "width": 8}], ids=str
+    "raw", [{"width": 7}, {"width": 7, "direction": "backward"}, {"tie": True, "embedding": 5, "width": 8}], ids=str
 )
 def test_what_is_only_near_to_wrong_is_taken(raw):
     """The negative control of the refusals."""

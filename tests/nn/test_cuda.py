@@ -5,7 +5,7 @@ import ast
 import pytest
 import torch
 
-from weft.models import seq2seq
+from weft.models import seq2seq_decoder
 from weft.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from weft.nn import cuda, scan, walk_cuda
 from weft.nn.kernels import Shape
@@ -60,9 +60,9 @@ def test_an_attending_walk_is_the_loop_under_autograd(attention, cell, monkeypat
         return [logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))]
 
     fused = read()
-    monkeypatch.setattr(seq2seq, "worthwhile", lambda known: False)
+    monkeypatch.setattr(seq2seq_decoder, "worthwhile", lambda known: False)
     for one, other in zip(fused, read(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        assert (one - other).norm() <= 1e-4 * other.norm() + 1e-6  # of all: single numbers may all but cancel out
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from weft.nn.losses import binary_cross_entropy_sum, cross_entropy_sum
+from weft.nn.losses import binary_cross_entropy_sum, cross_entropy_sum, read_out_sum
+from weft.nn.readout import Readout
 
 quick = settings(deadline=None, derandomize=True, max_examples=50)
 
@@ -40,6 +41,14 @@ def test_half_precision_is_summed_in_float32(dtype):
     torch.testing.assert_close(got, cross_entropy_sum(logits.double(), targets).float(), rtol=1e-5, atol=0)
     coarse = F.cross_entropy(logits, targets, reduction="sum").float()  # the negative control
     assert not torch.isclose(got, coarse, rtol=1e-5, atol=0)
+
+
+def test_with_the_output_layer_it_is_that_of_the_logits():
+    torch.manual_seed(0)
+    output, states, targets = Readout(8, 13), torch.randn(5, 8), torch.tensor([1, 0, 12, 4, -100])
+    got = read_out_sum(output, states, targets, 0.1)
+    torch.testing.assert_close(got, cross_entropy_sum(output(states), targets, 0.1))
+    assert not torch.isclose(got, read_out_sum(output, states, targets))  # the negative control
 
 
 def test_no_tokens_cost_nothing():

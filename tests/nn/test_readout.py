@@ -21,3 +21,12 @@ def test_it_learns():
     layer, x = Readout(8, 5000), torch.randn(3, 8)
     layer(x).square().sum().backward()
     assert layer.weight.grad.abs().sum() > 0
+
+
+def test_rows_of_nought_make_it_even():
+    layer = Readout(8, 131)
+    even = layer.evened()
+    assert even.shape == (192, 8)
+    assert torch.equal(even[:131], layer.weight)
+    assert not even[131:].any()
+    assert Readout(8, 128).evened().shape == (128, 8)

@@ -54,7 +54,7 @@ def test_a_look_at_what_is_held(rows, columns, heads, size, dtype, tolerance, pl
     assert not attend(q, kv, nothing).any()
 
 
-@pytest.mark.parametrize("columns", [9, 600])
+@pytest.mark.parametrize("columns", [9, 1200])
 def test_a_look_that_writes_first(columns, plainly):
     from weft.nn.cache_cuda import attend
 
@@ -97,8 +97,11 @@ def test_hypotheses_go_on_in_place(plainly):
     [
         ("post", "relu", 40, 72, 3, torch.float32, 1e-4),
         ("pre", "gelu", 40, 2048, 3, torch.float32, 1e-4),
+        ("pre", "gelu-tanh", 768, 3072, 64, torch.bfloat16, 6e-2),
         ("post", "relu", 512, 2048, 160, torch.bfloat16, 6e-2),
         ("pre", "silu", 256, 512, 33, torch.bfloat16, 6e-2),
+        ("pre", "gelu-tanh", 40, 72, 3, torch.float32, 1e-4),
+        ("pre", "gelu-tanh", 768, 3072, 16, torch.bfloat16, 6e-2),
         ("post", "relu", 256, 2048, 300, torch.bfloat16, 6e-2),
     ],
 )
@@ -116,6 +119,38 @@ def test_a_step_through_a_stack(norm, activation, width, hidden, rows, dtype, to
     must = plainly(stack.to(DEVICE).step, x, caches[0], tuple(held), Reach.of(prompt))
     half = tuple(one.to(dtype) for one in held)
     found = step_cuda.step(stack.to(dtype), x.to(dtype), caches[1], half, Reach.of(prompt))
+    torch.testing.assert_close(found.float(), must, rtol=0, atol=tolerance)
+    own = caches[0].index[:, caches[0].end - 1].long()
+    for one, other in zip(caches[1].log.layers, caches[0].log.layers, strict=True):
+        torch.testing.assert_close(one.flatten(0, 1)[own].float(), other.flatten(0, 1)[own], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("activation", "width", "rows", "read", "dtype", "tolerance"),
+    [
+        ("gelu-tanh", 48, 1, 3, torch.float32, 1e-4),
+        ("gelu", 768, 1, 600, torch.bfloat16, 6e-2),
+        ("gelu-tanh", 768, 4, 2, torch.bfloat16, 6e-2),
+        ("silu", 256, 3, 1000, torch.float16, 1e-2),
+    ],
+)
+def test_a_step_of_few_through_a_stack(activation, width, rows, read, dtype, tolerance, plainly):
+    from weft.nn import few_cuda
+
+    stack = Blocks(Shape(width, 4, 4 * width, activation, "pre"), 2, "decoder", True).eval().to(DEVICE)
+    for one in stack.parameters():
+        one.add_(torch.randn_like(one) * 0.02)
+    lengths = torch.arange(rows) % 3 + read
+    prompt = Tokens.flat(torch.zeros(int(lengths.sum()), dtype=torch.long), lengths).to(DEVICE)
+    x, kept = (
+        torch.randn(rows, width, device=DEVICE),
+        [torch.randn(len(prompt.ids), 2, 4, width // 4, device=DEVICE) for _ in range(2)],
+    )
+    caches = [Cache.of(prompt, [one.to(kind) for one in kept]).opened() for kind in (torch.float32, dtype)]
+    must = plainly(stack.step, x, caches[0])
+    assert few_cuda.fits(stack, x)
+    assert not few_cuda.fits(stack, x.repeat(few_cuda.ROWS + 1, 1))
+    found = few_cuda.step(stack.to(dtype), x.to(dtype), caches[1])
     torch.testing.assert_close(found.float(), must, rtol=0, atol=tolerance)
     own = caches[0].index[:, caches[0].end - 1].long()
     for one, other in zip(caches[1].log.layers, caches[0].log.layers, strict=True):

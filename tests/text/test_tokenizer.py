@@ -626,3 +626,57 @@ def test_a_forked_worker_neither_hangs_nor_warns():
         check=False,
     )
     assert (ran.stdout, ran.stderr) == ("0 True\n", "")  # with its threads it would have hung
+
+
+# Special tokens that are spelt in another way.
+
+END = "<|endoftext|>"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_specials_may_be_spelt_otherwise(kind, tmp_path):
+    unknown = {"unk": "<|unknown|>"} if kind not in LOSSLESS else {}
+    section = config(kind, specials={"bos": END, "eos": END, **unknown})
+    tokenizer = train_tokenizer(section, iter([*CORPUS, *[f"a text spells {END} and <|unknown|>"] * 30]))
+    special = tokenizer.specials
+    assert special.bos == special.eos == tokenizer.engine.token_to_id(END)
+    spelt = tokenizer.encode(f"the {END} <|unknown|>").ids
+    assert not {special.bos, special.unk if kind in ("words", "wordpiece") else special.bos} & set(spelt)
+    assert "<s>" not in tokenizer.engine.get_vocab()
+    if unknown:
+        assert tokenizer.engine.token_to_id("<unk>") is None
+        assert special.unk == tokenizer.engine.token_to_id("<|unknown|>")
+        if kind != "unigram":
+            assert special.unk in tokenizer.encode("\u1234").ids
+    tokenizer.save(tmp_path)
+    again = load_tokenizer(section, tmp_path)
+    assert again.specials == special
+    assert again.encode("the text").ids == tokenizer.encode("the text").ids
+    assert tokenizer.decode([special.bos, *tokenizer.encode("the").ids, special.eos]) == tokenizer.decode(
+        tokenizer.encode("the").ids
+    )
+
+
+def test_without_it_the_kinds_own_spelling_holds(tmp_path):
+    """The negative control, and what runs of before are read with."""
+    plain = config("bpe")
+    assert "specials" not in plain.model_dump(exclude_none=True)
+    assert BPE.spell(plain) == {"bos": "<s>", "eos": "</s>"}
+    trained("bpe").save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"lacks the special tokens <\|endoftext\|>"):
+        load_tokenizer(config("bpe", specials={"bos": END, "eos": END}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("specials", "said"),
+    [
+        ({"begin": "<b>"}, "'begin' is none; known: bos, eos, mask, pad, unk"),
+        ({"boss": "<b>"}, "did you mean 'bos'"),
+        ({"bos": "START"}, "must have letters and signs, as <.end.> has, and no space: got 'START'"),
+        ({"bos": "<>"}, "got '<>'"),
+        ({"bos": "<a b>"}, "and no space"),
+    ],
+)
+def test_specials_that_a_text_could_be_are_refused(specials, said):
+    with pytest.raises(ConfigError, match=said):
+        config("bpe", specials=specials)

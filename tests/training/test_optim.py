@@ -79,17 +79,18 @@ def test_which_schedules_hang_on_the_budget():
     assert schedule_uses_budget(Train(steps=1, schedule="cosine"))
 
 
-@pytest.mark.parametrize("name", ["adamw", "adam", "adagrad"])
+@pytest.mark.parametrize("name", ["adamw", "adam", "adagrad", "sgd", "asgd"])
 def test_optimisers_step_as_torchs_plain_ones(name):
     torch.manual_seed(0)
     ours, theirs = nn.Linear(4, 3), nn.Linear(4, 3)
     theirs.load_state_dict(ours.state_dict())
     decay = 0.1
-    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad}[name]
+    kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad}
+    kind = kinds.get(name, torch.optim.SGD)  # asgd, before it averages
     plain = kind(
         [{"params": [theirs.weight], "weight_decay": decay}, {"params": [theirs.bias], "weight_decay": 0.0}], lr=0.01
     )
-    optimizer = make_optimizer(ours, Train(steps=1, optimizer=name, lr=0.01, weight_decay=decay))
+    optimizer = make_optimizer(ours, Train(steps=1, optimizer=name, lr=0.01, weight_decay=decay, eval_every=1))
     for _ in range(5):
         inputs = torch.randn(8, 4)
         for module, chosen in ((ours, optimizer), (theirs, plain)):

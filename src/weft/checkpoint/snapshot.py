@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from weft.config import Run, read_recipe
 from weft.data.loader import Position
 from weft.errors import CheckpointError
+from weft.models.base import Model
 from weft.nn.attention import MultiHead
 from weft.text.tokenizer import Tokenizer
 from weft.yaml12 import read_yaml, write_yaml
 
-OPTIMIZER_KEYS = ("step", "exp_avg", "exp_avg_sq", "sum")  # Adam's and Adagrad's
+OPTIMIZER_KEYS = ("step", "exp_avg", "exp_avg_sq", "sum", "aside", "averaged")  # Adam's, Adagrad's, averaged SGD's
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -56,11 +57,29 @@ def write_state(
     folder: Path, progress: Progress, optimizer: torch.optim.Optimizer, head: nn.Module, random: Mapping[str, Tensor]
 ) -> None:
     """Write what resuming needs."""
+    write_progress(folder, progress)
     state = folder / "state"
-    state.mkdir()
-    (state / "progress.json").write_text(json.dumps(asdict(progress), indent=1), encoding="utf-8")
     save_file(optimizer_tensors(optimizer, head), state / "optimizer.safetensors")
     save_file(dict(random), state / "random.safetensors")
+
+
+def write_progress(folder: Path, progress: Progress) -> None:
+    """Write where a training stands."""
+    (folder / "state").mkdir()
+    (folder / "state" / "progress.json").write_text(json.dumps(asdict(progress), indent=1), encoding="utf-8")
+
+
+def write_carried(folder: Path, carried: Mapping[str, Tensor]) -> None:
+    """Write what streams that are read on have left: `0.1` is the first part of what rank 1 goes on from."""
+    save_file({name: part.cpu() for name, part in carried.items()}, folder / "state" / "carried.safetensors")
+
+
+def load_carried(folder: Path, rank: int, device: torch.device) -> list[Tensor]:
+    """Read what a rank goes on from; nothing where nothing is carried."""
+    path = folder / "state" / "carried.safetensors"
+    found = _tensors(path) if path.exists() else {}
+    own = {int(name.partition(".")[0]): part for name, part in found.items() if name.endswith(f".{rank}")}
+    return [own[number].to(device) for number in sorted(own)]
 
 
 def weights(head: nn.Module) -> dict[str, Tensor]:
@@ -81,7 +100,11 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, head: nn.Module) -> dict
 
 def read_run(folder: Path, trust: bool = False, overrides: Iterable[str] = ()) -> Run:
     """Read the recipe of a checkpoint, changed by overrides; classes from outside weft are run only with `trust`."""
-    then = read_recipe_of(folder)
+    return changed_run(read_recipe_of(folder), folder, trust, overrides)
+
+
+def changed_run(then: Mapping[str, Any], folder: Path, trust: bool = False, overrides: Iterable[str] = ()) -> Run:
+    """Check the recipe of what `folder` holds, with changes that its weights allow."""
     now = Run.parse(read_recipe(then, overrides), trust)
     if overrides:
         _check_kept(Run.parse(then, trust).dump(), now.dump(), folder)
@@ -155,15 +178,27 @@ def fill(head: nn.Module, found: dict[str, Tensor], folder: Path) -> None:
     if strange:
         whose = "the file lacks it" if strange[0] in wanted else "the model has no such weight"
         raise CheckpointError(f"{folder}/model.safetensors: {strange[0]}: {whose} ({len(strange)} such in all)")
+    grown = _grown(head)
     for name, value in wanted.items():
-        if value.shape != found[name].shape:
+        if value.shape != found[name].shape and not (name in grown and value.ndim == found[name].ndim):
             got, must = tuple(found[name].shape), tuple(value.shape)
             raise CheckpointError(f"{folder}/model.safetensors: {name} must be {must}, but is {got} instead")
         if value.dtype != found[name].dtype:
             raise CheckpointError(
                 f"{folder}/model.safetensors: {name} must be {value.dtype}, but is {found[name].dtype} instead"
             )
-        value.copy_(found[name])
+        if name in grown:
+            setattr(grown[name], name.rpartition(".")[2], found[name])
+        else:
+            value.copy_(found[name])
+    if not all(body.sound() for body in set(grown.values())):
+        raise CheckpointError(f"{folder}/model.safetensors: its tables do not fit together; use another checkpoint")
+
+
+def _grown(head: nn.Module) -> dict[str, Model]:
+    """Name the buffers whose sizes follow from data, with their owners: they are taken as the file has them, mapped."""
+    bodies = {place: body for place, body in head.named_modules() if isinstance(body, Model) and body.grown}
+    return {f"{place}.{name}".strip("."): body for place, body in bodies.items() for name in dict(body.named_buffers())}
 
 
 def _without_heads(found: dict[str, Tensor], head: nn.Module) -> dict[str, Tensor]:
@@ -199,7 +234,8 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, head: nn.Modu
     """Fill an optimiser with the state that was saved."""
     parameters = dict(head.named_parameters())
     found = _tensors(folder / "state" / "optimizer.safetensors")
-    if not found and load_progress(folder).step:
+    stateless = isinstance(optimizer, torch.optim.SGD)  # until it averages
+    if not found and not stateless and load_progress(folder).step:
         raise CheckpointError(f"{folder}/state/optimizer.safetensors: is empty; use another checkpoint")
     for full, value in found.items():
         key, _, name = full.partition(".")

@@ -277,6 +277,6 @@ def resolve_checkpoint(path: Path) -> Path:
             raise CheckpointError(f"{path}: a run that has no checkpoint yet; wait for its first, or train it")
         kind = "is a folder" if path.is_dir() else "is a file" if path.exists() else "does not exist"
     raise CheckpointError(
-        f"{path}: {kind}; looked for a checkpoint (a folder with {MANIFEST}) or a run's directory "
-        "(with best, last or checkpoints/step-*); give one of these"
+        f"{path}: {kind}; looked for a checkpoint (a folder with {MANIFEST}), a run's directory (with best, last or "
+        "checkpoints/step-*) or a Hugging Face directory (with config.json); give one of these"
     )

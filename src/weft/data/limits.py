@@ -21,12 +21,14 @@ class Limit:
     cut: int = 0
     dropped: int = 0
     windowed: int = 0
+    seen: int = 0  # the length of the longest sequence that it was asked about
 
     def apply(self, ids: Ids, windows: bool = True) -> list[Ids]:
         """Return the sequences to use in place of `ids`: itself, its start, none, or windows that do not overlap.
 
         Where a task does not take `windows`, they are not offered either.
         """
+        self.seen = max(self.seen, len(ids))
         if len(ids) <= self.longest:
             return [ids]
         if self.policy == "cut":
@@ -48,6 +50,7 @@ class Limit:
         self.cut += part.cut
         self.dropped += part.dropped
         self.windowed += part.windowed
+        self.seen = max(self.seen, part.seen)
 
     def __str__(self) -> str:
         counts = {"cut": self.cut, "dropped": self.dropped, "windowed": self.windowed}

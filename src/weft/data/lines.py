@@ -12,8 +12,12 @@ import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from weft.errors import DataError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 LINE_COST = 100  # bytes that Python spends on a line beside its text: bounds a record of many short lines
 _BUFFER = 1 << 18
@@ -23,6 +27,25 @@ _WIDE = {  # the longer mark first: UTF-32's begins with UTF-16's
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+
+
+class Stretch(str):
+    """A path, and which of its bytes to read, from the start of a line on to the end of one; `line` come before."""
+
+    def __new__(cls, path: str, start: int = 0, stop: int | None = None, line: int = 0) -> "Stretch":
+        """Take all of the file where nothing else is said."""
+        found = super().__new__(cls, path)
+        found.start, found.stop, found.line = start, stop, line
+        return found
+
+    start: int
+    stop: int | None
+    line: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of the file."""
+        return self.stop is None
 
 
 class BadRow(DataError):  # noqa: N818 (a value in a stream of rows, before it is an error)
@@ -57,10 +80,11 @@ def check_file(path: str) -> None:
 
 def read_lines(path: str, limit: int) -> Iterator[tuple[int, str | BadRow]]:
     """Yield each line with its number, from 1; a line of more than `limit` bytes is bad and is not held."""
-    number = 0
+    number = first = path.line if isinstance(path, Stretch) else 0
     try:
         with _open(path) as stream:
-            _drop_mark(path, stream)
+            if not first:
+                _drop_mark(path, stream)
             while raw := stream.readline(limit + 2):  # room for \r\n: past the limit, the line's end is not in sight
                 number += 1
                 if len(raw) > limit and len(raw.removesuffix(b"\n").removesuffix(b"\r")) > limit:
@@ -72,7 +96,34 @@ def read_lines(path: str, limit: int) -> Iterator[tuple[int, str | BadRow]]:
         raise unreadable(path, error, number) from None
 
 
+class _Between(io.RawIOBase):
+    """Some of a file's bytes."""
+
+    def __init__(self, path: str, start: int, stop: int) -> None:
+        self._file, self._left = io.FileIO(path), stop - start
+        self._file.seek(start)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        size = self._file.readinto(memoryview(buffer)[: self._left]) or 0
+        self._left -= size
+        return size
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def open_bytes(path: str) -> io.BufferedReader:
+    """Open a file, plain, gzip or zstd; what then goes wrong in reading it is for `unreadable` to say."""
+    return _open(path)
+
+
 def _open(path: str) -> io.BufferedReader:
+    if isinstance(path, Stretch) and path.stop is not None:
+        return io.BufferedReader(_Between(path, path.start, path.stop), _BUFFER)
     if path.lower().endswith(".gz"):
         return io.BufferedReader(gzip.open(path, "rb"), _BUFFER)
     if path.lower().endswith(".zst"):

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from weft.data.frame import Frame, cut
 from weft.data.packed import Packed
+from weft.data.streams import Reading
 
 B = TypeVar("B")
 Collate = Callable[[Sequence[tuple[np.ndarray, ...]], np.random.Generator], B]
@@ -35,7 +36,7 @@ class Draw(NamedTuple):
 
     position: Position
     after: Position
-    items: np.ndarray
+    items: np.ndarray  # (n,) by number; of a stream, spans (n, 2)
 
 
 class Drawn(NamedTuple, Generic[B]):
@@ -86,10 +87,16 @@ class _Collated(Dataset[Any], Generic[B]):
     data: Packed
     collate: Collate[B]
     seed: int
+    reading: Reading | None = None
 
     def __getitem__(self, draw: Draw) -> Drawn[B]:
         rng = np.random.default_rng((self.seed, *draw.position))
-        return Drawn(draw, self.collate([self.data[index] for index in draw.items.tolist()], rng))
+        return Drawn(draw, self.collate(self._items(draw.items.tolist()), rng))
+
+    def _items(self, drawn: list[Any]) -> list[tuple[np.ndarray, ...]]:
+        if self.reading is None:
+            return [self.data[index] for index in drawn]
+        return [self.reading.stream.pair(*span) for span in drawn]
 
 
 @dataclass
@@ -106,6 +113,7 @@ class Loader(Generic[B]):
     pin: bool = False
     lengths: np.ndarray | None = None  # (sides, items) for batches that are to fit a frame
     frame: Frame | None = None
+    reading: Reading | None = None  # where the data is one long stream: what is drawn are spans of it
 
     def draws(self, start: Position) -> Iterator[Draw]:
         """Yield this rank's share of the one order that all ranks see: of every `world` batches, one."""
@@ -126,13 +134,15 @@ class Loader(Generic[B]):
 
     def epoch(self, number: int) -> list[np.ndarray]:
         """Cut the items into the batches of one epoch, those of all ranks."""
+        if self.reading is not None:
+            return list(self.reading.epoch(self.seed, number, self.world))
         if self.frame is None or self.lengths is None:
             return plan(self.data, self.budget, self.seed, number)
         return plan_framed(self.lengths, self.frame, self.seed, number)
 
     def stream(self, start: Position = Position()) -> Iterator[Drawn[B]]:  # noqa: B008
         """Yield batches; worker processes, where there are any, collate ahead and hand over shared memory."""
-        source = _Collated(self.data, self.collate, self.seed)
+        source = _Collated(self.data, self.collate, self.seed, self.reading)
         if self.workers == 0:
             return map(source.__getitem__, self.draws(start))
         return iter(self._ahead(source, start))

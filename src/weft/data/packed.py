@@ -2,12 +2,15 @@
 
 An item is a tuple of integer sequences. All sequences of all items lie end to end in `ids`; `starts` says where each
 begins, `items` which sequence each item begins with.
+
+Ids are int32, or uint16 where they were prepared before (`weft.data.shards`) and fit.
 """
 
 import hashlib
 import tempfile
 from array import array
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import IO
@@ -23,11 +26,23 @@ class Packed:
     ) -> None:
         self.ids, self.starts, self.items = ids, starts, items
         self.digest = digest  # of the content: two data sets with the same digest train alike
-        lengths = np.diff(starts)
-        ends = items[1:] if counted is None else np.minimum(items[:-1] + counted, items[1:])
-        self.sizes = starts[ends] - starts[items[:-1]]  # (n,) tokens of an item, all its sequences that count together
-        # Like goes with like in a batch: by the length of the first sequence, then of the last.
-        self.shapes = np.stack([lengths[items[1:] - 1], lengths[items[:-1]]]) if len(self) else np.zeros((2, 0), int)
+        self.counted = counted
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """The tokens (n,) of each item, all its sequences that count together."""
+        first, ends = self.items[:-1], self.items[1:]
+        counted = ends if self.counted is None else np.minimum(first + self.counted, ends)
+        found: np.ndarray = self.starts[counted] - self.starts[first]
+        return found
+
+    @cached_property
+    def shapes(self) -> np.ndarray:
+        """The lengths (2, n) by which like goes with like in a batch: of the first sequence, then of the last."""
+        if not len(self):
+            return np.zeros((2, 0), int)
+        first, last = self.items[:-1], self.items[1:] - 1
+        return np.stack([self.starts[one + 1] - self.starts[one] for one in (last, first)])
 
     def __len__(self) -> int:
         return len(self.items) - 1

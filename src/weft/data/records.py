@@ -20,8 +20,9 @@ from pydantic import BaseModel, ValidationError
 
 from weft.config import Data
 from weft.data.columns import Columns, Row, Rows
+from weft.data.documents import read_documents
 from weft.data.formats import READERS, read_parallel
-from weft.data.lines import BadRow, check_file, count
+from weft.data.lines import BadRow, Stretch, check_file, count
 from weft.errors import ConfigError, DataError
 
 E = TypeVar("E", bound=BaseModel)
@@ -86,7 +87,7 @@ def _examples(
         else:
             empty = False
             yield place, example
-    if empty:
+    if empty and not isinstance(source, Stretch):  # there are other stretches
         raise _no_rows(str(source), skipped, before)
 
 
@@ -99,7 +100,7 @@ def _rows(source: str | list[str], data: Data, columns: Columns, skipped: Skippe
             else:
                 empty = False
                 yield tuple.__new__(Place, (name, line)), row  # what Place(name, line) does, in half the time
-        if empty:
+        if empty and not (isinstance(name, Stretch) and not name.whole):
             raise _no_rows(name, skipped, before)
 
 
@@ -121,12 +122,21 @@ def _open_all(source: str | list[str], data: Data, columns: Columns) -> Iterator
     if isinstance(source, list):
         _check_parallel(source, data)
         return iter([(source[0], read_parallel(source, columns, data.max_line_bytes))])
-    paths = _match(source)
-    formats = [_format(path, data) for path in paths]
-    _check_header(formats, data)
+    paths, formats = files_of(source, data)
+    if data.documents != "lines":
+        _check_plain(formats, data)
+        return ((path, read_documents(path, columns, data)) for path in paths)
     return (
         (path, READERS[format](path, columns, data.max_line_bytes)) for path, format in zip(paths, formats, strict=True)
     )
+
+
+def files_of(source: str, data: Data) -> tuple[list[str], list[str]]:
+    """Say which files a path or a pattern names, and the format of each."""
+    paths = _match(source)
+    formats = [_format(path, data) for path in paths]
+    _check_header(formats, data)
+    return paths, formats
 
 
 def _match(source: str) -> list[str]:
@@ -166,6 +176,12 @@ def _check_parallel(paths: list[str], data: Data) -> None:
             )
         check_file(path)
     _check_header(["txt"], data)
+
+
+def _check_plain(formats: list[str], data: Data) -> None:
+    if other := set(formats) - {"txt"}:
+        how = data.documents
+        raise ConfigError(f"data.documents: {how!r} is for plain text, but this is {min(other)}; leave it out")
 
 
 def _check_header(formats: list[str], data: Data) -> None:

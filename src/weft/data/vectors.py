@@ -1,17 +1,22 @@
-"""Word vectors from a text file: a word and its numbers a line, as GloVe writes them, or word2vec and fastText.
+"""Word vectors from a file: a word and its numbers a line, as GloVe writes them, or word2vec, fastText and gensim.
 
-These begin with a line "count width"; GloVe's do not. A file is streamed (plain, .gz or .zst) and only the rows that
-are wanted are kept. Numbers are read from the right, since GloVe's large files have words with spaces in them.
+These begin with a line "count width"; GloVe's do not. A file whose name ends in .bin (or .bin.gz) is in word2vec's
+binary form (`weft.data.vectors_binary`). A file is streamed (plain, .gz or .zst) and only the rows that are wanted are
+kept. Numbers are read from the right, since GloVe's large files have words with spaces in them.
+`weft.data.vectors_write` writes all of these.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 import numpy as np
 
+from weft.data import vectors_binary
 from weft.data.lines import BadRow, count, read_lines
 from weft.errors import DataError
 
@@ -39,6 +44,9 @@ class Layout:
 
 def read_layout(path: str, limit: int = _LINE) -> Layout:
     """Read no more than the first line."""
+    if vectors_binary.is_binary(path):
+        promised, width = vectors_binary.read_header(path)
+        return Layout(width, promised)
     with closing(_texts(path, limit)) as lines:
         first = next(lines, None)
     if first is None:
@@ -60,12 +68,8 @@ def read_layout(path: str, limit: int = _LINE) -> Layout:
 
 def read_words(path: str, limit: int = _LINE) -> Iterator[str]:
     """Stream the words of a file, in its order."""
-    layout = read_layout(path, limit)
-    with closing(_texts(path, limit)) as lines:
-        if layout.promised is not None:
-            next(lines)
-        for number, text in lines:
-            yield _word(path, number, text, layout.width)
+    for word, _ in _entries(path, read_layout(path, limit), limit):
+        yield word
 
 
 def read_vectors(path: str, words: Sequence[str], limit: int = _LINE) -> Vectors:
@@ -75,22 +79,47 @@ def read_vectors(path: str, words: Sequence[str], limit: int = _LINE) -> Vectors
     that stands there twice the first line counts; an empty word is never found.
     """
     layout = read_layout(path, limit)
-    wanted = _Wanted(words, layout.width)
-    lines = _texts(path, limit)
-    if layout.promised is not None:
-        next(lines)
-    seen = 0
-    for seen, (number, text) in enumerate(lines, 1):  # noqa: B007 (it is read after the loop)
-        word = _word(path, number, text, layout.width)
+    wanted, seen = _Wanted(words, layout.width), 0
+    for word, numbers in _entries(path, layout, limit):
+        seen += 1
         places = wanted.places(word)
         if places:
-            wanted.put(places, word, _numbers(path, number, text, layout.width))
+            wanted.put(places, word, numbers())
+    _check_promise(path, layout, seen)
+    return Vectors(wanted.rows, wanted.rank > 0)
+
+
+def read_table(path: str, most: int | None = None, limit: int = _LINE) -> tuple[list[str], np.ndarray]:
+    """Read all words and their vectors (V, D), or the first `most`; of a word that stands there twice, the first."""
+    layout, rows = read_layout(path, limit), dict[str, np.ndarray]()
+    seen = 0
+    for word, numbers in islice(_entries(path, layout, limit), most):
+        seen += 1
+        if word not in rows:
+            rows[word] = numbers()
+    if most is None:
+        _check_promise(path, layout, seen)
+    return list(rows), np.array(list(rows.values()), np.float32).reshape(len(rows), layout.width)
+
+
+def _entries(path: str, layout: Layout, limit: int) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
+    """Stream the words, each with a function that reads its numbers."""
+    if vectors_binary.is_binary(path):
+        yield from vectors_binary.read_entries(path, limit)
+        return
+    with closing(_texts(path, limit)) as lines:
+        if layout.promised is not None:
+            next(lines)
+        for number, text in lines:
+            yield _word(path, number, text, layout.width), partial(_numbers, path, number, text, layout.width)
+
+
+def _check_promise(path: str, layout: Layout, seen: int) -> None:
     if seen < (layout.promised or 0):
         raise DataError(
             f"{path}: its first line promises {count(layout.promised or 0, 'vector')}, but it has {seen:,}; "
             "is it cut short? copy or download it again"
         )
-    return Vectors(wanted.rows, wanted.rank > 0)
 
 
 class _Wanted:
@@ -123,7 +152,7 @@ def _texts(path: str, limit: int) -> Generator[tuple[int, str], None, None]:
     """Yield the lines that are not blank, without their ends; word2vec writes a space before a line's end."""
     for number, line in read_lines(path, limit):
         if isinstance(line, BadRow):
-            raise DataError(f"{line}; if it is word2vec's binary form, save it as text")
+            raise DataError(f"{line}; if it is word2vec's binary form, let its name end in .bin")
         text = line.rstrip(" \r\n")
         if text:
             yield number, text

@@ -41,12 +41,14 @@ def _place(key):
 
 
 @triton.jit(do_not_specialize=["S", "eos"])
-def _pieces(logits, barred, tops, sums, bests, V, S, eos, BS: tl.constexpr, BV: tl.constexpr, EARLY: tl.constexpr):
+def _pieces(
+    logits, barred, tops, sums, bests, V, apart, S, eos, BS: tl.constexpr, BV: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
     """Look through some pieces of one row: their sums, and the best of what is neither barred nor eos."""
     let_in(EARLY)
     row, s = tl.program_id(0), tl.program_id(1) * BS + tl.arange(0, BS)
     v = s[:, None] * BV + tl.arange(0, BV)[None, :]
-    x = tl.load(logits + row.to(tl.int64) * V + v, v < V, -float("inf")).to(tl.float32)
+    x = tl.load(logits + row.to(tl.int64) * apart + v, v < V, -float("inf")).to(tl.float32)
     out = tl.load(barred + v, v < V, 1).to(tl.int1) | (v == eos)
     top = tl.max(x, 1)
     safe = tl.where(top == -float("inf"), 0.0, top)
@@ -57,13 +59,13 @@ def _pieces(logits, barred, tops, sums, bests, V, S, eos, BS: tl.constexpr, BV: 
 
 @triton.jit(do_not_specialize=["S", "eos"])
 def _rows(
-    logits, barred, tops, sums, bests, values, ids, ends, V, S, eos,
+    logits, barred, tops, sums, bests, values, ids, ends, V, apart, S, eos,
     BV: tl.constexpr, SP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Find the best K of one row; leave their log-probabilities and ids, and the log-probability of eos."""
     let_in(EARLY)
     row, s, j = tl.program_id(0), tl.arange(0, SP), tl.arange(0, KP)
-    line = logits + row.to(tl.int64) * V
+    line = logits + row.to(tl.int64) * apart
     top = tl.load(tops + row * S + s, s < S, -float("inf"))
     most = tl.max(top, 0)
     whole = most + tl.log(tl.sum(tl.load(sums + row * S + s, s < S, 0.0) * tl.exp(top - most), 0))
@@ -171,7 +173,7 @@ def _best(board, logits, width):
     parts = [torch.empty(rows, pieces, **new) for _ in range(3)]
     values, ids = torch.empty(rows, width, **new), torch.empty(rows, width, dtype=torch.int32, **new)
     ends = torch.empty(rows, **new)
-    read, sizes = (logits, board.barred, *parts), (vocab, pieces, board.eos)
+    read, sizes = (logits, board.barred, *parts), (vocab, logits.stride(0), pieces, board.eos)
     some, wide = max(4096 // piece, 1), triton.next_power_of_2(width)
     _pieces[rows, triton.cdiv(pieces, some)](*read, *sizes, BS=some, BV=piece, num_warps=4, **early())
     _rows[(rows,)](

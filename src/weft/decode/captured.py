@@ -24,6 +24,7 @@ from weft.nn.capture import watched
 from weft.tokens import Tokens
 
 ROOM = 64  # tokens at first; doubled where a text grows beyond them
+HELD = 16384  # tokens of all texts that there may be room for at first, if so many may be written
 EVERY = 2  # turns between two questions
 FEW = 64  # rows that take no less time when they are fewer
 KEPT = 8  # turns that wait for the next search
@@ -59,7 +60,8 @@ def search(
         written, columns = written + ran, columns + ran
         stay = [group for group in range(len(active)) if not done[group] and written < rules.max_length]
         leave = sorted({*range(len(active))} - {*stay})
-        found.update(zip((active[group] for group in leave), turn.board.found(rules, leave), strict=True))
+        if leave:
+            found.update(zip((active[group] for group in leave), turn.board.found(rules, leave), strict=True))
         if not stay:
             _keep(model, turn)
             return [found[group] for group in sorted(found)]
@@ -214,7 +216,7 @@ def _turn(
 ) -> Turn[R]:
     """Find a turn for so many groups, for texts of so many columns and `more` to come, or make one for `state()`."""
     room, weights = ROOM, _weights(model)
-    while room < columns + min(more, ROOM):
+    while room < columns + min(more, max(ROOM, HELD // (groups * rules.width) // ROOM * ROOM)):
         room *= 2
     key: tuple[Hashable, ...] = (weights, kind.__name__, rules.key, texts, groups, room)
     with _lock:

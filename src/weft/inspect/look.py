@@ -1,4 +1,4 @@
-"""`weft look`: attention, gradients or positions as a page, a picture or plain data, by the file's ending."""
+"""`weft look`: attention, gradients, positions or neighbours as a page, a picture or data, by the file's ending."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from weft.inspect.attention import Attention, explained
 from weft.inspect.charts import line_chart
 from weft.inspect.drawing import visible
 from weft.inspect.gradients import Reach
+from weft.inspect.neighbours import Neighbours
 from weft.inspect.page import details, heading, page, paragraph, reply, table
 from weft.inspect.picture import check_plots, draw_grids, draw_lines, draw_maps
 from weft.inspect.positions import Positions
@@ -97,6 +98,11 @@ def render_positions(found: Sequence[Positions], ending: str, title: str, about:
         "one of its numbers. Below, the dot product of every two of them says how near two places are to the model."
     )
     return page(title, [told, *(grid.drawn() for grid in grids)], about).encode()
+
+
+def render_neighbours(found: Neighbours, ending: str, title: str, about: str) -> bytes:
+    """Show the nearest contexts of a word as `.html` or `.json`."""
+    return _encoded([found.plain()]) if ending == ".json" else page(title, found.shown(), about).encode()
 
 
 def save(out: Path, content: bytes) -> None:

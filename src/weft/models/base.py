@@ -4,26 +4,34 @@ A model sees `Tokens` and returns tensors: no text, label, loss, optimiser, file
 configuration, so a class names its roles for a configuration, and a task asks for roles before any data is read.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from weft.config import Named
+from weft.data.packed import Packed
 from weft.errors import RoleError
+from weft.nn.losses import cross_entropy_sum
 from weft.tokens import Tokens
+
+Direction = Literal["forward", "backward", "both"]  # a word is seen from what stands before it, after it, or both
 
 
 class Role(Enum):
     """What a model can do; the value completes "a model that ..."."""
 
     ENCODER = "encodes"  # encode(tokens, layers=(-1,)) -> (L, N, D); summary(tokens) -> (B, D)
-    SCORER = "scores"  # logits(tokens, at=None) -> (N or len(at), V): position i never sees its target
+    SCORER = "scores"  # logits(tokens, at=None, direction) -> (N or len(at), V): position i never sees its target
     FILLER = "fills"  # logits at i are for position i, seen from both sides
     CONDITIONAL = "takes a source"  # the methods take a source: Tokens
     GENERATOR = "generates"  # start, step
+    FITTED = "learns by itself"  # fit, with what it needs for it
 
 
 class State(Protocol):
@@ -85,10 +93,72 @@ class Capturable(Generator, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Budget:
+    """What a fitted model may spend: passes over the data or seconds, and on what terms."""
+
+    passes: int
+    seconds: float | None
+    lr: float
+    seed: int
+    done: int = 0  # passes that were made before, by a run that is gone on with
+    threads: int = 1
+    folder: Path | None = None  # where large files may lie meanwhile
+    eos: int | None = None  # what ends each document: the data does not hold it
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How far a fit has come; where `whole`, a pass is complete, and what there is may be kept."""
+
+    done: float  # passes, and parts of them
+    loss: float  # since the last one; not a number where there is none
+    tokens: int  # read since the last one
+    whole: bool = False
+
+
+@runtime_checkable
+class Fitted(Protocol):
+    """A model that learns from its data by counting, or by updates of its own: no gradient, no trainer."""
+
+    def fit(self, data: Packed, budget: Budget) -> Iterator[Pass]:
+        """Learn, and say now and then how far it has come."""
+        ...
+
+
+Modules = Mapping[str, str | tuple[str, ...]]  # our module -> theirs; several are parts of ours, stacked
+
+
+@dataclass(frozen=True)
+class HFMap:
+    """How a model goes by in the Hugging Face format: data alone, read in both directions (weft.checkpoint.hf).
+
+    In `modules` and `outer`, `{layer}` stands for each layer's number; a module's weight and bias go together.
+    """
+
+    model_type: str  # what config.json calls it
+    tasks: Mapping[str, str]  # a class that config.json names -> our task; the first one of a task is written
+    own: Mapping[str, Any]  # the fields of our configuration that make it this family
+    fields: Mapping[str, str | tuple[str, ...]]  # our field -> their key; the first is read, all are written
+    defaults: Mapping[str, Any]  # their key -> what holds where config.json says nothing
+    modules: Modules  # of the body
+    outer: Mapping[str, Modules] = field(default_factory=dict)  # task -> what stands on the body, as the head names it
+    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # our field -> their word -> ours
+    must: Mapping[str, Any] = field(default_factory=dict)  # their key -> the one value that our model can do
+    also: Mapping[str, Any] = field(default_factory=dict)  # their key -> what is written and not read
+    prefix: str = ""  # before the names of the body's weights, where something stands on it
+    turned: tuple[str, ...] = ()  # the last names of their modules whose matrices are the other way round
+    unread: str = "(?!)"  # a pattern of weights that mean nothing
+    vocabulary: str = ""  # how files that are no tokenizer.json are read (weft.text.vocabularies)
+    specials: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)  # our role -> their key, default
+
+
 class Model(nn.Module):
     """The root of all models, weft's and users' own."""
 
     Config: ClassVar[type[Named]]
+    hf: ClassVar[tuple[HFMap, ...]] = ()  # the families of the Hugging Face format that it can be
+    grown: ClassVar[bool] = False  # whether the sizes of its buffers follow from the data it was fitted to
     compiles: ClassVar[bool] = False  # whether torch.compile makes one graph of it, and so a faster training
     lowers: ClassVar[bool] = False  # whether it can answer in bf16 and in int8 (weft.nn.quantized)
     width: int  # of one that encodes: the D of `encode` and `summary`
@@ -108,9 +178,44 @@ class Model(nn.Module):
         raise RoleError(f"{cls.__name__} names no roles; define roles(config)")
 
     @classmethod
+    def directions(cls, config: Named) -> tuple[Direction, ...]:
+        """Say from where a model of this configuration that scores or fills sees a word."""
+        return ("forward",)
+
+    @classmethod
     def spells(cls, config: Named) -> bool:
         """Say whether a model of this configuration reads `Tokens.chars`: a task then spells the tokens out for it."""
         return False
+
+    def learn_spelling(self, table: Tensor) -> None:
+        """Take how each token of the vocabulary is spelt, (V, C), where `spells` and generating needs it."""
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """The layers of `encode` that are of one width, for a task to mix; here the last alone."""
+        return (-1,)
+
+    def sound(self) -> bool:
+        """Say whether the buffers of a grown model fit together: they are taken as they are in a file."""
+        return True
+
+    def logits_each(self, tokens: Tokens, directions: Sequence[Direction]) -> list[Tensor]:
+        """Score in each of several directions; a model overrides it where these have work in common."""
+        body: Any = self
+        return [body.logits(tokens, direction=direction) for direction in directions]
+
+    def loss_each(self, tokens: Tokens, targets: Sequence[Tensor], directions: Sequence[Direction]) -> list[Tensor]:
+        """Sum the cross-entropy of targets (N,) in each direction; a model overrides it where it can do so at once."""
+        scored = self.logits_each(tokens, directions)
+        return [cross_entropy_sum(logits, wanted) for logits, wanted in zip(scored, targets, strict=True)]
+
+    def log_prob(self, tokens: Tokens, targets: Tensor, direction: Direction = "forward") -> Tensor:
+        """Return the log-probability (N,) of each target, of a model that scores or fills; in float32 at least."""
+        body: Any = self
+        logits = body.logits(tokens, direction=direction)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        found: Tensor = logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+        return found
 
     def operations(self, tokens: Tokens, source: Tokens | None = None) -> int:
         """Count the useful operations of a forward pass over these sequences: a multiply-add is two, padding is none.

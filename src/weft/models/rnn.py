@@ -2,11 +2,20 @@
 
     x_t = E w_t            h_t = cell(x_t, h_{t-1}), layer on layer            p(w_{t+1} | w_≤t) = softmax(W_o h_t + b)
 
-`direction: forward` reads from left to right and so scores and generates (Mikolov et al. 2010; Graves 2013). `both`
-concatenates a walk from each side (Schuster & Paliwal 1997): it encodes, and fills a place from what stands around it.
-`backward` encodes only. `attention` lets each layer look back at its own earlier states (`weft.nn.intra`). `chars` sets
-what a word looks like beside what it is, x_t = [E w_t ; CNN(its characters)] (`weft.nn.chars`), so that it can only
-encode: nobody could spell a word that is still to be guessed.
+`direction: forward` reads from left to right and so scores and generates (Mikolov et al. 2010; Graves 2013). `backward`
+reads from the end and scores the word before. `both` concatenates a walk from each side (Schuster & Paliwal 1997): it
+encodes, and gives each word from both its sides and never from itself,
+
+    p(w_t | w_<t, w_>t) = softmax(W_o [h→_{t-1} ; h←_{t+1}] + b)            h→_0 = h←_{T+1} = 0
+
+(Mousa & Schuller 2017), if the directions do not meet below the output: with one layer, or with `apart`. `attention`
+lets each layer look back at its own earlier states (`weft.nn.intra`). `chars` sets what a word looks like beside what
+it is, x_t = [E w_t ; CNN(its characters)] (`weft.nn.chars`), so that it can only encode: nobody could spell a word that
+is still to be guessed.
+
+The dropouts are those of AWD-LSTM (Merity et al. 2018, sections 2 and 4; `weft.nn.dropout`), and so is the last layer
+of a tied network, as wide as the embeddings: `{width: 1150, layers: 3, embedding: 400, tie: true}` is
+400-1150-1150-400. Left out is the penalty on activations (AR and TAR, section 4.6).
 
 A long text is read piece by piece: `read` takes the state that the piece before it left, and `carried` cuts the
 gradient there (truncated back-propagation through time, Williams & Peng 1990).
@@ -20,10 +29,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config import Named
+from weft.config import Named, Share
 from weft.errors import ConfigError, RoleError
-from weft.models.base import Model, Role, matrix_numbers
+from weft.models.base import Direction, Model, Role, matrix_numbers
 from weft.nn.chars import CharCNN
+from weft.nn.dropout import SequenceDropout, WordDropout
 from weft.nn.grid import Grid
 from weft.nn.intra import Intra
 from weft.nn.recurrent import State
@@ -33,31 +43,44 @@ from weft.tokens import PAD, Tokens
 
 
 class RNNConfig(Named):
-    """`width` is that of a layer's states; with both directions, half for each."""
+    """`width` is that of a layer's states; with both directions, half for each.
+
+    `dropout` stands on what the first layer reads, between layers, and on what the output reads, unless one of these
+    has its own; where `variational`, a mask is drawn once a sequence and stays for all its steps.
+    """
 
     cell: Literal["elman", "jordan", "lstm", "peephole", "gru"] = "lstm"
     width: int = Field(256, ge=2)
     layers: int = Field(1, ge=1)
-    direction: Literal["forward", "backward", "both"] = "forward"
+    direction: Direction = "forward"
+    apart: bool = False  # both: the directions meet at the output, not after each layer
     attention: Literal["none", "cosine", "additive", "general", "dot", "scaled-dot"] = "none"
     embedding: int | None = Field(None, ge=1)  # None: the width
     vectors: str | None = None  # a file of word vectors to start the embeddings from
     chars: int = Field(0, ge=0)  # filters over a word's characters, beside its embedding
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: Share = 0.0
+    dropout_input: Share | None = None  # on what the first layer reads
+    dropout_hidden: Share | None = None  # between layers
+    dropout_output: Share | None = None  # on what the output reads
+    variational: bool = False
+    dropout_embed: Share = 0.0  # of whole words
+    dropout_recurrent: Share = 0.0  # of the weights from state to state (DropConnect)
     residual: bool = False  # around each layer that keeps its input's width
-    tie: bool = False  # one matrix for embeddings and output (Press & Wolf 2017)
+    tie: bool = False  # one matrix for embeddings and output (Press & Wolf 2017); the last layer is as wide as they are
 
     @model_validator(mode="after")
     def _fits(self) -> "RNNConfig":
-        if self.direction == "both" and self.width % 2:
-            near = self.width + 1
-            raise ValueError(f"model.width must be even, half for each direction: got {self.width}; try {near}")
-        if self.tie and self.embedding not in (None, self.width):
-            raise ValueError(
-                f"model.tie needs model.embedding to be model.width: got {self.embedding} and {self.width}; leave "
-                "model.embedding out"
-            )
+        for key, wide in (("width", self.width), ("embedding", self.last)):
+            if self.direction == "both" and wide % 2:
+                raise ValueError(f"model.{key} must be even, half for each direction: got {wide}; try {wide + 1}")
+        if self.apart and self.direction != "both":
+            raise ValueError(f"model.apart is for model.direction=both, but that is {self.direction}; leave it out")
         return self
+
+    @property
+    def last(self) -> int:
+        """The width of the last layer."""
+        return (self.tie and self.embedding) or self.width
 
 
 @dataclass(frozen=True)
@@ -65,6 +88,11 @@ class RNNState:
     """Each layer's state."""
 
     layers: tuple[State, ...]
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """All its tensors, layer by layer."""
+        return [part for layer in self.layers for part in layer]
 
     def select(self, rows: Tensor) -> "RNNState":
         """Return the state whose hypothesis b continues the old hypothesis rows[b]."""
@@ -80,21 +108,29 @@ class RNN(Model):
     def __init__(self, config: RNNConfig, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__(config, vocab, target_vocab)
         size = config.embedding or config.width
-        self.width = config.width
+        self.width = config.last
         self.embed = nn.Embedding(vocab, size)
         self.chars = CharCNN(config.chars) if config.chars else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.drop_embed = WordDropout(config.dropout_embed, vocab)
+        self.drop_input, self.drop_output = (
+            SequenceDropout(config.dropout if own is None else own, config.variational)
+            for own in (config.dropout_input, config.dropout_output)
+        )
         self.recurrent = Stack(
             config.cell,
             size + config.chars,
             config.width,
             config.layers,
             config.direction,
-            config.dropout,
+            config.dropout if config.dropout_hidden is None else config.dropout_hidden,
             config.residual,
             config.attention,
+            last=config.last,
+            apart=config.apart,
+            variational=config.variational,
+            recurrent=config.dropout_recurrent,
         )
-        self.output = nn.Linear(config.width, vocab) if self.roles(config) > {Role.ENCODER} else None
+        self.output = nn.Linear(config.last, vocab) if self.roles(config) > {Role.ENCODER} else None
         if config.tie and self.output is not None:
             self.output.weight = self.embed.weight
             nn.init.normal_(self.embed.weight, std=size**-0.5)  # what also scores must not give large scores
@@ -103,16 +139,29 @@ class RNN(Model):
     def roles(cls, config: Named) -> frozenset[Role]:
         """Say what it can do: it depends on which way it reads, and whether it must see words spelt."""
         assert isinstance(config, RNNConfig)
-        if config.chars:
+        met = config.direction == "both" and config.layers > 1 and not config.apart
+        if config.chars or met:
             return frozenset({Role.ENCODER})
-        by_direction = {"forward": {Role.SCORER, Role.GENERATOR}, "both": {Role.FILLER}, "backward": set()}
+        by_direction = {"forward": {Role.SCORER, Role.GENERATOR}, "both": {Role.FILLER}, "backward": {Role.SCORER}}
         return frozenset({Role.ENCODER, *by_direction[config.direction]})
+
+    @classmethod
+    def directions(cls, config: Named) -> tuple[Direction, ...]:
+        """Say from where it sees a word."""
+        assert isinstance(config, RNNConfig)
+        return (config.direction,)
 
     @classmethod
     def spells(cls, config: Named) -> bool:
         """Say whether it reads characters."""
         assert isinstance(config, RNNConfig)
         return config.chars > 0
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """The recurrent layers, as far as they are of the last one's width."""
+        same = self.config.layers if self.config.width == self.width else 1  # type: ignore[attr-defined]
+        return tuple(range(-same, 0))
 
     def keep(self, needs: Collection[Role]) -> None:
         """Drop the output where nothing is scored."""
@@ -125,37 +174,49 @@ class RNN(Model):
         if self.chars is not None and tokens.chars is not None:
             count += 2 * matrix_numbers(self.chars) * (int((tokens.chars != PAD).sum()) - read)
         pairs = int((tokens.lengths * (tokens.lengths - 1)).sum()) // 2
-        for layer in self.recurrent.ahead:  # where it goes both ways, each is half as wide
+        for layer in self.recurrent.ahead:
             if isinstance(layer, Intra):
                 by_token = read if isinstance(layer.score, Additive) else 0  # its v meets pairs, not tokens
-                count += 2 * self.width * ((1 + layer.cell.states) * pairs - by_token)
+                wide = layer.width * len(self.recurrent.ways)
+                count += 2 * wide * ((1 + layer.cell.states) * pairs - by_token)
         return count
 
     def encode(self, tokens: Tokens, layers: Sequence[int] = (-1,)) -> Tensor:
         """Return the outputs of the chosen layers, (L, N, D); 0 is the embeddings, -1 the last layer."""
-        embedded = self._embed(tokens)
-        outputs, _ = self.recurrent(embedded, Grid(tokens))
+        grid = Grid(tokens)
+        embedded = self._embed(tokens, grid)
+        outputs, _ = self.recurrent(embedded, grid)
         known, deep = [embedded, *outputs], len(outputs)
         if not all(-deep <= layer + 1 and layer <= deep for layer in layers):
             raise ConfigError(f"layers: an rnn has 0, the embeddings, to {deep} here, but {list(layers)} is asked for")
-        chosen: list[Tensor] = [known[layer] for layer in layers]
-        if len({one.shape for one in chosen}) > 1 or chosen[0].shape[-1] != self.width:
-            raise RoleError(
-                f"layers: layer 0, the embeddings, is {embedded.shape[-1]} wide and the others are {self.width}: "
-                "they do not go together; leave layer 0 out"
-            )
-        return torch.stack(chosen)
+        for layer in layers:
+            if known[layer].shape[-1] != self.width:
+                raise RoleError(
+                    f"layers: layer {layer % (deep + 1)} is {known[layer].shape[-1]} wide and the last is "
+                    f"{self.width}: they do not go together; leave it out"
+                )
+        return torch.stack([known[layer] for layer in layers])
 
     def summary(self, tokens: Tokens) -> Tensor:
         """Return one vector a sequence, (B, D): the last layer's last output, in each direction."""
-        _, ends = self.recurrent(self._embed(tokens), Grid(tokens))
+        grid = Grid(tokens)
+        _, ends = self.recurrent(self._embed(tokens, grid), grid)
         last: Tensor = ends[-1]
         return last
 
-    def logits(self, tokens: Tokens, at: Tensor | None = None) -> Tensor:
-        """Score what follows each token, or with both directions what stands there: (N, V), or (len(at), V)."""
-        outputs, _ = self.recurrent(self._embed(tokens), Grid(tokens))
-        return self._score(outputs[-1] if at is None else outputs[-1][at])
+    def logits(self, tokens: Tokens, at: Tensor | None = None, direction: Direction = "forward") -> Tensor:
+        """Score what follows each token, what was before it, or what stands there: (N, V), or (len(at), V)."""
+        if direction not in self.directions(self.config):
+            own = self.directions(self.config)[0]
+            raise RoleError(f"direction: this rnn reads {own}, but is asked for {direction}; see model.direction")
+        grid = Grid(tokens)
+        outputs, _ = self.recurrent(self._embed(tokens, grid), grid)
+        seen = outputs[-1]
+        if direction == "both":
+            ahead, back = seen.chunk(2, -1)
+            seen = torch.cat([grid.before(ahead), grid.before(back, reverse=True)], -1)
+        seen = self.drop_output(seen, grid)
+        return self._score(seen if at is None else seen[at])
 
     def read(self, tokens: Tokens, state: RNNState | None = None) -> tuple[Tensor, RNNState]:
         """Read sequences that go on from `state`; return the logits (N, V) and the state after each one's last."""
@@ -171,6 +232,11 @@ class RNN(Model):
             kept.append(tuple(part.detach() for part in last))
         return RNNState(tuple(kept))
 
+    def state_of(self, parts: Sequence[Tensor]) -> RNNState:
+        """Put a state together from the `parts` of one."""
+        each = len(parts) // len(self.recurrent.ahead)
+        return RNNState(tuple(tuple(parts[at : at + each]) for at in range(0, len(parts), each)))
+
     def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, RNNState]:
         """Read the prompts; return the logits (B, V) of what follows, and the state."""
         grid = Grid(prompt)
@@ -182,19 +248,19 @@ class RNN(Model):
         walked, state = self._walk(ids[None], state, None)
         return self._score(walked[0]), state
 
-    def _embed(self, tokens: Tokens) -> Tensor:
-        embedded: Tensor = self.embed(tokens.ids)
+    def _embed(self, tokens: Tokens, grid: Grid) -> Tensor:
+        embedded: Tensor = self.drop_embed(self.embed(tokens.ids), tokens.ids)
         if self.chars is not None:
             embedded = torch.cat([embedded, self.chars(tokens)], -1)
-        dropped: Tensor = self.dropout(embedded)  # (N, E + F)
+        dropped: Tensor = self.drop_input(embedded, grid)  # (N, E + F)
         return dropped
 
     def _walk(self, ids: Tensor, state: RNNState | None, real: Tensor | None) -> tuple[Tensor, RNNState]:
-        embedded = self.dropout(self.embed(ids))  # (T, B, E)
+        embedded = self.drop_input(self.drop_embed(self.embed(ids), ids))  # (T, B, E)
         outputs, after = self.recurrent.walk(embedded, state.layers if state else None, real)
-        return outputs[-1], RNNState(after)
+        return self.drop_output(outputs[-1]), RNNState(after)
 
     def _score(self, outputs: Tensor) -> Tensor:
         assert self.output is not None
-        scores: Tensor = self.output(self.dropout(outputs))
+        scores: Tensor = self.output(outputs)
         return scores

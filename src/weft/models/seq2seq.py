@@ -90,7 +90,7 @@ class Encoder(nn.Module):
         """Return the states h_j (N, D), each layer's vector (L, B, D), and the grid they lie on."""
         grid = Grid(source)
         outputs, vectors = self.recurrent(self.dropout(self.embed(source.ids)), grid)
-        return outputs[-1], vectors, grid
+        return outputs[-1], torch.stack(vectors), grid
 
 
 class Seq2Seq(Model):

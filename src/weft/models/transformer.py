@@ -11,16 +11,16 @@ Departures: positions may be learned; the norm may stand before each layer (`nor
 authors' code: Xavier's uniform for matrices, N(0, 1/D) for embeddings, nought for biases.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from weft.config import Named
 from weft.models.base import Model, Role, matrix_numbers
+from weft.models.heads import HeadsOff, check_heads, check_off
 from weft.nn.attention import Layout, MultiHead
 from weft.nn.cache import Cache, FixedCache, Reach, but_last, on_triton
 from weft.nn.cuda import in_half
@@ -28,21 +28,6 @@ from weft.nn.positions import Learned, Sinusoidal, check_position, positions_of
 from weft.nn.readout import Readout
 from weft.nn.transformer import Activation, Blocks, Shape
 from weft.tokens import Tokens
-
-PLACES = ("encoder", "decoder", "cross")
-
-
-def _worded(value: Any) -> Any:
-    """A layer's number may be written without quotes."""
-    if not isinstance(value, Mapping):
-        return value
-    worded = {str(key): heads for key, heads in value.items()}
-    if len(worded) < len(value):
-        raise ValueError("names a layer twice, with and without quotes; name it once")
-    return worded
-
-
-HeadsOff = Annotated[dict[str, tuple[int, ...]], BeforeValidator(_worded)]
 
 
 class TransformerConfig(Named):
@@ -66,31 +51,10 @@ class TransformerConfig(Named):
 
     @model_validator(mode="after")
     def _fits(self) -> "TransformerConfig":
-        if self.width % self.heads:
-            near = min((one for one in range(1, self.width + 1) if self.width % one == 0), key=self._far)
-            raise ValueError(f"model.heads must divide model.width: got {self.heads} and {self.width}; try {near}")
-        for key, off in self.heads_off.items():
-            self._check_off(key, off)
-        return self
-
-    def _far(self, heads: int) -> int:
-        return abs(heads - self.heads)
-
-    def _check_off(self, key: str, off: Sequence[int]) -> None:
-        place, _, layer = key.rpartition(".")
+        check_heads(self.width, self.heads)
         after = self.decoder_layers or self.layers
-        depths = {"": max(self.layers, after), "encoder": self.layers, "decoder": after, "cross": after}
-        depth = depths.get(place, depths[""])
-        if place not in depths or key not in {f"{place}.{one}".removeprefix(".") for one in range(depth)}:
-            raise ValueError(
-                f"model.heads_off names layers, 0 to {depth - 1}, alone or as in {PLACES[-1]}.0 ({', '.join(PLACES)}): "
-                f"got {key!r}"
-            )
-        everywhere = {*self.heads_off.get(layer, ()), *off}
-        if not all(0 <= head < self.heads for head in off) or len(everywhere) == self.heads:
-            raise ValueError(
-                f"model.heads_off.{key} names heads, 0 to {self.heads - 1}, and must leave one on: got {list(off)}"
-            )
+        check_off(self.heads_off, self.heads, {"encoder": self.layers, "decoder": after, "cross": after})
+        return self
 
 
 @dataclass(frozen=True)
@@ -115,7 +79,7 @@ class FixedReading(Reading):
     @property
     def room(self) -> int:
         """How many tokens of a hypothesis it holds."""
-        return self.cache.end
+        return self.cache.room
 
     def select(self, rows: Tensor) -> "FixedReading":
         """Let hypothesis b continue rows[b], of the same source: what it sees of that stays."""

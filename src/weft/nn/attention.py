@@ -4,13 +4,14 @@
     MultiHead = [head_1 ; … ; head_H] W_O,   head_i = Attention(Q W_Qi, K W_Ki, V W_Vi)                 (section 3.2.2)
 
 On CUDA in half precision short sequences have a kernel of their own (`weft.nn.attention_cuda`). For all others `fused`
-calls one: on CUDA in half precision the library's variable-length one, elsewhere its fused attention over groups of
-sequences of like length. None makes the weights. `weights_of` makes them by the equation, from q and k, for the layers
-and heads that someone looks at (`weft.nn.capture`); the output stays that of the kernel. No kernel drops weights out,
-and the paper does not either (section 5.4).
+calls one: on CUDA in half precision the library's variable-length one, or cuDNN's where all lengths are the same,
+elsewhere its fused attention over groups of sequences of like length. None makes the weights. `weights_of` makes them
+by the equation, from q and k, for the layers and heads that someone looks at (`weft.nn.capture`); the output stays that
+of the kernel. No kernel drops weights out, and the paper does not either (section 5.4).
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
 from weft.nn.cache import Reach, attend_cached
@@ -28,6 +30,7 @@ from weft.tokens import Tokens
 
 _WINDOWED = "window_size" in signature(varlen_attn).parameters  # torch 2.10 has is_causal in its place
 _SHORT, _NARROW = 256, 64  # tokens, and numbers a head, up to which a kernel for short sequences is the better one
+_DENSE = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # of sequences of one length
 _LIKE = 16  # on the CPU, sequences whose lengths are in one band of so many tokens go through one call
 
 
@@ -51,6 +54,11 @@ class Layout:
     def itself(cls, tokens: Tokens) -> "Layout":
         """Each sequence looks at itself."""
         return cls(tokens, tokens)
+
+    @property
+    def even(self) -> bool:
+        """Whether all sequences look at themselves and are of one length: known with no look at the lengths."""
+        return self.at is self.over and len(self.at.ids) == len(self.at) * self.at.longest > 0
 
     @cached_property
     def groups(self) -> tuple[list[Group], Tensor | None]:
@@ -90,7 +98,7 @@ def short(x: Tensor, layout: Layout, size: int) -> bool:
 def fused(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool) -> Tensor:
     """Attend with q (N, H, d) to k and v (M, H, d), each sequence to its own: (N, H, d)."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and ampere(q.device):
-        return _varlen(q, k, v, layout, causal)
+        return _even(q, k, v, layout.at, causal) if layout.even else _varlen(q, k, v, layout, causal)
     groups, order = layout.groups
     if order is None and len(groups) == 1 and groups[0].real is None and len(groups[0].holds) == len(k):
         return _dense(q, k, v, groups[0], causal)
@@ -110,6 +118,14 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, group: Group, causal: bool) -> Tenso
     # What fills up a causal group stands after its sequences' ends, where nothing real looks: it needs no mask.
     q, k, v = (one.view(group.rows, -1, *one.shape[1:]).transpose(1, 2) for one in (q, k, v))  # (R, H, T, d)
     found = F.scaled_dot_product_attention(q, k, v, attn_mask=None if causal else group.real, is_causal=causal)
+    return found.transpose(1, 2).flatten(0, 1)
+
+
+def _even(q: Tensor, k: Tensor, v: Tensor, tokens: Tokens, causal: bool) -> Tensor:
+    """Attend in sequences of one length, which are a dense batch; to learn, by cuDNN where it can."""
+    q, k, v = (one.unflatten(0, (len(tokens), tokens.longest)).transpose(1, 2) for one in (q, k, v))  # (B, H, T, d)
+    with sdpa_kernel(_DENSE, set_priority=True) if torch.is_grad_enabled() else nullcontext():  # it takes its time
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     return found.transpose(1, 2).flatten(0, 1)
 
 

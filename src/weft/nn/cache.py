@@ -136,6 +136,11 @@ class FixedCache(Cache):
 
     rows: Tensor | None = None  # (B,) whom each hypothesis continues; None: itself
 
+    @property
+    def room(self) -> int:
+        """How many tokens of a hypothesis it holds."""
+        return self.end
+
     @classmethod
     def like(cls, other: Cache, rows: int, room: int) -> "FixedCache":
         """Make an empty one for so many hypotheses and columns."""

@@ -1,7 +1,8 @@
-"""The first half of a feed-forward layer on CUDA: max(0, x Wᵀ + b), all in the product's own last step.
+"""The first half of a feed-forward layer on CUDA: act(x Wᵀ + b).
 
-Imported only where Triton is. A compiler makes a product and a pass over memory for the rest; cuBLAS adds and cuts
-what is still in registers. On the way back one pass, in Triton, cuts what came back and adds it up for the bias.
+Imported only where Triton is. A compiler makes a product and a pass over memory for the rest; cuBLAS adds the bias,
+and cuts, while the numbers are still in registers. GELU is a pass of its own, since the way back needs what it was
+made of. On the way back one pass, in Triton, takes what came back through the activation and adds it up for the bias.
 """
 
 # mypy: ignore-errors
@@ -13,29 +14,62 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
 ROWS, COLUMNS, PROGRAMS = 8, 512, 264  # of a program at a time, and how many share a column
+STAGES = 2  # times so many rows are on their way to a program
+BLOCK = 4096  # numbers of a program forward
 
 
 @triton.jit
-def _cut_backward(found, back, cut, sums, N, V: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _slope(x):
+    """The derivative of x σ(2 √(2/π) (x + 0.044715 x³)), which is GELU by tanh."""
+    share = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return share + x * share * (1.0 - share) * (1.5957691216057308 + 0.21406449466162796 * x * x)
+
+
+@triton.jit
+def _gelu_forward(known, found, SIZE, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(known + place, place < SIZE, 0.0).to(tl.float32)
+    made = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    tl.store(found + place, made.to(found.dtype.element_ty), place < SIZE)
+
+
+@triton.jit
+def _cut_backward(
+    found, back, cut, sums, N, GELU: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
     v = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for first in range(tl.program_id(1) * ROWS, N, tl.num_programs(1) * ROWS):
+    for first in tl.range(tl.program_id(1) * ROWS, N, tl.num_programs(1) * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         inside, place = (row < N)[:, None] & (v < V)[None, :], row[:, None] * V + v[None, :]
-        given = tl.load(back + place, inside, 0.0)
-        given = tl.where(tl.load(found + place, inside, 0.0) > 0, given, 0.0)
+        given, known = tl.load(back + place, inside, 0.0), tl.load(found + place, inside, 0.0)
+        if GELU:
+            given = (given.to(tl.float32) * _slope(known.to(tl.float32))).to(given.dtype)
+        else:
+            given = tl.where(known > 0, given, 0.0)
         tl.store(cut + place, given, inside)
         total += given.to(tl.float32)
     tl.store(sums + tl.program_id(1) * V + v, tl.sum(total, 0), v < V)
 
 
 @triton_op("weft::cut_back", mutates_args=())
-def cut_back(found: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what came back (N, V) where something was found, and its sum (V,)."""
+def cut_back(found: Tensor, back: Tensor, gelu: bool) -> tuple[Tensor, Tensor]:
+    """Return what came back (N, V) where something was found, or by GELU's slope there, and its sum (V,)."""
     rows, width = found.shape
     cut, sums = torch.empty_like(back), back.new_empty(PROGRAMS, width, dtype=torch.float32)
     wrap_triton(_cut_backward)[(-(-width // COLUMNS), PROGRAMS)](
-        found, back, cut, sums, rows, V=width, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
+        found,
+        back,
+        cut,
+        sums,
+        rows,
+        GELU=gelu,
+        V=width,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+        STAGES=STAGES,
+        num_warps=4,
     )
     return cut, sums.sum(0)
 
@@ -58,8 +92,30 @@ def _keep(ctx, inputs, output):
 
 def _send_back(ctx, back):
     x, weight, bias, found = ctx.saved_tensors
-    cut, total = cut_back(found, back.contiguous())
+    cut, total = cut_back(found, back.contiguous(), False)
     return cut @ weight, cut.t() @ x, total.to(bias.dtype)
 
 
 linear_relu.register_autograd(_send_back, setup_context=_keep)
+
+
+@triton_op("weft::linear_gelu", mutates_args=())
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Map (N, D) as `linear_relu` does, with GELU by tanh; return what was before that, too."""
+    known = torch.addmm(bias.to(x.dtype), x, weight.t())
+    found, size = torch.empty_like(known), known.numel()
+    wrap_triton(_gelu_forward)[(-(-size // BLOCK),)](known, found, size, BLOCK=BLOCK, num_warps=4)
+    return found, known
+
+
+def _keep_known(ctx, inputs, output):
+    ctx.save_for_backward(*inputs, output[1])
+
+
+def _send_back_gelu(ctx, back, _):
+    x, weight, bias, known = ctx.saved_tensors
+    made, total = cut_back(known, back.contiguous(), True)
+    return made @ weight, made.t() @ x, total.to(bias.dtype)
+
+
+linear_gelu.register_autograd(_send_back_gelu, setup_context=_keep_known)

@@ -26,6 +26,7 @@ class Grid:
         self._take_reversed = self._move((first + (lengths - 1 - inside).clamp(min=0)).clamp(max=limit))
         row = torch.repeat_interleave(torch.arange(self.rows), lengths)  # (N,)
         step = torch.arange(len(row)) - first[row]
+        self._row = self._move(row)
         self._put = self._move(step * self.rows + row)
         self._put_reversed = self._move((lengths[row] - 1 - step) * self.rows + row)
         self._last = self._move((lengths - 1).clamp(min=0) * self.rows + torch.arange(self.rows))  # (B,)
@@ -47,6 +48,11 @@ class Grid:
         """Where the grid holds a token: (T, B), bool."""
         return self._real
 
+    @property
+    def row(self) -> Tensor:
+        """Which sequence each flat token is of: (N,)."""
+        return self._row
+
     def lay(self, flat: Tensor, reverse: bool = False) -> Tensor:
         """Lay flat (N, ...) out as (T, B, ...), each sequence from its first step, or from its last if `reverse`."""
         take = self._take_reversed if reverse else self._take
@@ -55,6 +61,11 @@ class Grid:
     def gather(self, grid: Tensor, reverse: bool = False) -> Tensor:
         """Read the real places of (T, B, ...) back to flat (N, ...)."""
         return grid.flatten(0, 1).index_select(0, self._put_reversed if reverse else self._put)
+
+    def before(self, flat: Tensor, reverse: bool = False) -> Tensor:
+        """Read at each place of flat (N, ...) what a walk left one step before it, zeros where it began: (N, ...)."""
+        laid = self.lay(flat, reverse)
+        return self.gather(torch.cat([torch.zeros_like(laid[:1]), laid[:-1]]), reverse)
 
     def end(self, flat: Tensor, reverse: bool = False) -> Tensor:
         """Read flat (N, ...) where walks end, at the last token or the first: (B, ...), zeros where there is none."""

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from weft.nn.capture import capturing, record
 from weft.nn.fuse import NotFusibleError
 from weft.nn.recall import Past
-from weft.nn.recurrent import Cell, State, at_last
+from weft.nn.recurrent import Cell, Stage, State, at_last
 from weft.nn.scan import scan_fused, worthwhile
 from weft.nn.scores import Dot, attend, make_score
 
@@ -51,10 +51,10 @@ class Intra(nn.Module):
 
     def forward(self, inputs: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
         """Read inputs (T, B, I); return the output of every step and the state after each row's last real one."""
-        known, queries = self.cell.ahead(inputs), self.query(inputs)
+        known, queries, stages = self.cell.ahead(inputs), self.query(inputs), self.cell.dropped()
         if state is None and real is None and self._fits(known):
             with suppress(NotFusibleError):
-                return self._fused(known, queries)
+                return self._fused(known, queries, stages)
         begun = state or self.begin(inputs.shape[1], inputs)
         *tapes, empty, mixed = begun
         empty = torch.cat([empty, ~real.T if real is not None else empty.new_zeros(inputs.shape[1], len(inputs))], 1)
@@ -70,7 +70,7 @@ class Intra(nn.Module):
             else:
                 old = self.cell.begin(inputs.shape[1], known)
             mixed = old[0]
-            new = self.cell.step(known[step], old)
+            new = self.cell.step(known[step], old, stages)
             if real is not None:  # a row with no step at all must find nothing but the zeros that it began from
                 new = tuple(part.masked_fill(~real[step][:, None], 0) for part in new)
             tapes = [torch.cat([tape, part[:, None]], 1) for tape, part in zip(tapes, new, strict=True)]
@@ -86,10 +86,10 @@ class Intra(nn.Module):
         on_cpu = known.device.type == "cpu"
         return on_cpu and isinstance(self.score, Dot) and worthwhile(known) and not capturing(self.layer)
 
-    def _fused(self, known: Tensor, queries: Tensor) -> tuple[Tensor, State]:
+    def _fused(self, known: Tensor, queries: Tensor, stages: tuple[Stage, ...]) -> tuple[Tensor, State]:
         assert isinstance(self.score, Dot)
         start = self.cell.begin(known.shape[1], known)
-        *walked, mixed = scan_fused(self.cell, known, start, Past(queries, self.score.scale))
+        *walked, mixed = scan_fused(self.cell, known, start, Past(queries, self.score.scale), stages)
         empty = known.new_zeros(known.shape[1], len(known), dtype=torch.bool)
         return walked[0], (*(part.transpose(0, 1) for part in walked), empty, mixed)
 

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.nn.cuda import trusted
+from weft.nn.readout import Readout
 
 
 def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None) -> Tensor:
@@ -15,12 +16,24 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, w
     if weights is None and trusted(logits):
         from weft.nn.losses_cuda import cross_entropy
 
-        losses: Tensor = cross_entropy(logits.contiguous(), targets.contiguous(), smoothing)[0]
+        losses: Tensor = cross_entropy(logits.contiguous(), targets.contiguous(), logits.shape[-1], smoothing)[0]
         return losses.sum()
     if weights is None:
         return F.cross_entropy(_exact(logits), targets, reduction="sum", label_smoothing=smoothing)
     terms = F.cross_entropy(_exact(logits), targets, reduction="none", label_smoothing=smoothing)
     return (weights.to(terms.dtype)[targets] * terms).sum()
+
+
+def read_out_sum(output: Readout, states: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Do what `cross_entropy_sum` does with what the output layer makes of states (N, D)."""
+    if not trusted(states):
+        return cross_entropy_sum(output(states), targets, smoothing)
+    from weft.nn.losses_cuda import cross_entropy
+
+    # The rows of a product that are no multiple of a few words are written, and read, several times as slowly.
+    logits = F.linear(states, output.evened())
+    losses: Tensor = cross_entropy(logits, targets.contiguous(), output.out_features, smoothing)[0]
+    return losses.sum()
 
 
 def binary_cross_entropy_sum(

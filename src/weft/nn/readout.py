@@ -2,7 +2,12 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from weft.nn.cache import on_triton
+from weft.nn.cuda import halved, in_half
+
+_EVEN, _ODD = 64, 8  # on CUDA, rows of a multiple of so many words; a multiple of fewer is slow
 _PART = 1024  # outputs at a time; the library's product of few rows with all of them is a quarter slower
 
 
@@ -14,9 +19,23 @@ class Readout(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Score the vocabulary: (N, D) to (N, V)."""
+        if self.out_features % _ODD and in_half(x):
+            return self._oddly(x)
         if torch.is_grad_enabled() or x.device.type != "cpu" or self.out_features < 4 * _PART:
             return super().forward(x)
         out = x.new_empty(len(x), self.out_features)
         for matrix, place in zip(self.weight.split(_PART), out.split(_PART, 1), strict=True):
             torch.mm(x, matrix.t(), out=place)
         return out
+
+    def evened(self) -> Tensor:
+        """Return the matrix, in the precision of products with it, with rows of nought up to an even number."""
+        return F.pad(halved(self.weight), (0, 0, 0, -self.out_features % _EVEN))
+
+    def _oddly(self, x: Tensor) -> Tensor:
+        if on_triton(x):
+            from weft.nn.step_cuda import MANY, read_out
+
+            if len(x) <= MANY:
+                return read_out(x, self.weight)
+        return F.linear(halved(x), self.evened())[:, : self.out_features]

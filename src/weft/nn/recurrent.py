@@ -20,14 +20,17 @@ are the fastest, every other cell in `weft.nn.scan`; a cell of one's own needs o
 """
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.errors import ConfigError
-from weft.nn.scan import scan
+from weft.nn.cuda import in_half
+from weft.nn.dropout import draw_mask
+from weft.nn.initial import carry_far
+from weft.nn.scan import SHORT, scan
 
 Parts = Sequence[Tensor]  # vectors of one width, (B, D) each
 State = tuple[Tensor, ...]  # what a layer hands from step to step, batch-first
@@ -59,6 +62,7 @@ class Cell(nn.Module):
 
     gates: ClassVar[int]
     states: ClassVar[int] = 1
+    drop: float = 0.0  # the share of the weights from state to state that a walk in training goes without
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
@@ -76,15 +80,22 @@ class Cell(nn.Module):
         """Return the cell's own vectors (K, D), if it has any."""
         return None
 
+    def dropped(self) -> tuple[Stage, ...]:
+        """Return the stages of one walk: in training DropConnect thins out what multiplies the state."""
+        first, *rest = self.stages()
+        if self.training and self.drop:
+            first = first._replace(weight=first.weight * draw_mask(self.drop, first.weight.shape, first.weight))
+        return first, *rest
+
     def ahead(self, inputs: Tensor) -> Tensor:
         """Compute what inputs (..., I) alone decide, for all steps at once: (..., G·D)."""
         return F.linear(inputs, *self.from_input())
 
-    def step(self, known: Tensor, state: State) -> State:
-        """Make one step from what the input decided, known (B, G·D)."""
+    def step(self, known: Tensor, state: State, stages: Sequence[Stage] | None = None) -> State:
+        """Make one step from what the input decided, known (B, G·D); in a walk, by its stages."""
         parts, vectors = known.chunk(self.gates, -1), self.vectors()
         values: Parts = state
-        for stage in self.stages():
+        for stage in stages or self.stages():
             product = F.linear(values[0], stage.weight, stage.bias)
             gates = product.chunk(product.shape[-1] // self.width, -1)
             values = stage.pointwise(parts, gates, state, () if vectors is None else vectors.unbind())
@@ -100,7 +111,7 @@ class Cell(nn.Module):
         A row's steps are those that `real` (T, B) has, from the first on; without it all are.
         """
         begun = state or self.begin(inputs.shape[1], inputs)
-        walked = scan(self, self.ahead(inputs), begun)
+        walked = scan(self, self.ahead(inputs), begun, self.dropped())
         return walked[0], tuple(at_last(part, start, real) for part, start in zip(walked, begun, strict=True))
 
 
@@ -120,6 +131,7 @@ class _Library(Cell):
     """A cell that torch has a fused kernel for; its weights lie as the kernel wants them."""
 
     kernel: nn.RNN | nn.LSTM | nn.GRU
+    walk: ClassVar[Callable[..., Any]]  # the kernel, given its weights
 
     def from_input(self) -> tuple[Tensor, Tensor]:
         """The input's matrix, and both biases: what a step adds anyway need not wait for it."""
@@ -128,14 +140,22 @@ class _Library(Cell):
 
     def forward(self, inputs: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
         """Walk in the fused kernel; where rows end apart, that tells the last state only if it is an output too."""
-        if not len(inputs) or (real is not None and self.states > 1):
+        if not len(inputs) or (real is not None and self.states > 1) or self._better_scanned(inputs):
             return super().forward(inputs, state, real)
         begun = state or self.begin(inputs.shape[1], inputs)
         wrapped = tuple(part[None].contiguous() for part in begun)
-        outputs, ends = self.kernel(inputs, wrapped if self.states > 1 else wrapped[0])
+        start = wrapped if self.states > 1 else wrapped[0]
+        from_input, _, *biases = self.kernel.all_weights[0]
+        weights = [from_input, self.dropped()[0].weight, *biases]
+        outputs, *ends = type(self).walk(inputs, start, weights, True, 1, 0.0, self.training, False, False)
         if real is not None:
             return outputs, (at_last(outputs, begun[0], real),)
-        return outputs, tuple(part[0] for part in ends) if self.states > 1 else (ends[0],)
+        return outputs, tuple(part[0] for part in ends)
+
+    def _better_scanned(self, inputs: Tensor) -> bool:
+        """Say whether cuDNN would walk in float16 whatever was asked for, or copy weights that do not lie its way."""
+        halved = in_half(inputs) and len(inputs) >= SHORT
+        return halved or (inputs.is_cuda and self.training and self.drop > 0)
 
     def _stage(self, pointwise: Pointwise) -> tuple[Stage, ...]:
         return (Stage(pointwise, self.kernel.all_weights[0][1]),)
@@ -144,7 +164,7 @@ class _Library(Cell):
 class Elman(_Library):
     """A simple recurrent network."""
 
-    gates = 1
+    gates, walk = 1, torch.rnn_tanh
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__(inputs, width)
@@ -163,7 +183,7 @@ def _elman(known: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
 class LSTM(_Library):
     """Long short-term memory; its state is (h, c)."""
 
-    gates, states = 4, 2
+    gates, states, walk = 4, 2, torch.lstm
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__(inputs, width)
@@ -184,7 +204,7 @@ def _lstm(known: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
 class GRU(_Library):
     """A gated recurrent unit."""
 
-    gates = 3
+    gates, walk = 3, torch.gru
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__(inputs, width)
@@ -268,25 +288,6 @@ class Jordan(Cell):
 
 def _put_out(known: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
     return (torch.tanh(product[0]),)
-
-
-@torch.no_grad()
-def carry_far(
-    from_input: Tensor, from_state: Tensor, *biases: Tensor, gates: int, open_gate: int | None = None
-) -> None:
-    """Set weights that carry signals far from the first step on.
-
-    Orthogonal from state to state (Saxe et al. 2014), Xavier from the input (Glorot & Bengio 2010), gate by gate, and a
-    forget gate that starts open (Jozefowicz et al. 2015).
-    """
-    for weight in from_input.chunk(gates):
-        nn.init.xavier_uniform_(weight)
-    for weight in from_state.chunk(gates):
-        nn.init.orthogonal_(weight)
-    for bias in biases:
-        bias.zero_()
-    if open_gate is not None:
-        biases[0].chunk(gates)[open_gate].fill_(1.0)
 
 
 def make_cell(name: str, inputs: int, width: int) -> Cell:

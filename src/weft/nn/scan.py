@@ -21,19 +21,25 @@ from weft.nn.looks import Fed, Feeding, Look, Sight
 from weft.nn.recall import Past, Recall
 
 if TYPE_CHECKING:
-    from weft.nn.recurrent import Cell, State
+    from weft.nn.recurrent import Cell, Stage, State
 
 At = Sight | Feeding | Past  # what a walk looks at
 SHORT = 4  # steps: a walk of fewer is not worth a compilation
 FUSED = torch.float32  # what kernels are made for unasked
 
 
-def scan(cell: "Cell", known: Tensor, state: "State") -> tuple[Tensor, ...]:
-    """Step through known (T, B, G·D) from `state` on; return each part of the state after every step, (T, B, D)."""
+Stages = tuple["Stage", ...]
+
+
+def scan(cell: "Cell", known: Tensor, state: "State", stages: Stages | None = None) -> tuple[Tensor, ...]:
+    """Step through known (T, B, G·D) from `state` on; return each part of the state after every step, (T, B, D).
+
+    `stages`, if not the cell's own, are those of this walk (`Cell.dropped`).
+    """
     if worthwhile(known):
         with suppress(NotFusibleError):
-            return scan_fused(cell, known, state)
-    return step_by_step(cell, known, state)
+            return scan_fused(cell, known, state, stages=stages)
+    return step_by_step(cell, known, state, stages)
 
 
 def worthwhile(known: Tensor) -> bool:
@@ -45,24 +51,26 @@ def worthwhile(known: Tensor) -> bool:
     return fits and len(known) >= SHORT and known.shape[1] > 0
 
 
-def step_by_step(cell: "Cell", known: Tensor, state: "State") -> tuple[Tensor, ...]:
+def step_by_step(cell: "Cell", known: Tensor, state: "State", stages: Stages | None = None) -> tuple[Tensor, ...]:
     """Walk under autograd."""
     walked = []
     for step in known:
-        state = cell.step(step, state)
+        state = cell.step(step, state, stages)
         walked.append(state)
     if not walked:
         return tuple(part.new_zeros(0, *part.shape) for part in state)
     return tuple(torch.stack(parts) for parts in zip(*walked, strict=True))
 
 
-def scan_fused(cell: "Cell", known: Tensor, state: "State", at: At | None = None) -> tuple[Tensor, ...]:
+def scan_fused(
+    cell: "Cell", known: Tensor, state: "State", at: At | None = None, stages: Stages | None = None
+) -> tuple[Tensor, ...]:
     """Walk in fused kernels; a stage that is more than operations place by place is refused with `NotFusibleError`.
 
     With `at`, states look there, and what is returned last is what they saw of a memory or read out, (T, B, D), or,
     where they look at their own past, what the last step started from.
     """
-    stages, vectors = cell.stages(), cell.vectors()
+    stages, vectors = stages or cell.stages(), cell.vectors()
     functions = tuple(stage.pointwise for stage in stages)
     shapes = tuple(
         Shape(

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from weft.nn.dropout import SequenceDropout
 from weft.nn.grid import Grid
 from weft.nn.intra import Intra
 from weft.nn.recurrent import State, make_cell
@@ -20,7 +21,11 @@ REVERSED: dict[Direction, tuple[bool, ...]] = {"forward": (False,), "backward": 
 
 
 class Stack(nn.Module):
-    """Recurrent layers; where both directions are read, each has half the width, concatenated (Graves et al. 2013)."""
+    """Recurrent layers; where both directions are read, each has half the width, concatenated (Graves et al. 2013).
+
+    `last` is the last layer's width, where it has one of its own. `apart` lets the walks of one direction stand on
+    those of the same direction alone, so that none of them sees what is still before it (Peters et al. 2018).
+    """
 
     def __init__(
         self,
@@ -32,35 +37,44 @@ class Stack(nn.Module):
         dropout: float = 0.0,
         residual: bool = False,
         attention: str = "none",
+        *,
+        last: int | None = None,
+        apart: bool = False,
+        variational: bool = False,
+        recurrent: float = 0.0,
     ) -> None:
         super().__init__()
         self.ways = REVERSED[direction]
-        self.residual = residual
-        self.dropout = nn.Dropout(dropout)
-        sizes = [inputs] + [width] * (layers - 1)
+        self.residual, self.apart = residual, apart
+        self.dropout = SequenceDropout(dropout, variational)
+        widths = [width] * (layers - 1) + [last or width]
+        sizes = [inputs] + [one // (len(self.ways) if apart else 1) for one in widths[:-1]]
         self.layers = nn.ModuleList(
-            nn.ModuleList(_layer(cell, size, width // len(self.ways), attention, depth, way) for way in self.ways)
-            for depth, size in enumerate(sizes)
+            nn.ModuleList(
+                _layer(cell, size, wide // len(self.ways), attention, depth, way, recurrent) for way in self.ways
+            )
+            for depth, (size, wide) in enumerate(zip(sizes, widths, strict=True))
         )
 
-    def forward(self, flat: Tensor, grid: Grid) -> tuple[list[Tensor], Tensor]:
-        """Read (N, I); return each layer's outputs, (N, D) each, and each layer's last ones, (L, B, D).
+    def forward(self, flat: Tensor, grid: Grid) -> tuple[list[Tensor], list[Tensor]]:
+        """Read (N, I); return each layer's outputs, (N, D) each, and each layer's last ones, (B, D) each.
 
         The last output of a backward walk stands at the sequence's first token.
         """
         outputs, ends = [], []
         for depth, ways in enumerate(self.layers):
             assert isinstance(ways, nn.ModuleList)
-            read = self.dropout(flat) if depth else flat
+            reads = self._reads(flat, grid, depth)
             walked = [
-                layer(grid.lay(read, reverse=reverse))[0] for layer, reverse in zip(ways, self.ways, strict=True)
+                layer(grid.lay(read, reverse=reverse))[0]
+                for layer, read, reverse in zip(ways, reads, self.ways, strict=True)
             ]  # (T, B, D') each
             found = [grid.gather(one, reverse=reverse) for one, reverse in zip(walked, self.ways, strict=True)]
             flat = self._around(flat, torch.cat(found, -1))
             outputs.append(flat)
             parts = flat.chunk(len(self.ways), -1)
             ends.append(torch.cat([grid.end(*pair) for pair in zip(parts, self.ways, strict=True)], -1))
-        return outputs, torch.stack(ends)
+        return outputs, ends
 
     @property
     def ahead(self) -> list[nn.Module]:
@@ -80,11 +94,19 @@ class Stack(nn.Module):
             after.append(state)
         return outputs, tuple(after)
 
+    def _reads(self, flat: Tensor, grid: Grid, depth: int) -> Sequence[Tensor]:
+        """Say what each direction of a layer reads of the one below."""
+        if not depth:
+            return [flat] * len(self.ways)
+        dropped: Tensor = self.dropout(flat, grid)
+        return dropped.chunk(len(self.ways), -1) if self.apart else [dropped] * len(self.ways)
+
     def _around(self, inputs: Tensor, outputs: Tensor) -> Tensor:
         """Add the way around a layer, where it keeps the width (He et al. 2016)."""
         return inputs + outputs if self.residual and inputs.shape == outputs.shape else outputs
 
 
-def _layer(cell: str, inputs: int, width: int, attention: str, depth: int, reverse: bool) -> nn.Module:
+def _layer(cell: str, inputs: int, width: int, attention: str, depth: int, reverse: bool, drop: float) -> nn.Module:
     made = make_cell(cell, inputs, width)
+    made.drop = drop
     return made if attention == "none" else Intra(made, attention, depth, "backward" if reverse else "self")

@@ -20,8 +20,20 @@ from weft.nn.attention import Layout, MultiHead
 from weft.nn.cache import Cache, Reach, on_triton
 from weft.nn.cuda import halved, trusted
 
-Activation = Literal["relu", "gelu", "silu"]
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+Activation = Literal["relu", "gelu", "gelu-tanh", "silu"]
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return x · Φ(x), nearly: 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))), as GPT has it (Hendrycks & Gimpel 2016)."""
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": gelu_tanh,
+    "silu": F.silu,
+}
 
 
 @dataclass(frozen=True)
@@ -60,11 +72,12 @@ class FeedForward(nn.Module):
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return what the outer layer reads, (N, hidden)."""
-        if self.activation is not F.relu or not trusted(x):
+        if self.activation not in (F.relu, gelu_tanh) or not trusted(x):
             return self.activation(self.inner(x))
-        from weft.nn.feed_cuda import linear_relu
+        from weft.nn.feed_cuda import linear_gelu, linear_relu
 
-        found: Tensor = linear_relu(halved(x), halved(self.inner.weight), self.inner.bias)
+        known = halved(x), halved(self.inner.weight), self.inner.bias
+        found: Tensor = linear_relu(*known) if self.activation is F.relu else linear_gelu(*known)[0]
         return found
 
 
@@ -87,11 +100,20 @@ class Residual(nn.Module):
         """Shift, drop, add and norm in one kernel. What is normed anew each time need not be more than half precise."""
         from weft.nn.norm_cuda import add_norm
 
-        share = self.dropout.p if self.training else 0.0
-        seed = torch.randint(2**62, (1,), device=x.device) if share else None
         norm = self.norm
-        made: Tensor = add_norm(x.to(found.dtype), found, shift, norm.weight, norm.bias, seed, share, norm.eps)[0]
+        made: Tensor = add_norm(x.to(found.dtype), found, shift, norm.weight, norm.bias, *self._drop(x), norm.eps)[0]
         return made
+
+    def joined(self, x: Tensor, found: Tensor, shift: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        """Shift, drop and add in one kernel with the norm that comes next; return the sum, and that normed."""
+        from weft.nn.stream_cuda import join_norm
+
+        return join_norm(x, found, shift, norm.weight, norm.bias, *self._drop(x), norm.eps)[:2]
+
+    def _drop(self, x: Tensor) -> tuple[Tensor | None, float]:
+        """Say which share is dropped, and draw a seed for the places."""
+        share = self.dropout.p if self.training else 0.0
+        return torch.randint(2**62, (1,), device=x.device) if share else None, share
 
 
 class Block(nn.Module):
@@ -114,12 +136,21 @@ class Block(nn.Module):
         keep: list[Tensor] | None = None,
     ) -> Tensor:
         """Read (N, D), each sequence on its own, `across` at its source in `memory` (M, D): (N, D)."""
+        for around, layer, last in self.layers(layout, memory, across, keep):
+            x = around(x, layer, last)
+        return x
+
+    def layers(
+        self, layout: Layout, memory: Tensor | None, across: Layout | None, keep: list[Tensor] | None
+    ) -> list[tuple[Residual, Callable[[Tensor], Tensor], nn.Linear]]:
+        """Name what is done, in order: the way around a layer, the layer, and its last part."""
         look, cross, feed = self.attention, self.cross, self.feed
-        x = self.around_attention(x, lambda y: look.gathered(y, layout, keep=keep), look.output)
+        found: list[tuple[Residual, Callable[[Tensor], Tensor], nn.Linear]] = [
+            (self.around_attention, lambda y: look.gathered(y, layout, keep=keep), look.output)
+        ]
         if cross is not None and self.around_cross is not None and across is not None:
-            x = self.around_cross(x, lambda y: cross.gathered(y, across, memory), cross.output)
-        found: Tensor = self.around_feed(x, feed.hidden, feed.outer)
-        return found
+            found.append((self.around_cross, lambda y: cross.gathered(y, across, memory), cross.output))
+        return [*found, (self.around_feed, feed.hidden, feed.outer)]
 
     def step(self, x: Tensor, cache: Cache, held: Tensor | None = None, reach: Reach | None = None) -> Tensor:
         """Read the next token of each hypothesis (B, D); `held` are the source's keys and values (M, 2, H, d)."""
@@ -155,17 +186,42 @@ class Blocks(nn.Module):
         keep: list[Tensor] | None = None,
     ) -> list[Tensor]:
         """Return what goes into the first block and what comes out of each, (N, D) each; the last one normed."""
+        if isinstance(self.norm, nn.LayerNorm) and trusted(x):
+            return self._joined(x, self.norm, layout, memory, across, keep)
         found = [x]
         for block in self.blocks:
             found.append(block(found[-1], layout, memory, across, keep))
         found[-1] = self.norm(found[-1])
         return found
 
+    def _joined(
+        self,
+        x: Tensor,
+        last_norm: nn.LayerNorm,
+        layout: Layout,
+        memory: Tensor | None,
+        across: Layout | None,
+        keep: list[Tensor] | None,
+    ) -> list[Tensor]:
+        """Do it with each sum, in half precision as what is added is, and the norm after it in one kernel."""
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        layers = [block.layers(layout, memory, across, keep) for block in blocks]
+        norms = iter([*(around.norm for one in layers for around, *_ in one), last_norm])
+        x = halved(x)
+        found, read = [x], next(norms)(x)
+        for some in layers:
+            for around, layer, last in some:
+                x, read = around.joined(x, F.linear(layer(read), last.weight), last.bias, next(norms))
+            found.append(x)
+        return [*found[:-1], read]
+
     def step(self, x: Tensor, cache: Cache, held: tuple[Tensor, ...] = (), reach: Reach | None = None) -> Tensor:
         """Read the next token of each hypothesis, (B, D): (B, D)."""
         if on_triton(x) and x.dtype is not torch.float32 and not self.training:
-            from weft.nn import step_cuda
+            from weft.nn import few_cuda, step_cuda
 
+            if few_cuda.fits(self, x):
+                return few_cuda.step(self, x, cache)
             return step_cuda.step(self, x, cache, held, reach)
         for depth, block in enumerate(self.blocks):
             assert isinstance(block, Block)

@@ -19,6 +19,8 @@ from weft.config import Named, Run, Section
 from weft.data.frame import Frame
 from weft.data.limits import Limit
 from weft.data.packed import Packed
+from weft.data.shards import Shards
+from weft.data.streams import Reading
 from weft.errors import ConfigError, RoleError
 from weft.models.base import Model, Role
 from weft.tasks.metrics import Confusion
@@ -91,6 +93,14 @@ class Batch:
         )
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Metrics, the loss among them, and what a reader of them should know."""
+
+    metrics: dict[str, float]
+    note: str = ""
+
+
 def undefined(owner: object, method: str) -> ConfigError:
     """What a user's own task or head meets where it leaves out a part."""
     return ConfigError(f"task.name: {type(owner).__name__} does not define {method}(), which weft needs of it here")
@@ -108,6 +118,14 @@ class Head(nn.Module):
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
         """Return a sum for each part of the loss, and what the next batch of the same streams carries on from."""
         raise undefined(self, "forward")
+
+    def carry_parts(self, carry: Any) -> list[Tensor]:
+        """Take what `forward` carries on apart, for a checkpoint; nothing where nothing is carried."""
+        return []
+
+    def carry_of(self, parts: Sequence[Tensor]) -> Any:
+        """Put it together again."""
+        return None
 
     def operations(self, batch: Batch) -> int:
         """Count the useful operations of one forward pass, from the batch's lengths: see `Model.operations`."""
@@ -129,19 +147,31 @@ class Task:
     Config: ClassVar[type[Named]]
     Example: ClassVar[type[BaseModel]]
     Options: ClassVar[type[Section]]  # what a call may set
-    needs: ClassVar[frozenset[Role]]
+    needs: frozenset[Role]
     metrics: tuple[str, ...] = ()  # what `score` gives, for a recipe's train.metric to be checked by
     metric: str  # what makes a model the best, unless train.metric says otherwise
     lower_is_better: ClassVar[bool] = False
     asks: ClassVar[str] = "text"  # the field that a plain string given to `predict` fills
+    fits: ClassVar[bool] = False  # whether a model that learns by itself is left to, not trained by gradient
     taught: tuple[str, ...] = ()  # the fields that are optional in a question, but not to learn or judge from
     counted: ClassVar[int | None] = None  # how many of an item's sequences, the first ones, are tokens; None: all
+
+    reads_itself: ClassVar[bool] = False  # whether a text is looked at as it is read, with no answer to it
 
     tokenizer: Tokenizer  # set once the run has one
     spells: bool = False  # whether the run's model reads how tokens are spelt: `collate` must then give Tokens.chars
 
     def __init__(self, config: Named) -> None:
         self.config = config
+
+    @property
+    def end(self) -> int | None:
+        """What ends each item, where the items leave it out."""
+        return None
+
+    def needed(self, roles: frozenset[Role]) -> frozenset[Role]:
+        """Say what it needs of a model that can do this much, where it can do with one thing or another."""
+        return self.needs
 
     def check(self, run: Run) -> None:
         """Refuse what does not go together in a recipe, before any data is read."""
@@ -173,6 +203,10 @@ class Task:
         """
         return None
 
+    def reading(self, data: Packed, run: Run, world: int) -> Reading | None:
+        """Say how the data is read where it is one long stream; None, as here: item by item."""
+        return None
+
     def head(self, model: Model) -> Head:
         """Put what the task adds on top of a body."""
         raise undefined(self, "head")
@@ -200,6 +234,14 @@ class Task:
     def shown(self, example: Any) -> tuple[str, str]:
         """Return what an example asks and what its answer should be, for tables."""
         raise undefined(self, "shown")
+
+    def measure(self, head: Head, examples: Sequence[Any], limit: Limit) -> Measured | None:
+        """Judge a head by what it makes of the examples themselves; None, as here: by its answers to them."""
+        return None
+
+    def measure_prepared(self, head: Head, data: Shards) -> Measured | None:
+        """Do the same with a prepared corpus, of which the texts are not kept; None, as here, if they are needed."""
+        return None
 
     def score(self, answers: Sequence[Answer], examples: Sequence[Any]) -> dict[str, float]:
         """Judge answers by what the examples say they should be."""

@@ -1,10 +1,13 @@
 """From a checked recipe to a task and a head with fresh weights."""
 
+import torch
+
 from weft.config import Run
 from weft.errors import ConfigError, did_you_mean
 from weft.models.base import Model, Role, check_roles
 from weft.registry import resolve
 from weft.tasks.base import Head, Task
+from weft.tasks.spelling import Spelling
 from weft.text.tokenizer import Tokenizer
 
 
@@ -14,8 +17,10 @@ def make_task(run: Run) -> Task:
     for place, found, wanted in (("task", kind, Task), ("model", model, Model)):
         if not (isinstance(found, type) and issubclass(found, wanted)):
             raise ConfigError(f"{place}.name: must be a weft {wanted.__name__}, but is {found!r} instead")
-    check_roles(run.task.name, kind.needs, run.model.name, model.roles(run.model))
     task: Task = kind(run.task)
+    roles = model.roles(run.model)
+    task.needs = task.needed(roles)
+    check_roles(run.task.name, task.needs, run.model.name, roles)
     task.spells = model.spells(run.model)
     task.check(run)
     _check_metric(task, run)
@@ -49,4 +54,6 @@ def build(run: Run, tokenizer: Tokenizer) -> tuple[Task, Head]:
         sizes.append(len(tokenizer.target))
     model = kind(run.model, *sizes)
     model.keep(task.needs)
+    if task.spells:
+        model.learn_spelling(torch.from_numpy(Spelling.of(tokenizer).table))
     return task, task.head(model)

@@ -79,12 +79,12 @@ class ClassifyHead(LabellingHead):
         """Sum -log p of what is right over the texts."""
         assert batch.targets is not None
         loss = binary_cross_entropy_sum if self.multiple else cross_entropy_sum
-        states = self.body.summary(self.seen(batch.tokens))
+        states = self.summary(self.seen(batch.tokens))
         return {"texts": loss(self.scores(states), batch.targets, *self.bent)}, None
 
     def predict(self, batch: Batch, options: Section) -> list[Output]:
         """Choose the likeliest label, or those that are likely enough."""
-        scores = self.scores(self.body.summary(batch.tokens)).float()
+        scores = self.scores(self.summary(batch.tokens)).float()
         if isinstance(options, Threshold):
             likely = scores.sigmoid()
             chosen = [row.nonzero().flatten().tolist() for row in (likely > options.threshold).cpu()]

@@ -19,6 +19,7 @@ from weft.data.labels import Label, Labels, balanced, read_label
 from weft.data.lines import count
 from weft.errors import ConfigError, DataError, did_you_mean
 from weft.models.base import Role, matrix_numbers
+from weft.nn.mix import Mix
 from weft.registry import resolve
 from weft.tasks.base import Batch, Head, Item, Task, undefined
 from weft.tokens import Tokens
@@ -34,6 +35,15 @@ class LabellingConfig(Named):
     smoothing: float = Field(0.0, ge=0, lt=1)
     dropout: float = Field(0.1, ge=0, lt=1)  # on what the body gives to the head
     unknown: float = Field(0.0, ge=0, lt=1)  # share of tokens that are read as the unknown one, in training
+    layers: Literal["last", "mix"] | tuple[int, ...] = "last"  # of the body: mix is all of them, a list those named
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _some_layers(cls, layers: object) -> object:
+        known = isinstance(layers, list | tuple) and layers and all(type(one) is int for one in layers)
+        if not known and layers not in ("last", "mix"):
+            raise ValueError("must be last, mix, or a list of layers to mix, such as [1, 2]")
+        return layers
 
     @field_validator("labels")
     @classmethod
@@ -73,6 +83,8 @@ class LabellingHead(Head):
     ) -> None:
         super().__init__(body)
         self._unknown = (config.unknown, unknown)
+        self._layers = body.levels if config.layers == "mix" else config.layers
+        self.mix = None if config.layers == "last" else Mix(len(self._layers))
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(body.width, labels)
         self._smoothing = config.smoothing
@@ -85,6 +97,24 @@ class LabellingHead(Head):
             return tokens
         chosen = torch.rand(len(tokens.ids), device=tokens.device) < share
         return replace(tokens, ids=tokens.ids.masked_fill(chosen, unknown))
+
+    def states(self, tokens: Tokens) -> Tensor:
+        """Return what the body makes of each token, (N, D): its last layer, or a mixture of several."""
+        if self.mix is None:
+            last: Tensor = self.body.encode(tokens)[0]
+            return last
+        mixed: Tensor = self.mix(self.body.encode(tokens, self._layers))
+        return mixed
+
+    def summary(self, tokens: Tokens) -> Tensor:
+        """Return what the body makes of each text, (B, D): its own summary, or of a mixture the mean of the tokens."""
+        if self.mix is None:
+            own: Tensor = self.body.summary(tokens)
+            return own
+        states, lengths = self.states(tokens), tokens.lengths.to(tokens.device)
+        rows = torch.repeat_interleave(lengths, output_size=len(states))
+        sums = states.new_zeros(len(tokens), states.shape[1]).index_add(0, rows, states)
+        return sums / lengths.clamp(min=1)[:, None]
 
     def operations(self, batch: Batch) -> int:
         """Count the body's, and the scores of the labels wherever there is one to learn."""

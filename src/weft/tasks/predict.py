@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +14,8 @@ from weft.config import Section
 from weft.data.limits import Limit
 from weft.data.loader import plan
 from weft.data.packed import Packed, pack
-from weft.errors import DataError
+from weft.data.shards import Shards
+from weft.errors import ConfigError, DataError
 from weft.tasks.base import Answer, Batch, Head, Item, Task
 from weft.tasks.metrics import Confusion
 from weft.tasks.prepare import encode_all
@@ -120,6 +121,8 @@ def reread(task: Task, head: Head, example: Any, limit: Limit) -> tuple[list[str
             f"the text is read in {len(items)} windows, of data.longest={limit.longest} tokens at most, and only one "
             "can be looked at; give a shorter text"
         )
+    if task.reads_itself:
+        return task.reread(items, [])
     outputs = [output for _, output in sorted(_outputs(task, head, items, task.options(), BUDGET, 0))]
     return task.reread(items, outputs)
 
@@ -130,6 +133,7 @@ class Verdict:
 
     metrics: dict[str, float]
     confusion: Confusion | None
+    note: str = ""  # what a reader of the metrics should know
 
 
 def evaluate(task: Task, head: Head, examples: Sequence[Any], limit: Limit, budget: int = BUDGET) -> dict[str, float]:
@@ -139,6 +143,10 @@ def evaluate(task: Task, head: Head, examples: Sequence[Any], limit: Limit, budg
 
 def judge(task: Task, head: Head, examples: Sequence[Any], limit: Limit, budget: int = BUDGET) -> Verdict:
     """Score a head on examples, and say which labels it took for which."""
+    with torch.inference_mode(), _evaluating(head):
+        measured = task.measure(head, examples, limit)
+    if measured is not None:
+        return Verdict(measured.metrics, None, measured.note)
     encoded = _encoded(task, examples, limit)
     kept = [(example, items) for example, items in zip(examples, encoded, strict=True) if items]
     if not kept:
@@ -147,6 +155,18 @@ def judge(task: Task, head: Head, examples: Sequence[Any], limit: Limit, budget:
     judged = [example for example, _ in kept]
     answers = list(predict(task, head, judged, limit, task.options(), budget))
     return Verdict({"loss": loss, **task.score(answers, judged)}, task.confusion(answers, judged))
+
+
+def judge_prepared(task: Task, head: Head, data: Shards, place: str) -> Verdict:
+    """Score a head on a prepared corpus, where the task needs no texts for that."""
+    with torch.inference_mode(), _evaluating(head):
+        measured = task.measure_prepared(head, data)
+    if measured is None:
+        raise ConfigError(
+            f"{place}: is prepared: it has tokens, but not the texts, which the task {task.config.name!r} needs; "
+            "give the text itself"
+        )
+    return Verdict(measured.metrics, None, measured.note)
 
 
 def mean_loss(task: Task, head: Head, data: Packed, budget: int) -> float:
@@ -175,4 +195,4 @@ class _evaluating:  # noqa: N801
 
 
 def _device(head: Head) -> torch.device:
-    return next(head.parameters()).device
+    return next(chain(head.parameters(), head.buffers())).device

@@ -1,6 +1,6 @@
 """From a recipe's data to examples, a tokenizer and packed items: the way that training and evaluation share."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from weft.data.records import Skipped, read_examples
 from weft.data.samples import read_sample
 from weft.errors import ConfigError, DataError, did_you_mean
 from weft.tasks.base import Item, Task
+from weft.tasks.prepared import prepared_folder, prepared_split, prepared_task, prepared_tokenizer, refused
 from weft.text.tokenizer import Tokenizer, train_tokenizer
 
 AT_ONCE = 1024  # examples a call of the tokenizer
@@ -34,7 +35,9 @@ def read_split(data: Data, split: str, task: Task, skipped: Skipped) -> Iterator
         sampled = _sampled(data.sample, split, task, data.columns)
         return _answered(sampled, data, task, skipped)
     source = getattr(data, split)
-    if source is None:
+    if prepared_folder(data, split):
+        return refused(data, split)
+    if not source:  # the recipe of a model that came from elsewhere has an empty list
         raise ConfigError(f"data.{split}: required here, but not given; add a file")
     return _answered(read_examples(source, data, task.Example, skipped), data, task, skipped)
 
@@ -80,8 +83,16 @@ def check_answer(task: Task, place: Any, example: Any) -> None:
             raise DataError(f"{place}: {name}: required to train or evaluate, but not given; see data.columns")
 
 
+def settled(data: Data, task: Task) -> Named:
+    """Fill in what the recipe's task leaves to the training data."""
+    task = prepared_task(data, task)
+    return task.settled(example for _, example in read_split(data, "train", task, Skipped()))
+
+
 def fit_tokenizer(config: Named, data: Data, task: Task) -> Tokenizer:
-    """Train the tokenizer on the training split, streamed once for each side."""
+    """Train the tokenizer on the training split, streamed once for each side; a prepared one has its own."""
+    if prepared := prepared_tokenizer(config, data):
+        return prepared
 
     def side(which: int) -> Iterator[str]:
         for _, example in read_split(data, "train", task, Skipped()):
@@ -113,6 +124,19 @@ def encode_all(
             else:
                 limit.add(encoded[1])
                 yield from encoded[0]
+
+
+def encode_chunk(
+    chunk: Sequence[Placed], task: Task, tokenizer: Tokenizer, limit: Limit, skipped: Skipped | None
+) -> Iterable[list[Item]]:
+    """Encode some examples at once and, unlike `encode_all`, in this thread: for one of several processes."""
+    part = Limit(limit.longest, limit.policy)
+    try:
+        encoded = task.encode_batch([example for _, example in chunk], tokenizer, part)
+    except DataError:
+        return _one_by_one(chunk, task, tokenizer, limit, skipped)
+    limit.add(part)
+    return encoded
 
 
 def _chunks(examples: Iterable[Placed]) -> Iterator[list[Placed]]:
@@ -148,11 +172,13 @@ def pack_split(
     data: Data, split: str, task: Task, tokenizer: Tokenizer, folder: Path | None = None
 ) -> tuple[Packed, str]:
     """Encode a whole split to a memory-mapped file; return it and a report of what was skipped or cut."""
+    if prepared := prepared_split(data, split, task, tokenizer):
+        return prepared
     skipped, limit = Skipped(), Limit(data.longest, data.too_long)
     examples = read_split(data, split, task, skipped)
     encoded = encode_all(examples, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
     packed = pack((item for items in encoded for item in items), folder, counted=task.counted)
-    return packed, _told(split, len(packed), skipped, limit)
+    return packed, told(split, len(packed), skipped, limit)
 
 
 def read_whole(data: Data, split: str, task: Task, tokenizer: Tokenizer) -> tuple[list[Any], str]:
@@ -161,11 +187,12 @@ def read_whole(data: Data, split: str, task: Task, tokenizer: Tokenizer) -> tupl
     placed = list(read_split(data, split, task, skipped))
     encoded = encode_all(placed, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
     examples = [example for (_, example), items in zip(placed, encoded, strict=True) if items]
-    return examples, _told(split, len(examples), skipped, limit)
+    return examples, told(split, len(examples), skipped, limit)
 
 
-def _told(split: str, left: int, skipped: Skipped, limit: Limit) -> str:
-    told = "; ".join(part for part in (str(skipped), str(limit)) if part)
+def told(split: str, left: int, skipped: Skipped, limit: Limit) -> str:
+    """Say what was skipped or cut; that nothing is left is an error."""
+    notice = "; ".join(part for part in (str(skipped), str(limit)) if part)
     if not left:
-        raise DataError(f"data.{split}: not one example is left to use; {told}".rstrip("; "))
-    return told
+        raise DataError(f"data.{split}: not one example is left to use; {notice}".rstrip("; "))
+    return notice

@@ -19,10 +19,15 @@ from weft.text.tokenizer import Tokenizer, Words
 
 def check_vectors(run: Run) -> None:
     """Refuse a file that is not there, or too wide or narrow, before the tokenizer is trained."""
-    path, asked = _asked(run), getattr(run.model, "embedding", None)
+    path, asked = _asked(run), getattr(run.model, _key(run), None)
+    if path is not None and Path(path).is_dir():
+        raise ConfigError(
+            f"model.vectors: {path} is a directory; if it is a run's, write its vectors to a file and name that: "
+            f"weft vectors export {path} vectors.txt"
+        )
     if path is not None:
         width = read_layout(path, run.data.max_line_bytes).width
-        _check_width(path, width, width if asked is None else asked)
+        _check_width(run, path, width, width if asked is None else asked)
 
 
 def learn_words(run: Run, tokenizer: Tokenizer) -> None:
@@ -46,7 +51,7 @@ def start_from_vectors(run: Run, tokenizer: Tokenizer, model: Model, own: int | 
         raise ConfigError(f"model.vectors: {run.model.name!r} has no `embed` that is an nn.Embedding; leave it out")
     words = [_whole_word(tokenizer, id) for id in range(len(tokenizer))]
     vectors = read_vectors(path, words, run.data.max_line_bytes)
-    _check_width(path, vectors.rows.shape[1], embed.embedding_dim)
+    _check_width(run, path, vectors.rows.shape[1], embed.embedding_dim)
     special = {id for id in asdict(tokenizer.specials).values() if id is not None}
     trained = [id for id in range(len(words) if own is None else own) if id not in special]
     if not vectors.found[trained].any():
@@ -64,11 +69,16 @@ def _asked(run: Run) -> str | None:
     return path
 
 
-def _check_width(path: str, width: int, embedding: int) -> None:
+def _key(run: Run) -> str:
+    """Where the recipe says how wide the embeddings are."""
+    return "embedding" if "embedding" in type(run.model).model_fields else "width"
+
+
+def _check_width(run: Run, path: str, width: int, embedding: int) -> None:
     if width != embedding:
         raise ConfigError(
-            f"model.vectors: the vectors of {path} have {width} numbers, and model.embedding is {embedding}; "
-            f"set model.embedding: {width}, or take another file"
+            f"model.vectors: the vectors of {path} have {width} numbers, and model.{_key(run)} is {embedding}; "
+            f"set model.{_key(run)}: {width}, or take another file"
         )
 
 

@@ -96,7 +96,7 @@ class TagHead(LabellingHead):
     def _read(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Score every word's tags, (M, K); the words of each sequence, (B,), are M in all."""
         assert batch.at is not None
-        states = self.body.encode(self.seen(batch.tokens))[0].index_select(0, batch.at.ids)
+        states = self.states(self.seen(batch.tokens)).index_select(0, batch.at.ids)
         return self.scores(states), batch.at.lengths
 
 

@@ -17,6 +17,7 @@ from weft.nn.losses import cross_entropy_sum
 from weft.tasks import base
 from weft.tasks.base import Answer, Batch, Head, Item, Sums
 from weft.tasks.metrics import bleu, exact_match
+from weft.tasks.streaming import grown
 from weft.text.tokenizer import Tokenizer
 from weft.tokens import Tokens
 
@@ -157,21 +158,12 @@ class Translate(base.Task):
     def stream(
         self, head: Head, example: TranslateExample, limit: Limit, options: Section, row: int = 0
     ) -> Iterator[str]:
-        """Yield the translation as it grows; what a new token adds is shown once it can no longer change."""
+        """Yield the translation as it grows."""
         assert isinstance(head, TranslateHead)
         assert isinstance(options, Options)
         batch = self.collate(self.encode(example, self.tokenizer, limit), np.random.default_rng(0)).numbered([row])
-        ids: list[int] = []
-        shown = text = ""
         # Not under inference_mode: between two pieces it would hold for the caller's code too.
-        for id in head.stream(batch, options):
-            ids.append(id)
-            text = self.tokenizer.target.decode(ids)
-            if text.startswith(shown) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
-                yield text[len(shown) :]
-                shown = text
-        if text.startswith(shown) and text != shown:  # it ends in half a character
-            yield text[len(shown) :]
+        return grown(head.stream(batch, options), self.tokenizer.target.decode)
 
     def line(self, answer: Answer) -> str:
         """The translation; a line break in it would be taken for the next answer."""

@@ -7,7 +7,7 @@ its id. What a vocabulary does not hold becomes the unknown token, which `decode
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -40,10 +40,27 @@ class Encoding:
 
 
 class Settings(Named):
-    """What every kind can be told; `target` is a tokenizer section for the other side, where it differs."""
+    """What every kind can be told; `target` is a tokenizer section for the other side, where it differs.
+
+    `specials` spells special tokens in another way than the kind does: GPT-2's is {bos: <|endoftext|>, eos:
+    <|endoftext|>}, one token for both.
+    """
 
     lowercase: bool = False
+    specials: dict[str, str] | None = None
     target: dict[str, Any] | None = None
+
+    @field_validator("specials")
+    @classmethod
+    def _check_specials(cls, spelt: dict[str, str] | None) -> dict[str, str] | None:
+        roles = [role.name for role in fields(Specials)]
+        for role, token in (spelt or {}).items():
+            if role not in roles:
+                raise ValueError(f"names roles of special tokens, but {role!r} is none; {did_you_mean(role, roles)}")
+            # Such a one is cut in pieces where a text spells it, and so never taken for it.
+            if not re.search(r"\w", token) or not re.search(r"[^\w\s]", token) or re.search(r"\s", token):
+                raise ValueError(f"a special must have letters and signs, as <|end|> has, and no space: got {token!r}")
+        return spelt
 
     @field_validator("target")
     @classmethod
@@ -76,7 +93,12 @@ class Tokenizer:
     @classmethod
     def spell(cls, config: Any) -> Mapping[str, str]:
         """Say which token has which of the roles in `Specials`."""
-        return cls.spelling
+        return {**cls.spelling, **(config.specials or {})}
+
+    @classmethod
+    def special_tokens(cls, config: Any) -> list[str]:
+        """List the special tokens, each once: one may have several roles."""
+        return list(dict.fromkeys(cls.spell(config).values()))
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Any) -> Engine:

@@ -1,8 +1,9 @@
 """What the kinds of tokenizer share: engines of the `tokenizers` library, vocabularies from counts, signs of bytes."""
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -34,17 +35,18 @@ def byte_engine() -> Engine:
     return engine
 
 
-def character_engine() -> Engine:
+def character_engine(spelling: Mapping[str, str]) -> Engine:
     """Make an engine that reads characters, and spaces as signs."""
-    engine = Engine(models.BPE(unk_token="<unk>", fuse_unk=False))
-    mark_spaces(engine, pre_tokenizers.Split(Regex(r"\s"), "isolated"))
+    engine = Engine(models.BPE(unk_token=spelling["unk"], fuse_unk=False))
+    mark_spaces(engine, spelling, pre_tokenizers.Split(Regex(r"\s"), "isolated"))
     return engine
 
 
-def mark_spaces(engine: Engine, *cuts: Any) -> None:
+def mark_spaces(engine: Engine, spelling: Mapping[str, str], *cuts: Any) -> None:
     """Let an engine read spaces as signs, and cut where asked."""
-    # Where a text spells a special, its "<" stands alone, so that no piece can be the special itself.
-    spelt = pre_tokenizers.Split(Regex(r"<(?=(?:/?s|unk)>)"), "isolated")
+    # Where a text spells a special, its first sign stands alone, so that no piece can be the special itself.
+    openings = [f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in dict.fromkeys(spelling.values())]
+    spelt = pre_tokenizers.Split(Regex("|".join(openings)), "isolated")
     engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(SPACE), *cuts, spelt])
     engine.decoder = decoders.Metaspace(SPACE)
 
@@ -81,14 +83,14 @@ def numbered(tokens: Iterable[str]) -> dict[str, int]:
     return {token: id for id, token in enumerate(tokens)}
 
 
-def most_frequent(counts: Counter[str], config: Any, spelling: Mapping[str, str]) -> dict[str, int]:
+def most_frequent(counts: Counter[str], config: Any, specials: Sequence[str]) -> dict[str, int]:
     """Number the specials, then the most frequent entries; of equals, the first by code point."""
     order = sorted((-count, token) for token, count in counts.items() if count >= config.min_count)
     if not order:
         most = max(counts.values(), default=0)
         raise ConfigError(f"tokenizer.min_count: must be at most {most}, but is {config.min_count} instead; lower it")
-    room = None if config.size is None else config.size - len(spelling)
-    return numbered([*spelling.values(), *(token for _, token in order[:room])])
+    room = None if config.size is None else config.size - len(specials)
+    return numbered([*specials, *(token for _, token in order[:room])])
 
 
 def check_size(config: Any, least: int) -> None:

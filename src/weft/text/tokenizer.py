@@ -5,15 +5,16 @@ the same `tokenizer.json`, byte by byte.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
 from weft.text.base import Encoding, Settings, Tokenizer, load_tokenizer, train_tokenizer
-from weft.text.counts import count_units, no_text, repeat_units
+from weft.text.counts import check_text, count_units, no_text, repeat_units
 from weft.text.engines import (
     BYTES,
     SPACE,
@@ -33,6 +34,9 @@ from weft.text.engines import (
     without_prefix,
 )
 
+if TYPE_CHECKING:
+    from weft.text.spaces import Spaces
+
 __all__ = [
     "BPE",
     "Bytes",
@@ -50,9 +54,14 @@ _RARE = 2  # sub-words are merged from pairs seen at least this often, as in sub
 
 
 class Words(Tokenizer):
-    """Runs of letters, marks, digits and "_"; every other sign that is no space, alone. Decoding puts single spaces."""
+    """Runs of letters, marks, digits and "_"; every other sign that is no space, alone. Decoding puts single spaces.
+
+    With `split: spaces`, for text that is already cut into words, a word is what stands between spaces, and one that is
+    spelt "<unk>" is the unknown word.
+    """
 
     model = "WordLevel"
+    _fast: "tuple[int, Spaces] | None" = None
 
     class Config(Settings):
         """How many words, how rare the rarest, and whether any digit is read as 0: 1987 and 2012 are then one word."""
@@ -60,22 +69,61 @@ class Words(Tokenizer):
         size: int = Field(30_000, ge=4, le=10_000_000)
         min_count: int = Field(1, ge=1)
         zeros: bool = False
+        split: Literal["signs", "spaces"] = "signs"
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
         """Keep the most frequent words."""
-        engine = Engine(models.WordLevel({}, unk_token="<unk>"))
-        engine.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Split(Regex(r"\s+"), "removed"), pre_tokenizers.Split(Regex(r"[^\w\s]"), "isolated")]
-        )
+        unknown = cls.spell(config)["unk"]
+        engine = Engine(models.WordLevel({}, unk_token=unknown))
+        cuts = [pre_tokenizers.Split(Regex(r"\s+"), "removed"), pre_tokenizers.Split(Regex(r"[^\w\s]"), "isolated")]
+        engine.pre_tokenizer = pre_tokenizers.Sequence(cuts if config.split == "signs" else cuts[:1])
         lower(engine, config)
         if config.zeros:
             before = [] if engine.normalizer is None else [engine.normalizer]
             engine.normalizer = normalizers.Sequence([*before, normalizers.Replace(Regex(r"\d"), "0")])
-        vocabulary = most_frequent(count_words(engine, count_units(texts)), config, cls.spelling)
-        engine.model = models.WordLevel(vocabulary, unk_token="<unk>")
-        engine.add_special_tokens(list(cls.spelling.values()))
+        specials = cls.special_tokens(config)
+        counts = count_words(engine, count_units(texts))
+        for special in specials:
+            counts.pop(special, None)
+        vocabulary = most_frequent(counts, config, specials)
+        engine.model = models.WordLevel(vocabulary, unk_token=unknown)
+        engine.add_special_tokens(specials)
         return engine
+
+    def encode(self, text: str) -> Encoding:
+        """Cut one text into words and say where each stands."""
+        found = super().encode(text)
+        return found if self.config.split == "signs" else replace(found, ids=self._known(found.ids))
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Cut many texts, in parallel, without offsets."""
+        if self.config.split == "signs" or self.engine.normalizer is not None:
+            found = super().ids(texts)
+            return found if self.config.split == "signs" else [self._known(ids) for ids in found]
+        try:
+            return self._spaces().ids(texts)
+        except UnicodeEncodeError:  # a lone surrogate
+            for text in texts:
+                check_text(text)
+            raise
+
+    def _spaces(self) -> "Spaces":
+        """Return what cuts at spaces faster than the library does."""
+        from weft.text.spaces import Spaces
+
+        if self._fast is None or self._fast[0] != self._size:
+            unknown = self.specials.unk
+            assert unknown is not None
+            known = {word: id for word, id in self.engine.get_vocab().items() if id not in self._hidden}
+            self._fast = self._size, Spaces(known, unknown)
+        return self._fast[1]
+
+    def _known(self, ids: list[int]) -> list[int]:
+        """A word that is spelt like the sign of a text's beginning or end is a word, though not a known one."""
+        unknown = self.specials.unk
+        assert unknown is not None
+        return [unknown if id in self._hidden else id for id in ids] if self._hidden & set(ids) else ids
 
     def extend(self, words: Iterable[str]) -> None:
         """Know these words too, as far as there is room; those that no text is cut into are passed over."""
@@ -86,7 +134,7 @@ class Words(Tokenizer):
             cut = self.engine.pre_tokenizer.pre_tokenize_str(normalize(self.engine, word))
             if word not in vocabulary and [piece for piece, _ in cut] == [word]:
                 vocabulary[word] = len(vocabulary)
-        self.engine.model = models.WordLevel(vocabulary, unk_token="<unk>")
+        self.engine.model = models.WordLevel(vocabulary, unk_token=self.spell(self.config)["unk"])
         self._size = len(vocabulary)
 
 
@@ -110,10 +158,12 @@ class Characters(Tokenizer):
         for unit, count in count_units(texts).items():
             for char in normalize(engine, unit):
                 counts[char] += count
-        vocabulary = most_frequent(counts, config, cls.spelling)
-        engine.model = models.BPE(vocabulary, [], unk_token="<unk>", fuse_unk=False)
+        specials = cls.special_tokens(config)
+        engine.model = models.BPE(
+            most_frequent(counts, config, specials), [], unk_token=cls.spell(config)["unk"], fuse_unk=False
+        )
         engine.decoder = decoders.Fuse()
-        engine.add_special_tokens(list(cls.spelling.values()))
+        engine.add_special_tokens(specials)
         return engine
 
 
@@ -131,11 +181,12 @@ class Bytes(Tokenizer):
         """Make sure that there is text; there is nothing to learn from it."""
         if not any(text.strip() for text in texts):
             raise no_text()
-        engine = Engine(models.BPE(numbered([*cls.spelling.values(), *sorted(BYTES, key=BYTES.__getitem__)]), []))
+        specials = cls.special_tokens(config)
+        engine = Engine(models.BPE(numbered([*specials, *sorted(BYTES, key=BYTES.__getitem__)]), []))
         engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         engine.decoder = decoders.ByteLevel()
         lower(engine, config)
-        engine.add_special_tokens(list(cls.spelling.values()))
+        engine.add_special_tokens(specials)
         return engine
 
     @property
@@ -166,15 +217,15 @@ class BPE(Tokenizer):
     @classmethod
     def spell(cls, config: Config) -> Mapping[str, str]:
         """Say which token has which role; over bytes nothing is unknown."""
-        return Bytes.spelling if config.bytes else cls.spelling
+        return {**(Bytes.spelling if config.bytes else cls.spelling), **(config.specials or {})}
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
         """Merge the most frequent pairs."""
-        engine = byte_engine() if config.bytes else character_engine()
+        engine = byte_engine() if config.bytes else character_engine(cls.spell(config))
         lower(engine, config)
         units = count_units(texts)
-        specials = list(cls.spell(config).values())
+        specials = cls.special_tokens(config)
         alphabet = sorted(BYTES if config.bytes else letters(count_words(engine, units)))
         check_size(config, len(specials) + len(alphabet))
         trainer = trainers.BpeTrainer(
@@ -189,8 +240,9 @@ class BPE(Tokenizer):
 
     @property
     def lossless(self) -> bool:
-        """Whether `decode` gives back every text exactly: over bytes, unless they were put in lower case."""
-        return self.config.bytes and self.engine.normalizer is None
+        """Whether `decode` gives back every text exactly: over bytes, unless these are changed before."""
+        widened = getattr(self.engine.pre_tokenizer, "add_prefix_space", False)  # as some do that were made elsewhere
+        return self.config.bytes and self.engine.normalizer is None and not widened
 
     def encode(self, text: str) -> Encoding:
         """Cut one text into tokens and say where each stands; no specials are added."""
@@ -223,7 +275,7 @@ class WordPiece(Tokenizer):
         engine = cls._engine({}, config)
         units = count_units(texts)
         words = count_words(engine, units)
-        specials = list(cls.spelling.values())
+        specials = cls.special_tokens(config)
         # The library numbers these in an order that changes from run to run, unless they are there before.
         inner = sorted({f"##{char}" for word in words for char in word[1:]})
         check_size(config, len(specials) + len(inner) + len(letters(words)))
@@ -235,9 +287,9 @@ class WordPiece(Tokenizer):
         trained.add_special_tokens(specials)
         return trained
 
-    @staticmethod
-    def _engine(vocabulary: dict[str, int], config: Config) -> Engine:
-        engine = Engine(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    @classmethod
+    def _engine(cls, vocabulary: dict[str, int], config: Config) -> Engine:
+        engine = Engine(models.WordPiece(vocabulary, unk_token=cls.spell(config)["unk"]))
         engine.normalizer = normalizers.BertNormalizer(lowercase=config.lowercase)
         engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         engine.decoder = decoders.WordPiece()
@@ -263,17 +315,17 @@ class Unigram(Tokenizer):
         engine = Engine(models.Unigram())
         clean = [normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
         engine.normalizer = normalizers.Sequence(clean + [normalizers.Lowercase()] * config.lowercase)
-        mark_spaces(engine)
+        mark_spaces(engine, cls.spell(config))
         units = count_units(texts)
-        specials = list(cls.spelling.values())
+        specials, unknown = cls.special_tokens(config), cls.spell(config)["unk"]
         check_size(config, len(specials) + len(letters(count_words(engine, units))))
         trainer = trainers.UnigramTrainer(
-            vocab_size=config.size, unk_token="<unk>", special_tokens=specials, show_progress=False
+            vocab_size=config.size, unk_token=unknown, special_tokens=specials, show_progress=False
         )
         engine.train_from_iterator(repeat_units(units), trainer)
         learnt = [(piece, score) for piece, score in scores(engine) if piece not in specials]
         settled = settle(learnt, config.size - len(specials))
-        engine.model = models.Unigram([(token, 0.0) for token in specials] + settled, unk_id=0)
+        engine.model = models.Unigram([(token, 0.0) for token in specials] + settled, unk_id=specials.index(unknown))
         return engine
 
     def encode(self, text: str) -> Encoding:

@@ -23,17 +23,19 @@ def make_loader(run: Run, task: Task, body: Model, data: Packed, world: World) -
     loader: Loader[Batch] = Loader(
         data, task.collate, train.batch_tokens, train.seed, world.rank, world.size, run.data.workers, pin
     )
-    lengths = task.sides(data)
-    hindrance = _hindrance(run, task, body, lengths, world.device)
+    loader.reading = task.reading(data, run, world.size)
+    lengths, frame = task.sides(data), loader.reading.frame if loader.reading else None
+    hindrance = _hindrance(run, task, body, lengths is not None or frame is not None, world.device)
     if train.compile and hindrance:
         raise ConfigError(f"train.compile: {hindrance}; leave it out, or set it to false")
-    if lengths is not None and not hindrance and train.compile is not False:
-        loader.lengths, loader.frame = lengths, Frame.of(lengths, train.batch_tokens)
+    if not hindrance and train.compile is not False:
+        loader.lengths = lengths
+        loader.frame = frame or Frame.of(lengths, train.batch_tokens)  # type: ignore[arg-type]
         loader.collate = Framed(task, loader.frame)
     return loader
 
 
-def _hindrance(run: Run, task: Task, body: Model, lengths: np.ndarray | None, device: torch.device) -> str:
+def _hindrance(run: Run, task: Task, body: Model, alike: bool, device: torch.device) -> str:
     """Say why a run cannot be compiled; nothing if it can."""
     if device.type != "cuda" or run.train.precision != "bf16":
         return f"pays on a GPU in bf16, but this is {device.type} in {run.train.precision}"
@@ -41,7 +43,7 @@ def _hindrance(run: Run, task: Task, body: Model, lengths: np.ndarray | None, de
         return "needs Triton, and a GPU of Ampere or newer"
     if not body.compiles:
         return f"the model {run.model.name!r} does not go into one graph"
-    if lengths is None:
+    if not alike:
         return f"the batches of the task {run.task.name!r} have no one shape"
     return ""
 

@@ -9,6 +9,7 @@ from weft.checkpoint import snapshot
 from weft.checkpoint.average import About, mean_weights, write_about
 from weft.checkpoint.manifest import order, verify
 from weft.checkpoint.store import average_name
+from weft.training.ranking import metric_of, sign_of
 from weft.training.report import Notice, Saved
 from weft.training.trainer import Trainer
 
@@ -62,5 +63,6 @@ def _told(trainer: Trainer, rank: list[float] | None, before: list[float] | None
 
 
 def _score(trainer: Trainer, rank: list[float]) -> str:
-    metric, loss = rank[0] * trainer.sign, rank[1]
-    return f"{trainer.metric} {metric:.4g}" + ("" if trainer.metric == "loss" else f" (loss {loss:.4g})")
+    metric, loss = rank[0] * sign_of(trainer.run, trainer.task), rank[1]
+    name = metric_of(trainer.run, trainer.task)
+    return f"{name} {metric:.4g}" + ("" if name == "loss" else f" (loss {loss:.4g})")

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from weft.config import Train
+from weft.training.averaging import ASGD
 
 
 def make_optimizer(module: nn.Module, train: Train) -> torch.optim.Optimizer:
@@ -30,6 +31,9 @@ def make_optimizer(module: nn.Module, train: Train) -> torch.optim.Optimizer:
     groups = [group for group in groups if group["params"]]
     if train.optimizer == "adagrad":
         return torch.optim.Adagrad(groups, lr=train.lr, foreach=True)
+    if train.optimizer in ("sgd", "asgd"):
+        plain = torch.optim.SGD if train.optimizer == "sgd" else ASGD
+        return plain(groups, lr=train.lr, fused=True)
     kind = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
     return kind(groups, lr=train.lr, betas=train.betas, fused=True)
 

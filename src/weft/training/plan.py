@@ -21,12 +21,14 @@ from weft.checkpoint import snapshot
 from weft.config import Run, Train
 from weft.data.limits import Limit
 from weft.data.loader import Loader, Position
+from weft.errors import ConfigError
 from weft.tasks.base import Batch
 from weft.tasks.build import make_task
 from weft.tasks.predict import evaluate
 from weft.tasks.prepare import fit_tokenizer, read_whole
 from weft.tasks.start import check_vectors
 from weft.training.cost import Work, ceiling
+from weft.training.fitted import Fitting
 from weft.training.parallel import join_world, leave_world
 from weft.training.report import Notice, Record
 from weft.training.session import make_trainer, settle
@@ -148,6 +150,8 @@ def plan_run(run: Run, tell: Callable[[str], object]) -> Plan:
         check_vectors(run)
         tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
         trainer = make_trainer(run, tokenizer, world, None, stack, None, _Notices(tell))
+        if isinstance(trainer, Fitting):
+            raise ConfigError(f"--plan: measures updates, but {run.model.name!r} is fitted: train it at once")
         return _measured(trainer, time.perf_counter() - began)
 
 

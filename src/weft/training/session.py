@@ -14,17 +14,18 @@ from weft.checkpoint.store import Store, verify_or_offer
 from weft.config import Run
 from weft.data.limits import Limit
 from weft.data.packed import Packed
-from weft.data.records import Skipped
 from weft.errors import CheckpointError, ConfigError, DataError
-from weft.models.base import Capturable, Model
+from weft.models.base import Capturable, Fitted, Model
 from weft.tasks.base import Head, Task
 from weft.tasks.build import build, make_task
-from weft.tasks.predict import evaluate
-from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_split, read_whole
+from weft.tasks.predict import evaluate, judge_prepared
+from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_whole, settled
+from weft.tasks.prepared import prepared_folder, prepared_split
 from weft.tasks.start import check_vectors, learn_words, start_from_vectors
 from weft.text.tokenizer import Tokenizer, load_tokenizer
 from weft.training.compiled import make_loader
 from weft.training.finish import try_average
+from weft.training.fitted import Fitting
 from weft.training.optim import schedule_uses_budget
 from weft.training.parallel import World, join_world, leave_world
 from weft.training.report import MetricsFile, Notice, Reporter, Reporters, TensorBoard
@@ -63,7 +64,7 @@ def train_run(run: Run, out: Path, resume: bool = False, report: Reporter | None
         tokenizer = load_tokenizer(run.tokenizer, folder) if folder else fit_tokenizer(run.tokenizer, run.data, task)
         trainer = make_trainer(run, tokenizer, world, store, stack, folder, report, resume)
         progress = trainer.fit()
-        if run.train.average and world.main:
+        if run.train.average and world.main and isinstance(trainer, Trainer):
             try_average(trainer, run.train.average)
         world.barrier()
         best = store.best()
@@ -82,8 +83,7 @@ def _store(run: Run, out: Path) -> Store:
 
 def settle(run: Run, task: Task) -> Run:
     """Fill in what the recipe leaves to the training data, so that a checkpoint is whole in itself."""
-    examples = (example for _, example in read_split(run.data, "train", task, Skipped()))
-    return run.model_copy(update={"task": task.settled(examples)})
+    return run.model_copy(update={"task": settled(run.data, task)})
 
 
 def _resume_from(store: Store, run: Run, resume: bool) -> Path | None:
@@ -120,7 +120,7 @@ def make_trainer(
     folder: Path | None,
     report: Reporter | None,
     resume: bool = False,
-) -> Trainer:
+) -> Trainer | Fitting:
     """Put the parts together, at the beginning or where the checkpoint left off; a fresh run saves its step 0.
 
     Without a store nothing is written.
@@ -141,9 +141,13 @@ def make_trainer(
         listening(Notice(started))
     if resume and store and not folder:
         listening(Notice(f"{store.root}: there is no checkpoint to go on from: training starts afresh"))
-    loader = make_loader(run, task, head.body, packed, world)
     head.to(world.device)
     examples = _validation(run, task, listening)
+    if task.fits and isinstance(head.body, Fitted):
+        fitting = Fitting(run, task, head, packed, world, listening, store, _evaluator(run, task, examples))
+        fitting.begin(folder, _digest(packed.digest, examples))
+        return fitting
+    loader = make_loader(run, task, head.body, packed, world)
     trainer = Trainer(run, task, head, loader, world, listening, store, _evaluator(run, task, examples))
     trainer.progress.data = _digest(packed.digest, examples)
     _begin(trainer, folder, world)
@@ -153,7 +157,7 @@ def make_trainer(
 def _check_lengths(run: Run, task: Task, body: Model, packed: Packed) -> None:
     """Refuse now what the model could not read when it meets it, in the middle of the training or at its end."""
     reads = body.reads if isinstance(body, Capturable) else None
-    if reads is None:
+    if reads is None or task.sides(packed) is None:
         return
     writes = getattr(task.options(), "max_length", 0)
     if writes > reads and has_split(run.data, "valid"):
@@ -200,7 +204,7 @@ def _reporters(store: Store | None, world: World, folder: Path | None, report: R
 
 
 def _validation(run: Run, task: Task, report: Reporter) -> list[Any]:
-    if not has_split(run.data, "valid"):
+    if not has_split(run.data, "valid") or prepared_folder(run.data, "valid"):
         return []
     examples, notice = read_whole(run.data, "valid", task, task.tokenizer)
     if notice:
@@ -210,6 +214,8 @@ def _validation(run: Run, task: Task, report: Reporter) -> list[Any]:
 
 def _evaluator(run: Run, task: Task, examples: list[Any]) -> Evaluate | None:
     limit = Limit(run.data.longest, run.data.too_long)
+    if prepared := prepared_split(run.data, "valid", task, task.tokenizer):
+        return lambda head: judge_prepared(task, head, prepared[0], "data.valid").metrics
     return (lambda head: evaluate(task, head, examples, limit)) if examples else None
 
 

@@ -8,11 +8,12 @@ large batch, up to rounding.
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from signal import SIGTERM
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,13 +24,15 @@ from weft.checkpoint.snapshot import Progress
 from weft.checkpoint.store import Store
 from weft.config import Run
 from weft.data.loader import Drawn, Loader
-from weft.errors import ConfigError, TrainingError, did_you_mean
+from weft.errors import TrainingError
 from weft.nn.trial import try_kernels
 from weft.tasks.base import Batch, Head, Task
+from weft.training import averaging
 from weft.training.cost import Work, ceiling
 from weft.training.optim import clip, lr_factor, make_optimizer, set_lr
 from weft.training.outcome import Outcome
 from weft.training.parallel import World
+from weft.training.ranking import rank_of
 from weft.training.report import Eval, Notice, Reporter, Saved, Step
 from weft.training.signals import Interrupted, Signals
 
@@ -56,11 +59,13 @@ class Trainer:
         # The head itself stays as it is, for evaluation.
         self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.frame else self.wrapped
         self.optimizer = make_optimizer(self.head, self.train)
+        averaging.check(self.optimizer, self.evaluate is not None)
         self.work = Work()  # since the last report
         self._ceiling = math.nan
         self._lr, self._norm = 0.0, math.nan  # of the last update
         self._made: Outcome | None = None  # the last update, if nobody has looked yet how it went
         self._late = self.world.device.type == "cuda" and self.train.optimizer != "adagrad"  # it looks one step late
+        self._carry: Any = None  # what the next batch of the same streams goes on from
         self._averaged: list[float] | None = None  # how good `best` is, where it is an average of checkpoints
 
     def fit(self) -> Progress:
@@ -86,6 +91,7 @@ class Trainer:
             self.report(Notice(f"train.compile: weft's own kernels are left aside, since {told}"))
         with torch.random.fork_rng([device], device_type=device.type):
             self._loss(first.batch.to(device), first.batch.counts).backward()
+            self._carry = None
         self.optimizer.zero_grad(set_to_none=True)
         torch.accelerator.synchronize(device)
         self.report(Notice(f"train.compile: the graph was ready after {time.perf_counter() - began:.1f} s"))
@@ -126,7 +132,7 @@ class Trainer:
     def _step(self, drawn: list[Drawn[Batch]]) -> None:
         """Make one update, or none where the loss or its gradient is not finite."""
         batches = [one.batch.to(self.world.device) for one in drawn]
-        numbers = self._backward(batches)
+        numbers = self._backward(batches, [one.draw.position.batch < self.world.size for one in drawn])
         self.progress.step += 1
         self.progress.position = drawn[-1].draw.after
         lr = self.train.lr * lr_factor(self.train, self.progress.step, self._planned())
@@ -157,8 +163,11 @@ class Trainer:
         self.progress.loss_steps += 1
         return True
 
-    def _backward(self, batches: list[Batch]) -> Tensor:
-        """Accumulate the gradient of the mean loss over all batches of all ranks; return loss and norm, (2,)."""
+    def _backward(self, batches: list[Batch], anew: Sequence[bool] = ()) -> Tensor:
+        """Accumulate the gradient of the mean loss over all batches of all ranks; return loss and norm, (2,).
+
+        `anew` says with which of them an epoch begins, so that nothing is carried on to it.
+        """
         counts: dict[str, float] = {}
         for batch in batches:
             for part, count in batch.counts.items():
@@ -166,6 +175,8 @@ class Trainer:
         counts = self.world.sum(counts)
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
         for number, batch in enumerate(batches):
+            if any(anew[number : number + 1]):
+                self._carry = None
             with self.world.no_sync(self.wrapped, last=number == len(batches) - 1):
                 loss = self._loss(batch, counts)
                 (loss * self.world.size).backward()
@@ -176,11 +187,12 @@ class Trainer:
     def _loss(self, batch: Batch, counts: Mapping[str, float]) -> Tensor:
         bf16 = self.train.precision == "bf16"
         with torch.autocast(self.world.device.type, torch.bfloat16, enabled=bf16):
-            sums, _ = self._forward(batch)
+            sums, self._carry = self._forward(batch, self._carry)
         return torch.stack([value / counts[part] for part, value in sums.items()]).sum()
 
     def _skipped(self, made: Outcome, loss: float, norm: float) -> None:
         self.progress.bad_steps += 1
+        self._carry = None
         what = f"step {made.step}: the loss is {loss} and its gradient's norm {norm} in {made.place}"
         self.report(Notice(f"{what}: no update was made"))
         if self.progress.bad_steps >= self.train.bad_steps:
@@ -248,7 +260,8 @@ class Trainer:
         """Score the model; the main rank does, and all agree on what it found."""
         if self.evaluate is None:
             return {}, False
-        found = self.evaluate(self.head) if self.world.main else {}
+        with averaging.averaged(self.optimizer):
+            found = self.evaluate(self.head) if self.world.main else {}
         metric, loss = self.rank(found) if self.world.main else (0.0, 0.0)
         known = self.world.sum({"metric": metric, "loss": loss})
         rank = [known["metric"], known["loss"]]
@@ -257,39 +270,36 @@ class Trainer:
         if better:
             self.progress.best, self.progress.best_step = rank, self.progress.step
         self.report(Eval(self.progress.step, found, better))
+        if averaging.due(self.optimizer, self.progress.stale, self.train.asgd_after):
+            self.optimizer.begin()  # type: ignore[attr-defined]
+            self.report(Notice(f"train.optimizer: from step {self.progress.step} on the weights are averaged"))
         return found, better
 
-    @property
-    def metric(self) -> str:
-        """What makes a model the best."""
-        return self.train.metric or self.task.metric
-
-    @property
-    def sign(self) -> int:
-        """1 where less of the metric is better, else -1."""
-        return 1 if self.metric == "loss" or (self.task.lower_is_better and self.metric == self.task.metric) else -1
-
     def rank(self, found: Mapping[str, float]) -> list[float]:
-        """Order evaluations, the best first: by the metric, and where that is the same, by the loss."""
-        if self.metric not in found:
-            raise ConfigError(
-                f"train.metric: the task has no metric {self.metric!r}; {did_you_mean(self.metric, found)}"
-            )
-        ordered = (self.sign * found[self.metric], found.get("loss", 0.0))
-        return [one if math.isfinite(one) else math.inf for one in ordered]
+        """Order evaluations, the best first."""
+        return rank_of(self.run, self.task, found)
 
     def save(self, best: bool = False) -> None:
         """Write a checkpoint."""
         self._settle()
-        random = self._random_states()
+        random, carried = self._random_states(), self._carried()
         if self.store and self.world.main:
-            path = self.store.save(self.progress.step, lambda folder: self._write(folder, random), best)
+            path = self.store.save(self.progress.step, lambda folder: self._write(folder, random, carried), best)
             self.report(Saved(self.progress.step, path))
         self.world.barrier()
 
-    def _write(self, folder: Path, random: Mapping[str, Tensor]) -> None:
-        snapshot.write_model(folder, self.run, self.task.tokenizer, self.head)
-        snapshot.write_state(folder, replace(self.progress), self.optimizer, self.head, random)
+    def _write(self, folder: Path, random: Mapping[str, Tensor], carried: Mapping[str, Tensor]) -> None:
+        with averaging.averaged(self.optimizer):
+            snapshot.write_model(folder, self.run, self.task.tokenizer, self.head)
+            snapshot.write_state(folder, replace(self.progress), self.optimizer, self.head, random)
+        if carried:
+            snapshot.write_carried(folder, carried)
+
+    def _carried(self) -> dict[str, Tensor]:
+        """Name what each rank carries on to its next batch."""
+        parts = enumerate(self.head.carry_parts(self._carry))
+        gathered = ((number, self.world.gather(part.contiguous())) for number, part in parts)
+        return {f"{number}.{rank}": part for number, parts in gathered for rank, part in enumerate(parts)}
 
     def _random_states(self) -> dict[str, Tensor]:
         states = {"cpu": torch.get_rng_state()}
@@ -305,6 +315,7 @@ class Trainer:
         """Go on from a checkpoint, exactly."""
         snapshot.load_weights(folder, self.head)
         snapshot.load_optimizer(folder, self.optimizer, self.head)
+        averaging.resumed(self.optimizer)
         digest = self.progress.data
         self.progress = snapshot.load_progress(folder)
         best = self.store.best() if self.store else None
@@ -318,6 +329,7 @@ class Trainer:
             torch.set_rng_state(random[f"cpu.{self.world.rank}"])
             if self.world.device.type == "cuda" and f"cuda.{self.world.rank}" in random:
                 torch.cuda.set_rng_state(random[f"cuda.{self.world.rank}"], self.world.device)
+            self._carry = self.head.carry_of(snapshot.load_carried(folder, self.world.rank, self.world.device))
         else:
             self.report(Notice("the number of processes has changed: dropout is drawn anew from here"))
             seed_all(self.train.seed + self.progress.step, self.world)

@@ -1,0 +1,68 @@
+"""Word vectors to a file: in word2vec's text form, which is also gensim's and fastText's, its binary form, or GloVe's.
+
+A row is written at a time, to a file beside that takes the name when it is whole.
+"""
+
+import gzip
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Literal, get_args
+
+import numpy as np
+
+from weft.errors import ConfigError, DataError, did_you_mean
+
+Form = Literal["word2vec", "binary", "glove"]
+_BY_ENDING: dict[str, Form] = {".bin": "binary", ".glove": "glove", ".txt": "word2vec", ".vec": "word2vec"}
+
+
+def form_of(path: str, asked: str | None = None) -> Form:
+    """Say in which form a file is written: as asked, or by its ending."""
+    if asked is not None:
+        for form in get_args(Form):
+            if asked == form:
+                return form  # type: ignore[no-any-return]
+        raise ConfigError(f"--format: there is no {asked!r}; {did_you_mean(asked, get_args(Form))}")
+    ending = Path(path.removesuffix(".gz")).suffix.lower()
+    if ending not in _BY_ENDING:
+        raise ConfigError(
+            f"{path}: its ending does not say in which form to write; take .txt (word2vec), .bin (binary) or .glove, "
+            "or set --format"
+        )
+    return _BY_ENDING[ending]
+
+
+def write_vectors(path: str, words: Iterable[str], rows: np.ndarray, form: Form | None = None) -> None:
+    """Write a vector (D,) for each word, in a form or that of the file's ending; .gz is compressed.
+
+    Numbers in text have nine digits, from which float32 is read back as it was.
+    """
+    form, part = form or form_of(path), f"{path}.part"
+    try:
+        with gzip.open(part, "wb", 6) if path.endswith(".gz") else open(part, "wb") as file:
+            _write(path, file, words, rows, form)
+        os.replace(part, path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        Path(part).unlink(missing_ok=True)
+
+
+def _write(path: str, file: IO[bytes] | gzip.GzipFile, words: Iterable[str], rows: np.ndarray, form: Form) -> None:
+    count, width = rows.shape
+    line = " %.9g" * width + "\n"
+    if form != "glove":
+        file.write(f"{count} {width}\n".encode())
+    for number, (word, row) in enumerate(zip(words, rows, strict=True), 1):
+        if not word or any(sign.isspace() for sign in word) or "\0" in word:
+            raise DataError(
+                f"{path}: word {number:,}, {word!r}, has a space in it or is empty, which no reader could tell from "
+                "the next field; leave it out"
+            )
+        if not np.isfinite(row).all():
+            raise DataError(f"{path}: word {number:,}, {word!r}: its vector has what is no number; was it trained?")
+        if form == "binary":
+            file.write(f"{word} ".encode() + row.astype("<f4").tobytes())
+        else:
+            file.write((word + line % tuple(row.tolist())).encode())

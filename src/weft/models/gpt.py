@@ -1,0 +1,207 @@
+"""GPT: a Transformer's decoder alone, which reads a text from left to right and says what comes next.
+
+    h_0 = Dropout(E u + P)                                    words and learned positions (Radford et al. 2018, eq. 2)
+    h_l = block(h_{l-1})                                      causal self-attention, then FFN with GELU
+    p(u_t | u_<t) = softmax(E h_L)                            E is shared with the embeddings
+
+`norm: post` is GPT (Radford et al. 2018, section 4.1). `norm: pre` is GPT-2 (Radford et al. 2019, section 2.3): the
+norm stands before each layer and once more after the last, and the matrices that add to the residual start smaller by
+1/√(2L), for two of them a layer. All other matrices start from N(0, 0.02), biases from nought.
+
+Departures: no weights of attention are dropped out (`weft.nn.attention` says why), where both papers' code drops them.
+GPT-2's code starts positions from N(0, 0.01); its papers do not say.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from torch import Tensor, nn
+
+from weft.config import Named
+from weft.errors import ConfigError, RoleError
+from weft.models.base import Direction, HFMap, Model, Role
+from weft.models.gpt_hf import GPT2_MAP, GPT_MAP
+from weft.models.heads import HeadsOff, check_heads, check_off
+from weft.nn.attention import Layout, MultiHead
+from weft.nn.cache import Cache, FixedCache, but_last, on_triton
+from weft.nn.losses import read_out_sum
+from weft.nn.positions import Learned, check_position, positions_of
+from weft.nn.readout import Readout
+from weft.nn.transformer import Activation, Block, Blocks, Shape
+from weft.tokens import Tokens
+
+_SPREAD = 0.02  # the standard deviation that weights start with
+
+
+class GPTConfig(Named):
+    """The sizes of GPT-2 by default; `heads_off` leaves heads out: {3: [1, 5]} in layer 3."""
+
+    width: int = Field(768, ge=1)
+    heads: int = Field(12, ge=1)
+    layers: int = Field(12, ge=1)
+    hidden: int | None = Field(None, ge=1, validate_default=True)  # inside the feed-forward layers; None: 4 times width
+    activation: Activation = "gelu-tanh"
+    norm: Literal["pre", "post"] = "pre"
+    dropout: float = Field(0.1, ge=0, lt=1)
+    longest: int = Field(1024, ge=1)  # how many positions are learned
+    tie: bool = True  # one matrix for the embeddings and the output (Press & Wolf 2017)
+    heads_off: HeadsOff = Field({})
+
+    @field_validator("hidden")
+    @classmethod
+    def _fourfold(cls, hidden: int | None, info: ValidationInfo) -> int:
+        return 4 * int(info.data.get("width", 1)) if hidden is None else hidden
+
+    @model_validator(mode="after")
+    def _fits(self) -> "GPTConfig":
+        check_heads(self.width, self.heads)
+        check_off(self.heads_off, self.heads, {"decoder": self.layers})
+        return self
+
+
+class GPT(Model):
+    """Embeddings and positions, blocks, and, where it scores, an output. Its state is the cache of keys and values."""
+
+    Config: ClassVar[type[Named]] = GPTConfig
+    compiles: ClassVar[bool] = True
+    lowers: ClassVar[bool] = True
+    hf: ClassVar[tuple[HFMap, ...]] = (GPT2_MAP, GPT_MAP)
+    config: GPTConfig
+    output: Readout | None
+
+    def __init__(self, config: GPTConfig, vocab: int, target_vocab: int | None = None) -> None:
+        super().__init__(config, vocab, target_vocab)
+        self.width = width = config.width
+        self.embed = nn.Embedding(vocab, width)
+        self.positions = Learned(config.longest, width)
+        self.dropout = nn.Dropout(config.dropout)
+        assert config.hidden is not None
+        shape = Shape(
+            width, config.heads, config.hidden, config.activation, config.norm, config.dropout, config.heads_off
+        )
+        self.decoder = Blocks(shape, config.layers, "decoder", causal=True)
+        self.output = Readout(width, vocab)
+        self._start_weights()
+        if config.tie:
+            self.output.weight = self.embed.weight
+        self._looks = tuple(part for part in self.modules() if isinstance(part, MultiHead))
+
+    def _start_weights(self) -> None:
+        for part in self.modules():
+            if isinstance(part, nn.Linear | nn.Embedding):
+                nn.init.normal_(part.weight, std=_SPREAD)
+        if self.config.norm == "pre":
+            for block in self.decoder.blocks:
+                assert isinstance(block, Block)
+                for part in (block.attention.output, block.feed.outer):
+                    nn.init.normal_(part.weight, std=_SPREAD / (2 * self.config.layers) ** 0.5)
+
+    @classmethod
+    def roles(cls, config: Named) -> frozenset[Role]:
+        """Say what it can do: encode, score and generate."""
+        return frozenset({Role.ENCODER, Role.SCORER, Role.GENERATOR})
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """Every layer, the embeddings too."""
+        return tuple(range(self.config.layers + 1))
+
+    def keep(self, needs: Collection[Role]) -> None:
+        """Drop the output where nothing is scored."""
+        if not {Role.SCORER, Role.GENERATOR} & set(needs):
+            self.output = None
+
+    def encode(self, tokens: Tokens, layers: Sequence[int] = (-1,)) -> Tensor:
+        """Return the outputs of the chosen layers, (L, N, D); 0 is the embeddings, -1 the last layer, normed."""
+        deep = self.config.layers
+        if not all(-deep <= layer + 1 and layer <= deep for layer in layers):
+            raise ConfigError(f"layers: a gpt has 0, the embeddings, to {deep} here, but {list(layers)} is asked for")
+        states = self._states(tokens)
+        return torch.stack([states[layer] for layer in layers])
+
+    def summary(self, tokens: Tokens) -> Tensor:
+        """Return one vector a sequence, (B, D): the state of its last token, which alone has seen all of it."""
+        return self._states(tokens)[-1][_last(tokens)]
+
+    def logits(self, tokens: Tokens, at: Tensor | None = None, direction: Direction = "forward") -> Tensor:
+        """Score what follows each token: (N, V), or (len(at), V) at the flat positions `at`."""
+        if direction != "forward":
+            raise RoleError(f"model: a gpt reads forward, but {direction!r} is asked for")
+        states = self._states(tokens)[-1]
+        return self._score(states if at is None else states[at])
+
+    def loss_each(self, tokens: Tokens, targets: Sequence[Tensor], directions: Sequence[Direction]) -> list[Tensor]:
+        """Sum the cross-entropy of what follows each token, without a copy of the logits."""
+        if tuple(directions) != ("forward",):
+            return super().loss_each(tokens, targets, directions)
+        assert self.output is not None
+        return [read_out_sum(self.output, self._states(tokens)[-1], targets[0])]
+
+    def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, Cache]:
+        """Read the prompts; return the logits (B, V) of what follows, and the state."""
+        return self.step(prompt.ids[_last(prompt)], self.prime(prompt))
+
+    def prime(self, prompt: Tokens, source: Tokens | None = None) -> Cache:
+        """Read the prompts up to their last tokens."""
+        before = but_last(prompt)
+        if not len(before.ids):
+            empty = self.embed.weight.detach()
+            return Cache.of(before, [empty.new_zeros(0, 2, *shape) for shape in self.decoder.shapes])
+        keep: list[Tensor] = []
+        self._states(before, keep)
+        return Cache.of(before, keep)
+
+    def fixed(self, state: Cache, rows: int, room: int) -> FixedCache:
+        """Make a state that stays where it is, for so many hypotheses of so many tokens."""
+        check_position(int(state.at) + 1, self.config.longest)  # `end` of a fixed one is its room
+        return FixedCache.like(state, rows, min(room, self.config.longest))
+
+    @property
+    def steady(self) -> bool:
+        """Whether reading prompts of one token is always the same work: there is nothing to read before the step."""
+        return True
+
+    @property
+    def reads(self) -> int:
+        """How many positions were learned."""
+        return self.config.longest
+
+    def step(self, ids: Tensor, state: Cache) -> tuple[Tensor, Cache]:
+        """Read one more token a hypothesis."""
+        cache = state.opened()
+        check_position(cache.end, self.config.longest)
+        return self._score(self.decoder.step(self._next(ids, cache), cache)), cache
+
+    def operations(self, tokens: Tokens, source: Tokens | None = None) -> int:
+        """Count the matrices for each token, and 4 D for each token and one that it may see."""
+        pairs = int((tokens.lengths * (tokens.lengths + 1)).sum()) // 2
+        return super().operations(tokens) + 4 * pairs * sum(len(look.kept) * look.size for look in self._looks)
+
+    def _states(self, tokens: Tokens, keep: list[Tensor] | None = None) -> list[Tensor]:
+        """Return the embeddings and what comes out of each block, (N, D) each."""
+        self.positions.check(tokens)
+        x = self.dropout(self.embed(tokens.ids) + self.positions(positions_of(tokens)))
+        found: list[Tensor] = self.decoder(x, Layout.itself(tokens), keep=keep)
+        return found
+
+    def _next(self, ids: Tensor, cache: Cache) -> Tensor:
+        """Embed one token a hypothesis, which stands in the cache's last column."""
+        words = self.embed.weight
+        if on_triton(words) and not self.training:
+            from weft.nn.step_cuda import placed
+
+            return placed(ids, words, self.positions.table.weight, cache, 1.0)
+        x: Tensor = self.dropout(self.embed(ids) + self.positions(cache.position))
+        return x
+
+    def _score(self, states: Tensor) -> Tensor:
+        assert self.output is not None
+        scores: Tensor = self.output(states)
+        return scores
+
+
+def _last(tokens: Tokens) -> Tensor:
+    """Return the flat position of each sequence's last token, (B,)."""
+    return tokens.starts[1:].long() - 1

@@ -1,0 +1,31 @@
+"""A task's own mixture of a model's layers.
+
+Peters et al. 2018, "Deep contextualized word representations" (arXiv:1802.05365), eq. 1: for token k with the layers
+h_{k,0} .. h_{k,L},
+
+    ELMo_k = γ Σ_j s_j h_{k,j}                      s = softmax(w)
+
+where w and γ are learnt with the task: lower layers know more of a word's form, higher ones more of its meaning. At
+first it is the mean. Left out are the layer norm and the penalty λ‖w‖² that the paper tries on some tasks.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+class Mix(nn.Module):
+    """The weights of `layers` layers, and the scale of their sum."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(layers))  # w
+        self.scale = nn.Parameter(torch.ones(()))  # γ
+
+    @property
+    def shares(self) -> Tensor:
+        """What each layer has in the sum, (L,)."""
+        return self.weights.softmax(0)
+
+    def forward(self, layers: Tensor) -> Tensor:
+        """Mix layers (L, N, D) to (N, D)."""
+        return self.scale * torch.einsum("l,lnd->nd", self.shares, layers)

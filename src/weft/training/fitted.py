@@ -1,0 +1,128 @@
+"""A run of a model that learns by counting, or by updates of its own (`weft.models.base.Fitted`): passes, not steps.
+
+`train.steps` is the number of passes over the data. After each whole pass there is a checkpoint, and a run that is gone
+on with makes the passes that are left.
+"""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from weft.checkpoint import snapshot
+from weft.checkpoint.snapshot import Progress
+from weft.checkpoint.store import Store
+from weft.config import Run
+from weft.data.packed import Packed
+from weft.errors import ConfigError
+from weft.models.base import Budget, Pass
+from weft.tasks.base import Head, Task
+from weft.training.parallel import World
+from weft.training.ranking import rank_of
+from weft.training.report import Eval, Notice, Reporter, Saved, Step
+from weft.training.signals import Interrupted, Signals
+from weft.training.trainer import Evaluate
+from weft.yaml12 import write_yaml
+
+ENDLESS = 1 << 31  # passes, where time alone is the budget
+
+
+@dataclass
+class Fitting:
+    """One run: `fit` lets the model learn until the budget is spent."""
+
+    run: Run
+    task: Task
+    head: Head
+    data: Packed
+    world: World
+    report: Reporter
+    store: Store | None = None
+    evaluate: Evaluate | None = None
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        if self.world.size > 1:
+            raise ConfigError(f"model.name: {self.run.model.name!r} is fitted by one process; leave torchrun out")
+        for key, value in (("average", self.run.train.average), ("patience", self.run.train.patience)):
+            if value is not None:
+                raise ConfigError(f"train.{key}: {self.run.model.name!r} is fitted, not trained; leave it out")
+
+    def begin(self, folder: Path | None, digest: str) -> None:
+        """Begin, or go on where the checkpoint left off."""
+        self.progress.data = digest
+        if self.store:
+            self.store.write_text("run.yaml", write_yaml(self.run.dump()))
+        if folder is None:
+            return
+        snapshot.load_weights(folder, self.head)
+        self.progress = snapshot.load_progress(folder)
+        snapshot.check_data(folder, self.progress.data, digest)
+        self.progress.done = self.progress.done and self.progress.step >= (self.run.train.steps or 0)
+
+    def fit(self) -> Progress:
+        """Learn until the budget is spent; a signal ends it at the last whole pass."""
+        train, began = self.run.train, time.perf_counter()
+        passes = ENDLESS if train.steps is None else train.steps
+        with Signals() as signals:
+            if not self.progress.done:
+                self.report(Notice(f"model: {self.run.model.name!r} is fitted: a step is a pass over the data"))
+            spent = self.progress.elapsed
+            left = None if train.time is None else train.time - spent
+            workers, done = 1 if train.deterministic else threads(), self.progress.step
+            budget = Budget(passes, left, train.lr, train.seed, done, workers, self._folder(), self.task.end)
+            for made in self.head.body.fit(self.data, budget) if not self.progress.done else ():
+                seconds, began = time.perf_counter() - began, time.perf_counter()
+                self.progress.elapsed += seconds
+                self._after(made, seconds, passes)
+                if signals.got:
+                    raise Interrupted(signals.got)
+            if not self.progress.done:
+                self._end()
+        return self.progress
+
+    def _folder(self) -> Path | None:
+        return None if self.store is None else self.store.root
+
+    def _after(self, made: Pass, seconds: float, passes: int) -> None:
+        """Report; after a whole pass save, too."""
+        step = Step(
+            step=int(made.done),
+            loss=made.loss,
+            lr=self.run.train.lr,
+            grad_norm=float("nan"),
+            tokens_per_s=round(made.tokens / max(seconds, 1e-9), 1),
+            mfu=float("nan"),
+            epoch=int(made.done),
+            elapsed=round(self.progress.elapsed, 3),
+            spent=min(1.0, made.done / passes),
+        )
+        self.report(step)
+        if made.whole:
+            self.progress.step = int(made.done)
+            self._save(best=False)
+
+    def _end(self) -> None:
+        """Judge what was learned: there is one model, and it is the best."""
+        self.progress.done = True
+        if self.evaluate is not None:
+            found = self.evaluate(self.head)
+            self.progress.best, self.progress.best_step = rank_of(self.run, self.task, found), self.progress.step
+            self.report(Eval(self.progress.step, found, best=True))
+        self._save(best=True)
+
+    def _save(self, best: bool) -> None:
+        if self.store is None:
+            return
+        path = self.store.save(self.progress.step, self._write, best)
+        self.report(Saved(self.progress.step, path))
+
+    def _write(self, folder: Path) -> None:
+        snapshot.write_model(folder, self.run, self.task.tokenizer, self.head)
+        snapshot.write_progress(folder, self.progress)
+
+
+def threads() -> int:
+    """Say how many threads may work."""
+    return torch.get_num_threads()

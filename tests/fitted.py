@@ -1,0 +1,40 @@
+"""A model that only counts: what the trainer of fitted models is tried with."""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+
+from weft.config import Named
+from weft.data.packed import Packed
+from weft.models.base import Budget, Model, Pass, Role
+
+
+class UnigramConfig(Named):
+    stop_after: int | None = None  # passes, after which it raises
+
+
+class Unigram(Model):
+    """p(w) ∝ 1 + how often w was read, in all passes."""
+
+    Config: ClassVar[type[Named]] = UnigramConfig
+
+    def __init__(self, config, vocab, target_vocab=None):
+        super().__init__(config, vocab, target_vocab)
+        self.register_buffer("counts", torch.ones(vocab, dtype=torch.float64))
+
+    @classmethod
+    def roles(cls, config):
+        return frozenset({Role.SCORER})
+
+    def fit(self, data: Packed, budget: Budget) -> Iterator[Pass]:
+        for number in range(budget.done, budget.passes):
+            if self.config.stop_after == number:
+                raise KeyboardInterrupt
+            half = len(data.ids) // 2
+            for part, share in ((data.ids[:half], 0.5), (data.ids[half:], 1.0)):
+                self.counts += torch.bincount(torch.from_numpy(part.astype("int64")), minlength=self.vocab)
+                yield Pass(number + share, float("nan"), len(part), share == 1.0)
+
+    def logits(self, tokens, at=None, direction="forward"):
+        return self.counts.log().expand(len(tokens.ids), -1)

@@ -1,0 +1,297 @@
+"""ELMo against an independent float64 biLM, and what it promises beside its equations."""
+
+import pytest
+import torch
+from tests import elmo_equations as paper
+from tests.equations import agree, scatter, weights_of
+
+import weft
+from weft.config import Run, expand_preset
+from weft.errors import ConfigError, RoleError
+from weft.models.elmo import ELMo, ELMoConfig
+from weft.nn import scan
+from weft.nn.grid import Grid
+from weft.registry import resolve
+from weft.testing import check_model
+from weft.tokens import BEGIN, END, FIRST, LAST, PAD, Tokens, spell
+
+WORDS = ["<S>", "</S>", "the", "play", "naïve", "日本語", "a" * 47, "b" * 48, "c" * 60, ""]
+SENTENCES = [
+    ["<S>", "the", "play", "naïve", "</S>"],
+    ["<S>", "a" * 47, "b" * 48, "c" * 60, "日本語", "the", "</S>"],
+    ["<S>", "</S>"],
+]
+SMALL = {"embedding": 3, "filters": {1: 2, 2: 3, 5: 2}, "width": 6, "cells": 5, "clip": 0.4, "dropout": 0.2}
+
+
+def table():
+    words = spell(["", "", *WORDS[2:]])
+    chars = Tokens.pack([range(len(WORDS))]).spelt([words]).chars
+    chars[:2, :3] = torch.tensor([[BEGIN, FIRST, END], [BEGIN, LAST, END]])
+    return chars
+
+
+def made(seed=0, **config):
+    torch.manual_seed(seed)
+    model = ELMo(ELMoConfig(name="elmo", **{**SMALL, **config}), len(WORDS)).double().eval()
+    scatter(model, seed)
+    model.learn_spelling(table())
+    return model
+
+
+def packed(sentences=SENTENCES, chars=True):
+    tokens = Tokens.pack([[WORDS.index(word) for word in sentence] for sentence in sentences])
+    spelt = [["" if word in WORDS[:2] else word for word in sentence] for sentence in sentences]
+    return tokens.spelt([spell(words) for words in spelt]) if chars else tokens
+
+
+def reference(model, sentences=SENTENCES):
+    config = model.config
+    net = paper.of_weft(weights_of(model), config.activation, config.clip or None, config.residual)
+    alone = [paper.encoded(net, sentence) for sentence in sentences]
+    return [torch.cat([layers[depth] for layers in alone]) for depth in range(config.layers + 1)]
+
+
+CONFIGS = [
+    {},
+    {"residual": False, "clip": 0},
+    {"layers": 3, "highways": 1, "activation": "tanh"},
+    {"layers": 1, "highways": 0, "filters": {3: 4}, "clip": 0.05},
+]
+
+
+# Against the equations.
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("chars", [True, False])
+def test_it_is_its_equations_forward_and_backward(config, chars):
+    model, tokens = made(1, **config), packed(chars=chars)
+    got = list(model.encode(tokens, model.levels))
+    agree(got, reference(model), {name: value for name, value in model.named_parameters() if "output" not in name})
+
+
+def test_it_is_so_in_kernels_too(monkeypatch):
+    monkeypatch.setattr(scan, "FUSED", torch.float64)
+    test_it_is_its_equations_forward_and_backward({"clip": 0.3}, True)
+
+
+def test_one_softmax_scores_what_follows_and_what_was_before():
+    model, tokens = made(2), packed()
+    ahead, back = reference(model)[-1].chunk(2, -1)
+    must = [states @ model.output.weight.T + model.output.bias for states in (ahead, back)]
+    got = [model.logits(tokens, direction=one) for one in ("forward", "backward")]
+    agree(got, must, dict(model.named_parameters()))
+    for one, other in zip(model.logits_each(tokens, ("forward", "backward")), got, strict=True):
+        torch.testing.assert_close(one, other)
+    with pytest.raises(RoleError, match="both"):
+        model.logits(tokens, direction="both")
+
+
+def test_a_summary_is_where_each_direction_has_read_all():
+    model, tokens = made(3), packed([*SENTENCES, []])
+    states = model.encode(tokens)[0]
+    must = [torch.cat([one[-1, :3], one[0, 3:]]) for one in tokens.split(states)[:-1]]
+    torch.testing.assert_close(model.summary(tokens), torch.stack([*must, torch.zeros(6).double()]))
+
+
+class Unbounded(ELMo):
+    """The bound of cells and projections is forgotten."""
+
+    def __init__(self, config, vocab, target_vocab=None):
+        super().__init__(config.model_copy(update={"clip": 0}), vocab)
+
+
+class Meeting(ELMo):
+    """The second layer of each direction reads what both have found."""
+
+    def encode(self, tokens, layers=(-1,)):
+        embedded, grid = self._embed(tokens), Grid(tokens)
+        ahead, back = (way(embedded, grid)[0] for way in (self.ahead, self.back))
+        mean = (ahead + back) / 2
+        return torch.cat([way(mean, grid)[-1] for way in (self.ahead, self.back)], -1)[None]
+
+
+class Silent(ELMo):
+    """What begins and ends a text is spelt as nothing."""
+
+    def _chars(self, tokens):
+        return tokens.chars
+
+
+@pytest.mark.parametrize("broken", [Unbounded, Meeting, Silent])
+def test_the_equations_tell_a_broken_one(broken):
+    model = made(4, clip=0.2)
+    other = broken(model.config, len(WORDS)).double().eval()
+    other.load_state_dict(model.state_dict())
+    other.learn_spelling(table())
+    assert (other.encode(packed())[0] - reference(model)[-1]).abs().max() > 1e-3
+
+
+def test_single_precision_is_close_to_the_reference():
+    model = made(5, cells=24, width=16)
+    single = ELMo(model.config, len(WORDS))
+    single.load_state_dict(model.state_dict())
+    single.learn_spelling(table())
+    learning = single.eval().encode(packed())[0]  # in kernels
+    with torch.no_grad():
+        asked = single.encode(packed())[0]
+    for got in (learning, asked):
+        torch.testing.assert_close(got.double(), reference(model)[-1], rtol=1e-4, atol=1e-5)
+
+
+# Properties.
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_it_keeps_what_every_model_keeps(config):
+    assert {"future tokens change nothing", "past tokens change nothing"} <= set(check_model(ELMo, {**SMALL, **config}))
+
+
+class Peeking(ELMo):
+    """It scores from both directions."""
+
+    def logits(self, tokens, at=None, direction="forward"):
+        ahead, back = self.encode(tokens)[0].chunk(2, -1)
+        states = ahead + back if direction == "forward" else back
+        return self.output(states if at is None else states[at])
+
+
+class Turned(ELMo):
+    """Its backward direction reads forward."""
+
+    def __init__(self, config, vocab, target_vocab=None):
+        super().__init__(config, vocab)
+        self.back.reverse = False
+
+
+class Batched(ELMo):
+    """Words are spelt in as many places as the longest of the batch."""
+
+    def __init__(self, config, vocab, target_vocab=None):
+        super().__init__(config, vocab)
+        self.speller.filters._widest = 0
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (Peeking, "future tokens change nothing"),
+        (Turned, "past tokens change nothing"),
+        (Batched, "a sequence alone answers as in any batch"),
+    ],
+)
+def test_a_broken_one_is_caught(broken, said):
+    with pytest.raises(AssertionError, match=said):
+        check_model(broken, {**SMALL, "filters": {1: 2, 2: 3}})
+
+
+def test_a_word_is_its_spelling_and_not_its_number():
+    model, tokens = made(6), packed()
+    other = Tokens.pack([[3] * len(sentence) for sentence in SENTENCES]).spelt(
+        [spell(["begin", *sentence[1:-1], "end"]) for sentence in SENTENCES]
+    )
+    inside = [sum(map(len, SENTENCES[:row])) + at for row, one in enumerate(SENTENCES) for at in range(1, len(one) - 1)]
+    assert torch.equal(model.encode(tokens, (0,))[0, inside], model.encode(other, (0,))[0, inside])
+    unseen = Tokens.pack([[3, 3]]).spelt([spell(["Unseen", "unseen"])])
+    one, two = model.encode(unseen, (0,))[0]
+    assert (one - two).abs().max() > 1e-6, "what is not in the vocabulary has a vector of its own"
+
+
+def test_it_is_told_where_there_is_no_spelling():
+    model = ELMo(ELMoConfig(name="elmo", **SMALL), len(WORDS))
+    with pytest.raises(ConfigError, match="elmo knows words by their spelling"):
+        model.encode(packed(chars=False))
+    with pytest.raises(ConfigError, match=r"this elmo has 0, the spelling, to 2, but \[3\]"):
+        model.encode(packed(), (3,))
+
+
+def test_nothing_to_read_gives_nothing():
+    model = made()
+    empty = Tokens.pack([[], []])
+    assert model.encode(empty).shape == (1, 0, 6)
+    assert not model.summary(empty).any()
+
+
+def test_operations_are_those_of_products():
+    model, tokens = made(), packed()
+    count, signs = len(tokens.ids), int((model._chars(tokens) != PAD).sum())
+    filters = 3 * (1 * 2 + 2 * 3 + 5 * 2)
+    rest = 2 * 2 * 7 * 7 + 7 * 3 + 2 * 2 * (5 * 4 * (3 + 3) + 5 * 3) + 2 * 3 * len(WORDS)
+    assert model.operations(tokens) == 2 * (filters * signs + rest * count)
+    model = made()
+    model.keep(set())
+    assert model.operations(tokens) == 2 * (filters * signs + (rest - 2 * 3 * len(WORDS)) * count)
+
+
+@pytest.mark.parametrize(("size", "millions"), [("original", 93.6), ("medium", 28.0), ("small", 13.6)])
+def test_sizes_are_the_published(size, millions):
+    """The list of models at AllenNLP: the softmax is left out."""
+    config = resolve("model", "elmo").Config(**expand_preset({"preset": f"elmo-{size}"}))
+    with torch.device("meta"):
+        model = ELMo(config, 3)
+    model.keep(set())
+    assert sum(one.numel() for one in model.parameters()) == pytest.approx(millions * 1e6, abs=5e4)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"width": 7}, "model.width must be even, half for each direction: got 7; try 8"),
+        ({"filters": {}}, "model.filters: must say how many filters there are of each width"),
+        ({"filters": {51: 1}}, "of each width, 1 to 50"),
+        ({"filters": {2: 0}}, "model.filters"),
+    ],
+)
+def test_mistakes_are_named(change, said, recipe):
+    with pytest.raises(ConfigError, match=said):
+        Run.parse({**recipe, "task": {"name": "lm"}, "model": {"name": "elmo", **change}})
+
+
+# As a language model.
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("elmo")
+    (folder / "text.txt").write_text("the cat sat on the mat\na dog sat on a log\n" * 8, encoding="utf-8")
+    raw = {
+        "task": {"name": "lm"},
+        "data": {"train": str(folder / "text.txt"), "valid": str(folder / "text.txt")},
+        "tokenizer": {"name": "words", "size": 11},
+        "model": {"name": "elmo", **SMALL, "width": 32, "cells": 32, "clip": 3.0, "dropout": 0.0},
+        "train": {"steps": 80, "batch_tokens": 200, "lr": 0.02, "seed": 3},
+    }
+    return weft.train(raw, out=folder / "run"), folder / "run"
+
+
+def test_it_learns_both_directions_and_goes_on_forwards(trained):
+    pipeline, run = trained
+    found = pipeline.evaluate()
+    assert found["perplexity"] < 3
+    assert found["backward_perplexity"] < 3
+    assert pipeline("the cat sat")[0]["text"].strip().split()[:3] == ["on", "the", "mat"]
+    again = weft.load(run, device="cpu")
+    assert again("a dog") == pipeline("a dog")
+    assert again.evaluate() == pytest.approx(found)
+
+
+def test_what_is_unknown_is_read_by_its_letters(trained):
+    pipeline, _ = trained
+    one, other = pipeline.log_probs(["the unheard sat", "the unhoard sat"])
+    assert one != other
+    batch = pipeline.task.collate(
+        pipeline.task.encode(pipeline.example("the zebra"), pipeline.tokenizer, pipeline._limit()), None
+    )
+    assert bytes(sign for sign in batch.tokens.chars[2].tolist() if sign < 256) == b"zebra"
+
+
+def test_it_is_told_how_the_vocabulary_is_spelt(trained):
+    pipeline, _ = trained
+    special, table = pipeline.tokenizer.specials, pipeline.head.body.spelling
+    assert table[special.bos].tolist()[:4] == [BEGIN, FIRST, END, PAD]
+    assert table[special.eos].tolist()[:4] == [BEGIN, LAST, END, PAD]
+    assert table[special.unk].tolist()[:3] == [BEGIN, END, PAD]
+    for id in range(3, len(pipeline.tokenizer)):
+        spelt = bytes(sign for sign in table[id].tolist() if sign < 256).decode()
+        assert spelt == pipeline.tokenizer.token(id)
