@@ -193,6 +193,7 @@ def to_weft(model: nn.Module, size: dict[str, int]) -> GPT:
     own, given = GPT(GPTConfig(name="gpt", **{name: size[name] for name in names}), size["vocab"]), model.state_dict()
     found = own.state_dict()
     for mine, other in GPT2_MAP.modules.items():
+        assert isinstance(other, str)
         for layer in range(size["layers"]):
             for part in ("weight", "bias"):
                 name = f"{mine}.{part}".format(layer=layer)

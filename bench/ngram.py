@@ -12,7 +12,7 @@ that no text has, and |V| is the same.
 Estimation goes from the text to a model's file: for lmplz the ARPA file, to which build_binary's time comes before it
 can be asked; for weft `model.safetensors`, which is asked as it is. weft's words are numbered by
 `weft.text.spaces`. A query goes from lines of text to their log-probabilities, by that and `NGram.log_prob`; the
-module of KenLM reads a text word by word, too, and has one thread.
+module of KenLM has one thread, weft one for each core.
 """
 
 import argparse
@@ -23,6 +23,8 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import kenlm
@@ -37,6 +39,7 @@ from weft.text.spaces import Spaces
 from weft.tokens import Tokens
 
 ORDER, UNK, BOS, EOS = 5, 0, 1, 2
+THREADS = os.cpu_count() or 1
 
 
 def read(path: Path) -> list[str]:
@@ -68,7 +71,7 @@ def begun(numbers: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def estimated(data: Packed, vocab: int) -> NGram:
     model = NGram(NGramConfig(name="ngram", order=ORDER), vocab)
-    for _ in model.fit(data, Budget(1, None, 1.0, 1, threads=os.cpu_count() or 1, eos=EOS)):
+    for _ in model.fit(data, Budget(1, None, 1.0, 1, threads=THREADS, eos=EOS)):
         pass
     return model
 
@@ -139,6 +142,13 @@ def estimation(args: argparse.Namespace, folder: Path, text: Path) -> tuple[dict
     return vocab, model
 
 
+def by_text(pool: ThreadPoolExecutor, model: NGram, reader: Spaces, lines: list[str]) -> list[torch.Tensor]:
+    """Score lines, an equal part of them in each thread."""
+    cuts = [len(lines) * part // THREADS for part in range(THREADS + 1)]
+    parts = [lines[a:b] for a, b in pairwise(cuts)]
+    return list(pool.map(lambda part: scored(model, *reader.flat(part)), parts))
+
+
 def by_line(peer: kenlm.Model, lines: list[str]) -> list[float]:
     return [peer.score(line) for line in lines]
 
@@ -148,10 +158,13 @@ def queries(args: argparse.Namespace, folder: Path, lines: list[str], vocab: dic
     reader = spaces(vocab)
     read = reader.flat(lines)
     scored(model, *read)  # compiles
+    pool = ThreadPoolExecutor(THREADS)
+    by_text(pool, model, reader, lines)
     times = Table(5 * args.rounds).take({
         "kenlm trie": lambda: by_line(trie, lines),
         "kenlm probing": lambda: by_line(probing, lines),
-        "weft": lambda: scored(model, *reader.flat(lines)),
+        "weft": lambda: by_text(pool, model, reader, lines),
+        "weft, one thread": lambda: scored(model, *reader.flat(lines)),
         "of it the look-up": lambda: scored(model, *read),
     })  # fmt: skip
     size = int(read[1].sum()) + len(lines)
@@ -175,7 +188,7 @@ def main() -> None:
     parser.add_argument("--kenlm", type=Path, required=True, help="a folder with lmplz and build_binary")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.txt").write_text("".join(f"{line}\n" for line in read(args.data / "train.txt")))

@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.models.ngram_counts import Trie
 from weft.models.ngram_runs import Array, compiled, share
-from weft.models.ngram_tables import Tables, coded, suffixes
+from weft.models.ngram_tables import Tables, coded
 
 _BLOCK = 1 << 22
 FALLBACK = (0.5, 1.0, 1.5)  # discounts where an order has too few n-grams to tell: lmplz --discount_fallback
@@ -49,7 +49,7 @@ def link(trie: Trie, threads: int) -> Array:
             links[trie.level(2)] = trie.words[trie.level(2)]
             continue
         cuts = _cuts(trie, length - 1, threads)
-        share(threads, lambda part: suffixes(trie.words, trie.first, cuts[part], cuts[part + 1], links))  # noqa: B023
+        share(threads, lambda part: _suffixes(trie.words, trie.first, cuts[part], cuts[part + 1], links))  # noqa: B023
     return links
 
 
@@ -168,6 +168,26 @@ def _logarithms(trie: Trie, values: Array) -> Array:
 def _cuts(trie: Trie, length: int, parts: int) -> list[int]:
     begin, stop = int(trie.orders[length - 1]), int(trie.orders[length])
     return [begin + (stop - begin) * part // parts for part in range(parts + 1)]
+
+
+@compiled
+def _suffixes(words: Array, first: Array, begin: int, stop: int, links: Array) -> None:
+    """For the n-grams that go on from those from number `begin` to `stop`, find them without their first word."""
+    for node in range(begin, stop):
+        shorter = np.int64(links[node])
+        low, high = np.int64(first[shorter]), np.int64(first[shorter + 1])
+        for longer in range(first[node], first[node + 1]):
+            word, step = words[longer], np.int64(1)
+            while low + step < high and words[low + step] < word:  # both are in order: gallop on from the last
+                low, step = low + step, step * 2
+            end = min(low + step, high - 1)
+            while low < end:
+                middle = (low + end) >> 1
+                if words[middle] < word:
+                    low = middle + 1
+                else:
+                    end = middle
+            links[longer] = low
 
 
 @compiled

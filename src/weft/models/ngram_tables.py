@@ -23,7 +23,7 @@ import numpy as np
 from weft.models.ngram_runs import Array, compiled, share, word_type
 
 CODES = 2**16  # how many values of log γ a code can tell apart
-_BLOCK = 1 << 10  # words that are looked up in one go
+_LANES = 32  # words that are looked up side by side
 _APART = 1 << 15  # words from which on it pays to share them among threads
 
 
@@ -77,10 +77,11 @@ class Tables:
     def contexts(self, ids: Array, starts: Array) -> Array:
         """Follow sequences: for each place, (N, n - 1) numbers of the last word, the last two and so on, or -1."""
         self._check(ids)
-        found, known = np.full((self.order - 1, len(ids) + 1), -1, np.int64), np.zeros(len(ids) + 1, np.int64)
+        found, known = np.zeros((self.order - 1, len(ids) + 1), np.uint32), np.zeros(len(ids) + 1, np.uint8)
         if self.order > 1:
             _follow(self.words, self.first, ids, _begins(len(ids), starts), found, known)
-        return np.ascontiguousarray(found[:, 1:].T)
+        there = np.arange(self.order - 1) < known[1:, None]
+        return np.where(there, found[:, 1:].T.astype(np.int64), -1)
 
     def step(self, contexts: Array, ids: Array) -> Array:
         """Follow contexts (B, n - 1) by one word each."""
@@ -176,7 +177,7 @@ def child(words: Array, first: Array, node: int, word: int) -> int:
         half = size >> 1
         low += half if words[low + half] <= word else 0
         size -= half
-    return low if words[low] == word else -1
+    return int(low) if words[low] == word else -1
 
 
 @compiled
@@ -184,16 +185,41 @@ def _follow(words: Array, first: Array, ids: Array, begins: Array, found: Array,
     """Follow words from the state in the first column of `found`; column i + 1 is after word i.
 
     `known` says how many of a column's numbers are there. All places take the step to one length before any takes the
-    next: then no look-up waits for the one before it.
+    next, and many are looked up side by side: no look-up then waits for the memory of another.
     """
+    lanes, low, left = np.empty(_LANES, np.int64), np.empty(_LANES, np.int64), np.empty(_LANES, np.int64)
     for place in range(len(ids)):
         found[0, place + 1], known[place + 1] = ids[place], 1
     for length in range(1, len(found)):
+        size = 0
         for place in range(len(ids)):
             if known[place] >= length and known[place + 1] == length and not begins[place]:
-                node = child(words, first, found[length - 1, place], ids[place])
-                found[length, place + 1] = node
-                known[place + 1] += node >= 0
+                node = found[length - 1, place]
+                lanes[size], low[size], left[size] = place, first[node], np.int64(first[node + 1]) - first[node]
+                size += left[size] > 0  # else nothing goes on from there
+            if size == _LANES or place + 1 == len(ids):
+                _find(words, ids, lanes[:size], low, left)
+                for lane in range(size):
+                    found[length, lanes[lane] + 1] = low[lane]
+                    known[lanes[lane] + 1] += low[lane] >= 0
+                size = 0
+
+
+@compiled
+def _find(words: Array, ids: Array, lanes: Array, low: Array, left: Array) -> None:
+    """Halve many stretches of `left` numbers from `low` on until each has one; -1: it is not the word looked for."""
+    most = np.int64(0)
+    for lane in range(len(lanes)):
+        most = max(most, left[lane])
+    while most > 1:
+        for lane in range(len(lanes)):
+            half = left[lane] >> 1
+            low[lane] += half if words[low[lane] + half] <= ids[lanes[lane]] else 0
+            left[lane] -= half
+        most -= most >> 1
+    for lane in range(len(lanes)):
+        if words[low[lane]] != ids[lanes[lane]]:
+            low[lane] = -1
 
 
 @compiled
@@ -214,30 +240,27 @@ def _score(
     words: Array, first: Array, logp: Array, codes: Array, values: Array,
     longest: int, ids: Array, begins: Array, targets: Array, scores: Array,
 ) -> None:  # fmt: skip
-    found, known = np.empty((longest, _BLOCK + 1), np.int64), np.zeros(_BLOCK + 1, np.int64)
-    for base in range(0, len(ids), _BLOCK):
-        size = min(_BLOCK, len(ids) - base)
-        if longest:
-            _follow(words, first, ids[base : base + size], begins[base : base + size], found, known)
-        for place in range(size):
-            target, deep, depth, further = np.int64(targets[base + place]), known[place + 1], 0, True
-            hit = target
-            if longest and place + 1 < size and ids[base + place + 1] == target and not begins[base + place + 1]:
-                depth = (
-                    known[place + 2] - 1
-                )  # the target is the next word: it has been looked for in all lengths but one
-                hit, further = found[depth, place + 2], depth + 1 == longest
-            while further and depth < deep:
-                node = child(words, first, found[depth, place + 1], target)
-                if node < 0:
-                    break
-                hit, depth = node, depth + 1
-            cost = np.float32(0)
-            for length in range(deep - 1, depth - 1, -1):  # in the order of `_spread`: the sums are the same
-                node = found[length, place + 1]
-                cost += values[codes[node]] if len(codes) else values[node]
-            scores[base + place] = logp[hit] + cost
-        found[:, 0], known[0] = found[:, size], known[size]
+    found, known = np.empty((longest, len(ids) + 1), np.uint32), np.zeros(len(ids) + 2, np.uint8)
+    if longest:
+        _follow(words, first, ids, begins, found, known)
+    for place in range(len(ids)):
+        target, deep, depth, further = np.int64(targets[place]), np.int64(known[place + 1]), np.int64(0), True
+        hit = target
+        if longest and place + 1 < len(ids) and ids[place + 1] == target and not begins[place + 1]:
+            depth = (
+                np.int64(known[place + 2]) - 1
+            )  # the target is the next word: it has been looked for in all lengths but one
+            hit, further = np.int64(found[depth, place + 2]), depth + 1 == longest
+        while further and depth < deep:
+            node = child(words, first, found[depth, place + 1], target)
+            if node < 0:
+                break
+            hit, depth = node, depth + 1
+        cost = np.float32(0)
+        for length in range(deep - 1, depth - 1, -1):  # in the order of `_spread`: the sums are the same
+            node = found[length, place + 1]
+            cost += values[codes[node]] if len(codes) else values[node]
+        scores[place] = logp[hit] + cost
 
 
 @compiled
@@ -258,23 +281,3 @@ def _spread(words: Array, first: Array, logp: Array, codes: Array, values: Array
         for length in range(depth):
             for node in range(first[nodes[length]], first[nodes[length] + 1]):
                 out[row, words[node]] = logp[node] + rest[length + 1]
-
-
-@compiled
-def suffixes(words: Array, first: Array, begin: int, stop: int, links: Array) -> None:
-    """For the n-grams that go on from those from number `begin` to `stop`, find them without their first word."""
-    for node in range(begin, stop):
-        shorter = np.int64(links[node])
-        low, high = np.int64(first[shorter]), np.int64(first[shorter + 1])
-        for longer in range(first[node], first[node + 1]):
-            word, step = words[longer], np.int64(1)
-            while low + step < high and words[low + step] < word:  # both are in order: gallop on from the last
-                low, step = low + step, step * 2
-            end = min(low + step, high - 1)
-            while low < end:
-                middle = (low + end) >> 1
-                if words[middle] < word:
-                    low = middle + 1
-                else:
-                    end = middle
-            links[longer] = low

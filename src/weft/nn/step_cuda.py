@@ -99,7 +99,7 @@ def shared(x, part):
     return _launched(x, part.weight, out, _blocks(rows, part.out_features, shares))
 
 
-def read_out(x, weight):
+def read_out(x: Tensor, weight: Tensor) -> Tensor:
     """Put x (B, K) through a matrix of many rows, such as a vocabulary's: (B, N), in rows that begin at even places."""
     rows, width = len(x), len(weight)
     out = torch.empty(rows, triton.cdiv(width, LINE) * LINE, dtype=x.dtype, device=x.device)[:, :width]

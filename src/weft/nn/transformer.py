@@ -108,7 +108,8 @@ class Residual(nn.Module):
         """Shift, drop and add in one kernel with the norm that comes next; return the sum, and that normed."""
         from weft.nn.stream_cuda import join_norm
 
-        return join_norm(x, found, shift, norm.weight, norm.bias, *self._drop(x), norm.eps)[:2]
+        total, made, *_ = join_norm(x, found, shift, norm.weight, norm.bias, *self._drop(x), norm.eps)
+        return total, made
 
     def _drop(self, x: Tensor) -> tuple[Tensor | None, float]:
         """Say which share is dropped, and draw a seed for the places."""

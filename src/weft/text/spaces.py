@@ -99,6 +99,9 @@ def _number(
     mask, place, stop, text, size, begun = np.uint64(len(slots) - 1), np.uint64(0), np.uint64(len(data)), 0, 0, 0
     while place < stop:
         byte = data[place]
+        if byte == 0x20:
+            place += _ONE
+            continue
         if byte == 0xFF:
             sizes[text] = size - begun
             place, text, begun = place + _ONE, text + 1, size
