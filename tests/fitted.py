@@ -1,5 +1,6 @@
 """A model that only counts: what the trainer of fitted models is tried with."""
 
+import time
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from weft.models.base import Budget, Model, Pass, Role
 
 class UnigramConfig(Named):
     stop_after: int | None = None  # passes, after which it raises
+    seconds: float = 0.0  # that a pass takes
 
 
 class Unigram(Model):
@@ -28,9 +30,13 @@ class Unigram(Model):
         return frozenset({Role.SCORER})
 
     def fit(self, data: Packed, budget: Budget) -> Iterator[Pass]:
+        began = time.perf_counter() - budget.elapsed
         for number in range(budget.done, budget.passes):
             if self.config.stop_after == number:
                 raise KeyboardInterrupt
+            if budget.seconds is not None and time.perf_counter() - began >= budget.seconds:
+                return
+            time.sleep(self.config.seconds)
             half = len(data.ids) // 2
             for part, share in ((data.ids[:half], 0.5), (data.ids[half:], 1.0)):
                 self.counts += torch.bincount(torch.from_numpy(part.astype("int64")), minlength=self.vocab)

@@ -57,10 +57,8 @@ class Equations:
         """p(w | u); u is as long as it may be."""
         following = self.after.get(u, [])
         total = sum(self.a(g) for g in following)
-        if u:
-            lower = self.kneser_ney(w, u[1:])
-        else:
-            lower = 1 / self.words if w != self.bos or self.bos == self.eos else 0.0
+        said = 1 / self.words if w != self.bos or self.bos == self.eos else 0.0
+        lower = self.kneser_ney(w, u[1:]) if u else said
         if not total:
             return lower
         d = [0.0, *self.discounts[len(u)]]
@@ -84,5 +82,4 @@ class Equations:
 
     def context(self, words: Sequence[int]) -> Gram:
         """The last n - 1 words, from bos on at the most."""
-        u = tuple(words[max(len(words) - self.order + 1, 0) :]) if self.order > 1 else ()
-        return u
+        return tuple(words[max(len(words) - self.order + 1, 0) :]) if self.order > 1 else ()

@@ -44,7 +44,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES = {"python", "console", "yaml", "text", "json"}
 ROWS = {"train": 300, "valid": 20, "test": 20}
 QUICK = ["train.steps=3", "train.time=null", "train.eval_every=null"]
-GENERATE = {"translate"}
+GENERATE = {"translate", "lm"}
 SHORT = "task.decode.max_length=8"  # for these tasks
 
 _BLOCK = re.compile(r"((?:^<!--[^\n]*-->\n)*)^```([^\n]*)\n(.*?)^```$", re.M | re.S)

@@ -14,7 +14,7 @@ from weft.config import Named
 from weft.errors import ConfigError
 from weft.models.base import Model, Role
 from weft.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from weft.testing import check_model
+from weft.testing import check_model, properties
 from weft.tokens import Tokens
 
 
@@ -348,32 +348,36 @@ class SharesACache(Running):
 @pytest.mark.parametrize(
     ("kind", "broken", "told"),
     [
-        (GrowsItsConfig, testing.the_config_reads_back_from_what_it_dumps, "width=8"),
-        (NamesItsRoles, testing.the_roles_are_a_set_of_roles, "encodes"),
-        (HasNaN, testing.every_parameter_is_finite, "output.bias is not"),
-        (ScoresTooMany, testing.every_answer_has_its_shape, r"must be \(4, 23\), but is \(4, 24\)"),
-        (IgnoresLayers, testing.every_answer_has_its_shape, r"encode of 4 tokens must be \(2, 4, 6\)"),
-        (SaysAnotherWidth, testing.every_answer_has_its_shape, r"must be \(2, 4, 7\), but is \(2, 4, 6\)"),
-        (HasALooseParameter, testing.every_parameter_gets_a_gradient, "loose gets none"),
-        (Detaches, testing.every_parameter_gets_a_gradient, "embed.weight gets none"),
-        (HasANaNGradient, testing.every_parameter_gets_a_gradient, "that of embed.weight is not finite"),
-        (AlwaysDropsOut, testing.the_same_input_twice_gives_the_same_answers, r"differs by [\d.]+, where 0 is"),
-        (KeepsATensorOfItsOwn, testing.saved_weights_give_the_same_answers, r"differs by 0\.\d+"),
-        (MixesTheBatch, testing.a_sequence_alone_answers_as_in_any_batch, r"differs by 0\.\d+, where 1e-09 is"),
-        (SummarisesByTheBatch, testing.a_sequence_alone_answers_as_in_any_batch, "summary of sequence 0"),
-        (MixesWhatItFills, testing.a_sequence_alone_answers_as_in_any_batch, "logits of sequence 0 in a batch of 4"),
-        (CountsPadding, testing.a_batch_takes_the_operations_of_its_sequences, "are 7728 for the batch, and 4140 for"),
-        (PeeksAtTheFuture, testing.future_tokens_change_nothing, "before position 1, when the ids"),
-        (PeeksAtTheLength, testing.future_tokens_change_nothing, "before position 1, when sequences end"),
-        (IgnoresAt, testing.at_gives_the_rows_of_the_whole, r"must have the shape \(5, 23\), but has \(15, 23\)"),
-        (CountsAtFromOne, testing.at_gives_the_rows_of_the_whole, "differs by"),
-        (IgnoresItsSource, testing.the_source_matters, "start of sequence 0 is the same"),
-        (ForgetsTheCount, testing.start_and_step_agree_with_reading_all_at_once, "step 1 differs by"),
-        (StartsAtTheLongest, testing.start_and_step_agree_with_reading_all_at_once, "start differs by"),
-        (ForgetsToReorder, testing.select_reorders_repeats_and_drops_rows, r"step after select\(\[2, 0, 3, 1\]\)"),
-        (StepsInPlace, testing.a_state_is_a_value_that_nothing_changes, "a second step from a state"),
-        (SelectsInPlace, testing.a_state_is_a_value_that_nothing_changes, "was selected from differs by"),
-        (SharesACache, testing.a_state_is_a_value_that_nothing_changes, "whose sibling lived on"),
+        (GrowsItsConfig, properties.the_config_reads_back_from_what_it_dumps, "width=8"),
+        (NamesItsRoles, properties.the_roles_are_a_set_of_roles, "encodes"),
+        (HasNaN, properties.every_parameter_is_finite, "output.bias is not"),
+        (ScoresTooMany, properties.every_answer_has_its_shape, r"must be \(4, 23\), but is \(4, 24\)"),
+        (IgnoresLayers, properties.every_answer_has_its_shape, r"encode of 4 tokens must be \(2, 4, 6\)"),
+        (SaysAnotherWidth, properties.every_answer_has_its_shape, r"must be \(2, 4, 7\), but is \(2, 4, 6\)"),
+        (HasALooseParameter, properties.every_parameter_gets_a_gradient, "loose gets none"),
+        (Detaches, properties.every_parameter_gets_a_gradient, "embed.weight gets none"),
+        (HasANaNGradient, properties.every_parameter_gets_a_gradient, "that of embed.weight is not finite"),
+        (AlwaysDropsOut, properties.the_same_input_twice_gives_the_same_answers, r"differs by [\d.]+, where 0 is"),
+        (KeepsATensorOfItsOwn, properties.saved_weights_give_the_same_answers, r"differs by 0\.\d+"),
+        (MixesTheBatch, properties.a_sequence_alone_answers_as_in_any_batch, r"differs by 0\.\d+, where 1e-09 is"),
+        (SummarisesByTheBatch, properties.a_sequence_alone_answers_as_in_any_batch, "summary of sequence 0"),
+        (MixesWhatItFills, properties.a_sequence_alone_answers_as_in_any_batch, "logits of sequence 0 in a batch of 4"),
+        (
+            CountsPadding,
+            properties.a_batch_takes_the_operations_of_its_sequences,
+            "are 7728 for the batch, and 4140 for",
+        ),
+        (PeeksAtTheFuture, properties.future_tokens_change_nothing, "before position 1, when the ids"),
+        (PeeksAtTheLength, properties.future_tokens_change_nothing, "before position 1, when sequences end"),
+        (IgnoresAt, properties.at_gives_the_rows_of_the_whole, r"must have the shape \(5, 23\), but has \(15, 23\)"),
+        (CountsAtFromOne, properties.at_gives_the_rows_of_the_whole, "differs by"),
+        (IgnoresItsSource, properties.the_source_matters, "start of sequence 0 is the same"),
+        (ForgetsTheCount, properties.start_and_step_agree_with_reading_all_at_once, "step 1 differs by"),
+        (StartsAtTheLongest, properties.start_and_step_agree_with_reading_all_at_once, "start differs by"),
+        (ForgetsToReorder, properties.select_reorders_repeats_and_drops_rows, r"step after select\(\[2, 0, 3, 1\]\)"),
+        (StepsInPlace, properties.a_state_is_a_value_that_nothing_changes, "a second step from a state"),
+        (SelectsInPlace, properties.a_state_is_a_value_that_nothing_changes, "was selected from differs by"),
+        (SharesACache, properties.a_state_is_a_value_that_nothing_changes, "whose sibling lived on"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
@@ -431,7 +435,7 @@ class LooksAtEveryonesSource(Answering):
 
 
 def test_the_sources_of_others_are_told_apart_from_ones_own():
-    check = testing.the_sources_of_others_change_nothing
+    check = properties.the_sources_of_others_change_nothing
     testing.prove(check, testing.Case(Answering, RunningConfig(name="answering"), 23))
     with pytest.raises(AssertionError, match="start of sequence 0 differs by"):
         testing.prove(check, testing.Case(LooksAtEveryonesSource, RunningConfig(name="looks"), 23))

@@ -115,7 +115,8 @@ class Comparison:
             for one in self.contenders
         }
         label = name.replace("_", " ")
-        return [*charts, line_chart(scores, "seconds of training", label, f"Validation: {label}", percent=_number(name, 0.5).endswith("%"))]
+        share = _number(name, 0.5).endswith("%")
+        return [*charts, line_chart(scores, "seconds of training", label, f"Validation: {label}", percent=share)]
 
     def _alignments(self) -> list[str]:
         """Draw where the contenders that attend looked, in the first example."""

@@ -224,6 +224,14 @@ def test_operations_are_those_of_products():
     assert model.operations(tokens) == 2 * (filters * signs + (rest - 2 * 3 * len(WORDS)) * count)
 
 
+@pytest.mark.parametrize("chars", [True, False])
+def test_operations_of_a_batch_are_counted_where_it_is_and_not_where_the_model_is(chars):
+    model, tokens = made(), packed(chars=chars)
+    must = model.operations(tokens)
+    assert model.to("meta").spelling.is_meta  # what is on it cannot be read, as what is on a GPU should not be
+    assert model.operations(tokens) == must
+
+
 @pytest.mark.parametrize(("size", "millions"), [("original", 93.6), ("medium", 28.0), ("small", 13.6)])
 def test_sizes_are_the_published(size, millions):
     """The list of models at AllenNLP: the softmax is left out."""

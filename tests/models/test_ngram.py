@@ -1,4 +1,4 @@
-"""N-gram models against their equations in float64, in memory and from the disk, and by the properties of all models."""
+"""N-gram models against their equations in float64, in memory and from the disk, and by what all models promise."""
 
 import math
 from itertools import product

@@ -16,7 +16,7 @@ from weft.errors import ConfigError, DataError, RoleError
 from weft.models import word2vec_kernels as kernels
 from weft.models.base import Budget, Role
 from weft.models.word2vec import Word2Vec, Word2VecConfig
-from weft.models.word2vec_fit import Corpus, alias_table
+from weft.models.word2vec_fit import Corpus, alias_table, passes
 from weft.testing import check_model
 from weft.tokens import Tokens
 
@@ -374,3 +374,17 @@ def test_its_vectors_are_as_good_as_gensims():
         fit(model, documents, passes=5, lr=0.025)
         ours = score(model.embed.weight.detach().numpy(), list(range(vocab)))
         assert ours >= theirs - 0.1, method
+
+
+def test_a_rate_that_falls_with_time_goes_on_from_where_it_was():
+    corpus, rates = Corpus.of(pack([(one,) for one in topics(4)]), 12), []
+
+    def learn(low, high, own, seed):
+        rates.append(own)
+        return 0.0, 0.0
+
+    budget = Budget(1 << 31, 1000.0, 1.0, 1, done=7, elapsed=600.0)
+    next(passes(corpus, budget, learn, len(corpus.ids), lambda: None))
+    assert rates[0][0] == pytest.approx(0.4, abs=0.01)
+    next(passes(corpus, replace(budget, elapsed=0.0), learn, len(corpus.ids), lambda: None))
+    assert rates[1][0] == pytest.approx(1.0, abs=0.01)

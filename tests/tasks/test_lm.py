@@ -16,6 +16,7 @@ from weft.data.limits import Limit
 from weft.errors import ConfigError, DataError, RoleError
 from weft.tasks.base import UNREAD
 from weft.tasks.build import build, make_task
+from weft.tasks.predict import judge
 from weft.text.tokenizer import train_tokenizer
 from weft.tokens import Tokens
 
@@ -117,6 +118,21 @@ def test_a_text_alone_is_as_likely_as_in_company(texts):
     assert together == pytest.approx([-sum(by_hand(task, head, text)[0]) for text in texts], rel=1e-9)
 
 
+@pytest.mark.parametrize("stride", [None, 1, 3, 8])
+def test_windows_of_a_backward_model_see_as_far_ahead_as_the_stride_leaves_them(stride):
+    task, head = made(recipe(task={"reads": "packs", "stride": stride}, model={"direction": "backward"}))
+    ids = [id for text in TEXTS for id in by_hand_ids(task, text)]
+    specials, width, step, losses = task.tokenizer.specials, 8, stride or 8, []
+    read = [specials.eos if id == specials.bos else id for id in [*ids[1:], specials.bos]]
+    for place in range(len(ids)):
+        mirrored = len(ids) - 1 - place
+        last = len(ids) - (0 if mirrored < width else (mirrored - width) // step * step + step)
+        logits = head.body.logits(Tokens.pack([read[place:last]]), direction="backward").log_softmax(-1)[0]
+        losses.append(-float(logits[ids[place]]))
+    found = task.measure(head, examples(task), Limit(8, "error")).metrics
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
+
+
 @pytest.mark.parametrize("direction", ["backward", "both"])
 def test_other_directions_have_their_targets(direction):
     task, head = made(recipe(model={"direction": direction}, task={"reads": "rows"}))
@@ -148,6 +164,40 @@ def test_pieces_of_a_long_document_leave_no_token_out():
     assert len(items) > 2
     assert [id for item in items for id in item[1].tolist()] == whole
     assert all(a[1][-1] == b[0][0] for a, b in pairwise(items))
+
+
+@pytest.mark.parametrize(("policy", "given"), [("window", True), ("cut", False), ("drop", False)])
+def test_text_that_is_left_out_is_not_divided_by(policy, given):
+    """Its bytes would count, and its tokens would not."""
+    task, head = made(recipe(task={"reads": "rows"}))
+    found = task.measure(head, examples(task), Limit(8, policy))
+    assert ("bits_per_byte" in found.metrics) is given
+    assert given or "data.too_long leaves out some of the text" in found.note
+
+
+def test_nothing_to_judge_by_is_an_error_and_not_a_perplexity_of_one():
+    task, head = made(recipe(task={"reads": "rows"}))
+    with pytest.raises(DataError, match="not one example is left"):
+        task.measure(head, examples(task), Limit(0, "drop"))
+    with pytest.raises(DataError, match="not one example is left"):
+        judge(task, head, [], Limit(8, "error"))
+
+
+def test_bits_per_byte_that_will_not_be_given_are_refused_before_training(tmp_path):
+    (tmp_path / "a.txt").write_text("The cat, he sat\n" * 4)
+    data = {"train": str(tmp_path / "a.txt"), "valid": str(tmp_path / "a.txt")}
+    lossy = {"name": "words", "lowercase": True}
+    raw = {**recipe().dump(), "data": data, "tokenizer": lossy, "train": {"steps": 1, "metric": "bits_per_byte"}}
+    with pytest.raises(ConfigError, match="train.metric: bits_per_byte will not be given .* loses some of the text"):
+        weft.train(raw, out=tmp_path / "run")
+
+
+def test_a_model_of_few_positions_is_judged_though_it_could_not_write_so_much(tmp_path):
+    (tmp_path / "a.txt").write_text("\n".join(text for text in TEXTS if text) + "\n")
+    data = {"train": str(tmp_path / "a.txt"), "valid": str(tmp_path / "a.txt"), "longest": 32}
+    small = {"name": "gpt", "width": 8, "heads": 1, "layers": 1, "longest": 32}
+    raw = {**recipe().dump(), "task": {"name": "lm", "reads": "rows"}, "data": data, "model": small}
+    assert weft.train(raw, out=tmp_path / "run").evaluate()["perplexity"] > 1
 
 
 def test_words_that_are_not_known_pay_for_their_spelling():
@@ -191,6 +241,11 @@ def test_the_unknown_word_in_a_text_that_is_already_cut_is_known_as_such():
             "task.reads: the model 'rnn' cannot read on",
         ),
         ({"task": {"stride": 9}}, "task.stride: must be at most data.longest: got 9 and 8"),
+        ({"task": {"stride": 4}}, "task.stride: is of windows, but here there are none"),
+        (
+            {"model": {"direction": "both"}, "train": {"metric": "bits_per_byte"}},
+            "train.metric: a model that sees both sides of a word has no bits_per_byte",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes, told):

@@ -164,3 +164,9 @@ def test_it_is_a_body_for_labels_and_starts_from_vectors(trained, tmp_path, task
         weft.train(run, ["model.width=8"], out=tmp_path / "narrow")
     with pytest.raises(ConfigError, match="is a directory; if it is a run's, write its vectors to a file"):
         weft.train(run, [f"model.vectors={trained[1]}"], out=tmp_path / "folder")
+
+
+def test_a_metric_that_it_does_not_give_is_refused_before_it_is_fitted(corpus):
+    raw = recipe(corpus, train={**RECIPE["train"], "metric": "perplexity"})
+    with pytest.raises(ConfigError, match="train.metric: the task has no metric 'perplexity'; known: loss"):
+        make_task(Run.parse(raw))

@@ -41,6 +41,22 @@ def test_a_fit_that_is_gone_on_with_makes_the_passes_that_are_left(tmp_path):
     assert torch.equal(again.head.body.counts, whole.head.body.counts)
 
 
+def test_a_fit_goes_on_by_more_time_alone_where_its_time_is_spent(tmp_path):
+    def made(**train):
+        return {**recipe(tmp_path, seconds=0.05), "train": train}
+
+    first = weft.train(made(steps=1000, time=0.1), out=tmp_path / "run").head.body.counts.clone()
+    again = weft.train(made(steps=1000, time=0.1), out=tmp_path / "run", resume=True).head.body.counts
+    assert torch.equal(again, first)  # there are passes left, but no time
+    more = weft.train(made(steps=1000, time=10), ["train.time=0.4"], out=tmp_path / "run", resume=True)
+    assert float(more.head.body.counts.sum()) > float(first.sum())
+
+
+def test_documents_in_two_copies_are_not_fitted_to(tmp_path):
+    with pytest.raises(ConfigError, match="task.reads: .* is fitted to the stream"):
+        weft.train({**recipe(tmp_path), "task": {"name": "lm", "reads": "rows"}}, out=tmp_path / "run")
+
+
 def test_a_fit_that_breaks_off_keeps_its_last_whole_pass(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         weft.train(recipe(tmp_path, stop_after=2), out=tmp_path / "run")

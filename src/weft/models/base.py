@@ -105,6 +105,7 @@ class Budget:
     threads: int = 1
     folder: Path | None = None  # where large files may lie meanwhile
     eos: int | None = None  # what ends each document: the data does not hold it
+    elapsed: float = 0.0  # of the seconds, what was spent before
 
 
 @dataclass(frozen=True)

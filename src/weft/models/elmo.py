@@ -146,6 +146,7 @@ class ELMo(Model):
         nn.init.normal_(self.output.weight, std=(config.width // 2) ** -0.5)
         nn.init.zeros_(self.output.bias)
         self.register_buffer("spelling", None, persistent=False)
+        self._sizes: Tensor | None = None  # (V,) how many signs each spelling has, on the CPU wherever the model is
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
@@ -171,6 +172,7 @@ class ELMo(Model):
         """Take how each token of the vocabulary is spelt, (V, C), by the signs of `weft.tokens`."""
         assert len(table) == self.vocab, "a spelling for every token"
         self.spelling = table.to(self.speller.project.weight.device, torch.int16)
+        self._sizes = (table != PAD).sum(1).cpu()
 
     def keep(self, needs: Collection[Role]) -> None:
         """Drop the softmax where nothing is scored."""
@@ -180,8 +182,7 @@ class ELMo(Model):
     def operations(self, tokens: Tokens, source: Tokens | None = None) -> int:
         """Count each matrix for each token, filters for each of its characters, the softmax for each direction."""
         read = int(tokens.lengths.sum())
-        signs = int((self._chars(tokens) != PAD).sum())
-        count = super().operations(tokens) + 2 * matrix_numbers(self.speller.filters) * (signs - read)
+        count = super().operations(tokens) + 2 * matrix_numbers(self.speller.filters) * (self._signs(tokens) - read)
         return count if self.output is None else count + 2 * matrix_numbers(self.output) * read
 
     def encode(self, tokens: Tokens, layers: Sequence[int] = (-1,)) -> Tensor:
@@ -248,6 +249,16 @@ class ELMo(Model):
         known = F.pad(table[tokens.ids].int(), (0, max(0, chars.shape[1] - table.shape[1])), value=PAD)
         given = F.pad(chars, (0, max(0, table.shape[1] - chars.shape[1])), value=PAD)
         return torch.where((chars[:, 1] == END)[:, None], known, given)
+
+    def _signs(self, tokens: Tokens) -> int:
+        """Count the signs of `_chars` on the CPU, where a batch is when it is counted."""
+        if self._sizes is None:
+            return int((self._chars(tokens) != PAD).sum())
+        known = self._sizes[tokens.ids.cpu()]
+        if tokens.chars is None:
+            return int(known.sum())
+        chars = tokens.chars.cpu()
+        return int(torch.where(chars[:, 1] == END, known, (chars != PAD).sum(1)).sum())
 
     def _score(self, states: Tensor) -> Tensor:
         assert self.output is not None

@@ -126,7 +126,7 @@ def _fill(windows: Array, counts: Array, orders: Array, words: Array, first: Arr
                 at[depth] = path[depth] + 1
                 if depth == 0 and order > 1:  # words that begin no window are passed over
                     first[opened : word + 1] = at[1]
-                    opened = word + 1
+                    opened = int(word) + 1
                 elif depth < order - 1:
                     first[path[depth]] = at[depth + 1]
             totals[path[depth]] += counts[number]

@@ -195,7 +195,7 @@ def shared(words: Array, a: int, b: int) -> int:
 @compiled
 def _before(words: Array, a: int, b: int) -> bool:
     same = shared(words, a, b)
-    return same < words.shape[1] and words[a, same] < words[b, same]
+    return bool(same < words.shape[1] and words[a, same] < words[b, same])
 
 
 @compiled

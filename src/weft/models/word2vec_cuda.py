@@ -97,8 +97,8 @@ def tiles(shape: Shape, width: int) -> tuple[int, int, int] | None:
 def stretch(corpus: Corpus, low: int, high: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids[low:high] with the ends of documents put in, which document each is of, and which begins one."""
     ids = torch.from_numpy(np.array(corpus.ids[low:high], np.int32)).to(device)
-    begins = torch.from_numpy(corpus.starts[np.searchsorted(corpus.starts, low) :]).to(device) - low
-    begins = begins[: int((begins <= high - low).sum())]
+    first, last = np.searchsorted(corpus.starts, low), np.searchsorted(corpus.starts, high, side="right")
+    begins = torch.from_numpy(np.array(corpus.starts[first:last])).to(device) - low
     own = torch.bucketize(torch.arange(len(ids), device=device), begins, right=True)
     if corpus.end is None:
         return ids, own, torch.zeros_like(ids, dtype=torch.bool)

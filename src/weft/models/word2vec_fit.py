@@ -101,7 +101,7 @@ def thresholds(kept: Array) -> Array:
 
 def passes(corpus: Corpus, budget: Budget, learn: Learn, piece: int, kept: Callable[[], None]) -> Iterator[Pass]:
     """Go through the corpus piece by piece, pass by pass; `kept` is called when a pass is whole, before it is told."""
-    began, total = time.perf_counter(), len(corpus.ids)
+    began, total = time.perf_counter() - budget.elapsed, len(corpus.ids)
 
     def spent(done: float) -> float:
         timed = 0.0 if budget.seconds is None else (time.perf_counter() - began) / budget.seconds

@@ -235,6 +235,10 @@ class Task:
         """Return what an example asks and what its answer should be, for tables."""
         raise undefined(self, "shown")
 
+    def withheld(self, metric: str, examples: Sequence[Any]) -> str:
+        """Say why one of `metrics` will not be given for these examples; nothing, as here, if it will."""
+        return ""
+
     def measure(self, head: Head, examples: Sequence[Any], limit: Limit) -> Measured | None:
         """Judge a head by what it makes of the examples themselves; None, as here: by its answers to them."""
         return None

@@ -90,6 +90,10 @@ class LM(base.Task):
             raise ConfigError(f"task.reads: the model {run.model.name!r} cannot read on; try packs or rows")
         if self.reads == "packs" and not one_way:
             raise ConfigError("task.reads: a model that sees both sides of a word reads whole documents; try rows")
+        if self.reads == "rows" and self.fitted:
+            raise ConfigError(f"task.reads: the model {run.model.name!r} is fitted to the stream; leave it out")
+        if run.train.metric == "bits_per_byte" and "both" in self.directions:
+            raise ConfigError("train.metric: a model that sees both sides of a word has no bits_per_byte; try loss")
         most = getattr(run.model, "longest", None)
         if self.reads == "packs" and not self.fitted and most is not None and run.data.longest > most:
             raise ConfigError(
@@ -99,6 +103,8 @@ class LM(base.Task):
         self.longest = run.data.longest
         if self.config.stride is not None and self.config.stride > self.longest:
             raise ConfigError(f"task.stride: must be at most data.longest: got {self.config.stride} and {self.longest}")
+        if self.config.stride is not None and self.reads != "packs":
+            raise ConfigError("task.stride: is of windows, but here there are none; leave it out, or read packs")
 
     def texts(self, example: LMExample) -> tuple[list[str], list[str]]:
         """The text trains the tokenizer."""
@@ -247,20 +253,29 @@ class LM(base.Task):
     def _collate(self, items: Sequence[Item]) -> Batch:
         return self.collate(items, np.random.default_rng(0))
 
+    def withheld(self, metric: str, examples: Sequence[LMExample]) -> str:
+        """Bits per byte are only given where the tokens hold the whole text."""
+        if metric != "bits_per_byte" or self.tokenizer.lossless:
+            return ""
+        holds = examples and scoring.spelling_cost([one.text for one in examples], self.tokenizer) is not None
+        return "" if holds else "the tokenizer loses some of the text"
+
     def measure(self, head: Head, examples: Sequence[LMExample], limit: Limit) -> Measured:
         """Judge by the texts themselves."""
         texts = [example.text for example in examples]
         encoded = self.encode_batch(examples, self.tokenizer, limit)
         data = pack((item for items in encoded for item in items), counted=1)
+        if not len(data):
+            raise DataError("not one example is left to evaluate on")
         size = sum(len((text if self.tokenizer.lossless else text.strip(" ")).encode()) + 1 for text in texts)
-        return self._measured(head, data, scoring.spelling_cost(texts, self.tokenizer), size)
+        return self._measured(head, data, scoring.spelling_cost(texts, self.tokenizer), size, len(texts))
 
     def measure_prepared(self, head: Head, data: Shards) -> Measured:
         """Judge by texts of which only the tokens, and how many bytes they were, are kept."""
         paid = 0.0 if self.tokenizer.lossless else None
-        return self._measured(head, data, paid, int(data.bytes.sum()) + len(data.bytes))
+        return self._measured(head, data, paid, int(data.bytes.sum()) + len(data.bytes), len(data.bytes))
 
-    def _measured(self, head: Head, data: Packed, paid: float | None, size: int) -> Measured:
+    def _measured(self, head: Head, data: Packed, paid: float | None, size: int, texts: int) -> Measured:
         """Put the metrics together; `paid` are the nats that unknown words pay, None if text is lost."""
         sums, counts = self._totals(head, data)
         losses = [-total / max(1, count) for total, count in zip(sums, counts, strict=True)]
@@ -271,6 +286,8 @@ class LM(base.Task):
             return Measured(metrics, "perplexity: of each token given all the others, which is not that of the text")
         if paid is None:
             return Measured(metrics, "bits_per_byte: not given, since the tokenizer loses some of the text")
+        if self.reads == "rows" and not scoring.are_whole(data, self.end, texts):
+            return Measured(metrics, "bits_per_byte: not given, since data.too_long leaves out some of the text")
         return Measured({**metrics, "bits_per_byte": (paid - sums[0]) / math.log(2) / size})
 
     def _totals(self, head: Head, data: Packed) -> tuple[list[float], list[int]]:

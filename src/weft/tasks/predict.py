@@ -143,6 +143,8 @@ def evaluate(task: Task, head: Head, examples: Sequence[Any], limit: Limit, budg
 
 def judge(task: Task, head: Head, examples: Sequence[Any], limit: Limit, budget: int = BUDGET) -> Verdict:
     """Score a head on examples, and say which labels it took for which."""
+    if not examples:
+        raise DataError("not one example is left to evaluate on")
     with torch.inference_mode(), _evaluating(head):
         measured = task.measure(head, examples, limit)
     if measured is not None:

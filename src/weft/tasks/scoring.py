@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.data.loader import plan
-from weft.data.packed import pack
+from weft.data.packed import Packed, pack
 from weft.data.streams import Stream
 from weft.models.base import Direction, Model
 from weft.tasks.base import UNREAD, Batch, Head, Item
@@ -66,14 +66,18 @@ def _log_prob(body: Any, tokens: Tokens, targets: Tensor, direction: Direction) 
 
 
 def score_windows(head: Head, stream: Stream, width: int, stride: int, direction: Direction) -> float:
-    """Sum the log-probabilities of a stream cut into windows, each of which counts from where the one before ended."""
-    at_once, total = max(1, room_for(head.body, device_of(head)) // width), 0.0
-    starts = [0, *range(stride, len(stream) - width + stride, stride)] if len(stream) > width else [0]
+    """Sum the log-probabilities of a stream cut into windows, each of which counts from where the one before ended.
+
+    Backward they are laid from the end of the stream: there it is what stands after a token that it sees.
+    """
+    at_once, total, size = max(1, room_for(head.body, device_of(head)) // width), 0.0, len(stream)
+    starts = [0, *range(stride, size - width + stride, stride)] if size > width else [0]
     for first in range(0, len(starts), at_once):
-        chosen = starts[first : first + at_once]
-        pairs = [stream.pair(start, min(start + width, len(stream))) for start in chosen]
-        skipped = [width - stride if start else 0 for start in chosen]
-        total += _sum_counted(head, pairs, skipped, direction)
+        spans = [(start, min(start + width, size)) for start in starts[first : first + at_once]]
+        skipped = [width - stride if start else 0 for start, _ in spans]
+        if direction == "backward":
+            spans = [(size - stop, size - start) for start, stop in spans]
+        total += _sum_counted(head, [stream.pair(*span) for span in spans], skipped, direction)
     return total
 
 
@@ -85,7 +89,9 @@ def _sum_counted(head: Head, pairs: list[Any], skipped: list[int], direction: Di
     tokens = Tokens.pack(read).to(device)
     targets = torch.from_numpy(np.concatenate(follow).astype(np.int64)).to(device)
     logprob = tokens.split(head.body.log_prob(tokens, targets, direction).double())
-    return float(sum(one[skip:].sum() for one, skip in zip(logprob, skipped, strict=True)))
+    counted = (one[: len(one) - skip] if direction == "backward" else one[skip:]
+               for one, skip in zip(logprob, skipped, strict=True))  # fmt: skip
+    return float(sum(one.sum() for one in counted))
 
 
 def score_stream(head: Head, stream: Stream, piece: int) -> float:
@@ -112,6 +118,12 @@ def score_stream(head: Head, stream: Stream, piece: int) -> float:
         at, ends, own = stops[stay], ends[stay], own[stay]
         state = state.select(torch.from_numpy(stay).to(device))
     return total
+
+
+def are_whole(data: Packed, eos: int, documents: int) -> bool:
+    """Say whether pairs (what is read, what follows) go on to the end of as many texts: none was cut or dropped."""
+    ends = data.ids[data.starts[data.items[:-1] + 2] - 1]
+    return int((ends == eos).sum()) == documents
 
 
 def spelling_cost(texts: Iterable[str], tokenizer: Tokenizer) -> float | None:

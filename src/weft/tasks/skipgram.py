@@ -76,6 +76,7 @@ class Skipgram(base.Task):
     Example = SkipgramExample
     Options = Neighbours
     needs = frozenset({Role.ENCODER, Role.FITTED})
+    metrics = ("loss",)
     metric = "loss"
     lower_is_better = True
     fits = True

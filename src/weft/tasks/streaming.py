@@ -19,9 +19,7 @@ def grown(ids: Iterable[int], decode: Callable[[list[int]], str], stop: Sequence
         if sure.startswith(shown) and not text.endswith(HALF):
             yield sure[len(shown) :]
             shown = sure
-    if (
-        text.startswith(shown) and text != shown
-    ):  # half a character, or what might have become a stop word
+    if text.startswith(shown) and text != shown:  # half a character, or what might have become a stop word
         yield text[len(shown) :]
 
 

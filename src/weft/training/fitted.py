@@ -59,31 +59,45 @@ class Fitting:
         snapshot.load_weights(folder, self.head)
         self.progress = snapshot.load_progress(folder)
         snapshot.check_data(folder, self.progress.data, digest)
-        self.progress.done = self.progress.done and self.progress.step >= (self.run.train.steps or 0)
+        self.progress.done = self.progress.done and self._spent  # a larger budget goes on
+
+    @property
+    def _spent(self) -> bool:
+        """Whether the budget is gone, of passes or of time."""
+        train, progress = self.run.train, self.progress
+        timed = train.time is not None and progress.elapsed >= train.time
+        return timed or (train.steps is not None and progress.step >= train.steps)
 
     def fit(self) -> Progress:
         """Learn until the budget is spent; a signal ends it at the last whole pass."""
-        train, began = self.run.train, time.perf_counter()
-        passes = ENDLESS if train.steps is None else train.steps
+        began, budget = time.perf_counter(), self._budget()
         with Signals() as signals:
             if not self.progress.done:
                 self.report(Notice(f"model: {self.run.model.name!r} is fitted: a step is a pass over the data"))
-            spent = self.progress.elapsed
-            left = None if train.time is None else train.time - spent
-            workers, done = 1 if train.deterministic else threads(), self.progress.step
-            budget = Budget(passes, left, train.lr, train.seed, done, workers, self._folder(), self.task.end)
-            for made in self.head.body.fit(self.data, budget) if not self.progress.done else ():
+            for made in self.head.body.fit(self.data, budget) if not self._spent else ():
                 seconds, began = time.perf_counter() - began, time.perf_counter()
                 self.progress.elapsed += seconds
-                self._after(made, seconds, passes)
+                self._after(made, seconds, budget.passes)
                 if signals.got:
                     raise Interrupted(signals.got)
+            self.progress.elapsed += time.perf_counter() - began  # since the last report
             if not self.progress.done:
                 self._end()
         return self.progress
 
-    def _folder(self) -> Path | None:
-        return None if self.store is None else self.store.root
+    def _budget(self) -> Budget:
+        train, progress = self.run.train, self.progress
+        return Budget(
+            passes=ENDLESS if train.steps is None else train.steps,
+            seconds=train.time,
+            lr=train.lr,
+            seed=train.seed,
+            done=progress.step,
+            threads=1 if train.deterministic else threads(),
+            folder=None if self.store is None else self.store.root,
+            eos=self.task.end,
+            elapsed=progress.elapsed,
+        )
 
     def _after(self, made: Pass, seconds: float, passes: int) -> None:
         """Report; after a whole pass save, too."""

@@ -22,6 +22,7 @@ def rank_of(run: Run, task: Task, found: Mapping[str, float]) -> list[float]:
     """Order evaluations, the best first: by the metric, and where that is the same, by the loss."""
     metric = metric_of(run, task)
     if metric not in found:
-        raise ConfigError(f"train.metric: the task has no metric {metric!r}; {did_you_mean(metric, found)}")
+        told = "the evaluation gave no" if metric in task.metrics else "the task has no metric"
+        raise ConfigError(f"train.metric: {told} {metric!r}; {did_you_mean(metric, found)}")
     ordered = (sign_of(run, task) * found[metric], found.get("loss", 0.0))
     return [one if math.isfinite(one) else math.inf for one in ordered]

@@ -29,7 +29,8 @@ from weft.training.fitted import Fitting
 from weft.training.optim import schedule_uses_budget
 from weft.training.parallel import World, join_world, leave_world
 from weft.training.report import MetricsFile, Notice, Reporter, Reporters, TensorBoard
-from weft.training.trainer import Evaluate, Trainer, seed_all
+from weft.training.states import seed_all
+from weft.training.trainer import Evaluate, Trainer
 from weft.yaml12 import write_yaml
 
 FREE = {"data.workers", "train.keep"}  # what may change on resume without changing a number
@@ -143,6 +144,8 @@ def make_trainer(
         listening(Notice(f"{store.root}: there is no checkpoint to go on from: training starts afresh"))
     head.to(world.device)
     examples = _validation(run, task, listening)
+    if run.train.metric and (why := task.withheld(run.train.metric, examples)):
+        raise ConfigError(f"train.metric: {run.train.metric} will not be given for data.valid: {why}; choose another")
     if task.fits and isinstance(head.body, Fitted):
         fitting = Fitting(run, task, head, packed, world, listening, store, _evaluator(run, task, examples))
         fitting.begin(folder, _digest(packed.digest, examples))
@@ -159,7 +162,7 @@ def _check_lengths(run: Run, task: Task, body: Model, packed: Packed) -> None:
     reads = body.reads if isinstance(body, Capturable) else None
     if reads is None or task.sides(packed) is None:
         return
-    writes = getattr(task.options(), "max_length", 0)
+    writes = 0 if task.reads_itself else getattr(task.options(), "max_length", 0)  # such is judged as it is read
     if writes > reads and has_split(run.data, "valid"):
         raise ConfigError(
             f"task.decode.max_length: {writes} tokens may be written, but the model learns {reads} positions; set it "

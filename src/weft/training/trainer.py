@@ -6,7 +6,6 @@ large batch, up to rounding.
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +34,7 @@ from weft.training.parallel import World
 from weft.training.ranking import rank_of
 from weft.training.report import Eval, Notice, Reporter, Saved, Step
 from weft.training.signals import Interrupted, Signals
+from weft.training.states import carried_parts, go_on_drawing, random_states, seed_all
 
 Evaluate = Callable[[Head], dict[str, float]]
 
@@ -282,7 +282,7 @@ class Trainer:
     def save(self, best: bool = False) -> None:
         """Write a checkpoint."""
         self._settle()
-        random, carried = self._random_states(), self._carried()
+        random, carried = random_states(self.world), carried_parts(self.head.carry_parts(self._carry), self.world)
         if self.store and self.world.main:
             path = self.store.save(self.progress.step, lambda folder: self._write(folder, random, carried), best)
             self.report(Saved(self.progress.step, path))
@@ -294,22 +294,6 @@ class Trainer:
             snapshot.write_state(folder, replace(self.progress), self.optimizer, self.head, random)
         if carried:
             snapshot.write_carried(folder, carried)
-
-    def _carried(self) -> dict[str, Tensor]:
-        """Name what each rank carries on to its next batch."""
-        parts = enumerate(self.head.carry_parts(self._carry))
-        gathered = ((number, self.world.gather(part.contiguous())) for number, part in parts)
-        return {f"{number}.{rank}": part for number, parts in gathered for rank, part in enumerate(parts)}
-
-    def _random_states(self) -> dict[str, Tensor]:
-        states = {"cpu": torch.get_rng_state()}
-        if self.world.device.type == "cuda":
-            states["cuda"] = torch.cuda.get_rng_state(self.world.device)
-        return {
-            f"{kind}.{rank}": value
-            for kind, state in states.items()
-            for rank, value in enumerate(self.world.gather(state))
-        }
 
     def resume(self, folder: Path) -> None:
         """Go on from a checkpoint, exactly."""
@@ -324,21 +308,8 @@ class Trainer:
         snapshot.check_data(folder, self.progress.data, digest)
         # A larger budget goes on.
         self.progress.done = self.progress.done and (self.spent() >= 1 or self._impatient())
-        random = snapshot.load_random(folder)
-        if f"cpu.{self.world.size - 1}" in random and f"cpu.{self.world.size}" not in random:
-            torch.set_rng_state(random[f"cpu.{self.world.rank}"])
-            if self.world.device.type == "cuda" and f"cuda.{self.world.rank}" in random:
-                torch.cuda.set_rng_state(random[f"cuda.{self.world.rank}"], self.world.device)
+        if go_on_drawing(snapshot.load_random(folder), self.world):
             self._carry = self.head.carry_of(snapshot.load_carried(folder, self.world.rank, self.world.device))
         else:
             self.report(Notice("the number of processes has changed: dropout is drawn anew from here"))
             seed_all(self.train.seed + self.progress.step, self.world)
-
-
-def seed_all(seed: int, world: World, deterministic: bool = False) -> None:
-    """Seed what draws at random; each rank draws its own dropout."""
-    torch.manual_seed(seed * 1_000_003 + world.rank)
-    if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False

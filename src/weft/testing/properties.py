@@ -1,127 +1,19 @@
-"""The properties that every model keeps, weft's own and users' own: `check_model(MyModel, {"width": 16})`.
+"""What holds for every model, by its roles; `weft.testing` proves it."""
 
-A property is a function whose name is the sentence that it proves, and whose docstring is the likely cause where it
-does not hold. What is checked follows from the model's roles: small ragged batches, float64, eval mode, on the CPU.
-"""
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from weft.checkpoint.snapshot import load_weights, weights
-from weft.config import Named, read_section
-from weft.models.base import Direction, Model, Role
-from weft.tokens import Tokens, spell
+from weft.models.base import Role
+from weft.testing.case import LENGTHS, Answers, Case
 
 TOLERANCE = 1e-9  # rounding in float64 stays far below it, a wrong index or mask far above
-LENGTHS, SOURCE_LENGTHS = (4, 1, 7, 3), (3, 6, 1, 5)
-Rows = Sequence[Sequence[int]]
-Answers = dict[str, list[Tensor]]  # for each method, one tensor a sequence
-
-
-def check_model(
-    kind: type[Model],
-    config: Mapping[str, Any] | Named | None = None,
-    vocab: int = 23,
-    target_vocab: int | None = None,
-    seed: int = 0,
-) -> list[str]:
-    """Check a model class, as configured, by its roles; return the names of the properties that hold.
-
-    Raise AssertionError with the first property that does not hold, by how much, and the likely cause.
-    """
-    if not isinstance(config, Named):
-        config = read_section(kind.Config, {"name": kind.__name__.lower(), **(config or {})}, "model")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        case = Case(kind, config, vocab, target_vocab)
-        return [prove(check, case) for check, needs in PROPERTIES.items() if needs <= case.promises]
-
-
-class Case:
-    """A model, a ragged batch for it, and ways to ask for what its roles promise."""
-
-    def __init__(self, kind: type[Model], config: Named, vocab: int, target_vocab: int | None = None) -> None:
-        self.kind, self.config, self.roles = kind, config, kind.roles(config)
-        says = bool({Role.SCORER, Role.FILLER} & set(self.roles))
-        self.directions: tuple[Direction, ...] = kind.directions(config) if says else ()
-        self.promises: set[Role | str] = {*self.roles, *self.directions}
-        self.target_vocab = target_vocab or vocab
-        self._sizes = (vocab,) if target_vocab is None else (vocab, target_vocab)
-        self.model: Any = self.fresh()
-        self.rows = [self.draw(length) for length in LENGTHS]
-        self.sources = [torch.randint(vocab, (length,)).tolist() for length in SOURCE_LENGTHS]
-        self.other_sources = [[(token + 1) % vocab for token in source] for source in self.sources]
-
-    def fresh(self) -> Model:
-        """Make a model with new random weights."""
-        model = self.kind(self.config, *self._sizes).double().eval()
-        model.keep(set(self.roles) - {Role.FITTED})  # what only a fit of its own uses gets no gradient
-        if self.kind.spells(self.config):  # as the tokens of `reads` are
-            words = Tokens.pack([range(self.target_vocab)]).spelt([_spelt(range(self.target_vocab))])
-            assert words.chars is not None
-            model.learn_spelling(words.chars)
-        return model
-
-    def draw(self, length: int) -> Any:
-        """Draw ids for the model to read; one with a source reads the ids that it writes."""
-        return torch.randint(self.target_vocab, (length,)).tolist()
-
-    def reads(self, rows: Rows, sources: Rows) -> list[Tokens]:
-        """Pack what the methods take: the rows, and with the role a source; spelt out, if the model asks for it."""
-        packed = [Tokens.pack(rows)] + ([Tokens.pack(sources)] if Role.CONDITIONAL in self.roles else [])
-        if not self.kind.spells(self.config):
-            return packed
-        return [one.spelt([_spelt(own.tolist()) for own in one.split()]) for one in packed]
-
-    def answers(self, rows: Rows, sources: Rows, model: Any = None) -> Answers:
-        """Ask for all that the roles promise."""
-        model, reads, lengths = model or self.model, self.reads(rows, sources), [len(row) for row in rows]
-        found = {f"{one} logits": list(self.logits(reads, one, None, model).split(lengths)) for one in self.directions}
-        if Role.GENERATOR in self.roles:
-            found["start"] = list(model.start(*reads)[0])
-        if Role.ENCODER in self.roles:
-            found["encode"] = list(model.encode(*reads, layers=(-1, -1)).split(lengths, 1))
-            found["summary"] = list(model.summary(*reads))
-        return found
-
-    def logits(self, reads: list[Tokens], direction: str, at: Tensor | None = None, model: Any = None) -> Any:
-        """Score in a direction; a model that knows only one need not have heard of others."""
-        if direction == "forward":
-            return (model or self.model).logits(*reads, at=at)
-        return (model or self.model).logits(*reads, at=at, direction=direction)
-
-    def following(self, rows: Rows, sources: Rows) -> Any:
-        """Score what follows each row, (B, V), reading all of it anew."""
-        if "forward" not in self.directions:
-            return self.model.start(*self.reads(rows, sources))[0]
-        return self.model.logits(*self.reads(rows, sources))[torch.tensor([len(row) for row in rows]).cumsum(0) - 1]
-
-
-def _spelt(ids: Iterable[int]) -> np.ndarray:
-    """Spell tokens in different lengths, so that a batch has places past the end of most."""
-    return spell(str(id) * (id % 4) for id in ids)
-
-
 Check = Callable[[Case], None]
-
-
-def prove(check: Check, case: Case) -> str:
-    """Return the property's name; raise AssertionError if it does not hold."""
-    name = check.__name__.replace("_", " ")
-    try:
-        with torch.no_grad():
-            check(case)
-    except Exception as error:
-        told = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-        raise AssertionError(f"{case.kind.__name__}: not so: {name}: {told}. Likely: {check.__doc__}") from error
-    return name
 
 
 def _expect(holds: bool, otherwise: str) -> None:

@@ -1,0 +1,49 @@
+"""The properties that every model keeps, weft's own and users' own: `check_model(MyModel, {"width": 16})`.
+
+What is checked follows from the model's roles: small ragged batches, float64, eval mode, on the CPU (`case`). A
+property is a function whose name is the sentence that it proves, and whose docstring is the likely cause where it does
+not hold (`properties`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from weft.config import Named, read_section
+from weft.models.base import Model
+from weft.testing.case import Case
+from weft.testing.properties import PROPERTIES, Check
+
+__all__ = ["PROPERTIES", "Case", "check_model", "prove"]
+
+
+def check_model(
+    kind: type[Model],
+    config: Mapping[str, Any] | Named | None = None,
+    vocab: int = 23,
+    target_vocab: int | None = None,
+    seed: int = 0,
+) -> list[str]:
+    """Check a model class, as configured, by its roles; return the names of the properties that hold.
+
+    Raise AssertionError with the first property that does not hold, by how much, and the likely cause.
+    """
+    if not isinstance(config, Named):
+        config = read_section(kind.Config, {"name": kind.__name__.lower(), **(config or {})}, "model")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        case = Case(kind, config, vocab, target_vocab)
+        return [prove(check, case) for check, needs in PROPERTIES.items() if needs <= case.promises]
+
+
+def prove(check: Check, case: Case) -> str:
+    """Return the property's name; raise AssertionError if it does not hold."""
+    name = check.__name__.replace("_", " ")
+    try:
+        with torch.no_grad():
+            check(case)
+    except Exception as error:
+        told = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+        raise AssertionError(f"{case.kind.__name__}: not so: {name}: {told}. Likely: {check.__doc__}") from error
+    return name
