@@ -122,6 +122,8 @@ def evaluate(
     precision: Precision = "fp32",
 ) -> None:
     """Score a model, on its recipe's test data if no other is given; for labels, show which was taken for which."""
+    if blimp is not None and data is not None:
+        raise ConfigError(f"--blimp: takes the place of data, but both are given: {blimp} and {data}; leave one out")
     pipeline = _load(model, device, trust, changes or [], precision)
     if blimp is not None:
         print_pairs(pipeline.minimal_pairs(blimp), as_json)
@@ -201,9 +203,9 @@ app.command()(listing.models)
 @app.command()
 def convert(
     source: Annotated[
-        Path, typer.Argument(metavar="FROM", help="A run, a checkpoint, a Hugging Face directory or an .arpa file.")
+        Path, typer.Argument(metavar="FROM", help="A run, a checkpoint, a Hugging Face or ELMo folder, an .arpa file.")
     ],
-    target: Annotated[Path, typer.Argument(metavar="TO", help="A new folder, or a file that ends in .arpa.")],
+    target: Annotated[Path, typer.Argument(metavar="TO", help="A new folder, or a file: .arpa or .arpa.gz.")],
 ) -> None:
     """Turn a Hugging Face directory into a checkpoint, or a run into one; say what is the same."""
     from weft.converting import convert as run_conversion

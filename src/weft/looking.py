@@ -21,7 +21,9 @@ def look(
     out: Annotated[Path, typer.Option("--out", "-o", help="A page (.html), a picture (.png) or data (.json).")] = Path(
         "look.html"
     ),
-    layers: Annotated[str | None, typer.Option("--layers", metavar="0,2,…", help="All if not given.")] = None,
+    layers: Annotated[
+        str | None, typer.Option("--layers", metavar="0,2,…", help="All if not given; of --neighbours, the last.")
+    ] = None,
     heads: Annotated[str | None, typer.Option("--heads", metavar="0,2,…", help="All if not given.")] = None,
     gradients: Annotated[
         bool, typer.Option("--gradients", help="How far the last loss reaches back; with no MODEL, in fresh cells.")
@@ -127,7 +129,7 @@ def _attention(
         looks = [pipeline.attention(text, layers, heads) for text in texts]
     except RoleError as error:
         train = "train it with model.attention, or " if hasattr(pipeline.run.model, "attention") else ""
-        raise RoleError(f"{error}; {train}look at its --gradients") from None
+        raise RoleError(f"{error}; {train}see whether it has --gradients") from None
     return render_attention(looks, ending, f"weft look: {model}", pipeline.about, tell)
 
 

@@ -16,6 +16,7 @@ from weft.checkpoint.store import resolve_checkpoint, save_folder, verify
 from weft.config import Data, Run, Section, read_recipe, read_section
 from weft.data.limits import Limit
 from weft.data.samples import SAMPLES
+from weft.data.shards import find_corpus, read_manifest
 from weft.errors import CheckpointError, ConfigError, DataError, RoleError
 from weft.inspect.attention import Attention, views_of
 from weft.inspect.gradients import Reach, trace
@@ -78,7 +79,7 @@ class Pipeline:
         self, data: str | Path | Iterable[Asked] | None = None, tell: Callable[[str], object] | None = None
     ) -> Verdict:
         """Do what `evaluate` does; return the metrics and, where answers are labels, the confusion matrix."""
-        found = self._judge_prepared() if data is None else None
+        found = self._judge_prepared(data) if data is None or isinstance(data, str | Path) else None
         if found is None:
             examples, notice = self._examples(data)
             if notice and tell:
@@ -88,8 +89,12 @@ class Pipeline:
             tell(found.note)
         return found
 
-    def _judge_prepared(self) -> Verdict | None:
-        recipe, split = data_for(self.run.data, None)
+    def _judge_prepared(self, data: str | Path | None) -> Verdict | None:
+        """Judge by a prepared corpus, if it is one; of one that is named, by its split `test`, else `valid`."""
+        recipe, split = data_for(self.run.data, data)
+        if data is not None and (folder := find_corpus(str(data))):
+            split = next((one for one in ("test", "valid") if one in read_manifest(folder).splits), "train")
+            recipe = recipe.model_copy(update={split: str(data)})
         prepared = prepared_split(recipe, split, self.task, self.tokenizer)
         return judge_prepared(self.task, self.head, prepared[0], f"data.{split}") if prepared else None
 
@@ -97,6 +102,8 @@ class Pipeline:
         """Say how likely each text is to a language model, from its beginning to its end."""
         if not isinstance(self.task, LM):
             raise RoleError(f"task: {self.run.task.name!r} gives texts no probability; a language model (lm) does")
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise DataError(f"log_probs: takes a list of texts, but got {repr(texts)[:60]}; for one text give [text]")
         with torch.inference_mode():
             return self.task.log_probs(self.head.eval(), list(texts))
 

@@ -224,7 +224,7 @@ def test_a_mistake_is_said_in_one_line(run, trained_run, tmp_path, arguments, sa
 def test_a_model_without_attention_says_so(run, recipe, tmp_path):
     weft.train(recipe, ["train.steps=1", "model.attention=none"], tmp_path / "fixed")
     told = run(tmp_path / "fixed", "abc")[2]
-    assert "has no attention to look at; train it with model.attention, or look at its --gradients" in told
+    assert "has no attention to look at; train it with model.attention, or see whether it has --gradients" in told
     assert run("--gradients", tmp_path / "fixed", "abc")[0] == 0
 
 

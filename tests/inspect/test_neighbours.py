@@ -221,6 +221,7 @@ def test_they_are_a_page(run, folder, tmp_path):
         (["--neighbours", TEXT, "--word", "play", "-o", "n.png"], "--out: neighbours are words"),
         (["--neighbours", TEXT, "--word", "play", "--gradients"], "--neighbours: is a page of its own"),
         (["--neighbours", TEXT, "--word", "play", "--top", "0"], "--top: must be 1 or more"),
+        (["--neighbours", TEXT, "--word", " "], "--word: must be a word of the text, but is empty"),
         (["--neighbours", TEXT, "--word", "play", "--layers", "7"], "layers: this elmo has 0"),
         (["nowhere.txt", "--neighbours", TEXT, "--word", "play"], "nowhere.txt"),
     ],

@@ -150,6 +150,9 @@ def test_a_bad_file_is_named(tmp_path, method, content, said):
 def test_an_unknown_word_is_named_with_the_nearest():
     with pytest.raises(DataError, match="'kign' is not among the 27 words; did you mean 'king'?"):
         make().neighbours("kign")
+    many = WordVectors([f"w{number}" for number in range(500)], np.eye(500, 3, dtype=np.float32))
+    with pytest.raises(DataError, match="is not among the 500 words; try another spelling"):
+        many.neighbours("xyzzy")
 
 
 def test_a_vector_of_zeros_is_near_nothing():

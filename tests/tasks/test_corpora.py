@@ -350,6 +350,8 @@ class TestReading:
         assert vocabulary(fit_tokenizer(run.tokenizer, run.data, make_task(run))) == read_manifest(out).vocabulary
         with pytest.raises(ConfigError, match="tokenizer.lowercase: .*corpus was prepared with False, but it is True"):
             self.opened(recipe, "tokenizer.lowercase=true")
+        with pytest.raises(ConfigError, match="data.documents: .*corpus was prepared with 'lines', but it is 'blank'"):
+            self.opened(recipe, "data.documents=blank")
 
     def test_what_changes_no_item_may_change(self, text, out):
         recipe = self.prepared(text, out)

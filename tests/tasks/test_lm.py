@@ -277,11 +277,14 @@ def test_a_model_learns_and_goes_on(run):
 
 def test_a_stream_and_an_answer_are_the_same_and_end_before_a_stop_word(run):
     pipeline = weft.load(run, "cpu")
-    options = {"sample": True, "seed": 3, "max_length": 30}
+    options = {"sample": True, "seed": 3, "max_length": 30, "min_length": 20}
     (whole,) = pipeline("the", options)
     assert "".join(pipeline.stream("the", options)) == whole["text"]
     word = whole["text"][4:6]
+    assert len(word) == 2
     (cut,) = pipeline("the", {**options, "stop": [word]})
+    with pytest.raises(ConfigError, match="options.stop.0: .* at least 1 character"):
+        pipeline("the", {**options, "stop": [""]})
     assert cut["text"] == whole["text"][: whole["text"].index(word)]
     assert cut["logprob"] >= whole["logprob"]
     assert "".join(pipeline.stream("the", {**options, "stop": [word]})) == cut["text"]
@@ -306,8 +309,11 @@ def test_minimal_pairs_are_judged_by_which_is_likelier(run, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"sentence_good": 1}\n')
     with pytest.raises(DataError, match=r"bad\.jsonl:1: must be an object"):
         pipeline.minimal_pairs(tmp_path)
-    with pytest.raises(DataError, match="no .jsonl files"):
+    with pytest.raises(DataError, match="none: is no folder"):
         pipeline.minimal_pairs(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no .jsonl files"):
+        pipeline.minimal_pairs(tmp_path / "empty")
 
 
 def test_a_prepared_corpus_is_judged_as_its_text_is(tmp_path):
@@ -321,3 +327,30 @@ def test_a_prepared_corpus_is_judged_as_its_text_is(tmp_path):
     plain = weft.train(recipe(data=data, train=train), out=tmp_path / "plain")
     read = weft.train(recipe(data={"train": folder, "valid": folder}, train=train), out=tmp_path / "prepared")
     assert read.evaluate() == pytest.approx(plain.evaluate())
+
+
+@pytest.mark.parametrize("texts", ["the cat", [3]])
+def test_what_is_no_list_of_texts_has_no_probability(run, texts):
+    with pytest.raises(DataError, match="log_probs: takes a list of texts"):
+        weft.load(run, "cpu").log_probs(texts)
+
+
+def test_pairs_take_the_place_of_data(run, tmp_path):
+    from typer.testing import CliRunner
+
+    from weft.cli import app
+
+    told = CliRunner().invoke(app, ["evaluate", str(run), "text.txt", "--blimp", str(tmp_path)]).exception
+    assert isinstance(told, ConfigError)
+    assert "--blimp: takes the place of data" in str(told)
+
+
+def test_a_model_that_goes_both_ways_has_no_last_loss_to_look_back_from():
+    from weft.inspect.gradients import trace
+
+    sizes = {"embedding": 4, "filters": {1: 4}, "highways": 1, "width": 8, "cells": 8}
+    run = Run.parse({**recipe().model_dump(), "model": {"name": "elmo", **sizes}})
+    task, head = made(run)
+    items = task.encode(task.Example(text="a dog"), task.tokenizer, Limit(100, "error"))
+    with pytest.raises(RoleError, match="'elmo' goes both ways"):
+        trace(task, head, task.collate(items, np.random.default_rng(0)))

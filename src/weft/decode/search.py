@@ -114,7 +114,7 @@ def stream(
     if len(prompt) != 1 or options.beam > 1 or options.candidates > 1:
         raise ConfigError(
             "decode: a stream is one sequence with beam: 1 and candidates: 1, but was asked for "
-            f"{len(prompt)} with beam: {options.beam} and candidates: {options.candidates}; use generate for those"
+            f"{len(prompt)} with beam: {options.beam} and candidates: {options.candidates}; ask for whole answers"
         )
     steps = _walk(model, _walking(eos, options, forbid, (row,), prompt.device), prompt, source)
     return (token for step in steps if (token := int(step.token)) != eos)

@@ -97,10 +97,20 @@ def _last_loss(task: Task, head: Head, batch: Batch) -> Tensor:
         if at is not None:
             batch = replace(batch, at=Tokens.flat(at.ids[-1:], torch.ones(1)), targets=targets[-1:])
         return torch.stack(list(head(batch)[0].values())).sum()
-    reads = (batch.tokens,) if batch.source is None else (batch.tokens, batch.source)
-    last = torch.tensor([len(batch.tokens.ids) - 1], device=batch.tokens.device)
-    scores: Tensor = head.body.logits(*reads, at=last)
-    return nn.functional.cross_entropy(scores.double(), targets[-1:])  # where p is near 1, float32 sees no loss
+    if targets.dim() > 1:  # a row for each direction, as ELMo has them
+        raise RoleError(f"model: {head.body.config.name!r} goes both ways, so no one loss is the last; look at another")
+    if batch.source is not None:
+        last = torch.tensor([len(targets) - 1], device=batch.tokens.device)
+        return _loss(head.body.logits(batch.tokens, batch.source, at=last), targets[-1:])
+    (direction,) = type(head.body).directions(head.body.config)
+    if direction == "both":
+        raise RoleError(f"model: {head.body.config.name!r} sees both sides, so no step is the last; look at another")
+    last = torch.tensor([len(targets) - 1 if direction == "forward" else 0], device=batch.tokens.device)
+    return _loss(head.body.logits(batch.tokens, at=last, direction=direction), targets[last])
+
+
+def _loss(scores: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(scores.double(), targets)  # where p is near 1, float32 sees no loss
 
 
 def fresh(seed: int = 0) -> list[Reach]:

@@ -186,6 +186,8 @@ def check_word(text: str, word: str | None, top: int) -> str:
         raise ConfigError(f"--top: must be 1 or more, but is {top} instead")
     if not text.strip():
         raise ConfigError("--neighbours: must be a text that has words, but is empty")
+    if word is not None and not word.strip():
+        raise ConfigError("--word: must be a word of the text, but is empty")
     if word is None and len(text.split()) > 1:
         raise ConfigError(f"--word: say which word of {text!r} is looked for, such as --word {text.split()[-1]}")
     return (word or text).strip()

@@ -89,10 +89,14 @@ class WordVectors:
         found: np.ndarray = rows / np.where(lengths > 0, lengths, 1)
         return found
 
+    def _hint(self, word: str) -> str:
+        hint = did_you_mean(word, self._likely)  # where none is near, all that there are
+        return hint if len(hint) < 200 else "try another spelling, or upper or lower case"
+
     def neighbours(self, word: str, count: int = 10) -> list[tuple[str, float]]:
         """Return the words whose vectors point the most in the same direction, with their cosines."""
         if word not in self.places:
-            raise DataError(f"{word!r} is not among the {len(self.words):,} words; {did_you_mean(word, self._likely)}")
+            raise DataError(f"{word!r} is not among the {len(self.words):,} words; {self._hint(word)}")
         cosines = self.directions @ self.directions[self.places[word]]
         cosines[self.places[word]] = -np.inf
         nearest = np.argsort(-cosines, kind="stable")[: min(count, len(self.words) - 1)]

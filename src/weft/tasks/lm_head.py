@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from weft.config import Section
@@ -20,7 +21,7 @@ from weft.tokens import Tokens
 class Continue(Options):
     """How a text goes on: it ends before the first stop word; `logprobs` gives the log-probability of each token."""
 
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()  # nothing is found everywhere
     logprobs: bool = False
 
 

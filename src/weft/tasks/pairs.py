@@ -48,7 +48,9 @@ class Judged:
 
 def judge_pairs(log_probs: LogProbs, folder: Path) -> Judged:
     """Judge a model by every .jsonl file of a folder; a line has `sentence_good` and `sentence_bad`."""
-    files = sorted(folder.glob("*.jsonl")) if folder.is_dir() else []
+    if not folder.is_dir():
+        raise DataError(f"{folder}: is no folder; give BLiMP's data folder, with a .jsonl file a paradigm")
+    files = sorted(folder.glob("*.jsonl"))
     if not files:
         raise DataError(f"{folder}: there are no .jsonl files of minimal pairs in it; give BLiMP's data folder")
     return Judged([_judge(log_probs, path) for path in files])

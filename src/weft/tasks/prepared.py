@@ -100,9 +100,19 @@ def prepared_split(data: Data, split: str, task: Task, tokenizer: Tokenizer) -> 
     shards, found = open_shards(folder, split, task.counted), read_manifest(folder)
     if vocabulary(tokenizer) != found.vocabulary:
         raise DataError(f"data.{split}: {folder} was prepared with another tokenizer than the run's; prepare it again")
+    _check_documents(folder, found, data)
     _check_limit(folder, found, split, data)
     check_probes(folder, found, data, task, tokenizer)
     return shards, found.splits[split].told
+
+
+def _check_documents(folder: Path, found: Manifest, data: Data) -> None:
+    then = read_section(Data, found.data, f"{folder}: data").documents
+    if then != data.documents:
+        raise ConfigError(
+            f"data.documents: {folder} was prepared with {then!r}, but it is {data.documents!r} here; set it so, or "
+            "prepare the text again, in another folder"
+        )
 
 
 def _check_limit(folder: Path, found: Manifest, split: str, data: Data) -> None:
