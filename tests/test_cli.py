@@ -317,7 +317,7 @@ def test_compare_prints_tables_and_writes_a_page(run, recipe, recipe_file, tmp_p
     other = tmp_path / "fixed.yaml"
     other.write_text(json.dumps({**recipe, "model": {"name": "seq2seq", "width": 16, "attention": "none"}}))
     done = good(run("compare", other, recipe_file, "--budget", 3, "--out", tmp_path / "out", "--set", "train.lr=0.02"))
-    assert done.lines[0].strip() == "3 of training each"
+    assert done.lines[0].strip() == "3 steps of training each"
     assert "exact match" in done.out
     assert "answers to unseen examples" in done.out
     assert done.lines[-1] == f"learning curves and alignments: {tmp_path / 'out' / 'report.html'}"

@@ -83,12 +83,16 @@ class Trainer:
         return self.progress
 
     def _compiled(self, batches: Iterator[Drawn[Batch]]) -> Iterator[Drawn[Batch]]:
-        """Compile, if the run is compiled, on the first batch, and say how long it took; nothing is learned from it."""
+        """Try the kernels for half precision; compile, if the run is compiled, on the first batch, and say how long.
+
+        Nothing is learned from it.
+        """
+        began, device = time.perf_counter(), self.world.device
+        if self.train.precision == "bf16" and (told := try_kernels(device)):
+            self.report(Notice(f"train.precision: weft's own kernels are left aside, since {told}"))
         if self.loader.frame is None:
             return batches
-        began, first, device = time.perf_counter(), next(batches), self.world.device
-        if told := try_kernels(device):
-            self.report(Notice(f"train.compile: weft's own kernels are left aside, since {told}"))
+        first = next(batches)
         with torch.random.fork_rng([device], device_type=device.type):
             self._loss(first.batch.to(device), first.batch.counts).backward()
             self._carry = None
