@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training import Listener, Result, Span, peak, top, wait
+from training import Listener, Result, Span, first, learner, peak, top, wait
 from weft.config import Run
 from weft.decode.search import Options, generate
 from weft.models.gpt import GPT, GPTConfig
@@ -101,22 +101,10 @@ def train_theirs(size: dict[str, int], args: argparse.Namespace) -> Result:
         logits = model(input_ids=read, use_cache=False).logits
         return F.cross_entropy(logits.flatten(0, 1), follows.flatten())
 
-    compiled = loss if args.eager else torch.compile(loss, dynamic=False)
-
-    def update(batch: Tensor) -> None:
-        with torch.autocast(args.device, torch.bfloat16, enabled=args.device == "cuda"):
-            found = compiled(*batch)
-        found.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    began = time.perf_counter()
-    update(batches[0])
-    wait(args.device)
-    print(f"transformers: the first update, with compiling, took {time.perf_counter() - began:.1f} s", flush=True)
+    learn = learner(loss if args.eager else torch.compile(loss, dynamic=False), model, optimizer, args.device)
+    first(lambda: learn(*batches[0]), args.device)
     tokens, most = size["rows"] * size["longest"], top(args.device)
-    seconds = [spent(lambda: [update(one) for one in batches], args.device) / len(batches) for _ in range(args.spans)]
+    seconds = [spent(lambda: [learn(*one) for one in batches], args.device) / len(batches) for _ in range(args.spans)]
     return Result([Span(tokens / one, useful(size) / one / most) for one in seconds], peak(args.device), tokens)
 
 

@@ -25,7 +25,7 @@ from contextlib import ExitStack
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -130,6 +130,30 @@ def padded(items: list[tuple[np.ndarray, ...]], device: str) -> Padded:
     return Padded(given, grid(answers, -100).to(device), source, target)
 
 
+def learner(
+    loss: Callable[..., Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, device: str
+) -> Callable[..., None]:
+    """Return what makes one update of transformers' model, given what the loss is given."""
+
+    def learn(*given: Any) -> None:
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            found = loss(*given)
+        found.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return learn
+
+
+def first(update: Callable[[], None], device: str) -> None:
+    """Make the first update, and say how long it took."""
+    began = time.perf_counter()
+    update()
+    wait(device)
+    print(f"transformers: the first update, with compiling, took {time.perf_counter() - began:.1f} s", flush=True)
+
+
 def train_marian(packed: Packed, args: argparse.Namespace) -> Result:
     """Train a span to warm up and then those that count."""
     from transformers import MarianMTModel
@@ -150,20 +174,12 @@ def train_marian(packed: Packed, args: argparse.Namespace) -> Result:
         logits = model(**given, use_cache=False).logits
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=SMOOTHING)
 
-    compiled = loss if args.eager else torch.compile(loss, dynamic=True)
+    learn = learner(loss if args.eager else torch.compile(loss, dynamic=True), model, optimizer, args.device)
 
     def update(batch: Padded) -> None:
-        with torch.autocast(args.device, torch.bfloat16, enabled=args.device == "cuda"):
-            found = compiled(batch.given, batch.labels)
-        found.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(batch.given, batch.labels)
 
-    began = time.perf_counter()
-    update(batches[0])
-    wait(args.device)
-    print(f"transformers: the first update, with compiling, took {time.perf_counter() - began:.1f} s", flush=True)
+    first(lambda: update(batches[0]), args.device)
     for batch in batches:  # the other shapes
         update(batch)
     work = sum(useful(one.source, one.target, args.layers) for one in batches)

@@ -80,8 +80,10 @@ def family_for(run: Run) -> HFMap:
     fits = [one for one in known if all(getattr(run.model, key) == value for key, value in one.own.items())]
     if not fits:
         able = ", ".join(sorted(set(FAMILIES.values())))
+        other = "; n-grams go to a file that ends in .arpa" if run.model.name == "ngram" else ""
         raise CheckpointError(
             f"model.name: {run.model.name!r}, as configured, has no counterpart in the Hugging Face format; {able} have"
+            f"{other}"
         )
     if run.task.name not in fits[0].tasks.values():
         able = ", ".join(sorted(set(fits[0].tasks.values())))
