@@ -29,6 +29,7 @@ class Specials:
     unk: int | None = None
     mask: int | None = None
     pad: int | None = None
+    sep: int | None = None  # what stands between the two texts of a pair, where that is a token of its own
 
 
 @dataclass(frozen=True)

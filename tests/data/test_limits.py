@@ -74,3 +74,18 @@ def test_the_report_counts_sequences_not_windows():
     assert str(limit) == "windowed 1 sequence longer than data.longest=1"
     assert str(Limit(1024, "cut", cut=3, dropped=2)) == "cut 3, dropped 2 sequences longer than data.longest=1024"
     assert str(Limit(9, "drop", dropped=1200)) == "dropped 1,200 sequences longer than data.longest=9"
+
+
+def test_what_else_a_task_did_is_counted_and_told():
+    limit, part = Limit(2, "cut"), Limit(2, "cut")
+    limit.apply([1, 2, 3])
+    limit.note("cut", "question", "to 64 tokens")
+    for _ in range(2):
+        part.note("cut", "question", "to 64 tokens")
+        part.note("taught", "answer", "as a whole")
+    assert str(Limit(2, "cut")) == ""
+    assert str(part) == "cut 2 questions to 64 tokens; taught 2 answers as a whole"
+    limit.add(part)
+    assert str(limit) == (
+        "cut 1 sequence longer than data.longest=2; cut 3 questions to 64 tokens; taught 2 answers as a whole"
+    )

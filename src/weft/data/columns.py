@@ -13,6 +13,9 @@
 Optional fields may be missing: by name any of them, by position the last of them. A tsv or csv file has a header line
 if a column goes by name; `data.header` overrides: `true` passes over the header where columns go by number, `false`
 says that there is none. Where `data.columns` is given, what it does not name is not read.
+
+A field may be a list of several columns: `choices: [2, 3, 4, 5]`. Readers see each as a field of its own, `choices.0`
+and so on, which are joined when a row is read.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +29,7 @@ from weft.errors import ConfigError, DataError, did_you_mean
 Row = dict[str, Any]
 Rows = Iterator[tuple[int, Row | BadRow]]  # a row, or what is wrong with it, and the line where it starts
 Picks = list[tuple[str, int]]  # field, number of its column
+Given = Mapping[str, int | str | list[int | str]]  # field, its column, or the columns that make a list
 
 
 @dataclass(frozen=True)
@@ -36,19 +40,23 @@ class Columns:
     required: frozenset[str]
     given: Mapping[str, int | str] | None
     header: bool | None
+    lists: Mapping[str, Sequence[str]]  # of a field that has several columns, the fields that these are
 
     @classmethod
     def of(cls, data: Data, fields: Sequence[str], required: frozenset[str]) -> "Columns":
         """Check `data.columns` against the fields."""
-        for field, column in (data.columns or {}).items():
+        for field in data.columns or {}:
             if field not in fields:
                 raise ConfigError(f"data.columns.{field}: the task has no such field; {did_you_mean(field, fields)}")
+        given, lists = spread(data.columns or {})
+        for field, column in given.items():
             if isinstance(column, int) and column < 0:
                 raise ConfigError(f"data.columns.{field}: must be 0 or more, but is {column} instead")
         missing = [field for field in fields if field in required and field not in (data.columns or fields)]
         if missing:
             raise ConfigError(f"data.columns: the task needs {missing[0]!r} too; add {missing[0]}: <its column>")
-        return cls(fields, required, data.columns or None, data.header)
+        needed = required.union(*(lists[field] for field in lists if field in required)).difference(lists)
+        return cls(fields, needed, given or None, data.header, lists)
 
     def has_header(self, by_name: bool) -> bool:
         """Say whether a table starts with a header; `by_name`: its format's columns go by name where none are given."""
@@ -130,6 +138,32 @@ class Columns:
                     f"but is {column} instead"
                 )
         return [(field, str(column)) for field, column in (self.given or {name: name for name in self.fields}).items()]
+
+    def missing(self, row: Row, value: Row, picks: Sequence[tuple[str, str]], place: str) -> BadRow | None:
+        """Say which of the keys that must be there an object lacks, if any; `row` is what was picked of it."""
+        for field, name in picks:
+            if field not in row and (field in self.required or not row):
+                known = did_you_mean(name, value) if value else "the object is empty"
+                return BadRow(f"{place}: no {name!r}; {known}; say which key is {field!r} with data.columns.{field}")
+        return None
+
+
+def spread(columns: Given) -> tuple[dict[str, int | str], dict[str, list[str]]]:
+    """Give each column of a list a field of its own; return all fields, and which of them are a list."""
+    given: dict[str, int | str] = {}
+    lists: dict[str, list[str]] = {}
+    for field, column in columns.items():
+        if isinstance(column, list):
+            lists[field] = [f"{field}.{number}" for number in range(len(column))]
+        given |= zip(lists[field], column, strict=True) if isinstance(column, list) else {field: column}
+    return given, lists
+
+
+def joined(row: Row, lists: Mapping[str, Sequence[str]]) -> Row:
+    """Put together again what `spread` took apart; what a row may lack, and does, is left out of its list."""
+    parts = {part for several in lists.values() for part in several}
+    whole = {field: [row[part] for part in several if part in row] for field, several in lists.items()}
+    return {**{field: value for field, value in row.items() if field not in parts}, **whole}
 
 
 class Layout:

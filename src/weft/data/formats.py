@@ -1,4 +1,4 @@
-"""Lines to rows, one reader a format: txt, tsv, csv, jsonl, conll, parquet, and parallel files.
+"""Lines to rows, one reader a format: txt, tsv, csv, jsonl, conll, squad, parquet, and parallel files.
 
 A reader yields the number of the line where a row starts, and the row: a dict with the fields that `Columns` picks, or
 a `BadRow` in its place. It raises where the file as a whole is wrong. It holds one row at a time (parquet: a batch).
@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 
 from weft.data.columns import Columns, Layout, Row, Rows
 from weft.data.lines import LINE_COST, BadRow, chomp, count, read_lines, unreadable
+from weft.data.squad import read_squad
 from weft.data.tables import read_csv, read_tsv
-from weft.errors import DataError, did_you_mean
+from weft.errors import DataError
 
 
 def read_txt(path: str, columns: Columns, limit: int) -> Rows:
@@ -74,7 +75,7 @@ def read_jsonl(path: str, columns: Columns, limit: int) -> Rows:
                 yield number, value
                 continue
             row = {field: value[name] for field, name in picks if name in value}
-            if len(row) < len(picks) and (bad := _missing(row, value, picks, columns, f"{path}:{number}")):
+            if len(row) < len(picks) and (bad := columns.missing(row, value, picks, f"{path}:{number}")):
                 yield number, bad
             else:
                 yield number, row
@@ -121,14 +122,6 @@ def _lone_surrogate(text: str, value: object) -> str | None:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         return f"\\u{ord(error.object[error.start]):04x}"
-    return None
-
-
-def _missing(row: Row, value: Row, picks: list[tuple[str, str]], columns: Columns, place: str) -> BadRow | None:
-    for field, name in picks:
-        if field not in row and (field in columns.required or not row):
-            known = did_you_mean(name, value) if value else "the object is empty"
-            return BadRow(f"{place}: no {name!r}; {known}; say which key is {field!r} with data.columns.{field}")
     return None
 
 
@@ -213,5 +206,6 @@ READERS: dict[str, Callable[[str, Columns, int], Rows]] = {
     "csv": read_csv,
     "jsonl": read_jsonl,
     "conll": read_conll,
+    "squad": read_squad,
     "parquet": read_parquet,
 }

@@ -1,12 +1,14 @@
 """What happens to a sequence of more than `data.longest` tokens: nothing is cut silently."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from weft.data.lines import count
 from weft.errors import DataError
 
 Ids = TypeVar("Ids", Sequence[int], npt.NDArray[np.integer[Any]])
@@ -22,6 +24,7 @@ class Limit:
     dropped: int = 0
     windowed: int = 0
     seen: int = 0  # the length of the longest sequence that it was asked about
+    notes: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # what else a task did, and how often
 
     def apply(self, ids: Ids, windows: bool = True) -> list[Ids]:
         """Return the sequences to use in place of `ids`: itself, its start, none, or windows that do not overlap.
@@ -51,9 +54,15 @@ class Limit:
         self.dropped += part.dropped
         self.windowed += part.windowed
         self.seen = max(self.seen, part.seen)
+        self.notes.update(part.notes)
+
+    def note(self, verb: str, noun: str, how: str) -> None:
+        """Count what a task did that must not go unsaid: "cut 3 questions to 64 tokens" is (cut, question, to 64 …)."""
+        self.notes[verb, noun, how] += 1
 
     def __str__(self) -> str:
         counts = {"cut": self.cut, "dropped": self.dropped, "windowed": self.windowed}
         done = ", ".join(f"{verb} {number:,}" for verb, number in counts.items() if number)
         noun = "sequence" if sum(counts.values()) == 1 else "sequences"
-        return f"{done} {noun} longer than data.longest={self.longest}" if done else ""
+        told = [f"{done} {noun} longer than data.longest={self.longest}"] if done else []
+        return "; ".join(told + [f"{verb} {count(n, noun)} {how}" for (verb, noun, how), n in self.notes.items()])

@@ -1,13 +1,14 @@
 """Files to examples: `read_rows` gives dicts, `read_examples` what a task's schema makes of them, each with its place.
 
 A source is a path, a glob pattern (its files in sorted order), or a list of parallel files, read in lock-step, line by
-line. The format goes by the file's ending, or by `data.format`: txt, tsv, csv, jsonl, conll (and .conllu), each also
-.gz or .zst, and parquet. Where `data.columns` is omitted, csv, jsonl and parquet go by the names of the fields; tsv,
-conll and parallel files by their order; a line of txt is the one field (the rules in full: `weft.data.columns`).
+line. The format goes by the file's ending, or by `data.format`: txt, tsv, csv, jsonl, conll (and .conllu), squad (of
+.json), each also .gz or .zst, and parquet. Where `data.columns` is omitted, csv, jsonl, squad and parquet go by the
+names of the fields; tsv, conll and parallel files by their order; a line of txt is the one field (in full:
+`weft.data.columns`).
 
-All is streamed: memory is bounded by `data.max_line_bytes`, however large the file. A bad row raises a `DataError` that
-begins with `file:line`, or under `data.on_bad_rows: skip` is passed over and counted. What is wrong with a file as a
-whole (missing, a directory, UTF-16, damaged, empty, parallel files of unequal length) always raises.
+All but squad is streamed: memory is bounded by `data.max_line_bytes`, however large the file. A bad row raises a
+`DataError` that begins with `file:line`, or under `data.on_bad_rows: skip` is passed over and counted. What is wrong
+with a file as a whole (missing, a directory, UTF-16, damaged, empty, parallel files of unequal length) always raises.
 """
 
 import glob
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from weft.config import Data
-from weft.data.columns import Columns, Row, Rows
+from weft.data.columns import Columns, Row, Rows, joined
 from weft.data.documents import read_documents
 from weft.data.formats import READERS, read_parallel
 from weft.data.lines import BadRow, Stretch, check_file, count
@@ -99,6 +100,8 @@ def _rows(source: str | list[str], data: Data, columns: Columns, skipped: Skippe
                 _pass_over(row, data, skipped)
             else:
                 empty = False
+                if columns.lists:
+                    row = joined(row, columns.lists)
                 yield tuple.__new__(Place, (name, line)), row  # what Place(name, line) does, in half the time
         if empty and not (isinstance(name, Stretch) and not name.whole):
             raise _no_rows(name, skipped, before)
@@ -156,7 +159,7 @@ def _ending(path: str) -> str:
 
 def _format(path: str, data: Data) -> str:
     ending = _ending(path)
-    format = data.format or {"conllu": "conll"}.get(ending, ending)
+    format = data.format or {"conllu": "conll", "json": "squad"}.get(ending, ending)
     if format not in READERS:
         raise ConfigError(f"{path}: its ending names no format; set data.format to one of {', '.join(READERS)}")
     if format == "parquet" and path.lower().endswith((".gz", ".zst")):

@@ -12,7 +12,7 @@ each epoch. `Streams` lets the model read on: the stream is cut into as many lon
 of a batch goes on where row s of the batch before it ended (truncated back-propagation through time).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -21,7 +21,7 @@ import numpy as np
 
 from weft.data.frame import Frame
 
-Spans = np.ndarray  # (rows, 2): where each sequence of a batch begins in the stream, and where it ends
+Spans = np.ndarray  # (rows, 2): where each sequence of a batch begins in the stream and ends; of pairs, (rows, 5)
 Pair = tuple[np.ndarray, np.ndarray]  # what is read, and what follows each token of it
 
 
@@ -44,11 +44,20 @@ class Stream:
         return self.ids[start:stop], np.where(follows == self.bos, self.eos, follows)
 
 
+class Readable(Protocol):
+    """What gives the item of a span."""
+
+    @property
+    def pair(self) -> Callable[..., tuple[np.ndarray, ...]]:
+        """Read a span, given by its numbers."""
+        ...
+
+
 class Reading(Protocol):
     """A way to read a stream, batch by batch."""
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> Readable:
         """What is read."""
         ...
 

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from tokenizers import Tokenizer as Engine
 
 from weft.config import Named, read_section
@@ -43,11 +43,12 @@ class Settings(Named):
     """What every kind can be told; `target` is a tokenizer section for the other side, where it differs.
 
     `specials` spells special tokens in another way than the kind does: GPT-2's is {bos: <|endoftext|>, eos:
-    <|endoftext|>}, one token for both.
+    <|endoftext|>}, one token for both. `gap` is how many eos stand between the two texts of a pair: RoBERTa has 2.
     """
 
     lowercase: bool = False
     specials: dict[str, str] | None = None
+    gap: int = Field(1, ge=1, le=2)
     target: dict[str, Any] | None = None
 
     @field_validator("specials")
@@ -156,9 +157,31 @@ class Tokenizer:
         return self._size
 
     @property
+    def identity(self) -> str:
+        """What makes this side the tokenizer that it is, for a digest."""
+        return str(self.engine.to_str())
+
+    @property
+    def joint(self) -> bool:
+        """Whether both sides have the same ids, so that a model has one table for both."""
+        return self.target is self
+
+    @property
     def lossless(self) -> bool:
         """Whether `decode` gives back every text exactly."""
         return False
+
+    @property
+    def between(self) -> list[int]:
+        """The ids that stand between the two texts of a pair: `sep` (Radford et al. 2018, section 3.3), or else eos."""
+        if self.specials.sep is not None:
+            return [self.specials.sep]
+        return [self.specials.eos] * int(self.config.gap)
+
+    @classmethod
+    def spaced(cls, config: Any, word: str) -> str:
+        """Spell a word as it stands in a text after another: with the space, where that is no token of its own."""
+        return word
 
     def encode(self, text: str) -> Encoding:
         """Cut one text into tokens and say where each stands; no specials are added."""

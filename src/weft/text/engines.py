@@ -44,11 +44,14 @@ def character_engine(spelling: Mapping[str, str]) -> Engine:
 
 def mark_spaces(engine: Engine, spelling: Mapping[str, str], *cuts: Any) -> None:
     """Let an engine read spaces as signs, and cut where asked."""
-    # Where a text spells a special, its first sign stands alone, so that no piece can be the special itself.
-    openings = [f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in dict.fromkeys(spelling.values())]
-    spelt = pre_tokenizers.Split(Regex("|".join(openings)), "isolated")
-    engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(SPACE), *cuts, spelt])
+    engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(SPACE), *cuts, apart(spelling.values())])
     engine.decoder = decoders.Metaspace(SPACE)
+
+
+def apart(specials: Iterable[str]) -> Any:
+    """Cut where a text spells a special: its first sign then stands alone, so that no piece can be the special."""
+    openings = [f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in dict.fromkeys(specials)]
+    return pre_tokenizers.Split(Regex("|".join(openings)), "isolated")
 
 
 def lower(engine: Engine, config: Settings) -> None:

@@ -238,6 +238,11 @@ class BPE(Tokenizer):
         engine.train_from_iterator(repeat_units(units), trainer)
         return engine
 
+    @classmethod
+    def spaced(cls, config: Config, word: str) -> str:
+        """Over bytes a token takes the space before it in; over characters every text is given one anyway."""
+        return f" {word}" if config.bytes and word and not word.startswith(" ") else word
+
     @property
     def lossless(self) -> bool:
         """Whether `decode` gives back every text exactly: over bytes, unless these are changed before."""
