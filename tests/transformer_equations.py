@@ -107,4 +107,4 @@ def logits(w: Weights, kind: Kind, target: Tensor, source: Tensor, places: Tenso
 
     memory = stack(below(w, "encoder"), kind, "encoder", embedded(source, "embed"))
     states = stack(below(w, "decoder"), kind, "decoder", embedded(target, "target_embed"), memory)
-    return states @ w["output.weight"].T
+    return states @ w["output.weight"].T + w.get("output.bias", 0.0)  # which Marian has

@@ -40,6 +40,12 @@ class Named(Section):
     name: str
 
 
+class Pretrained(Named):
+    """A model that may start from one that was trained before: a directory, or a name on the hub."""
+
+    weights: str | None = None
+
+
 def _seconds(value: object) -> object:
     """Read `90`, `90s`, `15m` or `2h` as seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(value))
@@ -51,6 +57,7 @@ def _seconds(value: object) -> object:
 S = TypeVar("S", bound=BaseModel)
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Column = StrictInt | StrictStr
 Source = str | list[str]  # a path (a glob pattern reads all that match), or a list of parallel files
 
 
@@ -61,8 +68,9 @@ class Data(Section):
     train: Source | None = None
     valid: Source | None = None
     test: Source | None = None
-    format: Literal["txt", "tsv", "csv", "jsonl", "conll", "parquet"] | None = None  # None: by the file's ending
-    columns: dict[str, StrictInt | StrictStr] | None = None  # field of the task's example -> column, by name or number
+    format: Literal["txt", "tsv", "csv", "jsonl", "conll", "squad", "parquet"] | None = None  # None: by the ending
+    # A field of the task's example -> its column, by name or number; several make a list.
+    columns: dict[str, Column | Annotated[list[Column], Field(min_length=1)]] | None = None
     documents: Literal["lines", "every-line", "blank", "file"] = "lines"  # txt: what a row is (weft.data.documents)
     header: bool | None = None  # None: there is one if a column goes by name
     on_bad_rows: Literal["error", "skip"] = "error"
@@ -96,9 +104,13 @@ class Train(Section):
     decay: float = Field(0.01, gt=0, le=1)  # exponential: the share of lr that is left at the end
     asgd_after: int = Field(5, ge=1)  # evaluations without a better one before asgd begins to average
     clip: float | None = Field(1.0, gt=0)
+    freeze: Literal["body"] | StrictInt | None = None  # all of the body, or its first floors: embeddings, layers
+    layer_decay: float = Field(1.0, gt=0, le=1)  # the rate of each floor, as a share of that above it
+    reinit: int = Field(0, ge=0)  # top layers of pre-trained weights that start afresh
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool | None = None  # None: on CUDA in bf16, where the model and the task can
     seed: int = Field(1, ge=0, lt=2**32)
+    seeds: int = Field(1, ge=1)  # so many trainings, each with the next seed
     deterministic: bool = False
     device: str = "auto"
     report_every: int = Field(20, ge=1)

@@ -12,6 +12,7 @@ Kind = Literal["model", "task", "tokenizer"]
 
 TABLE: dict[Kind, dict[str, str]] = {
     "model": {
+        "bert": "weft.models.bert:BERT",
         "cnn": "weft.models.cnn:CNN",
         "elmo": "weft.models.elmo:ELMo",
         "gpt": "weft.models.gpt:GPT",
@@ -22,9 +23,13 @@ TABLE: dict[Kind, dict[str, str]] = {
         "word2vec": "weft.models.word2vec:Word2Vec",
     },
     "task": {
+        "choice": "weft.tasks.choice:Choice",
         "classify": "weft.tasks.classify:Classify",
+        "embed": "weft.tasks.embed:Embed",
         "lm": "weft.tasks.lm:LM",
+        "mlm": "weft.tasks.mlm:MLM",
         "skipgram": "weft.tasks.skipgram:Skipgram",
+        "span": "weft.tasks.span:Span",
         "tag": "weft.tasks.tag:Tag",
         "translate": "weft.tasks.translate:Translate",
     },
@@ -33,6 +38,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "characters": "weft.text.tokenizer:Characters",
         "bytes": "weft.text.tokenizer:Bytes",
         "bpe": "weft.text.tokenizer:BPE",
+        "sentencepiece": "weft.text.marian:SentencePiece",
         "wordpiece": "weft.text.tokenizer:WordPiece",
         "unigram": "weft.text.tokenizer:Unigram",
     },

@@ -179,13 +179,14 @@ def test_the_inner_layer_is_a_product_and_what_is_above_nought():
     assert apart(got, F.linear(*exact)) > 10 * HALF
 
 
-def test_the_inner_layer_of_gpt_is_a_product_and_gelu():
+@pytest.mark.parametrize(("exactness", "plain"), [(True, "none"), (False, "tanh")])
+def test_the_inner_layer_of_bert_and_gpt_is_a_product_and_gelu(exactness, plain):
     from weft.nn.feed_cuda import linear_gelu
 
     torch.manual_seed(0)
     x, weight, bias = drawn(999, 64), drawn(100, 64), drawn(100, dtype=torch.float32)
-    got, exact, back = linear_gelu(x, weight, bias)[0], exactly(x, weight, bias), drawn(999, 100).detach()
-    must = F.gelu(F.linear(*exact), approximate="tanh")
+    got, exact, back = linear_gelu(x, weight, bias, exactness)[0], exactly(x, weight, bias), drawn(999, 100).detach()
+    must = F.gelu(F.linear(*exact), approximate=plain)
     grads = torch.autograd.grad(got, (x, weight, bias), back)
     wanted = torch.autograd.grad(must, exact, back.double())
     assert max(apart(*pair) for pair in zip((got, *grads), (must, *wanted), strict=True)) < BACK

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from weft.nn.losses import binary_cross_entropy_sum, cross_entropy_sum, read_out_sum
+from weft.nn.losses import binary_cross_entropy_sum, cross_entropy_sum, read_out_sum, squared_error_sum
 from weft.nn.readout import Readout
 
 quick = settings(deadline=None, derandomize=True, max_examples=50)
@@ -79,3 +79,31 @@ def test_questions_of_yes_and_no_are_summed_by_their_definition(rows, vocab, smo
     terms = soft * likely.log() * (1 if weights is None else weights) + (1 - soft) * (1 - likely).log()
     torch.testing.assert_close(binary_cross_entropy_sum(logits, targets, smoothing, weights), -terms.sum())
     assert binary_cross_entropy_sum(logits.bfloat16(), targets.float()).dtype == torch.float32
+
+
+def test_the_squared_error_is_by_its_definition():
+    found, targets = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.0, -100.0, 0.5])
+    assert squared_error_sum(found, targets) == 1 + 98**2
+    assert squared_error_sum(found.bfloat16(), targets).dtype == torch.float32
+
+
+LOSSES = {
+    "weighted": (lambda x, y: cross_entropy_sum(x, y, 0.1, torch.tensor([1.0, 2.0, 0.5])), torch.tensor([2, 0, 1])),
+    "several": (lambda x, y: binary_cross_entropy_sum(x, y, 0.1, torch.tensor([1.0, 2.0, 0.5])), torch.eye(3)),
+    "number": (lambda x, y: squared_error_sum(x[:, 0], y), torch.tensor([0.3, -100.0, 7.0])),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_has_no_target_counts_for_nothing_and_sends_nothing_back(name):
+    loss, targets = LOSSES[name]
+    torch.manual_seed(0)
+    scores = torch.randn(5, 3, requires_grad=True)
+    unread = torch.full((2, *targets.shape[1:]), float("nan") if targets.is_floating_point() else -100).to(targets)
+    filled = loss(scores, torch.cat([targets, unread]))
+    (grad,) = torch.autograd.grad(filled, scores)
+    must = loss(scores[:3], targets)
+    torch.testing.assert_close(filled, must)
+    torch.testing.assert_close(grad, torch.autograd.grad(must, scores)[0])
+    assert not grad[3:].any()
+    assert not torch.isclose(loss(scores, torch.cat([targets, targets[:2]])), must)  # the control: they are read

@@ -58,6 +58,19 @@ def test_the_equation_notices_halves_in_place_of_turns():
         equals_the_equation(vectors[:, [0, 2, 4, 6, 1, 3, 5, 7]], 20, 8)
 
 
+@pytest.mark.parametrize("width", [1, 2, 7, 16, 512])
+def test_halves_are_the_same_waves_in_another_order(width):
+    """As Marian has them, and as exact: the weights that read them are another's."""
+    vectors = Sinusoidal(width, halves=True)(torch.arange(2000))
+    angle = [[place / 10000 ** (2 * (i // 2) / width) for i in range(width)] for place in range(2000)]
+    must = torch.tensor([[*map(math.sin, row[::2]), *map(math.cos, row[1::2])] for row in angle])
+    assert vectors.dtype == torch.float32
+    torch.testing.assert_close(vectors, must, rtol=0, atol=1e-7)
+    assert torch.equal(Sinusoidal(width, halves=True).vectors(2000, vectors.device), vectors)
+    if width > 2:
+        assert not torch.equal(Sinusoidal(width).vectors(2000, vectors.device), vectors)
+
+
 def test_sinusoids_have_nothing_to_learn_and_no_limit():
     made = Sinusoidal(6)
     assert not list(made.parameters())

@@ -20,7 +20,8 @@ from weft.errors import RoleError
 from weft.nn.losses import cross_entropy_sum
 from weft.tokens import Tokens
 
-Direction = Literal["forward", "backward", "both"]  # a word is seen from what stands before it, after it, or both
+# A word is seen from what stands before it, after it, or both; `masked`: its own place, too, where a mask hides it.
+Direction = Literal["forward", "backward", "both", "masked"]
 
 
 class Role(Enum):
@@ -28,7 +29,7 @@ class Role(Enum):
 
     ENCODER = "encodes"  # encode(tokens, layers=(-1,)) -> (L, N, D); summary(tokens) -> (B, D)
     SCORER = "scores"  # logits(tokens, at=None, direction) -> (N or len(at), V): position i never sees its target
-    FILLER = "fills"  # logits at i are for position i, seen from both sides
+    FILLER = "fills"  # logits at i are for position i, seen from both sides; fill_loss(tokens, at, targets)
     CONDITIONAL = "takes a source"  # the methods take a source: Tokens
     GENERATOR = "generates"  # start, step
     FITTED = "learns by itself"  # fit, with what it needs for it
@@ -134,24 +135,34 @@ Modules = Mapping[str, str | tuple[str, ...]]  # our module -> theirs; several a
 class HFMap:
     """How a model goes by in the Hugging Face format: data alone, read in both directions (weft.checkpoint.hf).
 
-    In `modules` and `outer`, `{layer}` stands for each layer's number; a module's weight and bias go together.
+    In `modules` and `outer`, `{layer}` stands for each layer's number; a module's weight and bias go together. A head
+    is named by its task; `mlm.next` is one of `mlm` that also says whether a sentence follows.
     """
 
     model_type: str  # what config.json calls it
-    tasks: Mapping[str, str]  # a class that config.json names -> our task; the first one of a task is written
+    tasks: Mapping[str, str]  # a class that config.json names -> our head; the first one of a head is written
     own: Mapping[str, Any]  # the fields of our configuration that make it this family
     fields: Mapping[str, str | tuple[str, ...]]  # our field -> their key; the first is read, all are written
     defaults: Mapping[str, Any]  # their key -> what holds where config.json says nothing
     modules: Modules  # of the body
-    outer: Mapping[str, Modules] = field(default_factory=dict)  # task -> what stands on the body, as the head names it
+    outer: Mapping[str, Modules] = field(default_factory=dict)  # head -> what stands on the body, as the head names it
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # our field -> their word -> ours
+    never: Mapping[str, Any] = field(default_factory=dict)  # our field -> what makes it another family
+    less: Mapping[str, int] = field(default_factory=dict)  # our field -> by how much theirs is less
+    unless: Mapping[str, str] = field(default_factory=dict)  # our field -> another; it is None where they are equal
     must: Mapping[str, Any] = field(default_factory=dict)  # their key -> the one value that our model can do
     also: Mapping[str, Any] = field(default_factory=dict)  # their key -> what is written and not read
     prefix: str = ""  # before the names of the body's weights, where something stands on it
     turned: tuple[str, ...] = ()  # the last names of their modules whose matrices are the other way round
+    copies: Mapping[str, str] = field(default_factory=dict)  # their weight -> its name where the output is tied
+    rows: tuple[str, ...] = ()  # their weights that are a matrix of one row, where ours is a vector
     unread: str = "(?!)"  # a pattern of weights that mean nothing
     vocabulary: str = ""  # how files that are no tokenizer.json are read (weft.text.vocabularies)
     specials: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)  # our role -> their key, default
+    framed: bool = False  # whether a text stands between bos and eos, and a pair is read
+    gap: int = 1  # how many eos stand between the texts of a pair
+    kinds: bool = False  # whether the two texts of a pair are told apart by segments
+    dropout: str = ""  # their key for the dropout before the output of a head that labels
 
 
 class Model(nn.Module):
@@ -172,6 +183,13 @@ class Model(nn.Module):
 
     def keep(self, needs: Collection[Role]) -> None:
         """Drop what only other roles than these use, such as an output layer where nothing is scored."""
+
+    def without_summary(self) -> None:
+        """Drop what only `summary` uses: the task does not ask for it."""
+
+    def floors(self) -> list[list[nn.Module]]:
+        """Say what stands on what: the embeddings, then what each layer has; here the whole is one."""
+        return [[self]]
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
@@ -209,6 +227,15 @@ class Model(nn.Module):
         """Sum the cross-entropy of targets (N,) in each direction; a model overrides it where it can do so at once."""
         scored = self.logits_each(tokens, directions)
         return [cross_entropy_sum(logits, wanted) for logits, wanted in zip(scored, targets, strict=True)]
+
+    def fill_loss(self, tokens: Tokens, at: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Sum the cross-entropy of targets (M,) at the flat positions `at`, of a model that fills.
+
+        The summary (B, D) comes with it where it takes no second reading.
+        """
+        body: Any = self
+        (direction,) = self.directions(self.config)
+        return cross_entropy_sum(body.logits(tokens, at=at, direction=direction), targets), None
 
     def log_prob(self, tokens: Tokens, targets: Tensor, direction: Direction = "forward") -> Tensor:
         """Return the log-probability (N,) of each target, of a model that scores or fills; in float32 at least."""

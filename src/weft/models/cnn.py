@@ -68,6 +68,10 @@ class CNN(Model):
         """Say what it can do: encode."""
         return frozenset({Role.ENCODER})
 
+    def floors(self) -> list[list[nn.Module]]:
+        """The embeddings, then the filters: to freeze the first is the paper's CNN-static."""
+        return [[self.embed, self.dropout], [self.filters]]
+
     def encode(self, tokens: Tokens, layers: Sequence[int] = (-1,)) -> Tensor:
         """Return layers (L, N, D), of which 0 is the embeddings and 1, the last, the feature maps."""
         embedded = self.dropout(self.embed(tokens.ids))

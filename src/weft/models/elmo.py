@@ -26,7 +26,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.config import Named
+from weft.config import Named, Pretrained
 from weft.errors import ConfigError, RoleError
 from weft.models.base import Direction, Model, Role, matrix_numbers
 from weft.nn.chars import CharFilters, Highway
@@ -38,7 +38,7 @@ from weft.tokens import END, LONGEST_SPELLING, PAD, Tokens
 SCORES = {Role.SCORER, Role.GENERATOR}
 
 
-class ELMoConfig(Named):
+class ELMoConfig(Pretrained):
     """`width` is that of a layer, half for each direction; `cells` is what each LSTM has before its projection."""
 
     embedding: int = Field(16, ge=1)  # of a character
@@ -120,7 +120,7 @@ class Way(nn.Module):
         """Go on from `states` over a grid (T, B, D/2), as it lies; return each layer's outputs and state."""
         outputs, after = [], []
         for depth, layer in enumerate(self.layers):
-            read = self.dropout(inputs)
+            read = self.dropout(inputs) if layer.training == self.training else inputs  # a frozen one reads all
             walked, state = layer(read, states[depth] if states else None, real)
             inputs = read + walked if depth and self.residual else walked
             outputs.append(inputs)
@@ -173,6 +173,10 @@ class ELMo(Model):
         assert len(table) == self.vocab, "a spelling for every token"
         self.spelling = table.to(self.speller.project.weight.device, torch.int16)
         self._sizes = (table != PAD).sum(1).cpu()
+
+    def floors(self) -> list[list[nn.Module]]:
+        """The spelling, then each layer, of both directions."""
+        return [[self.speller], *(list(pair) for pair in zip(self.ahead.layers, self.back.layers, strict=True))]
 
     def keep(self, needs: Collection[Role]) -> None:
         """Drop the softmax where nothing is scored."""

@@ -16,14 +16,14 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from weft.config import Named
-from weft.errors import ConfigError, RoleError
+from weft.errors import RoleError
 from weft.models.base import Direction, HFMap, Model, Role
 from weft.models.gpt_hf import GPT2_MAP, GPT_MAP
-from weft.models.heads import HeadsOff, check_heads, check_off
+from weft.models.heads import StackConfig
 from weft.nn.attention import Layout, MultiHead
 from weft.nn.cache import Cache, FixedCache, but_last, on_triton
 from weft.nn.losses import read_out_sum
@@ -35,30 +35,14 @@ from weft.tokens import Tokens
 _SPREAD = 0.02  # the standard deviation that weights start with
 
 
-class GPTConfig(Named):
-    """The sizes of GPT-2 by default; `heads_off` leaves heads out: {3: [1, 5]} in layer 3."""
+class GPTConfig(StackConfig):
+    """The sizes of GPT-2 by default."""
 
-    width: int = Field(768, ge=1)
-    heads: int = Field(12, ge=1)
-    layers: int = Field(12, ge=1)
-    hidden: int | None = Field(None, ge=1, validate_default=True)  # inside the feed-forward layers; None: 4 times width
+    place: ClassVar[str] = "decoder"
+
     activation: Activation = "gelu-tanh"
     norm: Literal["pre", "post"] = "pre"
-    dropout: float = Field(0.1, ge=0, lt=1)
     longest: int = Field(1024, ge=1)  # how many positions are learned
-    tie: bool = True  # one matrix for the embeddings and the output (Press & Wolf 2017)
-    heads_off: HeadsOff = Field({})
-
-    @field_validator("hidden")
-    @classmethod
-    def _fourfold(cls, hidden: int | None, info: ValidationInfo) -> int:
-        return 4 * int(info.data.get("width", 1)) if hidden is None else hidden
-
-    @model_validator(mode="after")
-    def _fits(self) -> "GPTConfig":
-        check_heads(self.width, self.heads)
-        check_off(self.heads_off, self.heads, {"decoder": self.layers})
-        return self
 
 
 class GPT(Model):
@@ -108,6 +92,11 @@ class GPT(Model):
         """Every layer, the embeddings too."""
         return tuple(range(self.config.layers + 1))
 
+    def floors(self) -> list[list[nn.Module]]:
+        """The embeddings, then each layer; the norm at the end goes with the last."""
+        below: list[nn.Module] = [self.embed, self.positions, self.dropout]
+        return [below, *self.decoder.floors()]
+
     def keep(self, needs: Collection[Role]) -> None:
         """Drop the output where nothing is scored."""
         if not {Role.SCORER, Role.GENERATOR} & set(needs):
@@ -115,9 +104,7 @@ class GPT(Model):
 
     def encode(self, tokens: Tokens, layers: Sequence[int] = (-1,)) -> Tensor:
         """Return the outputs of the chosen layers, (L, N, D); 0 is the embeddings, -1 the last layer, normed."""
-        deep = self.config.layers
-        if not all(-deep <= layer + 1 and layer <= deep for layer in layers):
-            raise ConfigError(f"layers: a gpt has 0, the embeddings, to {deep} here, but {list(layers)} is asked for")
+        self.config.check_layers(layers)
         states = self._states(tokens)
         return torch.stack([states[layer] for layer in layers])
 

@@ -1,9 +1,12 @@
-"""Heads of attention in a recipe: how many a layer has, and which are left out."""
+"""What a recipe says of a stack of attention: its sizes, how many heads a layer has, and which are left out."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from weft.config import Pretrained
+from weft.errors import ConfigError
 
 
 def _worded(value: Any) -> Any:
@@ -41,4 +44,36 @@ def check_off(heads_off: Mapping[str, tuple[int, ...]], heads: int, depths: Mapp
         if not all(0 <= head < heads for head in off) or len(everywhere) == heads:
             raise ValueError(
                 f"model.heads_off.{key} names heads, 0 to {heads - 1}, and must leave one on: got {list(off)}"
+            )
+
+
+class StackConfig(Pretrained):
+    """One stack, of the sizes that GPT-2 and BERT-base have; `heads_off` leaves heads out: {3: [1, 5]} in layer 3."""
+
+    place: ClassVar[str]  # what its attention goes by
+
+    width: int = Field(768, ge=1)
+    heads: int = Field(12, ge=1)
+    layers: int = Field(12, ge=1)
+    hidden: int | None = Field(None, ge=1, validate_default=True)  # inside the feed-forward layers; None: 4 times width
+    dropout: float = Field(0.1, ge=0, lt=1)
+    tie: bool = True  # one matrix for the embeddings and the output (Press & Wolf 2017)
+    heads_off: HeadsOff = Field({})
+
+    @field_validator("hidden")
+    @classmethod
+    def _fourfold(cls, hidden: int | None, info: ValidationInfo) -> int:
+        return 4 * int(info.data.get("width", 1)) if hidden is None else hidden
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        check_heads(self.width, self.heads)
+        check_off(self.heads_off, self.heads, {self.place: self.layers})
+        return self
+
+    def check_layers(self, layers: Sequence[int]) -> None:
+        """Refuse to give layers that are not there; 0 is the embeddings."""
+        if not all(-self.layers <= layer + 1 and layer <= self.layers for layer in layers):
+            raise ConfigError(
+                f"layers: a {self.name} has 0, the embeddings, to {self.layers} here, but {list(layers)} is asked for"
             )

@@ -29,7 +29,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config import Named, Share
+from weft.config import Named, Pretrained, Share
 from weft.errors import ConfigError, RoleError
 from weft.models.base import Direction, Model, Role, matrix_numbers
 from weft.nn.chars import CharCNN
@@ -42,7 +42,7 @@ from weft.nn.stack import Stack
 from weft.tokens import PAD, Tokens
 
 
-class RNNConfig(Named):
+class RNNConfig(Pretrained):
     """`width` is that of a layer's states; with both directions, half for each.
 
     `dropout` stands on what the first layer reads, between layers, and on what the output reads, unless one of these
@@ -52,7 +52,7 @@ class RNNConfig(Named):
     cell: Literal["elman", "jordan", "lstm", "peephole", "gru"] = "lstm"
     width: int = Field(256, ge=2)
     layers: int = Field(1, ge=1)
-    direction: Direction = "forward"
+    direction: Literal["forward", "backward", "both"] = "forward"
     apart: bool = False  # both: the directions meet at the output, not after each layer
     attention: Literal["none", "cosine", "additive", "general", "dot", "scaled-dot"] = "none"
     embedding: int | None = Field(None, ge=1)  # None: the width
@@ -162,6 +162,11 @@ class RNN(Model):
         """The recurrent layers, as far as they are of the last one's width."""
         same = self.config.layers if self.config.width == self.width else 1  # type: ignore[attr-defined]
         return tuple(range(-same, 0))
+
+    def floors(self) -> list[list[nn.Module]]:
+        """The embeddings, then each layer."""
+        below = (self.embed, self.chars, self.drop_embed, self.drop_input)
+        return [[part for part in below if part is not None], *([layer] for layer in self.recurrent.layers)]
 
     def keep(self, needs: Collection[Role]) -> None:
         """Drop the output where nothing is scored."""

@@ -7,8 +7,9 @@
 
 One vocabulary for both sides shares one E among source, target and output; two vocabularies share the target's alone.
 
-Departures: positions may be learned; the norm may stand before each layer (`norm: pre`). Weights start as in the
-authors' code: Xavier's uniform for matrices, N(0, 1/D) for embeddings, nought for biases.
+Departures: positions may be learned, or have their sines before their cosines (`positions: halves`), and the output may
+have a bias, as in Marian (Junczys-Dowmunt et al. 2018); the norm may stand before each layer (`norm: pre`). Weights
+start as in the authors' code: Xavier's uniform for matrices, N(0, 1/D) for embeddings, nought for biases.
 """
 
 from dataclasses import dataclass, replace
@@ -18,9 +19,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config import Named
-from weft.models.base import Model, Role, matrix_numbers
+from weft.config import Named, Pretrained
+from weft.models.base import HFMap, Model, Role, matrix_numbers
 from weft.models.heads import HeadsOff, check_heads, check_off
+from weft.models.transformer_hf import MARIAN_MAP
 from weft.nn.attention import Layout, MultiHead
 from weft.nn.cache import Cache, FixedCache, Reach, but_last, on_triton
 from weft.nn.cuda import in_half
@@ -30,7 +32,7 @@ from weft.nn.transformer import Activation, Blocks, Shape
 from weft.tokens import Tokens
 
 
-class TransformerConfig(Named):
+class TransformerConfig(Pretrained):
     """`layers` are the encoder's, and the decoder's where `decoder_layers` says nothing else.
 
     `heads_off` leaves heads out: {3: [1, 5]} in layer 3 wherever it attends, {cross.3: [1, 5]} at one place alone.
@@ -44,9 +46,10 @@ class TransformerConfig(Named):
     activation: Activation = "relu"
     norm: Literal["pre", "post"] = "post"
     dropout: float = Field(0.1, ge=0, lt=1)
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    positions: Literal["sinusoidal", "halves", "learned"] = "sinusoidal"  # halves: all sines, then all cosines
     longest: int = Field(1024, ge=1)  # how many positions are learned
     tie: bool = True  # one matrix for the target's embeddings and the output (Press & Wolf 2017)
+    bias: bool = False  # whether the output has one: how frequent each word is
     heads_off: HeadsOff = Field({})
 
     @model_validator(mode="after")
@@ -98,6 +101,7 @@ class Transformer(Model):
     """Embeddings and positions, encoder, decoder."""
 
     Config: ClassVar[type[Named]] = TransformerConfig
+    hf: ClassVar[tuple[HFMap, ...]] = (MARIAN_MAP,)
     compiles: ClassVar[bool] = True
     lowers: ClassVar[bool] = True
     config: TransformerConfig
@@ -107,14 +111,16 @@ class Transformer(Model):
         width = config.width
         self.embed = nn.Embedding(vocab, width)
         self.target_embed = self.embed if target_vocab is None else nn.Embedding(target_vocab, width)
-        self.positions = Sinusoidal(width) if config.positions == "sinusoidal" else Learned(config.longest, width)
+        self.positions = self._positions(config)
         self.dropout = nn.Dropout(config.dropout)
         shape = Shape(
             width, config.heads, config.hidden, config.activation, config.norm, config.dropout, config.heads_off
         )
         self.encoder = Blocks(shape, config.layers, "encoder")
         self.decoder = Blocks(shape, config.decoder_layers or config.layers, "decoder", causal=True, cross=True)
-        self.output = Readout(width, self.target_vocab)
+        self.output = Readout(width, self.target_vocab, bias=config.bias)
+        if config.bias:
+            nn.init.zeros_(self.output.bias)
         if config.tie:
             self.output.weight = self.target_embed.weight
         # In this order, each once: of a set of tensors, the order would differ from run to run.
@@ -122,17 +128,33 @@ class Transformer(Model):
             nn.init.normal_(matrix, std=width**-0.5)
         self._looks = tuple(part for part in self.modules() if isinstance(part, MultiHead))
 
+    @staticmethod
+    def _positions(config: TransformerConfig) -> Sinusoidal | Learned:
+        if config.positions == "learned":
+            return Learned(config.longest, config.width)
+        return Sinusoidal(config.width, halves=config.positions == "halves")
+
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
         """Say what it can do: score and generate, given a source."""
         return frozenset({Role.CONDITIONAL, Role.SCORER, Role.GENERATOR})
 
+    def floors(self) -> list[list[nn.Module]]:
+        """The embeddings, then each layer of the encoder, then each of the decoder."""
+        below: list[nn.Module] = [self.embed, self.target_embed, self.positions, self.dropout]
+        return [below, *self.encoder.floors(), *self.decoder.floors()]
+
     def logits(self, tokens: Tokens, source: Tokens, at: Tensor | None = None) -> Tensor:
         """Score what follows each token, given the source: (N, V), or (len(at), V) at the flat positions `at`."""
-        memory = self._encoded(source)
-        states = self.decoder(self._embedded(tokens, self.target_embed), *self._layouts(tokens, memory, source))[-1]
-        scores: Tensor = self.output(states if at is None else states[at])
+        last = self.states(tokens, source)[1][-1]
+        scores: Tensor = self.output(last if at is None else last[at])
         return scores
+
+    def states(self, tokens: Tokens, source: Tokens) -> tuple[list[Tensor], list[Tensor]]:
+        """Return what goes into the first layer and what comes out of each, of the encoder and of the decoder."""
+        inside: list[Tensor] = self.encoder(self._embedded(source, self.embed), Layout.itself(source))
+        layouts = self._layouts(tokens, inside[-1], source)
+        return inside, self.decoder(self._embedded(tokens, self.target_embed), *layouts)
 
     def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, Reading]:
         """Encode the source and read the prompts; return the logits (B, V) of what follows, and the state."""

@@ -18,24 +18,37 @@ STAGES = 2  # times so many rows are on their way to a program
 BLOCK = 4096  # numbers of a program forward
 
 
+RELU, NEARLY, GELU = 0, 1, 2  # NEARLY: GELU by tanh
+
+
 @triton.jit
-def _slope(x):
-    """The derivative of x σ(2 √(2/π) (x + 0.044715 x³)), which is GELU by tanh."""
+def _gelu(x, ACT: tl.constexpr):
+    """Return x Φ(x), or nearly: x σ(2 √(2/π) (x + 0.044715 x³))."""
+    if ACT == 2:
+        return x * 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+    return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+
+@triton.jit
+def _slope(x, ACT: tl.constexpr):
+    """Return the derivative of that."""
+    if ACT == 2:
+        return 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
     share = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     return share + x * share * (1.0 - share) * (1.5957691216057308 + 0.21406449466162796 * x * x)
 
 
 @triton.jit
-def _gelu_forward(known, found, SIZE, BLOCK: tl.constexpr):
+def _gelu_forward(known, found, SIZE, ACT: tl.constexpr, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(known + place, place < SIZE, 0.0).to(tl.float32)
-    made = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    made = _gelu(x, ACT)
     tl.store(found + place, made.to(found.dtype.element_ty), place < SIZE)
 
 
 @triton.jit
 def _cut_backward(
-    found, back, cut, sums, N, GELU: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    found, back, cut, sums, N, ACT: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     v = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -44,8 +57,8 @@ def _cut_backward(
         row = first + tl.arange(0, ROWS)
         inside, place = (row < N)[:, None] & (v < V)[None, :], row[:, None] * V + v[None, :]
         given, known = tl.load(back + place, inside, 0.0), tl.load(found + place, inside, 0.0)
-        if GELU:
-            given = (given.to(tl.float32) * _slope(known.to(tl.float32))).to(given.dtype)
+        if ACT > 0:
+            given = (given.to(tl.float32) * _slope(known.to(tl.float32), ACT)).to(given.dtype)
         else:
             given = tl.where(known > 0, given, 0.0)
         tl.store(cut + place, given, inside)
@@ -54,7 +67,7 @@ def _cut_backward(
 
 
 @triton_op("weft::cut_back", mutates_args=())
-def cut_back(found: Tensor, back: Tensor, gelu: bool) -> tuple[Tensor, Tensor]:
+def cut_back(found: Tensor, back: Tensor, act: int) -> tuple[Tensor, Tensor]:
     """Return what came back (N, V) where something was found, or by GELU's slope there, and its sum (V,)."""
     rows, width = found.shape
     cut, sums = torch.empty_like(back), back.new_empty(PROGRAMS, width, dtype=torch.float32)
@@ -64,7 +77,7 @@ def cut_back(found: Tensor, back: Tensor, gelu: bool) -> tuple[Tensor, Tensor]:
         cut,
         sums,
         rows,
-        GELU=gelu,
+        ACT=act,
         V=width,
         ROWS=ROWS,
         COLUMNS=COLUMNS,
@@ -92,7 +105,7 @@ def _keep(ctx, inputs, output):
 
 def _send_back(ctx, back):
     x, weight, bias, found = ctx.saved_tensors
-    cut, total = cut_back(found, back.contiguous(), False)
+    cut, total = cut_back(found, back.contiguous(), RELU)
     return cut @ weight, cut.t() @ x, total.to(bias.dtype)
 
 
@@ -100,22 +113,25 @@ linear_relu.register_autograd(_send_back, setup_context=_keep)
 
 
 @triton_op("weft::linear_gelu", mutates_args=())
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Map (N, D) as `linear_relu` does, with GELU by tanh; return what was before that, too."""
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
+    """Map (N, D) as `linear_relu` does, with GELU, or that by tanh; return what was before that, too."""
     known = torch.addmm(bias.to(x.dtype), x, weight.t())
     found, size = torch.empty_like(known), known.numel()
-    wrap_triton(_gelu_forward)[(-(-size // BLOCK),)](known, found, size, BLOCK=BLOCK, num_warps=4)
+    wrap_triton(_gelu_forward)[(-(-size // BLOCK),)](
+        known, found, size, ACT=GELU if exact else NEARLY, BLOCK=BLOCK, num_warps=4
+    )  # fmt: skip
     return found, known
 
 
 def _keep_known(ctx, inputs, output):
-    ctx.save_for_backward(*inputs, output[1])
+    *known, ctx.exact = inputs
+    ctx.save_for_backward(*known, output[1])
 
 
 def _send_back_gelu(ctx, back, _):
     x, weight, bias, known = ctx.saved_tensors
-    made, total = cut_back(known, back.contiguous(), True)
-    return made @ weight, made.t() @ x, total.to(bias.dtype)
+    made, total = cut_back(known, back.contiguous(), GELU if ctx.exact else NEARLY)
+    return made @ weight, made.t() @ x, total.to(bias.dtype), None
 
 
 linear_gelu.register_autograd(_send_back_gelu, setup_context=_keep_known)

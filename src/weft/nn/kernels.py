@@ -181,6 +181,23 @@ def zero_of(dtype: torch.dtype) -> Any:
 @cache
 def compiler(sums: bool = False) -> Any:
     """Return the compiler that all loops share; with `sums` it may add up in any order."""
+    return _compiler(sums, False)
+
+
+@cache
+def keeper(sums: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Return a compiler that keeps what it made beside the module's own bytecode, for functions of modules alone."""
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        try:
+            return _compiler(sums, True)(function)
+        except RuntimeError:  # there is no place where it may write
+            return _compiler(sums, False)(function)
+
+    return compiled
+
+
+def _compiler(sums: bool, kept: bool) -> Any:
     from numba import njit
     from numba.core.compiler import Compiler
 
@@ -192,7 +209,7 @@ def compiler(sums: bool = False) -> Any:
             self.state.flags.noalias = True
 
     loose = {"contract", "arcp", "reassoc", "nsz"} if sums else {"contract", "arcp"}
-    return njit(nogil=True, error_model="numpy", fastmath=loose, pipeline_class=Apart)
+    return njit(nogil=True, error_model="numpy", fastmath=loose, pipeline_class=Apart, cache=kept)
 
 
 def _tanh(x):  # type: ignore[no-untyped-def]

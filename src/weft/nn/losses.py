@@ -11,7 +11,7 @@ from weft.nn.readout import Readout
 def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None) -> Tensor:
     """Sum -log p(target) over (N, V) logits, in float32 at least; `smoothing` as in Szegedy et al. 2016, section 7.
 
-    `weights` (V,) multiply the term of each target, smoothed or not.
+    `weights` (V,) multiply the term of each target, smoothed or not. A target of -100 is left out, as in torch.
     """
     if weights is None and trusted(logits):
         from weft.nn.losses_cuda import cross_entropy
@@ -21,7 +21,7 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, w
     if weights is None:
         return F.cross_entropy(_exact(logits), targets, reduction="sum", label_smoothing=smoothing)
     terms = F.cross_entropy(_exact(logits), targets, reduction="none", label_smoothing=smoothing)
-    return (weights.to(terms.dtype)[targets] * terms).sum()
+    return (weights.to(terms.dtype)[targets.clamp(min=0)] * terms).sum()
 
 
 def read_out_sum(output: Readout, states: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -31,7 +31,7 @@ def read_out_sum(output: Readout, states: Tensor, targets: Tensor, smoothing: fl
     from weft.nn.losses_cuda import cross_entropy
 
     # The rows of a product that are no multiple of a few words are written, and read, several times as slowly.
-    logits = F.linear(states, output.evened())
+    logits = F.linear(states, *output.evened())
     losses: Tensor = cross_entropy(logits, targets.contiguous(), output.out_features, smoothing)[0]
     return losses.sum()
 
@@ -41,10 +41,20 @@ def binary_cross_entropy_sum(
 ) -> Tensor:
     """Sum over (N, V) questions, each of which may be so: -log p where the target is 1, -log(1 - p) where it is 0.
 
-    `smoothing` moves targets that far towards 1/2; `weights` (V,) multiply the terms of what is so.
+    `smoothing` moves targets that far towards 1/2; `weights` (V,) multiply the terms of what is so. What is not a
+    number is no target, and left out.
     """
-    soft = targets * (1 - smoothing) + smoothing / 2
-    return F.binary_cross_entropy_with_logits(_exact(logits), soft, pos_weight=weights, reduction="sum")
+    scores, unread = _exact(logits), targets.isnan()
+    soft = targets.masked_fill(unread, 0).to(scores.dtype) * (1 - smoothing) + smoothing / 2
+    terms = F.binary_cross_entropy_with_logits(scores, soft, pos_weight=weights, reduction="none")
+    return terms.masked_fill(unread, 0).sum()
+
+
+def squared_error_sum(found: Tensor, targets: Tensor) -> Tensor:
+    """Sum (x - target)² over numbers (N,), in float32 at least; what is not a number is no target, and left out."""
+    unread = targets.isnan()
+    apart = _exact(found) - targets.masked_fill(unread, 0)
+    return apart.masked_fill(unread, 0).square().sum()
 
 
 def _exact(logits: Tensor) -> Tensor:

@@ -6,15 +6,11 @@ it is scaled back to float32. Nothing else is rounded: norms, softmax, attention
 """
 
 import warnings
-from functools import cache
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from weft.errors import ConfigError
-from weft.nn.kernels import compiler
 
 _ROWS = 160  # for so many tokens at a time the library lays a matrix out
 _MIDDLE = 128  # stands for 0 among the unsigned bytes that inputs are rounded to: signed ones have no fast product
@@ -29,7 +25,7 @@ class Int8Linear(nn.Module):
         weight = dense.weight.detach().float()
         self._scale = weight.abs().amax(1).clamp(min=1e-12) / 127
         self._zero = torch.zeros(len(weight), dtype=torch.long)
-        self._bias = None if dense.bias is None else dense.bias.detach().float()
+        self.bias = None if dense.bias is None else dense.bias.detach().float()
         rounded = torch.round(weight / self._scale[:, None]).to(torch.int8)
         with warnings.catch_warnings():  # of PyTorch's about the future of its older ways to do this
             warnings.simplefilter("ignore")
@@ -39,36 +35,19 @@ class Int8Linear(nn.Module):
         """Map (N, in_features) to (N, out_features)."""
         if not len(x):
             return x.new_zeros(0, self.out_features)
-        rounded, scale = _rounded(x)
+        from weft.nn.rows_cpu import round_rows
+
+        rounded = round_rows(x)
+        found = self.product(rounded.bytes_)
+        return found.mul_(rounded.scale) if self.bias is None else torch.addcmul(self.bias, found, rounded.scale)
+
+    def product(self, bytes_: Tensor) -> Tensor:
+        """Multiply tokens that are rounded, (N, in_features); what is found is yet to be scaled, and shifted."""
         weight = (self._packed, self._scale, self._zero)
         found: Tensor = torch.ops.onednn.qlinear_pointwise(
-            rounded, 1.0, _MIDDLE, *weight, None, 1.0, 0, torch.float32, "none", [], ""
+            bytes_, 1.0, _MIDDLE, *weight, None, 1.0, 0, torch.float32, "none", [], ""
         )
-        return found.mul_(scale) if self._bias is None else torch.addcmul(self._bias, found, scale)
-
-
-def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round tokens (N, D) to bytes, each by its own scale (N, 1)."""
-    bytes_, scale = torch.empty(x.shape, dtype=torch.uint8), torch.empty(len(x), 1)
-    _loops()(x.contiguous().numpy(), bytes_.numpy(), scale.numpy())
-    return bytes_, scale
-
-
-@cache
-def _loops() -> Any:
-    return compiler()(_round)
-
-
-def _round(x, bytes_, scale):  # type: ignore[no-untyped-def]
-    """Add 128.5 and cut off, which rounds to the nearest."""
-    for row in range(x.shape[0]):
-        most = np.float32(1e-12)
-        for place in range(x.shape[1]):
-            most = max(most, abs(x[row, place]))
-        up = np.float32(127) / most
-        scale[row, 0] = most / np.float32(127)
-        for place in range(x.shape[1]):
-            bytes_[row, place] = np.uint8(x[row, place] * up + np.float32(128.5))
+        return found
 
 
 def lower(module: nn.Module, precision: str) -> None:

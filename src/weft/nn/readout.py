@@ -12,10 +12,10 @@ _PART = 1024  # outputs at a time; the library's product of few rows with all of
 
 
 class Readout(nn.Linear):
-    """A dense layer with no bias and many outputs."""
+    """A dense layer with many outputs, and no bias unless it is asked for."""
 
-    def __init__(self, width: int, vocab: int) -> None:
-        super().__init__(width, vocab, bias=False)
+    def __init__(self, width: int, vocab: int, bias: bool = False) -> None:
+        super().__init__(width, vocab, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Score the vocabulary: (N, D) to (N, V)."""
@@ -26,16 +26,19 @@ class Readout(nn.Linear):
         out = x.new_empty(len(x), self.out_features)
         for matrix, place in zip(self.weight.split(_PART), out.split(_PART, 1), strict=True):
             torch.mm(x, matrix.t(), out=place)
-        return out
+        return out if self.bias is None else out.add_(self.bias)
 
-    def evened(self) -> Tensor:
-        """Return the matrix, in the precision of products with it, with rows of nought up to an even number."""
-        return F.pad(halved(self.weight), (0, 0, 0, -self.out_features % _EVEN))
+    def evened(self) -> tuple[Tensor, Tensor | None]:
+        """Return matrix and bias, in the precision of products with it, with rows of nought up to an even number."""
+        spare = -self.out_features % _EVEN
+        matrix = F.pad(halved(self.weight), (0, 0, 0, spare))
+        return matrix, None if self.bias is None else F.pad(halved(self.bias), (0, spare))
 
     def _oddly(self, x: Tensor) -> Tensor:
         if on_triton(x):
             from weft.nn.step_cuda import MANY, read_out
 
             if len(x) <= MANY:
-                return read_out(x, self.weight)
-        return F.linear(halved(x), self.evened())[:, : self.out_features]
+                found = read_out(x, self.weight)
+                return found if self.bias is None else found.add_(self.bias)
+        return F.linear(halved(x), *self.evened())[:, : self.out_features]

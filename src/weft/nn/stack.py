@@ -87,7 +87,7 @@ class Stack(nn.Module):
         """Go on from `states` over a grid (T, B, I), forwards; return each layer's outputs and state."""
         outputs, after = [], []
         for depth, layer in enumerate(self.ahead):
-            read = self.dropout(inputs) if depth else inputs
+            read = self.dropout(inputs) if depth and layer.training == self.training else inputs
             walked, state = layer(read, states[depth] if states else None, real)
             inputs = self._around(inputs, walked)
             outputs.append(inputs)
@@ -95,10 +95,10 @@ class Stack(nn.Module):
         return outputs, tuple(after)
 
     def _reads(self, flat: Tensor, grid: Grid, depth: int) -> Sequence[Tensor]:
-        """Say what each direction of a layer reads of the one below."""
+        """Say what each direction of a layer reads of the one below; a layer that is frozen reads all of it."""
         if not depth:
             return [flat] * len(self.ways)
-        dropped: Tensor = self.dropout(flat, grid)
+        dropped: Tensor = self.dropout(flat, grid) if self.layers[depth].training == self.training else flat
         return dropped.chunk(len(self.ways), -1) if self.apart else [dropped] * len(self.ways)
 
     def _around(self, inputs: Tensor, outputs: Tensor) -> Tensor:

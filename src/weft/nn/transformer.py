@@ -18,8 +18,10 @@ from torch.nn import functional as F
 
 from weft.nn.attention import Layout, MultiHead
 from weft.nn.cache import Cache, Reach, on_triton
+from weft.nn.capture import capturing
 from weft.nn.cuda import halved, trusted
 
+_MUCH = 512  # tokens from which on loops that are compiled, once a process, are worth it; those of int8 always are
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu"]
 
 
@@ -47,6 +49,7 @@ class Shape:
     norm: Literal["pre", "post"] = "post"
     dropout: float = 0.0
     off: Mapping[str, Collection[int]] = field(default_factory=dict)
+    eps: float = 1e-5  # of the norms
 
     def attention(self, place: str, layer: int, causal: bool = False) -> MultiHead:
         """Make the attention of one layer, without its heads that are off."""
@@ -72,12 +75,13 @@ class FeedForward(nn.Module):
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return what the outer layer reads, (N, hidden)."""
-        if self.activation not in (F.relu, gelu_tanh) or not trusted(x):
+        if self.activation not in (F.relu, F.gelu, gelu_tanh) or not trusted(x):
             return self.activation(self.inner(x))
         from weft.nn.feed_cuda import linear_gelu, linear_relu
 
         known = halved(x), halved(self.inner.weight), self.inner.bias
-        found: Tensor = linear_relu(*known) if self.activation is F.relu else linear_gelu(*known)[0]
+        plain = self.activation is F.relu
+        found: Tensor = linear_relu(*known) if plain else linear_gelu(*known, self.activation is F.gelu)[0]
         return found
 
 
@@ -86,7 +90,8 @@ class Residual(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.norm, self.dropout, self.before = nn.LayerNorm(shape.width), nn.Dropout(shape.dropout), shape.norm == "pre"
+        self.norm, self.dropout = nn.LayerNorm(shape.width, shape.eps), nn.Dropout(shape.dropout)
+        self.before = shape.norm == "pre"
 
     def forward(self, x: Tensor, layer: Callable[[Tensor], Tensor], last: nn.Linear | None = None) -> Tensor:
         """Add what the layer makes of x, and `last` of that, to x."""
@@ -171,12 +176,19 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """A stack; where the norm comes before each layer, one more stands at the end."""
+    """A stack; where the norm comes before each layer, one more stands at the end.
 
-    def __init__(self, shape: Shape, layers: int, place: str, causal: bool = False, cross: bool = False) -> None:
+    With `shared`, all layers have the weights of the first (Lan et al. 2020, section 3.1).
+    """
+
+    def __init__(
+        self, shape: Shape, layers: int, place: str, causal: bool = False, cross: bool = False, shared: bool = False
+    ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block(shape, place, depth, causal, cross) for depth in range(layers))
-        self.norm = nn.LayerNorm(shape.width) if shape.norm == "pre" else nn.Identity()
+        self.norm = nn.LayerNorm(shape.width, shape.eps) if shape.norm == "pre" else nn.Identity()
+        for block in self.blocks[1:] if shared else ():
+            _share(self.blocks[0], block)
 
     def forward(
         self,
@@ -187,6 +199,10 @@ class Blocks(nn.Module):
         keep: list[Tensor] | None = None,
     ) -> list[Tensor]:
         """Return what goes into the first block and what comes out of each, (N, D) each; the last one normed."""
+        if memory is None and keep is None and self._in_loops(x, layout):
+            from weft.nn import blocks_cpu
+
+            return blocks_cpu.read(self, x, layout.at)
         if isinstance(self.norm, nn.LayerNorm) and trusted(x):
             return self._joined(x, self.norm, layout, memory, across, keep)
         found = [x]
@@ -194,6 +210,16 @@ class Blocks(nn.Module):
             found.append(block(found[-1], layout, memory, across, keep))
         found[-1] = self.norm(found[-1])
         return found
+
+    def _in_loops(self, x: Tensor, layout: Layout) -> bool:
+        """Say whether compiled loops read it: on the CPU, in float32, to answer and not to learn, and if it is much."""
+        if x.device.type != "cpu" or x.dtype is not torch.float32 or torch.is_autocast_enabled("cpu"):
+            return False
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or self.training or layout.at is not layout.over:
+            return False
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        much = len(x) >= _MUCH or (len(x) > 0 and not isinstance(blocks[0].feed.inner, nn.Linear))
+        return much and all(block.attention.kept and not capturing(block.layer) for block in blocks)
 
     def _joined(
         self,
@@ -230,6 +256,11 @@ class Blocks(nn.Module):
         found: Tensor = self.norm(x)
         return found
 
+    def floors(self) -> list[list[nn.Module]]:
+        """Say what each layer has, the lowest first; the norm at the end goes with the last."""
+        *rest, last = self.blocks
+        return [*([block] for block in rest), [last, self.norm]]
+
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """The heads of each layer's own attention, and their size."""
@@ -240,3 +271,10 @@ class Blocks(nn.Module):
         """Make each layer's keys and values (M, 2, H, d) of a source (M, D), once for all steps."""
         crosses = [block.cross for block in self.blocks if isinstance(block, Block)]
         return tuple(cross.remember(memory) for cross in crosses if cross is not None)
+
+
+def _share(first: nn.Module, other: nn.Module) -> None:
+    """Give a module the parameters of another one that is made alike."""
+    for place, part in other.named_modules():
+        for name in dict(part.named_parameters(recurse=False)):
+            setattr(part, name, getattr(first.get_submodule(place), name))

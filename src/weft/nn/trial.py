@@ -60,14 +60,15 @@ def take_flash3(device: torch.device) -> bool:
 
 
 def _examples(device: torch.device, half: bool = True) -> list[Tensor]:
-    """Read a few sequences with a decoder that looks at sources, and with one of GPT's kind."""
+    """Read a few sequences with a decoder that looks at sources, with one of GPT's kind, and an encoder of BERT's."""
     found: list[Tensor] = []
     torch.manual_seed(0)
-    for shape, lengths, sources in (
-        (Shape(128, 2, 256), [3, 200, 1, 40], [5, 9, 64, 130]),
-        (Shape(128, 2, 256, "gelu-tanh", "pre"), [320, 320], []),
+    for shape, lengths, sources, causal in (
+        (Shape(128, 2, 256), [3, 200, 1, 40], [5, 9, 64, 130], True),
+        (Shape(128, 2, 256, "gelu-tanh", "pre"), [320, 320], [], True),
+        (Shape(128, 2, 256, "gelu", eps=1e-12), [3, 200, 1, 300], [], False),
     ):
-        blocks = Blocks(shape, 2, "decoder", causal=True, cross=bool(sources)).to(device)
+        blocks = Blocks(shape, 2, "decoder", causal, cross=bool(sources)).to(device)
         output = Readout(128, 131).to(device)
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
             found += _read(blocks, output, lengths, sources, device)

@@ -144,6 +144,20 @@ def a_place_is_seen_from_both_sides_and_never_itself(case: Case) -> None:
                 _expect(not torch.equal(new[near], old[near]), f"position {near} does not see position {place}")
 
 
+def every_place_sees_all_of_its_sequence(case: Case) -> None:
+    """A causal mask, or attention that does not reach the ends; a mean over the whole batch, where others change."""
+    before = case.answers(case.rows, case.sources)["masked logits"]
+    for row, place in ((row, place) for row, length in enumerate(LENGTHS) for place in range(length)):
+        changed = [list(own) for own in case.rows]
+        changed[row][place] = (changed[row][place] + 1) % case.target_vocab
+        after = case.answers(changed, case.sources)["masked logits"]
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            if number != row:
+                _same(new, old, f"what is said of sequence {number}, when another one changes,", TOLERANCE)
+            for seen in range(len(old) if number == row else 0):
+                _expect(not torch.equal(new[seen], old[seen]), f"position {seen} does not see position {place}")
+
+
 def at_gives_the_rows_of_the_whole(case: Case) -> None:
     """`at` ignored, or counted within each sequence: its positions are those of flat (N,)."""
     at, reads = torch.tensor([9, 0, 4, 4, sum(LENGTHS) - 1]), case.reads(case.rows, case.sources)
@@ -212,6 +226,7 @@ PROPERTIES: dict[Check, set[Role | str]] = {  # in the order of their proof, wit
     future_tokens_change_nothing: {Role.SCORER, "forward"},
     past_tokens_change_nothing: {Role.SCORER, "backward"},
     a_place_is_seen_from_both_sides_and_never_itself: {Role.FILLER, "both"},
+    every_place_sees_all_of_its_sequence: {Role.FILLER, "masked"},
     at_gives_the_rows_of_the_whole: {Role.SCORER},
     the_source_matters: {Role.CONDITIONAL},
     the_sources_of_others_change_nothing: {Role.CONDITIONAL},
