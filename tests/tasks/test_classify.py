@@ -1,10 +1,15 @@
 """Texts and pairs to items, batches, losses and answers; labels and weights from the training data."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import f1_score, matthews_corrcoef
 from sklearn.utils.class_weight import compute_class_weight
 from tests.labelling import made
 from torch.nn import functional as F
@@ -12,9 +17,11 @@ from torch.nn import functional as F
 import weft
 from weft.config import Run, Section, read_recipe
 from weft.data.limits import Limit
+from weft.data.packed import pack
 from weft.errors import ConfigError, DataError, RoleError
 from weft.tasks.build import make_task
-from weft.tasks.classify import Classify, ClassifyConfig, ClassifyExample, Threshold, _trimmed
+from weft.tasks.classify import Classify, ClassifyConfig, ClassifyExample, RatedExample, Threshold
+from weft.tasks.pieces import trimmed
 from weft.training.session import settle
 
 LIMIT = Limit(1024, "error")
@@ -36,6 +43,18 @@ def recipe(rows):
         "tokenizer": {"name": "words"},
         "model": {"name": "cnn", "width": 12, "embedding": 8},
         "train": {"steps": 60, "batch_tokens": 64, "lr": 0.02},
+    }
+
+
+@pytest.fixture
+def rated(tmp_path, recipe):
+    """How many words of a text are good, which a model that takes the maximum over a text can tell up to one."""
+    path = tmp_path / "rated.tsv"
+    path.write_text("so good\t1.5\nbad\t-0.5\nfine good\t2\nodd thing\t0\nodd bad\t-1e0\n")
+    return {
+        **recipe,
+        "task": {"name": "classify", "regression": True},
+        "data": {"train": str(path), "valid": str(path)},
     }
 
 
@@ -96,8 +115,6 @@ def test_a_batch_has_segments_where_there_are_pairs_and_targets_where_all_labels
 
 
 def test_labels_do_not_count_as_tokens_of_a_batch(recipe):
-    from weft.data.packed import pack
-
     task, _ = made(recipe)
     items = encoded(task, *(ask(*row) for row in ROWS))
     assert pack(items, counted=task.counted).sizes.tolist() == [len(item[0]) for item in items]
@@ -130,7 +147,7 @@ def test_the_longer_of_a_pair_is_cut_first_as_bert_does(first, second, room):
     while len(expected_text) + len(expected_pair) > room:
         longer = expected_text if len(expected_text) > len(expected_pair) else expected_pair
         longer.pop()
-    assert _trimmed(text, pair, room) == (expected_text, expected_pair)
+    assert trimmed(text, pair, room) == (expected_text, expected_pair)
 
 
 # The loss.
@@ -183,6 +200,12 @@ def test_a_text_alone_answers_as_in_any_batch(recipe):
     examples = [ask(text) for text, _ in ROWS] + [ask(""), ask("so good", pair="very bad")]
     scores = [head.scores(head.body.summary(collated(task, one).tokens)) for one in examples]
     torch.testing.assert_close(head.scores(head.body.summary(collated(task, *examples).tokens)), torch.cat(scores))
+
+
+def test_what_only_a_summary_needs_is_not_there_where_layers_are_mixed(recipe):
+    recipe = {**recipe, "model": {"name": "bert", "width": 16, "heads": 2, "layers": 1}}
+    assert made(recipe)[1].body.pool is not None
+    assert made(recipe, "task.layers=mix")[1].body.pool is None
 
 
 # Labels from the data.
@@ -272,8 +295,11 @@ def test_a_label_that_is_not_known_names_its_row(recipe, tmp_path):
         ("task.labels=[a, 1.0]", '^task.labels.1: must be text: put it in quotes, "1.0", but is 1.0 instead$'),
         ("task.labels=[a, '']", "^task.labels.1: must have a name, and not be blank, but is '' instead$"),
         ("task.threshold=0.3", "task.threshold chooses among several labels a text, but is 0.3 for one; set task.mul"),
-        ("train.metric=f1", "train.metric: the task has no metric 'f1'; known: accuracy, loss, macro_f1"),
+        ("train.metric=f1", "train.metric: the task has no metric 'f1'; known: accuracy, loss, macro_f1, matth"),
         ("task.treshold=0.4", "task.treshold: unknown key; did you mean 'threshold'"),
+        ("task={name: classify, regression: true, multiple: true}", "task.multiple is of labels, and with task.regr"),
+        ("task={name: classify, regression: true, labels: [a, b]}", "task.labels is of labels, and .* leave one out"),
+        ("task={name: classify, regression: true, smoothing: 0.1}", "task.smoothing is of labels, and with task.reg"),
     ],
 )
 def test_a_wrong_recipe_is_refused_with_the_remedy(recipe, change, told):
@@ -309,8 +335,27 @@ def test_what_is_shown_of_an_example():
 def test_scores_and_confusion_go_by_label():
     answers = [{"label": label} for label in ("good", "good", "bad")]
     examples = [ask("x", label) for label in ("good", "odd", "bad")]
-    assert classify().score(answers, examples) == pytest.approx({"accuracy": 2 / 3, "macro_f1": (2 / 3 + 0 + 1) / 3})
+    found = classify().score(answers, examples)
+    assert (found["accuracy"], found["macro_f1"]) == pytest.approx((2 / 3, (2 / 3 + 0 + 1) / 3))
+    assert found["matthews"] == pytest.approx(matthews_corrcoef(["good", "odd", "bad"], ["good", "good", "bad"]))
+    assert set(found) == set(classify().metrics) == {"accuracy", "macro_f1", "matthews"}
     assert classify().confusion(answers, examples).counts == [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
+
+
+def test_of_two_labels_the_second_is_the_one_that_is_looked_for():
+    task = classify(("no", "yes"))
+    given, right = ["yes", "yes", "no", "no", "yes"], ["yes", "no", "no", "yes", "yes"]
+    found = task.score([{"label": one} for one in given], [ask("x", one) for one in right])
+    assert found["f1"] == pytest.approx(f1_score(right, given, pos_label="yes")) == pytest.approx(2 / 3)
+    assert f1_score(right, given, pos_label="no") != pytest.approx(found["f1"])  # the control: the other one
+    assert task.metrics == tuple(found) == ("accuracy", "macro_f1", "matthews", "f1")
+
+
+def test_a_run_may_go_by_any_metric_of_its_labels(recipe, rows, tmp_path):
+    rows.write_text("so good\t1\nvery good\t1\nquite bad\t0\nodd\t0\n")
+    for metric in ("f1", "matthews"):
+        pipeline = weft.train(recipe, [f"train.metric={metric}", "train.steps=40"], tmp_path / metric)
+        assert pipeline.evaluate()[metric] == 1
 
 
 def test_it_learns_and_knows_how_sure_it_is(recipe, tmp_path):
@@ -428,3 +473,176 @@ def test_a_table_with_a_header_and_the_label_first(tmp_path, recipe):
     pipeline = weft.train(recipe, [*changes, "data.header=true", "data.columns={text: 1, label: 0}"], tmp_path / "run")
     assert pipeline.run.task.labels == ("0", "1")
     assert pipeline("so good")[0]["label"] == "1"
+
+
+# A number a text.
+
+
+@torch.no_grad()
+def test_the_loss_of_numbers_is_the_squared_error_of_one_output(rated):
+    task, head = made(rated)
+    examples = [RatedExample(text="so good", label=1.5), RatedExample(text="bad", label=-100.0)]
+    batch = collated(task, *examples)
+    assert batch.targets.tolist() == [1.5, -100.0]
+    assert head.output.out_features == 1
+    found = head.eval().output(head.body.summary(batch.tokens))[:, 0]
+    torch.testing.assert_close(head(batch)[0]["texts"], (found - torch.tensor([1.5, -100.0])).square().sum())
+    assert [output[1] for output in head.predict(batch, task.options())] == [[value] for value in found.tolist()]
+    assert collated(task, RatedExample(text="so good"), examples[0]).targets is None
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
+def test_an_item_holds_any_number(numbers):
+    task = Classify(ClassifyConfig(name="classify", regression=True))
+    kept = [task.kind.kept(RatedExample(text="x", label=one), task.labels) for one in numbers]
+    packed = pack([(bits,) for bits in kept])
+    assert task.kind.targets([packed[n][0] for n in range(len(numbers))], 0).tolist() == numbers
+
+
+@pytest.mark.parametrize("raw", ["good", "", "nan", "1e999", True, [1], 1e39])
+def test_a_label_that_is_no_number_is_refused_with_its_place(rated, tmp_path, raw):
+    with pytest.raises(ValueError, match="must be a number, since task.regression is true"):
+        RatedExample(text="x", label=raw)
+    if isinstance(raw, str):
+        (tmp_path / "rated.tsv").write_text(f"so good\t1\nbad\t{raw or ' '}\n")
+        with pytest.raises(DataError, match=r"rated.tsv:2: label: must be a number, since task.regression is true"):
+            weft.train(rated, ["train.steps=1"], tmp_path / "run")
+
+
+def test_numbers_are_learnt_and_judged_by_their_order(rated, tmp_path):
+    pipeline = weft.train(rated, ["train.steps=200", "task.dropout=0"], tmp_path / "run")
+    assert (pipeline.task.metric, pipeline.task.metrics) == ("spearman", ("spearman", "pearson"))
+    answers = pipeline(["so good", "bad", "fine good"])
+    assert [set(answer) for answer in answers] == [{"score"}] * 3
+    assert [answer["score"] for answer in answers] == pytest.approx([1.5, -0.5, 2], abs=0.2)
+    found = pipeline.evaluate()
+    given = [answer["score"] for answer in pipeline(["so good", "bad", "fine good", "odd thing", "odd bad"])]
+    right = [1.5, -0.5, 2, 0, -1]
+    assert found["spearman"] == pytest.approx(scipy.stats.spearmanr(given, right).statistic)
+    assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(given, right).statistic)
+    apart = [{"text": "so good", "label": 4}, {"text": "bad", "label": 1.5}]
+    assert pipeline.evaluate(apart)["loss"] == pytest.approx(((given[0] - 4) ** 2 + (given[1] - 1.5) ** 2) / 2)
+    assert pipeline.judge().confusion is None
+    assert weft.load(tmp_path / "run")("so good") == pipeline("so good")
+    assert pipeline.run.task.labels is None
+    example = pipeline.example({"text": "so good", "label": "1.50"})
+    assert pipeline.task.line(answers[0]) == json.dumps(answers[0]["score"])
+    assert pipeline.task.shown(example) == ("so good", "1.5")
+    names, given, batch = pipeline.reread("so good")
+    assert (names, given) == (["<s>", "so", "good", "</s>"], [json.dumps(answers[0]["score"])])
+    assert batch.targets.tolist() == pytest.approx([answers[0]["score"]], abs=1e-5)
+
+
+# How a pair is laid out.
+
+
+@pytest.mark.parametrize(
+    ("specials", "gap", "between"),
+    [(None, 1, "</s>"), (None, 2, "</s> </s>"), ({"sep": "<|delim|>"}, 1, "<|delim|>"), ({"sep": "<|d|>"}, 2, "<|d|>")],
+)
+def test_what_stands_between_the_texts_of_a_pair_is_the_tokenizers(recipe, specials, gap, between):
+    task, _ = made({**recipe, "tokenizer": {"name": "words", **({"specials": specials} if specials else {})}})
+    task.tokenizer.config = task.tokenizer.config.model_copy(update={"gap": gap})
+    ((ids, second),) = encoded(task, ask("so good", pair="very bad"))
+    assert " ".join(map(task.tokenizer.token, ids)) == f"<s> so good {between} very bad </s>"
+    assert task.tokenizer.token(int(ids[second[0]])) == "very"
+    segments = collated(task, ask("so good", pair="very bad")).tokens.segments.tolist()
+    assert segments == [0] * (3 + len(between.split())) + [1] * 3
+    assert task.signs == len(ids) - 4
+    ((ids, second),) = encoded(task, ask("so good"))
+    assert (" ".join(map(task.tokenizer.token, ids)), second.tolist()) == ("<s> so good </s>", [])
+
+
+# Pairs with no order.
+
+
+@pytest.fixture(params=["cnn", "gpt", "bert"])
+def bodies(request, recipe, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("so good\tsame\tvery good\nbad\tother\tso good\nodd thing\tsame\todd\n")
+    data = {"train": str(tmp_path / "pairs.tsv"), "valid": str(tmp_path / "pairs.tsv")}
+    sizes = {"width": 16, "heads": 2, "layers": 2, "longest": 64, "dropout": 0}
+    model = recipe["model"] if request.param == "cnn" else {"name": request.param, **sizes}
+    return {**recipe, "data": data, "model": model, "tokenizer": {"name": "words", "specials": {"sep": "<|d|>"}}}
+
+
+@torch.no_grad()
+def test_the_summaries_of_both_orders_are_added_before_the_output(bodies):
+    task, head = made(bodies, "task.symmetric=true")
+    head.double().eval()
+    there, back = ask("so good", "same", pair="bad"), ask("bad", "same", pair="so good")
+    batch, one_way = collated(task, there), made(bodies)[0]
+    both = [collated(one_way, one).tokens for one in (there, back)]
+    for side, must in zip((batch.tokens, batch.source), both, strict=True):
+        assert side.ids.tolist() == must.ids.tolist()
+        assert side.segments.tolist() == must.segments.tolist()
+    added = head.output(sum(head.body.summary(tokens) for tokens in both))
+    ((_, likely),) = head.predict(batch, task.options())
+    torch.testing.assert_close(torch.tensor(likely).double(), added.softmax(-1)[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(head(batch)[0]["texts"], F.cross_entropy(added, batch.targets))
+    ((_, turned),) = head.predict(collated(task, back), task.options())
+    assert turned == pytest.approx(likely)
+    # the control: one order alone tells them apart
+    one, other = (head.output(head.body.summary(tokens)).softmax(-1)[0] for tokens in both)
+    assert bodies["model"]["name"] == "cnn" or not torch.allclose(one, other, rtol=1e-9, atol=0)
+
+
+def test_both_orders_count_as_what_a_batch_reads(bodies):
+    task, head = made(bodies, "task.symmetric=true")
+    items = encoded(task, ask("so good", "same", pair="bad"), ask("odd", "same", pair="thing"))
+    data = pack(items, counted=task.counted)
+    assert data.sizes.tolist() == [12, 10]
+    assert task.sides(data).tolist() == [[6, 5], [6, 5]]
+    batch = task.collate(items, np.random.default_rng(0))
+    assert batch.size == 22
+    once = made(bodies)[1].operations(replace(batch, source=None))
+    output = 2 * head.output.weight.numel() * 2
+    assert head.operations(batch) - output == 2 * (once - output)
+
+
+def test_both_orders_are_spelt_out_for_a_model_that_reads_it(recipe):
+    recipe = {**recipe, "model": {"name": "rnn", "width": 8, "chars": 4}}
+    batch = collated(made(recipe, "task.symmetric=true")[0], ask("so good", pair="odd"), ask("very", pair="bad"))
+    alone = [
+        collated(made(recipe)[0], ask(a, pair=b), ask(c, pair=d))
+        for a, b, c, d in (("so good", "odd", "very", "bad"), ("odd", "so good", "bad", "very"))
+    ]
+    for side, must in zip((batch.tokens, batch.source), alone, strict=True):
+        assert torch.equal(side.chars, must.tokens.chars)
+    assert not torch.equal(batch.tokens.chars, batch.source.chars)  # the control
+
+
+def test_both_orders_are_learnt_answered_and_looked_at(bodies, tmp_path):
+    changes = ["task.symmetric=true", "train.steps=60", "train.lr=5e-3", "data.longest=40"]
+    pipeline = weft.train(bodies, changes, tmp_path / "run")
+    assert pipeline.evaluate()["accuracy"] == 1
+    asked = {"text": "so good", "pair": "very good"}
+    assert pipeline(asked)[0]["label"] == "same"
+    names, given, batch = pipeline.reread(asked)
+    assert " ".join(names) == "<s> so good <|d|> very good </s>"
+    assert (given, batch.source) == (["same"], None)
+    if bodies["model"]["name"] != "cnn":
+        assert pipeline.attention(asked).views[0].rows == names
+    with pytest.raises(DataError, match=r"example 1: pair: required, since task.symmetric reads pairs in both orders"):
+        pipeline("so good")
+
+
+# GPT's layout (Radford et al. 2018, section 3.3 and figure 1).
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("pair", "read"), [(None, "<s> so good </s>"), ("bad", "<s> so good <|d|> bad </s>")])
+def test_a_gpt_reads_start_delimiter_extract_and_is_asked_at_the_last(bodies, pair, read):
+    task, head = made({**bodies, "model": {"name": "gpt", "width": 16, "heads": 2, "layers": 1, "longest": 32}})
+    batch = collated(task, ask("so good", pair=pair))
+    assert " ".join(map(task.tokenizer.token, batch.tokens.ids.tolist())) == read
+    extract = head.eval().body.encode(batch.tokens)[0][-1]
+    ((_, likely),) = head.predict(batch, task.options())
+    torch.testing.assert_close(torch.tensor(likely), head.output(extract).softmax(-1))
+
+
+def test_a_text_that_is_longer_than_what_a_model_reads_is_refused_before_training(bodies, tmp_path):
+    if bodies["model"]["name"] == "cnn":
+        bodies = {**bodies, "model": {"name": "gpt", "width": 16, "heads": 2, "layers": 1}}
+    with pytest.raises(DataError, match="has 7 tokens.* learns 6 positions; set data.longest to 3 and data.too_long"):
+        weft.train(bodies, ["model.longest=6"], tmp_path / "run")
+    weft.train(bodies, ["model.longest=6", "data.longest=3", "data.too_long=cut", "train.steps=1"], tmp_path / "cut")

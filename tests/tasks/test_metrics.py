@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import sacrebleu
+import scipy.stats
 import seqeval.metrics
 import sklearn.metrics
 from hypothesis import example, given
@@ -17,7 +18,10 @@ from weft.tasks.metrics import (
     entities,
     exact_match,
     macro_f1,
+    matthews,
     mean_f1,
+    pearson,
+    spearman,
     tally_entities,
     tally_labels,
 )
@@ -73,6 +77,51 @@ def test_macro_f1_counts_a_rare_label_as_much_as_a_frequent_one():
     assert exact_match(["a"] * 10, right) == 0.9
     assert macro_f1(["a"] * 10, right) == pytest.approx((18 / 19) / 2)
     assert macro_f1([], []) == 0
+
+
+@given(st.lists(st.tuples(label, label), min_size=1))
+@example([("a", "a")])
+@example([("a", "b"), ("a", "c")])
+def test_matthews_correlation_is_scikit_learns(pairs):
+    given, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a single label
+        expected = sklearn.metrics.matthews_corrcoef(right, given)
+    assert matthews(given, right) == pytest.approx(expected, abs=1e-12)
+
+
+def test_matthews_is_nothing_for_always_the_same_however_accurate():
+    right = ["a"] * 9 + ["b"]
+    assert exact_match(["a"] * 10, right) == 0.9
+    assert matthews(["a"] * 10, right) == matthews([], []) == 0
+    assert matthews(right, right) == 1
+    assert matthews(["b"] * 9 + ["a"], right) == -1
+
+
+number = st.floats(-1e6, 1e6, width=32) | st.integers(-3, 3).map(float)  # many of them equal, too
+
+
+@given(st.lists(st.tuples(number, number), min_size=2, max_size=20))
+@example([(0.1, 1.0), (0.1, 2.0), (0.1, 4.0)])
+@example([(1.0, 1.0), (1.0, 2.0), (2.0, 2.0), (3.0, 0.0)])
+def test_correlations_are_scipys(pairs):
+    given, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if len(set(given)) == 1 or len(set(right)) == 1:  # there scipy warns, and gives no number
+        assert pearson(given, right) == spearman(given, right) == 0
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of numbers that hardly differ
+        expected = scipy.stats.pearsonr(given, right).statistic, scipy.stats.spearmanr(given, right).statistic
+    assert pearson(given, right) == pytest.approx(expected[0], abs=1e-6)
+    assert spearman(given, right) == pytest.approx(expected[1], abs=1e-9)
+
+
+def test_a_line_and_an_order_are_not_the_same():
+    given, right = [1.0, 2.0, 3.0, 4.0], [1.0, 10.0, 100.0, 1000.0]
+    assert spearman(given, right) == pytest.approx(1)
+    assert pearson(given, right) < 0.9
+    assert spearman(given, right[::-1]) == pytest.approx(-1)
+    assert pearson([], []) == spearman([1.0], [1.0]) == 0
 
 
 @given(st.lists(st.tuples(st.sets(label), st.sets(label)), min_size=1))

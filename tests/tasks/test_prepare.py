@@ -193,6 +193,21 @@ def test_a_row_of_a_sample_without_its_answer_teaches_nothing_either(recipe):
         packed(recipe, "task.multiple=true")
 
 
+def test_columns_of_a_sample_make_a_list(recipe):
+    recipe |= {"task": {"name": "choice"}, "model": {"name": "rnn", "width": 8}}
+    recipe["data"] = {"sample": "dates", "columns": {"text": "text", "choices": ["text", "target"]}}
+    run = Run.parse(recipe)
+    task = make_task(run)
+    task.taught = ()
+    _, example = next(read_split(run.data, "test", task, Skipped()))
+    assert example.choices[0] == example.text != example.choices[1]
+    wrong = run.data.model_copy(update={"columns": {"text": "text", "choices": ["text", "tarqet"]}})
+    with pytest.raises(
+        ConfigError, match=r"data.columns.choices.1: a row of the sample dates has no 'tarqet'; did you"
+    ):
+        list(read_split(wrong, "test", task, Skipped()))
+
+
 def test_a_target_tokenizer_of_its_own_trains_end_to_end(recipe, tmp_path, pairs_file):
     pairs_file.write_text("".join(f"{a}\t{b.upper()} !\n" for a, b in reversed_pairs()))
     recipe["tokenizer"] = {"name": "characters", "target": {"name": "bytes"}}

@@ -1,11 +1,12 @@
 """Words to sub-words and back: items, windows, losses, answers; entities where tags mark them."""
 
+import json
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.labelling import made
 from torch.nn import functional as F
@@ -17,7 +18,9 @@ from weft.data.packed import pack
 from weft.errors import ConfigError, DataError
 from weft.tasks.build import make_task
 from weft.tasks.tag import Tag, TagConfig, TagExample, _windows
+from weft.text.tokenizer import BPE
 
+transformers = pytest.importorskip("transformers")
 LIMIT = Limit(1024, "error")
 ROWS = [
     ("on Monday morning", "O B-DAY B-TIME"),
@@ -83,13 +86,58 @@ def test_every_word_keeps_its_place_through_every_tokenizer(recipe, name):
     special = task.tokenizer.specials
     nothing = [special.eos if special.unk is None else special.unk]
     for word, first, last in zip(words, begins, ends, strict=True):
-        assert ids[first:last].tolist() == (task.tokenizer.ids([word])[0] or nothing)
+        spaced = f" {word}" if name == "bpe" and word else word
+        assert ids[first:last].tolist() == (task.tokenizer.ids([spaced])[0] or nothing)
 
 
 def test_the_tokenizer_learns_words_as_they_are_encoded(recipe):
     task, _ = made({**recipe, "tokenizer": {"name": "bpe", "size": 300}})
-    assert task.texts(ask("on Monday")) == (["on", "Monday"], [])
-    assert len(task.tokenizer.ids(["Monday"])[0]) < len("Monday")
+    assert task.texts(ask("on Monday")) == ([" on", " Monday"], [])
+    ((ids, begins),) = encoded(task, ask("Monday"))
+    assert (task.tokenizer.token(int(ids[1])), begins.tolist()) == (" Monday", [1])
+    assert made(recipe)[0].texts(ask("on Monday")) == (["on", "Monday"], [])
+
+
+@pytest.mark.parametrize("name", ["bpe", "unigram", "wordpiece"])
+def test_words_are_cut_as_they_stand_in_a_text(recipe, name):
+    """A model that was trained on text knows them so, and not as they are alone."""
+    task, _ = made({**recipe, "tokenizer": {"name": name, "size": 320 if name == "bpe" else 60}})
+    words = ["Monday", "morning", ",", "12", "on", "x"]
+    ((ids, _),) = encoded(task, TagExample(words=words))
+    text = task.tokenizer.ids([" " * (name == "bpe") + " ".join(words)])[0]
+    assert ids[1:-1].tolist() == text
+    if name == "bpe":  # the control: words without their spaces are other tokens
+        assert [id for alone in task.tokenizer.ids(words) for id in alone] != text
+
+
+@pytest.fixture(scope="module")
+def spaced():
+    """A tokenizer of the kind of GPT-2's and RoBERTa's, and transformers' way to read words with it."""
+    texts = ["the dog sees the cat on Monday morning, and it's 12.5 % of naïve dogs in 東京"] * 3
+    ours = BPE.train(texts, BPE.Config(name="bpe", size=330))
+    model = json.loads(ours.engine.to_str())["model"]
+    merges = [tuple(pair) for pair in model["merges"]]
+    return ours, transformers.RobertaTokenizer(vocab=model["vocab"], merges=merges, add_prefix_space=True)
+
+
+word = st.text(st.characters(exclude_categories=("Cs",)), max_size=8) | st.sampled_from(["the", "dogs", "it's", " x"])
+
+
+@given(st.lists(word, min_size=1, max_size=6))
+@example(["the", "", " ", " dog", "dog ", "\n", "東京", "</s>"])
+@settings(max_examples=200)
+def test_words_of_byte_level_bpe_are_those_of_transformers(spaced, words):
+    ours, theirs = spaced
+    task = tagger("A B")
+    ((ids, begins),) = task.encode(TagExample(words=words), ours, LIMIT)
+    cut = theirs(words, is_split_into_words=True, add_special_tokens=False, split_special_tokens=True)
+    if any(word not in cut.word_ids() for word in range(len(words))):  # nothing is left of a word: ours has a token
+        words = [word for number, word in enumerate(words) if number in cut.word_ids()]
+        ((ids, begins),) = task.encode(TagExample(words=words), ours, LIMIT)
+    assert ids[1:-1].tolist() == cut.input_ids
+    whose = [cut.word_ids()[place - 1] for place in begins]
+    assert whose == list(dict.fromkeys(cut.word_ids()))
+    assert [cut.word_ids().index(number) + 1 for number in whose] == begins.tolist()
 
 
 def test_many_are_encoded_as_one_by_one(recipe):
@@ -407,6 +455,23 @@ def test_it_learns_and_tags_plain_text(recipe, tmp_path, crf):
         again.task.encode(again.example("May"), again.tokenizer, LIMIT), [([0], [0.9])]
     )
     assert (names, tags, batch.targets.tolist()) == (["<s>", "M", "a", "y", "</s>"], ["B-DATE"], [0])
+
+
+@pytest.mark.parametrize(
+    ("model", "tokenizer"),
+    [("bert", {"name": "wordpiece", "size": 60}), ("bert", {"name": "bpe"}), ("gpt", {"name": "bpe", "size": 300})],
+)
+def test_a_transformer_learns_tags_at_first_sub_words(recipe, tmp_path, model, tokenizer):
+    sizes = {"width": 32, "heads": 2, "layers": 2, "longest": 64, "dropout": 0}
+    recipe = {**recipe, "model": {"name": model, **sizes}, "tokenizer": tokenizer}
+    pipeline = weft.train(recipe, ["train.lr=5e-3"], tmp_path / "run")
+    assert pipeline.evaluate()["f1"] == 1
+    assert pipeline("until late Monday")[0]["tags"] == ["O", "B-TIME", "B-DAY"]
+
+
+def test_what_only_a_summary_needs_is_not_there(recipe):
+    bert = {"name": "bert", "width": 16, "heads": 2, "layers": 1}
+    assert made({**recipe, "model": bert})[1].body.pool is None
 
 
 # Files as they are found.

@@ -13,6 +13,10 @@ it is divided by more, so score(Y) <= log P(x) / lp(|Y|) <= log P(x) / lp(max_le
 worst score is at least that bound for the best live beam, no Y can enter (a tie goes to the older), and the source
 leaves the batch. Rounding is monotone, so this holds for the computed numbers too.
 
+**Other stops** may change answers; they are those of transformers, for models tuned with them. A pool then has
+a place for each beam, and a source leaves the batch once all are taken (`stopping: first`), or once, too, the best live
+beam, were it to end now, would not enter: log P(x) / lp(|x|) is no more than the worst score (`stopping: soon`).
+
 **Unfinished hypotheses**, cut off at max_length, come after all finished ones, by score among themselves, and only fill
 places that are left: theirs is the probability of a prefix, an upper bound on that of all it could have become, so it
 does not compare with the probability of a whole hypothesis.
@@ -20,18 +24,19 @@ does not compare with the probability of a whole hypothesis.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from weft.decode.filters import NEVER, Barred, log_probs
+from weft.decode.filters import NEVER, Barred, ending, log_probs
 from weft.errors import WeftError
 from weft.models.base import Generator
 from weft.tokens import Tokens
 
+Stopping = Literal["sure", "soon", "first"]
 BLOCK = 64  # ids of a large vocabulary that are looked at together, on the CPU
 
 
@@ -118,7 +123,15 @@ class Beam:
     penalty: Callable[[int], float]
     min_length: int = 0
     forbid: tuple[int, ...] = ()
+    stopping: Stopping = "sure"
+    rescale: bool = False
+    finish: bool = False  # whether max_length ends a hypothesis, rather than cutting it off
     copies: ClassVar[int] = 1  # searches a prompt
+
+    @property
+    def places(self) -> int:
+        """How many hypotheses of a source the pool holds."""
+        return self.keep if self.stopping == "sure" else max(self.width, self.keep)
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -135,12 +148,14 @@ class Beam:
         found: list[tuple[Tensor, Pool, bool]] = []
         logprobs: Tensor | None = None
         for length in range(1, self.max_length + 1):
-            logprobs = log_probs(logits, barred.after(length - 1), logprobs)
+            logprobs = log_probs(logits, barred.after(length - 1), logprobs, self.rescale)
+            if self.finish and length == self.max_length:
+                logprobs = ending(logprobs, self.eos)
             front, ended = self._extend(logprobs, front, tree, length)
             pool = pool.merge(ended)
             if length == self.max_length:
                 break
-            done = self._done(front, pool)
+            done = self._done(front, pool, length)
             left = len(done) - int(done.sum())  # the one sync of a step
             if left < len(done):
                 stay, leave = done.to(torch.uint8).argsort(stable=True).tensor_split([left])
@@ -156,7 +171,7 @@ class Beam:
         """One empty prefix a source, at the root, and no hypothesis yet."""
         node = torch.zeros_like(active)[:, None]
         logprob = torch.zeros_like(node, dtype=torch.promote_types(dtype, torch.float32))
-        empty = Pool((logprob + NEVER).expand(-1, self.keep), node.expand(-1, self.keep))
+        empty = Pool((logprob + NEVER).expand(-1, self.places), node.expand(-1, self.places))
         return Front(logprob, node, node, node), empty
 
     def _extend(self, logprobs: Tensor, front: Front, tree: Tree, length: int) -> tuple[Front, Pool]:
@@ -167,9 +182,12 @@ class Beam:
         node = tree.grow(front.node.gather(1, parent), token)
         return Front(going, token, row, node), Pool(ending / self.penalty(length), front.node)
 
-    def _done(self, front: Front, pool: Pool) -> Tensor:
-        """Say of each source whether no live beam can still enter its pool: the bound of the module's docstring."""
-        return front.logprob[:, 0] / self.penalty(self.max_length) <= pool.score[:, -1]
+    def _done(self, front: Front, pool: Pool, length: int) -> Tensor:
+        """Say of each source whether no live beam can still enter its pool: the bounds of the module's docstring."""
+        if self.stopping == "first":
+            return pool.score[:, -1] > NEVER
+        bound = self.penalty(self.max_length if self.stopping == "sure" else length)
+        return front.logprob[:, 0] / bound <= pool.score[:, -1]
 
     def _collect(self, found: list[tuple[Tensor, Pool, bool]], tree: Tree, sources: int) -> list[list[Hypothesis]]:
         """Read the hypotheses out of the tree; of each source, those found first come first."""

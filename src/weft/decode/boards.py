@@ -225,6 +225,8 @@ class Walking:
     min_length: int = 0
     forbid: tuple[int, ...] = ()
     copies: int = 1
+    rescale: bool = False  # this and the next are for a search that is not captured
+    finish: bool = False
     pick: Pick = best
     picking: Hashable = None  # what `pick` does
     uniform: Tensor | None = None  # (groups, max_length)

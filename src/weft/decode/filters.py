@@ -47,15 +47,23 @@ class Barred:
         return self.early if written < self.min_length else self.always
 
 
-def log_probs(logits: Tensor, barred: Tensor, spent: Tensor | None = None) -> Tensor:
+def log_probs(logits: Tensor, barred: Tensor, spent: Tensor | None = None, rescale: bool = False) -> Tensor:
     """Return the model's own log-probabilities, in float32 or better, with -inf at the `barred` ids.
 
-    The others are not scaled up to make up for the barred ones: a hypothesis is scored by what the model gave it. What
-    was `spent` at the step before serves again where it is large enough: new memory costs a CPU as much as the rest.
+    Unless asked to `rescale`, the others are not scaled up to make up for the barred ones: a hypothesis is scored by
+    what the model gave it. What was `spent` at the step before serves again where it is large enough: new memory costs
+    a CPU as much as the rest.
     """
+    logits = logits.index_fill(-1, barred, NEVER) if rescale else logits
     precise = torch.promote_types(logits.dtype, torch.float32)
     out = None if spent is None or len(spent) < len(logits) or logits.is_cuda else spent[: len(logits)]
     return torch.log_softmax(logits, -1, dtype=precise, out=out).index_fill_(-1, barred, NEVER)
+
+
+def ending(logprobs: Tensor, eos: int) -> Tensor:
+    """Let nothing but eos come next, for certain; what is given is used up."""
+    logprobs.fill_(NEVER)[:, eos] = 0.0
+    return logprobs
 
 
 def temper(logits: Tensor, temperature: float) -> Tensor:

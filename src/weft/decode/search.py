@@ -15,10 +15,10 @@ from torch import Tensor
 
 from weft.config import Section
 from weft.decode import captured
-from weft.decode.beam import Beam, Hypothesis
+from weft.decode.beam import Beam, Hypothesis, Stopping
 from weft.decode.boards import Beams, Lines, Pick, Walking
 from weft.decode.captured import capturable
-from weft.decode.filters import Barred, log_probs, temper, top_k, top_p
+from weft.decode.filters import Barred, ending, log_probs, temper, top_k, top_p
 from weft.errors import ConfigError
 from weft.models.base import Generator
 from weft.tokens import Tokens
@@ -35,6 +35,9 @@ class Options(Section):
     alpha: float = Field(0.6, ge=0, le=10)  # how much length counts; average with 1 is the mean log-probability a token
     max_length: int = Field(256, ge=1, le=100_000)  # tokens produced, eos included
     min_length: int = Field(0, ge=0)  # tokens produced before eos may be
+    finish: bool = False  # whether max_length ends a text with eos, rather than cutting it off
+    rescale: bool = False  # whether tokens that may not be produced leave their probability to the others
+    stopping: Stopping = "sure"  # of a beam search (weft.decode.beam)
     sample: bool = False
     temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
     top_k: int | None = Field(None, ge=1)
@@ -55,6 +58,11 @@ class Options(Section):
         if self.min_length > self.max_length:
             raise ValueError(f"min_length must be at most max_length: got {self.min_length} and {self.max_length}")
         return self
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a search that can be captured (weft.decode.captured)."""
+        return self.stopping == "sure" and not (self.rescale or self.finish)
 
     def penalty(self, length: int) -> float:
         """Return lp, what a log-probability is divided by: gnmt is Wu et al. 2016, eq. 14. `length` counts eos."""
@@ -89,12 +97,15 @@ def generate(
             penalty=options.penalty,
             min_length=options.min_length,
             forbid=tuple(forbid),
+            stopping=options.stopping,
+            rescale=options.rescale,
+            finish=options.finish,
         )
-        if capturable(model, prompt):
+        if options.plain and capturable(model, prompt):
             return captured.search(model, Beams, beam, prompt, source)
         return beam.search(model, prompt, source)
     rules = _walking(eos, options, forbid, rows or range(len(prompt)), prompt.device)
-    if capturable(model, prompt):
+    if options.plain and capturable(model, prompt):
         found = [one for group in captured.search(model, Lines, rules, prompt, source) for one in group]
     else:
         found = _walk_all(model, rules, prompt, source)
@@ -122,7 +133,16 @@ def stream(
 
 def _walking(eos: int, options: Options, forbid: Sequence[int], rows: Sequence[int], device: torch.device) -> Walking:
     """Set a greedy search up, or a sampled one, for which every number that it can need is drawn at once."""
-    rules = Walking(eos, options.max_length, options.penalty, options.min_length, tuple(forbid), options.candidates)
+    rules = Walking(
+        eos,
+        options.max_length,
+        options.penalty,
+        options.min_length,
+        tuple(forbid),
+        options.candidates,
+        options.rescale,
+        options.finish,
+    )
     if not options.sample:
         return rules
     picking = options.temperature, options.top_k, options.top_p
@@ -145,7 +165,9 @@ def _walk(model: Generator, rules: Walking, prompt: Tokens, source: Tokens | Non
         copies = row // rules.copies
         logits, state = logits[copies], state.select(copies)
     for written in range(rules.max_length):
-        logprobs = log_probs(logits, barred.after(written))
+        logprobs = log_probs(logits, barred.after(written), rescale=rules.rescale)
+        if rules.finish and written + 1 == rules.max_length:
+            logprobs = ending(logprobs, rules.eos)
         token = rules.pick(logprobs, logprobs[:, 0] if rules.uniform is None else rules.uniform[row, written])
         yield _Step(row, token, logprobs.gather(1, token[:, None])[:, 0])
         if written + 1 == rules.max_length:

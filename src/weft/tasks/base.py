@@ -5,6 +5,7 @@ HTTP -> Task.Example -> Task.encode -> Task.collate -> Head.predict -> Task.answ
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -21,11 +22,11 @@ from weft.data.limits import Limit
 from weft.data.packed import Packed
 from weft.data.shards import Shards
 from weft.data.streams import Reading
-from weft.errors import ConfigError, RoleError
+from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Model, Role
 from weft.tasks.metrics import Confusion
 from weft.text.tokenizer import Tokenizer
-from weft.tokens import Tokens
+from weft.tokens import Tokens, spell
 
 Item = tuple[np.ndarray, ...]  # integer sequences that must share a batch; the task knows their meaning
 Answer = dict[str, Any]  # JSON-ready
@@ -48,6 +49,7 @@ class Batch:
     counts: Mapping[str, int] = field(default_factory=dict)
     source: Tokens | None = None
     at: Tokens | None = None  # the flat positions that a head reads, such as where words begin, sequence by sequence
+    labels: Tensor | None = None  # (B,) what is right of each sequence, where the targets are of tokens
     bare: "Batch | None" = None  # of one that was filled up: what it was before, on the CPU
     rows: Sequence[int] = ()  # each sequence's number in the caller's order: what is sampled for it hangs on this alone
 
@@ -61,16 +63,37 @@ class Batch:
         """Say which of the caller's sequences these are."""
         return replace(self, rows=rows)
 
-    def framed(self, frame: Frame) -> "Batch":
-        """Bring it to the shape of all batches; what fills it up has no target, and counts for nothing."""
+    def framed(self, frame: Frame, places: int | None = None) -> "Batch":
+        """Bring it to the shape of all batches; what fills it up has no target, and counts for nothing.
+
+        `places` says how many of them are read (`at`) in every batch; None: as many as there are tokens.
+        """
         rows, sides = frame.rows + frame.fillers, [self.tokens] if self.source is None else [self.source, self.tokens]
         shapes = list(zip(sides, frame.sizes, frame.longest, strict=True))
         fillers = max(-(-(size - len(side.ids)) // longest) for side, size, longest in shapes)  # as few as can be
         *source, tokens = (side.filled(size, longest, fillers, rows) for side, size, longest in shapes)
-        targets = self.targets
-        if targets is not None:
-            targets = F.pad(targets, (0, len(tokens.ids) - len(self.tokens.ids)), value=UNREAD)
-        return replace(self, tokens=tokens, targets=targets, source=source[0] if source else None, bare=self)
+        at = None if self.at is None else self._placed(places or len(tokens.ids), rows)
+        return replace(
+            self,
+            tokens=tokens,
+            targets=_lengthened(self.targets, self._targeted(tokens, at)),
+            source=source[0] if source else None,
+            at=at,
+            labels=_lengthened(self.labels, rows),
+            bare=self,
+        )
+
+    def _placed(self, places: int, rows: int) -> Tokens:
+        """Read so many places: what fills them up is the first token, which has no target there."""
+        assert self.at is not None
+        return self.at.filled(places, places, min(1, places - len(self.at.ids)), rows + 1)
+
+    def _targeted(self, tokens: Tokens, at: Tokens | None) -> int:
+        """Say how many targets there are in a frame: one for each place that is read, each token, or each sequence."""
+        if at is not None:
+            return len(at.ids)
+        each = self.targets is not None and len(self.targets) == len(self.tokens.ids)
+        return len(tokens.ids) if each else len(tokens)
 
     def to(self, device: torch.device | str) -> "Batch":
         """Move to a device."""
@@ -80,6 +103,7 @@ class Batch:
             targets=None if self.targets is None else self.targets.to(device, non_blocking=True),
             source=None if self.source is None else self.source.to(device),
             at=None if self.at is None else self.at.to(device),
+            labels=None if self.labels is None else self.labels.to(device, non_blocking=True),
         )
 
     def pin_memory(self) -> "Batch":
@@ -90,7 +114,16 @@ class Batch:
             targets=None if self.targets is None else self.targets.pin_memory(),
             source=None if self.source is None else self.source.pin_memory(),
             at=None if self.at is None else self.at.pin_memory(),
+            labels=None if self.labels is None else self.labels.pin_memory(),
         )
+
+
+def _lengthened(targets: Tensor | None, size: int) -> Tensor | None:
+    """Bring targets (M, ...) to a size: with UNREAD or, where any number could be right, with what is not a number."""
+    if targets is None:
+        return None
+    unread = math.nan if targets.is_floating_point() else UNREAD
+    return F.pad(targets, (0, 0) * (targets.ndim - 1) + (0, size - len(targets)), value=unread)
 
 
 @dataclass(frozen=True)
@@ -110,10 +143,18 @@ class Head(nn.Module):
     """The trained unit: a body and what the task adds to it."""
 
     body: Any  # a Model; what it can do, its roles have said
+    frozen: tuple[nn.Module, ...] = ()  # parts that do not learn: what they make of a text is always the same
 
     def __init__(self, body: Model) -> None:
         super().__init__()
         self.body = body
+
+    def train(self, mode: bool = True) -> "Head":
+        """Train, or with `eval` do not; nothing is dropped out in what is frozen."""
+        super().train(mode)
+        for part in self.frozen:
+            part.eval()
+        return self
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
         """Return a sum for each part of the loss, and what the next batch of the same streams carries on from."""
@@ -145,16 +186,17 @@ class Task:
     """The root of all tasks, weft's and users' own."""
 
     Config: ClassVar[type[Named]]
-    Example: ClassVar[type[BaseModel]]
+    Example: type[BaseModel]  # what a row has may hang on the configuration
     Options: ClassVar[type[Section]]  # what a call may set
     needs: frozenset[Role]
     metrics: tuple[str, ...] = ()  # what `score` gives, for a recipe's train.metric to be checked by
     metric: str  # what makes a model the best, unless train.metric says otherwise
-    lower_is_better: ClassVar[bool] = False
+    lower_is_better: bool = False
     asks: ClassVar[str] = "text"  # the field that a plain string given to `predict` fills
+    form: ClassVar[str] = ""  # what such a string must be like where one field is not enough: an object in JSON
     fits: ClassVar[bool] = False  # whether a model that learns by itself is left to, not trained by gradient
     taught: tuple[str, ...] = ()  # the fields that are optional in a question, but not to learn or judge from
-    counted: ClassVar[int | None] = None  # how many of an item's sequences, the first ones, are tokens; None: all
+    counted: int | None = None  # how many of an item's sequences, the first ones, are tokens; None: all
 
     reads_itself: ClassVar[bool] = False  # whether a text is looked at as it is read, with no answer to it
 
@@ -163,6 +205,11 @@ class Task:
 
     def __init__(self, config: Named) -> None:
         self.config = config
+
+    @property
+    def signs(self) -> int:
+        """How many special tokens a sequence may have that `data.longest` does not count."""
+        return 1
 
     @property
     def end(self) -> int | None:
@@ -180,9 +227,43 @@ class Task:
         """Return the section of the recipe with what it leaves to the training data, such as labels, filled in."""
         return self.config
 
+    def read(self, text: str, place: str) -> Mapping[str, Any]:
+        """Make of a plain string the fields of an example."""
+        if not self.form:
+            return {self.asks: text}
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise DataError(f"{place}: must be JSON, since it has several fields: {self.form}; but is {text[:60]!r}")
+        return value
+
     def texts(self, example: Any) -> tuple[Iterable[str], Iterable[str]]:
         """Return the texts that train the tokenizer: the source side's and the target side's."""
         raise undefined(self, "texts")
+
+    @property
+    def marks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Say what the body reads before a text and after it, where it reads one by itself."""
+        return (self.tokenizer.specials.bos,), (self.tokenizer.specials.eos,)
+
+    def cut(self, texts: Sequence[str]) -> list[list[int]]:
+        """Cut texts into the tokens that the body reads between the marks."""
+        return self.tokenizer.ids(texts)
+
+    def spelt(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
+        """Spell these tokens, and the marks around them, one by one: for a model that reads how they are spelt."""
+        found = [[text[a:b].strip() for a, b in self.tokenizer.encode(text).offsets] for text in texts]
+        return [[spell([word]) for word in ("", *words, "")] for words in found]
+
+    def asked(self, example: Any) -> Any:
+        """Return an example as a question, without what is right: that need not be known to the model."""
+        return example.model_copy(update=dict.fromkeys(self.taught))
+
+    def has_question(self, example: Any) -> bool:
+        """Whether an example asks for an answer, or, as a text may, is only to be read (`reads_itself`)."""
+        return not self.reads_itself
 
     def encode(self, example: Any, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
         """Turn an example into items: none if it is dropped, several if it is cut into windows."""
@@ -202,6 +283,10 @@ class Task:
         None, as here, is a task whose batches cannot be brought to one shape, so that nothing is compiled.
         """
         return None
+
+    def places(self, frame: Frame) -> int:
+        """Say how many places a head reads (`Batch.at`) in a batch of one shape at most; here, every token."""
+        return frame.sizes[-1]
 
     def reading(self, data: Packed, run: Run, world: int) -> Reading | None:
         """Say how the data is read where it is one long stream; None, as here: item by item."""

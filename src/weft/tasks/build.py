@@ -50,7 +50,7 @@ def build(run: Run, tokenizer: Tokenizer) -> tuple[Task, Head]:
     task.tokenizer = tokenizer
     kind = resolve("model", run.model.name)
     sizes = [len(tokenizer)]
-    if Role.CONDITIONAL in kind.roles(run.model) and tokenizer.target is not tokenizer:
+    if Role.CONDITIONAL in kind.roles(run.model) and not tokenizer.joint:
         sizes.append(len(tokenizer.target))
     model = kind(run.model, *sizes)
     model.keep(task.needs)

@@ -1,38 +1,45 @@
-"""Classification: one label, or several, for a text or a pair of texts, by any model that encodes."""
+"""Classification: one label or several, or a number, for a text or a pair of texts, by any model that encodes.
+
+A pair is read as `bos text eos pair eos`, or with the tokenizer's own delimiter between the texts: the input of GPT,
+whose summary is the state of the last token (Radford et al. 2018, section 3.3: start, delimiter, extract). There, too,
+a pair that has no order of its own is read in both, and the two summaries are added (`symmetric`).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from weft.config import Named, Run, Section
-from weft.data.labels import Label
 from weft.data.limits import Limit
-from weft.errors import ConfigError
-from weft.nn.losses import binary_cross_entropy_sum, cross_entropy_sum
-from weft.tasks import base
+from weft.data.packed import Packed
+from weft.errors import ConfigError, DataError
+from weft.models.base import matrix_numbers
 from weft.tasks.base import Answer, Batch, Item, Sums
+from weft.tasks.kinds import HALF, ClassifyExample, One, Output, RatedExample, Rating, Several, Threshold
 from weft.tasks.labelling import Labelling, LabellingConfig, LabellingHead
-from weft.tasks.metrics import Confusion, Tally, exact_match, macro_f1, mean_f1, tally_labels
+from weft.tasks.metrics import Confusion
+from weft.tasks.pieces import Piece, cut_pieces, lay, trimmed
 from weft.text.tokenizer import Tokenizer
-from weft.tokens import spell
+from weft.tokens import Tokens, spell
 
-HALF = 0.5  # the threshold at which a label is as likely as not
-
-T = TypeVar("T")
-Piece = tuple[int, str]  # a token, and how it is spelt
-Output = tuple[list[int], list[float]]  # the numbers of the labels chosen, and the probability of every label
+__all__ = ["Classify", "ClassifyConfig", "ClassifyExample", "ClassifyHead", "RatedExample", "Threshold"]
 
 
 class ClassifyConfig(LabellingConfig):
-    """`multiple`: a text may have several labels or none; each that is likelier than `threshold` is given."""
+    """`multiple`: a text may have several labels or none; each that is likelier than `threshold` is given.
+
+    `regression`: a label is a number, and so is the answer. `symmetric`: pairs are read in both orders.
+    """
 
     multiple: bool = False
     threshold: float = Field(HALF, gt=0, lt=1)
+    regression: bool = False
+    symmetric: bool = False
 
     @model_validator(mode="after")
     def _of_several(self) -> "ClassifyConfig":
@@ -43,72 +50,70 @@ class ClassifyConfig(LabellingConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _of_numbers(self) -> "ClassifyConfig":
+        for key in ("multiple", "labels", "weights", "smoothing") if self.regression else ():
+            if getattr(self, key):
+                raise ValueError(f"task.{key} is of labels, and with task.regression they are numbers; leave one out")
+        return self
 
-class Threshold(Section):
-    """What a call may set where a text may have several labels."""
-
-    threshold: float = Field(HALF, gt=0, lt=1)
-
-
-def _cells(value: object) -> object:
-    """Read several labels from one cell of a table: those between commas."""
-    if not isinstance(value, str):
-        return value
-    return [name.strip() for name in value.split(",") if name.strip()]
-
-
-class ClassifyExample(base.Example):
-    """A text or a pair of them, and for training and evaluation what is right: `label`, or with `multiple` `labels`."""
-
-    text: str
-    label: Label | None = None
-    pair: str | None = None
-    labels: Annotated[list[Label] | None, BeforeValidator(_cells)] = None
+    @property
+    def kind(self) -> One:
+        """What is said of a text."""
+        return Rating() if self.regression else Several() if self.multiple else One()
 
 
 class ClassifyHead(LabellingHead):
-    """Scores on the body's summary: a softmax over the labels, or with `multiple` a sigmoid for each."""
+    """Scores on the body's summary: a softmax over the labels, a sigmoid for each (`multiple`), or one number."""
 
     def __init__(
         self, body: Any, labels: int, config: ClassifyConfig, weights: Tensor | None, unknown: int | None = None
     ) -> None:
         super().__init__(body, labels, config, weights, unknown)
-        self.multiple = config.multiple
+        self.kind = config.kind
+        if self.mix is not None:
+            body.without_summary()
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
-        """Sum -log p of what is right over the texts."""
+        """Sum over the texts how wrong the scores are: -log p of what is right, or the squared error."""
         assert batch.targets is not None
-        loss = binary_cross_entropy_sum if self.multiple else cross_entropy_sum
-        states = self.summary(self.seen(batch.tokens))
-        return {"texts": loss(self.scores(states), batch.targets, *self.bent)}, None
+        return {"texts": self.kind.loss(self._scored(batch), batch.targets, *self.bent)}, None
 
     def predict(self, batch: Batch, options: Section) -> list[Output]:
-        """Choose the likeliest label, or those that are likely enough."""
-        scores = self.scores(self.summary(batch.tokens)).float()
-        if isinstance(options, Threshold):
-            likely = scores.sigmoid()
-            chosen = [row.nonzero().flatten().tolist() for row in (likely > options.threshold).cpu()]
-        else:
-            likely = scores.softmax(-1)
-            chosen = likely.argmax(-1, keepdim=True).tolist()
-        return list(zip(chosen, likely.tolist(), strict=True))
+        """Choose the likeliest label, or those that are likely enough, or give the number."""
+        return self.kind.outputs(self._scored(batch).float(), options)
+
+    def operations(self, batch: Batch) -> int:
+        """Count both orders of a pair where both are read."""
+        read: int = sum(self.body.operations(side) for side in (batch.tokens, batch.source) if side is not None)
+        return read + 2 * matrix_numbers(self.output) * (0 if batch.targets is None else len(batch.targets))
+
+    def _scored(self, batch: Batch) -> Tensor:
+        """Score the texts, (B, K); where there is a source, it is the same texts in the other order."""
+        states = self.summary(self.seen(batch.tokens))
+        if batch.source is not None:
+            states = states + self.summary(self.seen(batch.source))
+        return self.scores(states)
 
 
 class Classify(Labelling):
-    """Items are (bos text eos, or bos text eos pair eos; where the pair begins, if any; spelling; labels, if known)."""
+    """Items are (bos text eos, or bos text eos pair eos; where the pair begins, if any; spelling; labels, if known).
+
+    With `symmetric` there are two orders of the tokens, of where the pair begins, and of the spelling.
+    """
 
     Config: ClassVar[type[Named]] = ClassifyConfig
-    Example = ClassifyExample
-    metrics: tuple[str, ...] = ("accuracy", "macro_f1")
-    metric = "accuracy"
-    taught = ("label",)
+    Example = One.Example
+    metrics: tuple[str, ...] = One.metrics
+    metric: str = One.metric
     config: ClassifyConfig
 
     def __init__(self, config: ClassifyConfig) -> None:
         super().__init__(config)
-        if config.multiple:
-            self.metrics, self.metric = ("micro_f1", "macro_f1", "exact_match"), "micro_f1"
-            self.taught, self.fewest = ("labels",), 1
+        self.kind = kind = config.kind
+        self.Example, self.taught, self.fewest = kind.Example, (kind.taught,), kind.fewest
+        self.metrics, self.metric = kind.metrics_of(len(self.labels)), kind.metric
+        self.orders = self.counted = 2 if config.symmetric else 1
 
     def check(self, run: Run) -> None:
         """A label of windows would not be the label of the text."""
@@ -116,17 +121,17 @@ class Classify(Labelling):
         if run.data.too_long == "window":
             raise ConfigError("data.too_long: task 'classify' cannot use 'window'; try cut, drop or error")
 
-    def right(self, example: ClassifyExample) -> list[str]:
+    def settled(self, examples: Any) -> LabellingConfig:
+        """Fill in the labels, where there are any."""
+        return super().settled(examples) if self.kind.labelled else self.config
+
+    def right(self, example: Any) -> list[str]:
         """The one label, or all."""
-        if self.config.multiple:
-            return list(dict.fromkeys(example.labels or ()))
-        return [] if example.label is None else [example.label]
+        return self.kind.right(example)
 
     def balanced(self, counts: Mapping[str, int], rows: int) -> dict[str, float]:
-        """Where a text may have several labels, each is weighed against its own absence."""
-        if not self.config.multiple:
-            return super().balanced(counts, rows)
-        return {label: max(rows - count, 1) / count for label, count in counts.items()}
+        """Weigh labels by how rare they are."""
+        return self.kind.weighed(counts, rows)
 
     def texts(self, example: ClassifyExample) -> tuple[list[str], list[str]]:
         """Both texts train the one tokenizer."""
@@ -138,113 +143,96 @@ class Classify(Labelling):
 
     def encode_batch(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, limit: Limit) -> list[list[Item]]:
         """Encode many with one call of the tokenizer a side."""
-        texts = self._cut([example.text for example in examples], tokenizer)
-        pairs = self._cut([example.pair or "" for example in examples], tokenizer)
+        texts = cut_pieces([example.text for example in examples], tokenizer, self.spells)
+        pairs = cut_pieces([example.pair or "" for example in examples], tokenizer, self.spells)
         return [self._items(*one, tokenizer, limit) for one in zip(examples, texts, pairs, strict=True)]
-
-    def _cut(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[list[Piece]]:
-        """Cut texts into tokens, each with how it is spelt there, if the model asks for it."""
-        if not self.spells:
-            return [[(id, "") for id in ids] for ids in tokenizer.ids(texts)]
-        return [
-            [(id, text[start:end].strip()) for id, (start, end) in zip(cut.ids, cut.offsets, strict=True)]
-            for text, cut in zip(texts, map(tokenizer.encode, texts), strict=True)
-        ]
 
     def _items(
         self, example: ClassifyExample, text: list[Piece], pair: list[Piece], tokenizer: Tokenizer, limit: Limit
     ) -> list[Item]:
+        if example.pair is None and self.config.symmetric:
+            raise DataError("pair: required, since task.symmetric reads pairs in both orders, but not given")
         fits = limit.apply(range(len(text) + len(pair)), windows=False)
         if not fits:
             return []
-        text, pair = _trimmed(text, pair, len(fits[0]))
-        bos, eos = (tokenizer.specials.bos, ""), (tokenizer.specials.eos, "")
-        pieces, second = [bos, *text, eos], []
-        if example.pair is not None:
-            second = [len(pieces)]
-            pieces += [*pair, eos]
-        item: Item = np.array([id for id, _ in pieces], np.int32), np.array(second, np.int32)
+        text, pair = trimmed(text, pair, len(fits[0]))
+        second = None if example.pair is None else pair
+        laid = [lay(text, second, tokenizer)] + [lay(pair, text, tokenizer)] * self.config.symmetric
+        item: Item = tuple(np.array([id for id, _ in pieces], np.int32) for pieces, _ in laid)
+        item = (*item, np.array([begins for _, begins in laid if begins is not None], np.int32))
         if self.spells:
-            item = (*item, spell(word for _, word in pieces))
-        if getattr(example, self.taught[0]) is None:
+            item = (*item, *(spell(word for _, word in pieces) for pieces, _ in laid))
+        if getattr(example, self.kind.taught) is None:
             return [item]
-        return [(*item, np.array([self.labels.number(name) for name in self.right(example)], np.int32))]
+        return [(*item, self.kind.kept(example, self.labels))]
 
     def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
-        """Join texts; there are segments where there are pairs, and targets where all labels are known."""
-        tokens, known = self.tokens(items), self.known(items)
-        if any(len(item[1]) for item in items):
-            tokens = replace(
-                tokens, segments=torch.from_numpy(np.concatenate([_segments(*item[:2]) for item in items]))
-            )
-        return Batch(tokens, None if known is None else self._targets(known), {"texts": len(items)})
+        """Join texts; there are segments where there are pairs, and targets where what is right of all is known.
 
-    def _targets(self, labels: Sequence[np.ndarray]) -> Tensor:
-        if not self.config.multiple:
-            return torch.from_numpy(np.concatenate(labels).astype(np.int64))  # (B,)
-        known = torch.zeros(len(labels), len(self.labels))  # (B, K)
-        for row, numbers in zip(known, labels, strict=True):
-            row[numbers.tolist()] = 1
-        return known
+        The other order, with `symmetric`, is the batch's source.
+        """
+        tokens, *other = (self._side(items, order) for order in range(self.orders))
+        known = self.known(items)
+        targets = None if known is None else self.kind.targets(known, len(self.labels))
+        return Batch(tokens, targets, {"texts": len(items)}, other[0] if other else None)
+
+    def _side(self, items: Sequence[Item], order: int) -> Tokens:
+        tokens, begins = self.tokens(items, order), [item[self.orders][order : order + 1] for item in items]
+        if not any(map(len, begins)):
+            return tokens
+        segments = [_segments(len(item[order]), second) for item, second in zip(items, begins, strict=True)]
+        return replace(tokens, segments=torch.from_numpy(np.concatenate(segments)))
+
+    @property
+    def signs(self) -> int:
+        """One before the texts, one after them, and what stands between two."""
+        return 2 + len(self.tokenizer.between)
+
+    def sides(self, data: Packed) -> np.ndarray | None:
+        """The tokens of each order, that of the source first; texts that are spelt out have no one shape."""
+        return None if self.spells else self.lengths(data)[::-1]
 
     def head(self, model: Any) -> ClassifyHead:
-        """Put the scores of the labels on a body."""
-        return ClassifyHead(model, len(self.labels), self.config, self.weights(), self.tokenizer.specials.unk)
+        """Put the scores of the labels on a body, or the one number."""
+        outputs = len(self.labels) if self.kind.labelled else 1
+        return ClassifyHead(model, outputs, self.config, self.weights(), self.tokenizer.specials.unk)
 
     def options(self) -> Section:
         """The recipe's threshold, where there is one to set."""
         return Threshold(threshold=self.config.threshold) if self.config.multiple else Section()
 
-    def answer(self, example: ClassifyExample, outputs: list[Output]) -> Answer:
-        """Name the labels chosen, and give the probability of each, the likeliest first."""
-        ((chosen, likely),) = outputs
-        order = sorted(range(len(likely)), key=lambda number: -likely[number])
-        scores = {self.labels.names[number]: round(likely[number], 6) for number in order}
-        if self.config.multiple:
-            return {"labels": [name for name in scores if self.labels.number(name) in chosen], "scores": scores}
-        return {"label": self.labels.names[chosen[0]], "scores": scores}
+    def answer(self, example: Any, outputs: list[Output]) -> Answer:
+        """Name the labels chosen, and give the probability of each; or give the number."""
+        (output,) = outputs
+        return self.kind.answer(output, self.labels)
 
     def line(self, answer: Answer) -> str:
-        """The label, or several between commas."""
-        names = answer["labels"] if self.config.multiple else [answer["label"]]
-        return " ".join(", ".join(names).splitlines())
+        """The label, several between commas, or the number."""
+        return " ".join(", ".join(self.kind.names(answer)).splitlines())
 
     def shown(self, example: ClassifyExample) -> tuple[str, str]:
         """The text or pair, and what is right."""
         return " | ".join(self.texts(example)[0]), ", ".join(self.right(example))
 
-    def score(self, answers: Sequence[Answer], examples: Sequence[ClassifyExample]) -> dict[str, float]:
-        """Accuracy and F1 of labels, each as scikit-learn has it."""
-        if not self.config.multiple:
-            given, right = [answer["label"] for answer in answers], [example.label or "" for example in examples]
-            return {"accuracy": exact_match(given, right), "macro_f1": macro_f1(given, right)}
-        sets, targets = [set(answer["labels"]) for answer in answers], [set(self.right(one)) for one in examples]
-        tallies = tally_labels(sets, targets, self.labels).values()
-        return {
-            "micro_f1": sum(tallies, Tally()).f1,
-            "macro_f1": mean_f1(tallies),
-            "exact_match": exact_match(sets, targets),
-        }
+    def reread(self, items: list[Item], outputs: list[Output]) -> tuple[list[str], list[str], Batch]:
+        """Read a text with what was answered as if it were right; of a pair's two orders, the one it was given in."""
+        (item,), (output,) = items, outputs
+        names = [self.tokenizer.token(int(id)) for id in item[0]]
+        batch = self.collate([(*item[: self.question], self.kind.chosen(output))], np.random.default_rng(0))
+        return names, self.kind.names(self.kind.answer(output, self.labels)), replace(batch, source=None)
 
-    def confusion(self, answers: Sequence[Answer], examples: Sequence[ClassifyExample]) -> Confusion | None:
-        """Count which label was taken for which; several a text have no such table."""
-        if self.config.multiple:
-            return None
-        return Confusion.of(
-            self.labels.names,
-            [(example.label or "", answer["label"]) for example, answer in zip(examples, answers, strict=True)],
-        )
+    def score(self, answers: Sequence[Answer], examples: Sequence[Any]) -> dict[str, float]:
+        """Judge by the metrics of labels, as scikit-learn has them, or of numbers, as scipy has them."""
+        return self.kind.score(answers, examples, self.labels)
+
+    def confusion(self, answers: Sequence[Answer], examples: Sequence[Any]) -> Confusion | None:
+        """Count which label was taken for which, where a text has one."""
+        return self.kind.confusion(answers, examples, self.labels)
 
 
-def _trimmed(text: list[T], pair: list[T], room: int) -> tuple[list[T], list[T]]:
-    """Cut both to `room` in all, the longer one first (Devlin et al. 2019 do it so)."""
-    keep = max(room - len(pair), min(len(text), (room + 1) // 2))
-    return text[:keep], pair[: room - len(text[:keep])]
-
-
-def _segments(ids: np.ndarray, second: np.ndarray) -> np.ndarray:
+def _segments(size: int, second: np.ndarray) -> np.ndarray:
     """Number the tokens of the text 0, and those of the pair 1."""
-    found = np.zeros(len(ids), np.int64)
+    found = np.zeros(size, np.int64)
     for start in second.tolist():
         found[start:] = 1
     return found

@@ -34,7 +34,8 @@ from weft.text.tokenizer import Tokenizer
 
 SPLITS = ("train", "valid", "test")
 FREE = {"data.train", "data.valid", "data.test", "data.workers"}  # what may change: of the files more is known
-OWN = {"lock", "tokenizer.json", "tokenizer.target.json"}  # what a run that was killed may leave before it has begun
+# What a run that was killed may leave before it has begun.
+OWN = {"lock", "tokenizer.json", "tokenizer.target.json", "tokenizer.spm", "tokenizer.target.spm"}
 PROBES, AMONG, SHORT = 4, 256, 1 << 14  # examples kept, of how many, of so many characters at most
 PATIENCE = 2.0  # seconds to wait for the workers of a run that was killed
 
@@ -58,15 +59,19 @@ def prepare(
     workers: int | None = None,
     report: Report = lambda stage: None,
     size: int | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Manifest:
-    """Make those of the splits that the recipe has and that are not there yet; `size` is that of a part, in bytes."""
+    """Make those of the splits that the recipe has and that are not there yet; `size` is that of a part, in bytes.
+
+    A `tokenizer` that is given, since it comes with pre-trained weights, is not trained.
+    """
     make_task(run)  # a recipe that is wrong leaves no folder behind
     wanted = [split for split in splits if has_split(run.data, split)]
     for split in wanted:
         if found := find_corpus(_source(run, split)):
             raise ConfigError(f"data.{split}: {found} is prepared already; give the text itself")
     with _locked(out):
-        making = _begin(run, out)
+        making = _begin(run, out, tokenizer)
         for split in wanted:
             _complete(making, split, workers or _cores(), report, size)
     return making.manifest
@@ -120,7 +125,7 @@ def _claimed(handle: int) -> bool:
     return True
 
 
-def _begin(run: Run, out: Path) -> _Making:
+def _begin(run: Run, out: Path, tokenizer: Tokenizer | None) -> _Making:
     """Go on with what is there, or train the tokenizer and begin."""
     if (out / MANIFEST).exists():
         return _go_on(run, out)
@@ -128,7 +133,7 @@ def _begin(run: Run, out: Path) -> _Making:
         raise ConfigError(f"--out: {out} holds other things, such as {min(strange)}; choose another folder")
     check_vectors(run)
     task = make_task(run)
-    tokenizer = fit_tokenizer(run.tokenizer, run.data, task)
+    tokenizer = tokenizer or fit_tokenizer(run.tokenizer, run.data, task)
     learn_words(run, tokenizer)
     known = run.model_copy(update={"task": settled(run.data, task)})
     manifest = Manifest(
@@ -253,6 +258,7 @@ def _join(job: Job, made: Sequence[Made], out: Path) -> Split:
     limit, data = Limit(job.run.data.longest, job.run.data.too_long), job.folder / "joined"
     for one in made:
         limit.add(Limit(limit.longest, limit.policy, one.cut, one.dropped, one.windowed, one.seen))
+        limit.notes.update({(verb, noun, how): times for verb, noun, how, times in one.notes})
     notice = told(job.split, sum(one.items for one in made), skipped, limit)
     digest, files = join_parts([job.stem(number) for number in range(len(made))], made, data)
     shutil.rmtree(out / job.split, ignore_errors=True)

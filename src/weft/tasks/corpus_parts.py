@@ -89,6 +89,7 @@ def _made(lengths: Lengths, tally: _Tally, dtype: str) -> Made:
         dropped=tally.limit.dropped,
         windowed=tally.limit.windowed,
         seen=tally.limit.seen,
+        notes=tuple((*note, times) for note, times in tally.limit.notes.items()),
     )
 
 

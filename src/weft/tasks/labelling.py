@@ -7,24 +7,36 @@ label weighs the same whatever else is in its batch, and "balanced" weights, who
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 from torch import Tensor, nn
 
 from weft.config import Named, Run, Section
 from weft.data.labels import Label, Labels, balanced, read_label
 from weft.data.lines import count
+from weft.data.packed import Packed
 from weft.errors import ConfigError, DataError, did_you_mean
 from weft.models.base import Role, matrix_numbers
 from weft.nn.mix import Mix
+from weft.nn.positions import rows_of
 from weft.registry import resolve
 from weft.tasks.base import Batch, Head, Item, Task, undefined
 from weft.tokens import Tokens
 
 HEAVIEST = 1e12  # what a label may weigh: more than balanced weights of any data, and well within float32
+
+
+def _some_layers(layers: object) -> object:
+    known = isinstance(layers, list | tuple) and layers and all(type(one) is int for one in layers)
+    if not known and layers not in ("last", "mix"):
+        raise ValueError("must be last, mix, or a list of layers to mix, such as [1, 2]")
+    return layers
+
+
+Layers = Annotated[Literal["last", "mix"] | tuple[int, ...], BeforeValidator(_some_layers)]
 
 
 class LabellingConfig(Named):
@@ -35,15 +47,7 @@ class LabellingConfig(Named):
     smoothing: float = Field(0.0, ge=0, lt=1)
     dropout: float = Field(0.1, ge=0, lt=1)  # on what the body gives to the head
     unknown: float = Field(0.0, ge=0, lt=1)  # share of tokens that are read as the unknown one, in training
-    layers: Literal["last", "mix"] | tuple[int, ...] = "last"  # of the body: mix is all of them, a list those named
-
-    @field_validator("layers", mode="before")
-    @classmethod
-    def _some_layers(cls, layers: object) -> object:
-        known = isinstance(layers, list | tuple) and layers and all(type(one) is int for one in layers)
-        if not known and layers not in ("last", "mix"):
-            raise ValueError("must be last, mix, or a list of layers to mix, such as [1, 2]")
-        return layers
+    layers: Layers = "last"  # of the body: mix is all of them, a list those named
 
     @field_validator("labels")
     @classmethod
@@ -111,10 +115,9 @@ class LabellingHead(Head):
         if self.mix is None:
             own: Tensor = self.body.summary(tokens)
             return own
-        states, lengths = self.states(tokens), tokens.lengths.to(tokens.device)
-        rows = torch.repeat_interleave(lengths, output_size=len(states))
-        sums = states.new_zeros(len(tokens), states.shape[1]).index_add(0, rows, states)
-        return sums / lengths.clamp(min=1)[:, None]
+        states = self.states(tokens)
+        sums = states.new_zeros(len(tokens), states.shape[1]).index_add(0, rows_of(tokens), states)
+        return sums / tokens.starts.diff().clamp(min=1)[:, None]
 
     def operations(self, batch: Batch) -> int:
         """Count the body's, and the scores of the labels wherever there is one to learn."""
@@ -141,7 +144,8 @@ class Labelling(Task):
     Config: ClassVar[type[Named]] = LabellingConfig
     Options: ClassVar[type[Section]] = Section
     needs = frozenset({Role.ENCODER})
-    counted = 1
+    counted: int = 1
+    orders: int = 1  # sequences of tokens in an item: the same text in another order is another
     fewest: int = 2  # labels, or there is nothing to tell apart
     config: LabellingConfig
 
@@ -193,23 +197,34 @@ class Labelling(Task):
         return torch.tensor([named.get(name, 1.0) for name in self.labels])
 
     @property
-    def asked(self) -> int:
-        """How many of an item's arrays are the question; one more where the labels are known."""
-        return 3 if self.spells else 2
+    def signs(self) -> int:
+        """One before the text, one after it."""
+        return 2
 
-    def tokens(self, items: Sequence[Item]) -> Tokens:
+    @property
+    def question(self) -> int:
+        """How many of an item's arrays are the question; one more where the labels are known."""
+        return self.orders + 1 + self.orders * self.spells
+
+    def tokens(self, items: Sequence[Item], order: int = 0) -> Tokens:
         """Lay the tokens of items end to end."""
-        tokens = Tokens.pack([item[0] for item in items])
-        return tokens.spelt([item[2] for item in items]) if self.spells else tokens
+        tokens = Tokens.pack([item[order] for item in items])
+        return tokens.spelt([item[self.orders + 1 + order] for item in items]) if self.spells else tokens
+
+    def lengths(self, data: Packed) -> np.ndarray:
+        """Count the tokens of items, (orders, items)."""
+        firsts = data.items[:-1] + np.arange(self.orders)[:, None]
+        found: np.ndarray = data.starts[firsts + 1] - data.starts[firsts]
+        return found
 
     def known(self, items: Sequence[Item]) -> list[np.ndarray] | None:
         """Return the labels of items, where those of all are known."""
-        return [item[-1] for item in items] if all(len(item) > self.asked for item in items) else None
+        return [item[-1] for item in items] if all(len(item) > self.question for item in items) else None
 
     def reread(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
         """Read an example with the labels chosen for it, as if they were right."""
         labels = [np.array(numbers, np.int32) for numbers, _ in outputs]
-        chosen = [(*item[: self.asked], own) for item, own in zip(items, labels, strict=True)]
+        chosen = [(*item[: self.question], own) for item, own in zip(items, labels, strict=True)]
         names = [self.tokenizer.token(int(id)) for id in items[0][0]]
         given = [self.labels.names[number] for number in outputs[0][0]]
         return names, given, self.collate(chosen, np.random.default_rng(0))

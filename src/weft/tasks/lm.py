@@ -84,6 +84,10 @@ class LM(base.Task):
         model = resolve("model", run.model.name)
         self.directions: tuple[Direction, ...] = model.directions(run.model)
         self.fitted, one_way = issubclass(model, Fitted), self.directions in (("forward",), ("backward",))
+        if self.directions == ("masked",):
+            raise ConfigError(
+                f"task.name: 'lm' needs a model that scores what comes next; {run.model.name!r} fills masks: try mlm"
+            )
         carries = hasattr(model, "read") and self.directions == ("forward",)
         self.reads = self.config.reads or ("streams" if carries else "packs" if one_way or self.fitted else "rows")
         if self.reads == "streams" and not carries:
@@ -109,6 +113,18 @@ class LM(base.Task):
     def texts(self, example: LMExample) -> tuple[list[str], list[str]]:
         """The text trains the tokenizer."""
         return [example.text], []
+
+    @property
+    def marks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """A model that goes one way never read the mark at which it is done; one that is fitted read neither."""
+        before, after = super().marks
+        if self.fitted:
+            return (), ()
+        return () if self.directions == ("backward",) else before, () if self.directions == ("forward",) else after
+
+    def spelt(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
+        """Spell tokens as the vocabulary has them, and unknown ones as they are written."""
+        return Spelling.of(self.tokenizer).of_texts(texts)
 
     def encode(self, example: LMExample, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
         """Encode one text."""

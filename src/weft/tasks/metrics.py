@@ -1,9 +1,15 @@
-"""Scores that people can cite. Shares are between 0 and 1; BLEU is between 0 and 100, as sacreBLEU has it."""
+"""Scores that people can cite. Shares are between 0 and 1; BLEU is between 0 and 100, as sacreBLEU has it.
 
+A correlation is between -1 and 1, and 0 where there is none to speak of, since one side is always the same.
+"""
+
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 Entity = tuple[str, int, int]  # its type, its first word and the word after its last
 
@@ -98,6 +104,37 @@ def macro_f1(answers: Sequence[str], targets: Sequence[str]) -> float:
 def mean_f1(tallies: Collection[Tally]) -> float:
     """The mean of the labels' F1, a rare one counting as much as a frequent one."""
     return sum(tally.f1 for tally in tallies) / max(len(tallies), 1)
+
+
+def matthews(answers: Sequence[str], targets: Sequence[str]) -> float:
+    """The correlation of answers with what is right (Matthews 1975; Gorodkin 2004 for more than two labels).
+
+    Answering always the same is worth 0, however frequent that label is.
+    """
+    size, right, given = len(targets), Counter(targets), Counter(answers)
+    hits = sum(answer == target for answer, target in zip(answers, targets, strict=True))
+    together = size * hits - sum(right[label] * given[label] for label in right)
+    spread = math.prod(size * size - sum(count * count for count in side.values()) for side in (right, given))
+    return together / math.sqrt(spread) if spread else 0.0
+
+
+def pearson(answers: Sequence[float], targets: Sequence[float]) -> float:
+    """How near numbers lie to a straight line over what is right (Pearson 1895)."""
+    sides = [np.asarray(side, np.float64) for side in (answers, targets)]
+    if any(len(side) < 2 or np.ptp(side) == 0 for side in sides):
+        return 0.0
+    given, right = ((apart := side - side.mean()) / np.linalg.norm(apart) for side in sides)
+    return float(np.clip(given @ right, -1, 1))
+
+
+def spearman(answers: Sequence[float], targets: Sequence[float]) -> float:
+    """How near numbers come to the order of what is right (Spearman 1904): what is equal has the mean of its ranks."""
+    return pearson(_ranks(answers), _ranks(targets))
+
+
+def _ranks(values: Sequence[float]) -> Any:
+    _, which, counts = np.unique(np.asarray(values, np.float64), return_inverse=True, return_counts=True)
+    return (counts.cumsum() - (counts - 1) / 2)[which]
 
 
 def tally_entities(answers: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> Tally:

@@ -38,31 +38,39 @@ def predict(
     start: int = 0,
 ) -> Iterator[Answer]:
     """Yield an answer for each example, in order, the first being number `start`; memory does not grow."""
+    for example, found in outputs(task, head, examples, limit, options, budget, start):
+        yield task.answer(example, found)
+
+
+def outputs(
+    task: Task,
+    head: Head,
+    examples: Iterable[Any],
+    limit: Limit,
+    options: Section,
+    budget: int = BUDGET,
+    start: int = 0,
+) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield each example with what the head gives for its items, of which `predict` has the task make an answer."""
     stream, done = iter(examples), start
     while chunk := list(islice(stream, AT_ONCE)):
-        yield from _predict_chunk(task, head, chunk, limit, options, budget, done)
+        yield from _chunk_outputs(task, head, chunk, limit, options, budget, done)
         done += len(chunk)
 
 
-def _predict_chunk(
+def _chunk_outputs(
     task: Task, head: Head, examples: Sequence[Any], limit: Limit, options: Section, budget: int, done: int
-) -> Iterator[Answer]:
-    encoded = _encoded(task, [_asked(task, example) for example in examples], limit, done)
+) -> Iterator[tuple[Any, list[Any]]]:
+    encoded = _encoded(task, [task.asked(example) for example in examples], limit, done)
     for number, items in enumerate(encoded):
         if not items:
             raise DataError(f"example {done + number + 1}: nothing is left of it to answer; {limit}".rstrip("; "))
     owners = [index for index, items in enumerate(encoded) for _ in items]
-    outputs: list[list[Any]] = [[] for _ in examples]
+    own: list[list[Any]] = [[] for _ in examples]
     found = dict(_outputs(task, head, [item for items in encoded for item in items], options, budget, done))
     for number, owner in enumerate(owners):
-        outputs[owner].append(found[number])
-    for example, output in zip(examples, outputs, strict=True):
-        yield task.answer(example, output)
-
-
-def _asked(task: Task, example: Any) -> Any:
-    """Leave out what is right: it is not needed to answer, and need not be known to the model."""
-    return example.model_copy(update=dict.fromkeys(task.taught))
+        own[owner].append(found[number])
+    yield from zip(examples, own, strict=True)
 
 
 def _encoded(task: Task, examples: Sequence[Any], limit: Limit, done: int = 0) -> list[list[Item]]:
@@ -115,7 +123,7 @@ def side_by_side(answer: Callable[[F], G], found: Iterable[F]) -> Iterator[G]:
 
 def reread(task: Task, head: Head, example: Any, limit: Limit) -> tuple[list[str], list[str], Batch]:
     """Answer one example and return the tokens on both sides with the batch that reads its own winning output."""
-    items = task.encode(_asked(task, example), task.tokenizer, limit)
+    items = task.encode(task.asked(example) if task.has_question(example) else example, task.tokenizer, limit)
     if len(items) != 1:
         raise DataError(
             f"the text is read in {len(items)} windows, of data.longest={limit.longest} tokens at most, and only one "

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from weft.config import Data, Named
+from weft.data.columns import Given, joined, spread
 from weft.data.limits import Limit
 from weft.data.packed import Packed, pack
 from weft.data.records import Skipped, read_examples
-from weft.data.samples import read_sample
+from weft.data.samples import SAMPLES, read_sample
 from weft.errors import ConfigError, DataError, did_you_mean
 from weft.tasks.base import Item, Task
 from weft.tasks.prepared import prepared_folder, prepared_split, prepared_task, prepared_tokenizer, refused
@@ -29,6 +30,16 @@ def has_split(data: Data, split: str) -> bool:
     return data.sample is not None or getattr(data, split) is not None
 
 
+def data_for(recipe: Data, data: str | Path | None) -> tuple[Data, str]:
+    """Say what to read: the recipe's test (or else validation) data, a file in the recipe's columns, or a sample."""
+    if data is None:
+        return recipe, "test" if recipe.sample or recipe.test else "valid"
+    name, _, split = str(data).partition(":")
+    if name in SAMPLES and not Path(data).exists():
+        return recipe.model_copy(update={"sample": name}), split or "test"
+    return recipe.model_copy(update={"sample": None, "test": str(data)}), "test"
+
+
 def read_split(data: Data, split: str, task: Task, skipped: Skipped) -> Iterator[Placed]:
     """Stream the examples of `train`, `valid` or `test` with their places."""
     if data.sample is not None:
@@ -42,7 +53,7 @@ def read_split(data: Data, split: str, task: Task, skipped: Skipped) -> Iterator
     return _answered(read_examples(source, data, task.Example, skipped), data, task, skipped)
 
 
-def _sampled(name: str, split: str, task: Task, columns: Mapping[str, int | str] | None) -> Iterator[Placed]:
+def _sampled(name: str, split: str, task: Task, columns: Given | None) -> Iterator[Placed]:
     for place, found in read_sample(name, split):
         row = _chosen(name, found, columns) if columns else found
         try:
@@ -55,13 +66,14 @@ def _sampled(name: str, split: str, task: Task, columns: Mapping[str, int | str]
             ) from None
 
 
-def _chosen(name: str, row: Mapping[str, Any], columns: Mapping[str, int | str]) -> dict[str, Any]:
-    for field, column in columns.items():
+def _chosen(name: str, row: Mapping[str, Any], columns: Given) -> dict[str, Any]:
+    given, lists = spread(columns)
+    for field, column in given.items():
         if column not in row:
             raise ConfigError(
                 f"data.columns.{field}: a row of the sample {name} has no {column!r}; {did_you_mean(str(column), row)}"
             )
-    return {field: row[str(column)] for field, column in columns.items()}
+    return joined({field: row[str(column)] for field, column in given.items()}, lists)
 
 
 def _answered(examples: Iterable[Placed], data: Data, task: Task, skipped: Skipped) -> Iterator[Placed]:

@@ -21,8 +21,8 @@ from weft.text.tokenizer import Tokenizer, load_tokenizer
 
 def vocabulary(tokenizer: Tokenizer) -> str:
     """Return the digest of a tokenizer, both sides."""
-    sides = [tokenizer.engine, *([] if tokenizer.target is tokenizer else [tokenizer.target.engine])]
-    return hashlib.sha256("\0".join(engine.to_str() for engine in sides).encode()).hexdigest()
+    sides = dict.fromkeys([tokenizer, tokenizer.target])
+    return hashlib.sha256("\0".join(side.identity for side in sides).encode()).hexdigest()
 
 
 def prepared_folder(data: Data, split: str) -> Path | None:

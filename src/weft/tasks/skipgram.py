@@ -86,6 +86,16 @@ class Skipgram(base.Task):
         """The text trains the tokenizer."""
         return [example.text], []
 
+    @property
+    def marks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """No vector is learnt of marks."""
+        return (), ()
+
+    def cut(self, texts: Sequence[str]) -> list[list[int]]:
+        """Cut texts into words, without those that are unknown."""
+        unknown = self.tokenizer.specials.unk
+        return [[id for id in ids if id != unknown] for ids in self.tokenizer.ids(texts)]
+
     def encode(self, example: SkipgramExample, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
         """Encode one text."""
         return self.encode_batch([example], tokenizer, limit)[0]

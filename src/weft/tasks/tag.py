@@ -1,11 +1,14 @@
 """Tagging: a label for every word of a sentence, by any model that encodes.
 
-Words stay whole: each is cut into sub-words by itself, and its tag is read at the first of them (Devlin et al. 2019,
-section 5.3). Where the model reads how words are spelt, each sub-word is spelt as the word that it is a piece of.
-`crf: true` scores whole sequences of tags (`weft.nn.crf`).
+Words stay whole: each is cut into sub-words by itself, as it stands in a text, with the space before it where that is a
+part of a token, and its tag is read at the first of them (Devlin et al. 2019, section 5.3). Where the model reads how
+words are spelt, each sub-word is spelt as the word that it is a piece of. `crf: true` scores whole sequences of tags
+(`weft.nn.crf`).
 """
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import accumulate, chain
 from typing import Any, ClassVar, Literal
 
@@ -17,16 +20,18 @@ from torch import Tensor
 from weft.config import Named, Run, Section
 from weft.data.labels import Label
 from weft.data.limits import Limit
+from weft.data.packed import Packed
 from weft.errors import ConfigError
 from weft.nn.crf import CRF
 from weft.nn.losses import cross_entropy_sum
+from weft.registry import resolve
 from weft.tasks import base
 from weft.tasks.base import Answer, Batch, Item, Sums
 from weft.tasks.labelling import Labelling, LabellingConfig, LabellingHead
 from weft.tasks.metrics import Confusion, exact_match, tally_entities
 from weft.text.tokenizer import Tokenizer
 from weft.text.words import split_words
-from weft.tokens import Tokens, spell
+from weft.tokens import END, Tokens, spell
 
 Output = tuple[list[int], list[float]]  # for each word, the number of its tag and the tag's probability
 
@@ -73,6 +78,7 @@ class TagHead(LabellingHead):
     ) -> None:
         super().__init__(body, labels, config, weights, unknown)
         self.crf = CRF(labels) if config.crf else None
+        body.without_summary()
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
         """Sum -log p of the right tags over the words."""
@@ -110,6 +116,8 @@ class Tag(Labelling):
     taught = ("tags",)
     config: TagConfig
 
+    _spaced: Callable[[str], str] = staticmethod(str)  # a word as the tokenizer reads it
+
     def __init__(self, config: TagConfig) -> None:
         super().__init__(config)
         self.bio = config.scheme == "bio" or (config.scheme == "auto" and _marks_entities(self.labels))
@@ -120,6 +128,7 @@ class Tag(Labelling):
     def check(self, run: Run) -> None:
         """Entities must be marked by the tags."""
         super().check(run)
+        self._spaced = partial(resolve("tokenizer", run.tokenizer.name).spaced, run.tokenizer)
         odd = [label for label in self.labels if len(label) > 1 and label[1] != "-"]  # T-POS may be meant
         if self.config.scheme == "bio" and odd:
             raise ConfigError(
@@ -133,7 +142,19 @@ class Tag(Labelling):
 
     def texts(self, example: TagExample) -> tuple[list[str], list[str]]:
         """Each word trains the tokenizer by itself, as it is encoded."""
-        return example.cut(), []
+        return [self._spaced(word) for word in example.cut()], []
+
+    def cut(self, texts: Sequence[str]) -> list[list[int]]:
+        """Cut texts into words, and these into sub-words."""
+        return [item[0][1:-1].tolist() for item in self._read(texts)]
+
+    def spelt(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
+        """Spell each sub-word as the word that it is a piece of."""
+        return [np.split(item[2], np.flatnonzero(item[2] == END)[:-1] + 1) for item in self._read(texts)]
+
+    def _read(self, texts: Sequence[str]) -> list[Item]:
+        examples, whole = [TagExample(text=text) for text in texts], Limit(sys.maxsize, "error")
+        return [items[0] for items in self.encode_batch(examples, self.tokenizer, whole)]
 
     def encode(self, example: TagExample, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
         """Encode one sentence."""
@@ -145,7 +166,8 @@ class Tag(Labelling):
         words = list(dict.fromkeys(chain.from_iterable(sentences)))
         special = tokenizer.specials
         nothing = [special.eos if special.unk is None else special.unk]  # for a word of which no token is left
-        pieces = {word: ids or nothing for word, ids in zip(words, tokenizer.ids(words), strict=True)}
+        cut = tokenizer.ids([tokenizer.spaced(tokenizer.config, word) for word in words])
+        pieces = {word: ids or nothing for word, ids in zip(words, cut, strict=True)}
         return [
             self._items(example, [pieces[word] for word in sentence], tokenizer, limit)
             for example, sentence in zip(examples, sentences, strict=True)
@@ -175,6 +197,10 @@ class Tag(Labelling):
         at = Tokens.pack([item[1] + first for item, first in zip(items, firsts, strict=False)])
         targets = None if known is None else torch.from_numpy(np.concatenate(known).astype(np.int64))
         return Batch(tokens, targets, {"words": len(at.ids)}, at=at)
+
+    def sides(self, data: Packed) -> np.ndarray | None:
+        """The sub-words of each sentence; the walk of a CRF, and spellings, have no one shape."""
+        return None if self.spells or self.config.crf else self.lengths(data)
 
     def head(self, model: Any) -> TagHead:
         """Put the scores of the tags on a body."""

@@ -27,6 +27,7 @@ class TranslateConfig(Named):
 
     smoothing: float = Field(0.0, ge=0, lt=1)
     lowercase: bool = False  # translations are judged without regard to case
+    unknown: bool = False  # whether the sign for what is unknown may be produced
     decode: Options = Options()
 
 
@@ -129,7 +130,8 @@ class Translate(base.Task):
     def head(self, model: Any) -> TranslateHead:
         """Put the loss and the search on a body."""
         specials = self.tokenizer.target.specials
-        forbid = [specials.bos, *(id for id in (specials.unk, specials.pad, specials.mask) if id is not None)]
+        barred = (specials.pad, specials.mask, None if self.config.unknown else specials.unk)
+        forbid = [specials.bos, *(id for id in barred if id is not None)]
         return TranslateHead(model, specials.eos, forbid, self.config.smoothing)
 
     def options(self) -> Section:
