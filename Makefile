@@ -59,6 +59,9 @@ bench: $(READY)  ## measure weft beside its peers; see bench/README.md
 	$(BIN)/python bench/layers.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .cache/ctranslate2 ctranslate2==4.8.4
 	$(BIN)/python bench/translate.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .cache/encoders \
+		sentence-transformers==6.2.0 onnxruntime==1.31.1 onnx==1.23.2 flatbuffers==25.12.19 ml_dtypes==0.6.0
+	$(BIN)/python bench/encode.py
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) demo runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -1,9 +1,11 @@
-"""GPT-2's own vocabulary, read by weft, against encodings that others made of it.
+"""Published vocabularies, read by weft from their files alone, against encodings that others made of them.
 
     python bench/vocabularies.py FOLDER
 
-FOLDER has gpt2-vocab.json, gpt2-merges.txt and reference_encodings.json: {encodings: {gpt2: [{text, ids}, …]}}.
-Prints how many texts have the same ids, and how many come back as they were.
+FOLDER has bert-base-uncased-vocab.txt, bert-base-cased-vocab.txt, gpt2-vocab.json, gpt2-merges.txt, the same of
+roberta-base, and reference_encodings.json: {encodings: {gpt2: [{text, ids}, …], …}}. Prints how many texts have the
+same ids and, of the vocabularies that lose nothing, how many come back as they were. A text that spells the mask has it
+there, and so it is read here, as a question to a masked language model is.
 """
 
 import json
@@ -11,25 +13,55 @@ import shutil
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from weft.checkpoint.hf_text import read_tokenizer
+from weft.models.base import HFMap
+from weft.models.bert_hf import BERT_MAP, ROBERTA_MAP
 from weft.models.gpt_hf import GPT2_MAP
+from weft.tasks.blanks import Blanks
+from weft.text.tokenizer import Tokenizer
 
-SIZE = 50_257
+KNOWN: dict[str, tuple[HFMap, int, dict[str, Any]]] = {
+    "bert-base-uncased": (BERT_MAP, 30_522, {}),
+    "bert-base-cased": (BERT_MAP, 28_996, {"do_lower_case": False}),
+    "gpt2": (GPT2_MAP, 50_257, {}),
+    "roberta-base": (ROBERTA_MAP, 50_265, {}),
+}
+
+
+def read(given: Path, name: str) -> Tokenizer:
+    """Read a vocabulary."""
+    family, size, told = KNOWN[name]
+    files = ["vocab.txt"] if family is BERT_MAP else ["vocab.json", "merges.txt"]
+    with TemporaryDirectory() as folder:
+        for file in files:
+            shutil.copy(given / f"{name}-{file}", Path(folder) / file)
+        (Path(folder) / "tokenizer_config.json").write_text(json.dumps(told))
+        return read_tokenizer(Path(folder), family, size)
+
+
+def cut(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encode a text, a mask in it as the mask."""
+    mask = tokenizer.specials.mask
+    known = mask is not None and tokenizer.token(mask) in text
+    return Blanks(tokenizer, mask).ids(text) if known else tokenizer.encode(text).ids
 
 
 def main() -> None:
     """Compare, and exit with 1 where something differs."""
-    given = Path(sys.argv[1])
-    with TemporaryDirectory() as folder:
-        for name in ("vocab.json", "merges.txt"):
-            shutil.copy(given / f"gpt2-{name}", Path(folder) / name)
-        tokenizer = read_tokenizer(Path(folder), GPT2_MAP, SIZE)
-    rows = json.loads((given / "reference_encodings.json").read_text(encoding="utf-8"))["encodings"]["gpt2"]
-    same = sum(tokenizer.encode(row["text"]).ids == row["ids"] for row in rows)
-    back = sum(tokenizer.decode(row["ids"]) == row["text"] for row in rows)
-    print(f"{len(rows)} texts: {same} with the same ids, {back} decoded as they were; {tokenizer.specials}")
-    sys.exit(0 if same == back == len(rows) else 1)
+    given, right = Path(sys.argv[1]), True
+    encodings = json.loads((given / "reference_encodings.json").read_text(encoding="utf-8"))["encodings"]
+    for name in KNOWN:
+        tokenizer, rows = read(given, name), encodings[name]
+        special = tokenizer.specials
+        before, after = ([special.bos], [special.eos]) if KNOWN[name][0].framed else ([], [])
+        same = sum([*before, *cut(tokenizer, row["text"]), *after] == row["ids"] for row in rows)
+        back = sum(tokenizer.decode(row["ids"]) == row["text"] for row in rows) if tokenizer.lossless else len(rows)
+        told = f", {back} decoded as they were" if tokenizer.lossless else ""
+        print(f"{name}: {len(rows)} texts, {same} with the same ids{told}; {special}")
+        right &= same == back == len(rows)
+    sys.exit(0 if right else 1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What several tests stand on: a small recipe that trains in a second, and one thread a process."""
 
 import json
+import os
 import random
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import weft
 
 torch.set_num_threads(1)  # two test processes share two cores
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that is no folder is not looked for on the hub
 
 
 def reversed_pairs(count=60, length=5, seed=0):

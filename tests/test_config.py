@@ -88,10 +88,17 @@ def test_mistakes_name_the_place_and_the_remedy(override, said):
     assert said in str(error.value)
 
 
+def standing_alone(raw):
+    """Say of a recipe that starts from other weights what it would take from them."""
+    if "weights" in raw["model"]:
+        raw |= {"model": {"preset": "bert-tiny"}, "tokenizer": {"name": "wordpiece"}}
+    return raw
+
+
 def test_every_shipped_recipe_parses():
     assert "dates" in recipe_names()
     for name in recipe_names():
-        Run.parse(read_recipe(name))
+        Run.parse(standing_alone(read_recipe(name)))
 
 
 def test_a_missing_recipe_gets_a_suggestion(tmp_path):

@@ -10,11 +10,12 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import weft
-from tests import hf_folders
-from weft import converting
+from tests import bert_folders, hf_folders
+from weft import converting, parity
 from weft.cli import app
-from weft.converting import Check, Report, convert
+from weft.converting import Report, convert
 from weft.errors import CheckpointError, WeftError
+from weft.parity import Check
 
 WHAT = {"tokens", "hidden states", "logits", "greedy text"}
 
@@ -48,6 +49,60 @@ def test_there_and_back_with_a_report(folder, tmp_path):
     assert len(mine) == len(theirs)
 
 
+HEADS = {
+    ("bert", "ForPreTraining"): {"logits", "next sentence"},
+    ("roberta", "ForSequenceClassification"): {"logits"},
+    ("distilbert", "ForTokenClassification"): {"logits"},
+    ("electra", "ForMultipleChoice"): {"logits"},
+    ("bert", "ForQuestionAnswering"): {"logits"},
+    ("bert", "Model"): {"summary"},
+    ("distilbert", "Model"): set(),
+}
+
+
+@pytest.mark.parametrize(("family", "head"), HEADS)
+def test_every_head_is_compared(tmp_path, family, head):
+    bert_folders.make(tmp_path / "hf", family, head)
+    there = convert(tmp_path / "hf", tmp_path / "weft")
+    back = convert(tmp_path / "weft", tmp_path / "back")
+    wanted = {"tokens", "hidden states", *HEADS[family, head]}
+    for report in (there, back):
+        assert kinds(report) == {(what, against) for what in wanted for against in (parity.AGAIN, parity.THERE)}
+        assert max(check.apart for check in report.checks) < 1e-5
+        report.demand()
+
+
+@pytest.mark.parametrize(
+    ("head", "place", "told"),
+    [
+        ("ForSequenceClassification", "output.bias", "logits"),
+        ("ForQuestionAnswering", "output.weight", "logits"),
+        ("ForPreTraining", "next.bias", "next sentence"),
+        ("ForMaskedLM", "body.output.bias", "logits"),
+        ("Model", "body.pool.bias", "summary"),
+        ("Model", "body.segments.weight", "hidden states, most in layer"),
+    ],
+)
+def test_a_head_that_has_changed_on_the_way_is_told(tmp_path, monkeypatch, head, place, told):
+    """The negative control, for each head; segments are read by pairs alone."""
+    bert_folders.make(tmp_path / "hf", "bert", head)
+    weft.load(tmp_path / "hf", device="cpu").save(tmp_path / "weft")
+    written = converting.save_hf
+
+    def save(path, run, tokenizer, head):
+        weight = head.get_parameter(place)
+        was = weight.detach().clone()
+        with torch.no_grad():
+            weight.view(-1)[-1] += 0.5
+            written(path, run, tokenizer, head)
+            weight.copy_(was)
+
+    monkeypatch.setattr(converting, "save_hf", save)
+    wrong = [check.what for check in convert(tmp_path / "weft", tmp_path / "back").checks if not check.same]
+    assert any(what.startswith(told) for what in wrong)
+    assert "tokens" not in wrong
+
+
 def test_windows_shorter_than_the_model_reads_are_no_difference(folder, tmp_path):
     weft.load(folder, device="cpu", overrides=["data.longest=30"]).save(tmp_path / "short")
     report = convert(tmp_path / "short", tmp_path / "hf")
@@ -59,12 +114,14 @@ def test_the_command_prints_the_report(folder, tmp_path):
     told = CliRunner().invoke(app, ["convert", str(folder), str(tmp_path / "weft")])
     assert told.exit_code == 0, told.output
     assert "largest difference" in told.output
-    assert told.output.count("transformers") == 4
+    assert [f"hidden states, layer {layer}" in told.output for layer in range(4)] == [True] * 3 + [False]
+    assert told.output.count("transformers") >= 3 + 3
+    assert "largest difference: " in told.output
     assert str(tmp_path / "weft") in told.output
 
 
 def test_without_transformers_it_is_read_again_alone(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(converting, "find_spec", lambda name: None)
+    monkeypatch.setattr(parity, "find_spec", lambda name: None)
     report = convert(folder, tmp_path / "weft")
     assert {check.against for check in report.checks} == {"what was written, read again"}
 
@@ -91,13 +148,27 @@ def test_what_has_changed_on_the_way_is_told(folder, tmp_path, monkeypatch):
         report.demand()
 
 
+def test_every_layer_has_its_row_and_the_largest_difference_is_named(tmp_path):
+    states = torch.zeros(3, 2, 4)
+    other = states.clone()
+    other[1, 0, 2] = 0.25
+    report = Report(
+        tmp_path, [parity._check("hidden states", list(states), list(other), "y"), Check("z", "y", 1e-5, 1)]
+    )
+    rows = report.table()[1]
+    assert [row[0] for row in rows] == [*(f"hidden states, layer {layer}" for layer in range(3)), "z"]
+    assert [row[3] for row in rows] == ["0.0e+00", "2.5e-01", "0.0e+00", "1.0e-05"]
+    assert {row[2] for row in rows[:3]} == {"8"}
+    assert report.largest() == "largest difference: 2.5e-01, in hidden states, most in layer 1, with y"
+
+
 def test_a_difference_is_the_largest_and_no_number_is_none(tmp_path):
     ones, other = torch.ones(3), torch.tensor([1.0, 1.5, float("nan")])
-    assert converting._apart(ones, ones) == 0
-    assert converting._apart(ones, other[:2].new_tensor([1, 1.5, 1])) == 0.5
-    assert converting._apart(ones, other) == float("inf") or converting._apart(ones, other) > 1e30
-    assert converting._check("x", [ones], [ones[:2]], "y").apart == float("inf")
-    assert converting._apart(torch.tensor([1, 2]), torch.tensor([1, 3])) == 1
+    assert parity._apart(ones, ones) == 0
+    assert parity._apart(ones, other[:2].new_tensor([1, 1.5, 1])) == 0.5
+    assert parity._apart(ones, other) == float("inf") or parity._apart(ones, other) > 1e30
+    assert parity._check("x", [ones], [ones[:2]], "y").apart == float("inf")
+    assert parity._apart(torch.tensor([1, 2]), torch.tensor([1, 3])) == 1
     assert not Check("x", "y", 2e-4, 1).same
     assert Check("x", "y", 2e-4, 1, 3000.0).same
     assert not Check("x", "y", 2e-1, 1, 3000.0).same

@@ -252,6 +252,8 @@ def compare(shown, printed, place):
 
 def check_recipe(text):
     raw = read_yaml(text, "a block of yaml")
+    if "weights" in raw.get("model", {}):  # what they are comes from there: see `weft.checkpoint.pretrained`
+        raw["model"] = {"name": "bert", **raw["model"]}
     Run.parse({**read_recipe("dates"), **raw})
 
 

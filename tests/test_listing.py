@@ -76,7 +76,7 @@ def test_what_was_skipped_is_told(weft, folder):
 
 
 def test_ctrl_c_keeps_what_is_done(weft, monkeypatch):
-    def stopped(*given):
+    def stopped(*given, tokenizer):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("weft.tasks.corpora.prepare", stopped)

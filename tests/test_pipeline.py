@@ -13,7 +13,8 @@ import torch
 import weft
 from tests.conftest import reversed_pairs
 from weft.config import Run
-from weft.pipeline import data_for, run_name
+from weft.pipeline import run_name
+from weft.tasks.prepare import data_for
 
 PAIRS = reversed_pairs()
 WORDS = [word for word, _ in PAIRS]

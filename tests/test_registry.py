@@ -54,7 +54,7 @@ def test_without_trust_it_is_refused_and_not_even_imported(own):
     ("name", "said"),
     [
         ("seq2sec", "there is no model 'seq2sec'; did you mean 'seq2seq'?"),
-        ("", "there is no model ''; known: cnn, "),
+        ("", "there is no model ''; known: bert, cnn, "),
         ("own_pakc.parts:Mine", "there is no module 'own_pakc'; is its folder on PYTHONPATH"),
         ("own_pack.prats:Mine", "there is no module 'own_pack.prats'"),
         ("own_pack.parts:Mime", "module 'own_pack.parts' has no 'Mime'; did you mean 'Mine'"),

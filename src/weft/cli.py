@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft import __version__, listing, looking, wordvectors
+from weft import __version__, featuring, listing, looking, wordvectors
 from weft.console import (
     Device,
     Json,
@@ -91,6 +91,7 @@ def train(
     from weft.pipeline import run_name
     from weft.pipeline import train as run_training
     from weft.training.progress import ProgressBar
+    from weft.training.seeds import read_seeds
 
     folder = out or Path("runs") / run_name(recipe)
     try:
@@ -99,7 +100,9 @@ def train(
         sys.stderr.write(f"{stop} in {folder}: go on with --resume\n")
         raise typer.Exit(stop.exit_code) from None
     if int(os.environ.get("RANK", "0")) == 0:
-        if pipeline.has_data:
+        if seeds := read_seeds(folder):
+            print_table(*seeds.table(), title=f"{len(seeds.runs)} trainings")
+        elif pipeline.has_data:
             print_metrics(pipeline.evaluate(tell=tell))
         typer.echo(f"the best model is in {folder / 'best'}: weft predict {folder}", err=True)
 
@@ -196,6 +199,8 @@ def compare(
     typer.echo(f"learning curves and alignments: {out / 'report.html'}")
 
 
+app.command()(featuring.embed)
+app.command()(featuring.layers)
 app.command()(looking.look)
 app.command()(listing.models)
 
@@ -213,6 +218,7 @@ def convert(
     report = run_conversion(source, target)
     if report.checks:
         print_table(*report.table())
+        typer.echo(report.largest())
     report.demand()
     typer.echo(report.path)
 
@@ -231,12 +237,12 @@ def average(
 
 
 def _plan(recipe: str, overrides: list[str], resume: bool) -> None:
-    from weft.config import Run, read_recipe
+    from weft.checkpoint.pretrained import read_run
     from weft.training.plan import plan_run
 
     if resume:
         raise ConfigError("--plan: says what a run takes from its beginning; leave --resume out")
-    found = plan_run(Run.parse(read_recipe(recipe, overrides)), tell)
+    found = plan_run(read_run(recipe, overrides), tell)
     if int(os.environ.get("RANK", "0")) == 0:
         print_table(*found.table(), title=f"{recipe} on {found.place}")
 

@@ -6,16 +6,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from weft.checkpoint.pretrained import read_run
 from weft.checkpoint.store import Store
-from weft.config import Run, read_recipe
+from weft.config import Run
 from weft.data.limits import Limit
 from weft.data.records import Skipped
 from weft.errors import CheckpointError, ConfigError, RoleError
 from weft.inspect.attention import explained
 from weft.inspect.charts import line_chart
 from weft.inspect.page import heading, page, table
-from weft.pipeline import Pipeline, data_for, run_name, train
-from weft.tasks.prepare import has_split, read_split
+from weft.pipeline import Pipeline, run_name, train
+from weft.tasks.prepare import data_for, has_split, read_split
 from weft.training.report import Reporter, read_metrics
 
 SHOWN = 4  # examples whose answers are shown side by side
@@ -142,7 +143,7 @@ def compare(
         raise ConfigError(f"compare: needs recipes with different names, but got {', '.join(names) or 'none'}")
     kind, other = ("steps", "time") if str(budget).isdigit() else ("time", "steps")
     limits = [f"train.{kind}={budget}", f"train.{other}=null"]
-    runs = [Run.parse(read_recipe(recipe, [*overrides, *limits])) for recipe in recipes]  # all are checked first
+    runs = [read_run(recipe, [*overrides, *limits]) for recipe in recipes]  # all are checked first
     if any((run.task, run.data) != (runs[0].task, runs[0].data) for run in runs):
         raise ConfigError("compare: the recipes must have the same task and data, or one table would mislead")
     if not has_split(runs[0].data, data_for(runs[0].data, None)[1]):

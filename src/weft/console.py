@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from weft.tasks.metrics import Confusion
     from weft.tasks.pairs import Judged
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A run, a checkpoint or a Hugging Face directory.")]
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A run, a checkpoint, a Hugging Face directory or hub name.")
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as train.lr=3e-4.")
 ]

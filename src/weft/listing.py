@@ -32,7 +32,10 @@ def models(as_json: Json = False) -> None:
         known = {f"{kind}s": list(table) for kind, table in TABLE.items()}
         typer.echo(json.dumps({"recipes": ready, "presets": presets, **known}))
         return
-    rows = [[name, *(raw[kind]["name"] for kind in ("task", "model", "tokenizer"))] for name, raw in ready.items()]
+    kinds = ("task", "model", "tokenizer")
+    rows = [
+        [name, *(raw.get(kind, {}).get("name", "that of the weights") for kind in kinds)] for name, raw in ready.items()
+    ]
     print_table(["recipe", "task", "model", "tokenizer"], rows)
     sizes = [[name, raw.pop("name"), ", ".join(write_yaml(raw).splitlines())] for name, raw in presets.items()]
     print_table(["preset", "model", "settings"], sizes)
@@ -77,18 +80,19 @@ def data_prepare(
     split: Annotated[str, typer.Option("--split", help="train, valid, test or all.")] = "all",
 ) -> None:
     """Turn text into token arrays that training maps into memory; if it was stopped, go on where it was."""
-    from weft.config import Run, read_recipe
+    from weft.checkpoint.pretrained import read_run, started_tokenizer
     from weft.tasks.corpora import SPLITS, prepare
     from weft.tasks.prepare import has_split
 
-    run = Run.parse(read_recipe(recipe, overrides or []))
+    run = read_run(recipe, overrides or [])
     if split not in (*SPLITS, "all"):
         raise ConfigError(f"--split: must be train, valid, test or all, but is {split!r} instead")
     if split != "all" and not has_split(run.data, split):
         raise ConfigError(f"--split: the recipe has no data.{split}; add it, or prepare another split")
     try:
         with _stages() as report:
-            made = prepare(run, out, SPLITS if split == "all" else (split,), workers, report)
+            wanted = SPLITS if split == "all" else (split,)
+            made = prepare(run, out, wanted, workers, report, tokenizer=started_tokenizer(run))
     except KeyboardInterrupt:
         tell(f"stopped; what is done is in {out}: run it again to go on")
         raise typer.Exit(130) from None
@@ -137,12 +141,12 @@ def tokenizer_train(
     out: Annotated[Path, typer.Option("--out", help="The folder for tokenizer.json.")] = Path("tokenizer"),
 ) -> None:
     """Train a recipe's tokenizer alone."""
-    from weft.config import Run, read_recipe
+    from weft.checkpoint.pretrained import read_run
     from weft.tasks.build import make_task
-    from weft.tasks.prepare import fit_tokenizer
+    from weft.training.session import make_tokenizer
 
-    run = Run.parse(read_recipe(recipe, overrides or []))
-    tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
+    run = read_run(recipe, overrides or [])
+    tokenizer = make_tokenizer(run, make_task(run))
     try:
         out.mkdir(parents=True, exist_ok=True)
         tokenizer.save(out)
@@ -175,7 +179,7 @@ def tokenizer_show(
 
 
 def _rows(name: str, split: str) -> Iterator[dict[str, Any]]:
-    from weft.config import Run, read_recipe
+    from weft.checkpoint.pretrained import read_run
     from weft.data.records import Skipped
     from weft.data.samples import SAMPLES, read_sample
     from weft.tasks.build import make_task
@@ -183,6 +187,6 @@ def _rows(name: str, split: str) -> Iterator[dict[str, Any]]:
 
     if name in SAMPLES:
         return (row for _, row in read_sample(name, split))
-    run = Run.parse(read_recipe(name))
+    run = read_run(name)
     examples = read_split(run.data, split, make_task(run), Skipped())
     return (example.model_dump(exclude_none=True) for _, example in examples)

@@ -8,33 +8,38 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from weft.checkpoint import snapshot
-from weft.checkpoint.hf import is_hf, load_hf
-from weft.checkpoint.store import resolve_checkpoint, save_folder, verify
-from weft.config import Data, Run, Section, read_recipe, read_section
+from weft.checkpoint.hub import find_model
+from weft.checkpoint.pretrained import open_model, read_run
+from weft.checkpoint.sentence_transformers import Pooling, read_pooling, write_pooling
+from weft.checkpoint.store import save_folder
+from weft.config import Run
 from weft.data.limits import Limit
-from weft.data.samples import SAMPLES
 from weft.data.shards import find_corpus, read_manifest
 from weft.errors import CheckpointError, ConfigError, DataError, RoleError
+from weft.features import Choice, Combine, Embedder, Layers, Pool
 from weft.inspect.attention import Attention, views_of
 from weft.inspect.gradients import Reach, trace
+from weft.inspect.layers import LayerScores, read_task, score_layers
 from weft.nn.capture import capture
 from weft.nn.quantized import lower
+from weft.tasks.asked import Asked, read_asked, read_options
 from weft.tasks.base import Answer, Batch, Head, Task
-from weft.tasks.build import build
 from weft.tasks.lm import LM
+from weft.tasks.mlm import MLM
 from weft.tasks.pairs import Judged, judge_pairs
-from weft.tasks.predict import Verdict, judge, judge_prepared, predict, reread
-from weft.tasks.prepare import check_answer, has_split, read_whole
+from weft.tasks.predict import Verdict, judge, judge_prepared, outputs, predict, reread
+from weft.tasks.prepare import check_answer, data_for, has_split, read_whole
 from weft.tasks.prepared import prepared_split
-from weft.text.tokenizer import Tokenizer, load_tokenizer
+from weft.text.tokenizer import Tokenizer
 from weft.training.parallel import pick_device
 from weft.training.report import Reporter
-from weft.training.session import train_run
+from weft.training.seeds import check_single, train_seeds
+from weft.training.session import Trained, train_run
 
-Asked = str | Mapping[str, Any] | BaseModel  # what may stand for an example
+MARKS = 2  # of a text's beginning and end, which data.longest does not count
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Pipeline:
     tokenizer: Tokenizer
     head: Head
     precision: str = "fp32"  # that it answers in
+    pooling: Pooling | None = None  # how it was made to give texts vectors, where that is known
     trained: int = 0  # how many numbers it had before they were rounded to int8, which are parameters no more
 
     def __call__(self, examples: Asked | Iterable[Asked], options: Mapping[str, Any] | None = None) -> list[Answer]:
@@ -57,14 +63,20 @@ class Pipeline:
         self, examples: Iterable[Asked], options: Mapping[str, Any] | None = None, start: int = 0
     ) -> Iterator[Answer]:
         """Answer a stream of examples, in order, in memory that does not grow; `start` is the first one's number."""
-        chosen = self._options(options)
+        chosen = read_options(self.task, options)
         asked = (self.example(one, number) for number, one in enumerate(examples, start + 1))
         return predict(self.task, self.head, asked, self._limit(), chosen, start=start)
+
+    def outputs(self, examples: Iterable[Asked]) -> Iterator[list[Any]]:
+        """Yield what the head itself gives for each example, of which the task makes an answer."""
+        asked = (self.example(one, number) for number, one in enumerate(examples, 1))
+        found = outputs(self.task, self.head, asked, self._limit(), read_options(self.task, None))
+        return (output for _, output in found)
 
     def stream(self, prompt: Asked, options: Mapping[str, Any] | None = None, start: int = 0) -> Iterator[str]:
         """Yield the answer's text piece by piece, as it is generated; `start` is the question's number."""
         asked = self.example(prompt, start + 1)
-        return self.task.stream(self.head, asked, self._limit(), self._options(options), start)
+        return self.task.stream(self.head, asked, self._limit(), read_options(self.task, options), start)
 
     def evaluate(
         self, data: str | Path | Iterable[Asked] | None = None, tell: Callable[[str], object] | None = None
@@ -98,9 +110,59 @@ class Pipeline:
         prepared = prepared_split(recipe, split, self.task, self.tokenizer)
         return judge_prepared(self.task, self.head, prepared[0], f"data.{split}") if prepared else None
 
+    def embed(
+        self,
+        texts: str | Iterable[str],
+        pool: Pool | None = None,
+        layers: Layers = -1,
+        combine: Combine = "sum",
+        normalize: bool | None = None,
+        truncate: bool = False,
+    ) -> Any:
+        """Return a vector a text, float32 (B, D); with `pool="tokens"` one a token, a list of (T, D).
+
+        What is not given is as the model was made for, or else `pool="mean"`, not normalized. See `weft.features`.
+        """
+        return self.embedder(pool, layers, combine, normalize, truncate).all(
+            [texts] if isinstance(texts, str) else texts
+        )
+
+    def embedder(
+        self,
+        pool: Pool | None = None,
+        layers: Layers = -1,
+        combine: Combine = "sum",
+        normalize: bool | None = None,
+        truncate: bool = False,
+    ) -> Embedder:
+        """Return what makes vectors of texts, in one call or of a stream of them."""
+        own = self.pooling or Pooling("mean")
+        choice = Choice(pool or own.pool, layers, combine, own.normalize if normalize is None else normalize)
+        limits = (self.run.data.longest + MARKS, getattr(self.head.body, "reads", None), own.longest)
+        longest = min(limit for limit in limits if limit is not None)
+        return Embedder(self.task, self.head, choice, longest, truncate, own.lowercase)
+
+    def layer_scores(
+        self,
+        data: str | Path | Mapping[str, Any],
+        overrides: Iterable[str] = (),
+        choices: Sequence[tuple[Layers, Combine]] = (),
+        pool: Pool = "mean",
+        tell: Callable[[str], object] | None = None,
+    ) -> LayerScores:
+        """Score every choice of its layers, frozen, on labelled data: a recipe, a sample or a file, and overrides.
+
+        `choices` are scored beside those of the table, such as `[("1,3", "concat")]`. See `weft.inspect.layers`.
+        """
+        run, task = read_task(data, overrides, self.run, self.head, self.tokenizer)
+        return score_layers(run, self.head, task, choices, pool, tell)
+
     def log_probs(self, texts: Sequence[str]) -> list[float]:
-        """Say how likely each text is to a language model, from its beginning to its end."""
-        if not isinstance(self.task, LM):
+        """Say how likely each text is to a language model, from its beginning to its end.
+
+        Of one that fills masks (mlm) it is the pseudo-log-likelihood: each token is masked in turn.
+        """
+        if not isinstance(self.task, LM | MLM):
             raise RoleError(f"task: {self.run.task.name!r} gives texts no probability; a language model (lm) does")
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise DataError(f"log_probs: takes a list of texts, but got {repr(texts)[:60]}; for one text give [text]")
@@ -131,7 +193,7 @@ class Pipeline:
         if missing := set(layers or ()) - {layer for _, layer in maps.weights}:
             raise ConfigError(f"layers: {min(missing)} has no attention to look at; layers are counted from 0")
         text = example if isinstance(example, str) else self.task.shown(asked)[0]
-        answer = {"logprob": self.log_probs([asked.text])[0]} if self.task.reads_itself else self(asked)[0]
+        answer = self(asked)[0] if self.task.has_question(asked) else {"logprob": self.log_probs([asked.text])[0]}
         read = self.read(batch)
         views = views_of(maps, source if batch.source else read, target, read)
         return Attention(text, answer, self.task.line(answer), views)
@@ -161,9 +223,13 @@ class Pipeline:
             raise ConfigError(
                 f"precision: a checkpoint holds fp32, but this is {self.precision}; load it in fp32 to save it"
             )
-        return save_folder(
-            Path(path), 0, lambda folder: snapshot.write_model(folder, self.run, self.tokenizer, self.head)
-        )
+        return save_folder(Path(path), 0, self.write)
+
+    def write(self, folder: Path) -> None:
+        """Put what `load` reads into a folder that is there."""
+        snapshot.write_model(folder, self.run, self.tokenizer, self.head)
+        if self.pooling is not None:
+            write_pooling(folder, self.pooling)
 
     @property
     def device(self) -> torch.device:
@@ -181,18 +247,8 @@ class Pipeline:
         return f"{self.run.model.name} for {self.run.task.name}, {self.parameters:,} parameters"
 
     def example(self, asked: Asked, number: int = 1) -> Any:
-        """Check one example: a plain text fills the task's first field."""
-        raw = {self.task.asks: asked} if isinstance(asked, str) else asked
-        try:
-            return self.task.Example.model_validate(raw)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "example"
-            message = first["msg"].removeprefix("Value error, ")
-            raise DataError(
-                f"example {number}: {where}: {message}, but is {first['input']!r} instead; "
-                f"an example has the fields {', '.join(self.task.Example.model_fields)}"
-            ) from None
+        """Check one example: a plain text fills the task's first field, or is JSON where one field is not enough."""
+        return read_asked(self.task, asked, number)
 
     def _examples(self, data: str | Path | Iterable[Asked] | None) -> tuple[list[Any], str]:
         if data is None or isinstance(data, str | Path):
@@ -202,17 +258,17 @@ class Pipeline:
             check_answer(self.task, f"example {number}", example)
         return examples, ""
 
-    def _options(self, options: Mapping[str, Any] | None) -> Section:
-        default = self.task.options()
-        if options and not type(default).model_fields:
-            place = f"options.{next(iter(options))}"
-            raise ConfigError(f"{place}: the task {self.run.task.name!r}, as configured, has no options; leave it out")
-        return read_section(type(default), {**default.model_dump(), **options}, "options") if options else default
-
     def _limit(self, policy: str | None = None) -> Limit:
         """A question that is too long is an error, unless its windows are answered, which leaves nothing out."""
         asked = "window" if self.run.data.too_long == "window" else "error"
         return Limit(self.run.data.longest, policy or asked)  # type: ignore[arg-type]
+
+    def __sklearn_clone__(self) -> "Pipeline":
+        """What scikit-learn's clones of an estimator have in common: nothing changes it."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"<weft.Pipeline: {self.about}>"
 
     def _repr_html_(self) -> str:
         rows = {
@@ -226,16 +282,6 @@ class Pipeline:
         return f"<table>{cells}</table>"
 
 
-def data_for(recipe: Data, data: str | Path | None) -> tuple[Data, str]:
-    """Say what to read: the recipe's test (or else validation) data, a file in the recipe's columns, or a sample."""
-    if data is None:
-        return recipe, "test" if recipe.sample or recipe.test else "valid"
-    name, _, split = str(data).partition(":")
-    if name in SAMPLES and not Path(data).exists():
-        return recipe.model_copy(update={"sample": name}), split or "test"
-    return recipe.model_copy(update={"sample": None, "test": str(data)}), "test"
-
-
 def train(
     recipe: str | Path | Mapping[str, Any] | Run,
     overrides: Iterable[str] = (),
@@ -243,12 +289,27 @@ def train(
     resume: bool = False,
     report: Reporter | None = None,
 ) -> Pipeline:
-    """Train a recipe, by its path, its name or as a mapping, in the directory `out`; return its best model."""
+    """Train a recipe, by its path, its name or as a mapping, in the directory `out`; return its best model.
+
+    With several seeds (`train.seeds`) there is a training for each in a folder of `out`, and the best of all is it.
+    """
     raw = recipe.dump() if isinstance(recipe, Run) else recipe
-    run = Run.parse(read_recipe(raw, overrides))
+    run = read_run(raw, overrides)
     folder = Path(out) if out is not None else Path("runs") / run_name(recipe)
-    trained = train_run(run, folder, resume, report)
+    if run.train.seeds > 1:
+        return _asked(train_seeds(run, folder, resume, report, _measured))
+    check_single(folder)
+    return _asked(train_run(run, folder, resume, report))
+
+
+def _asked(trained: Trained) -> Pipeline:
     return Pipeline(trained.run, trained.task, trained.task.tokenizer, trained.head.eval())
+
+
+def _measured(trained: Trained) -> dict[str, float]:
+    """Do what ends a training: evaluate, if there is data to."""
+    pipeline = _asked(trained)
+    return pipeline.evaluate() if pipeline.has_data else {}
 
 
 def numbers_of(head: Head) -> int:
@@ -276,7 +337,7 @@ def load(
     """
     if "\0" in str(path):
         raise CheckpointError(f"{str(path)!r}: no folder has such a name; give a run's directory")
-    run, task, head = load_hf(Path(path), overrides) if is_hf(Path(path)) else _read(Path(path), trust, overrides)
+    run, task, head = open_model(path, trust, overrides)
     head.to(pick_device(device, "device")).eval()
     if precision != "fp32" and not head.body.lowers:
         raise ConfigError(
@@ -284,13 +345,4 @@ def load(
         )
     trained = numbers_of(head)
     lower(head, precision)
-    return Pipeline(run, task, task.tokenizer, head, precision, trained)
-
-
-def _read(path: Path, trust: bool, overrides: Iterable[str]) -> tuple[Run, Task, Head]:
-    folder = resolve_checkpoint(path)
-    verify(folder)
-    run = snapshot.read_run(folder, trust, overrides)
-    task, head = build(run, load_tokenizer(run.tokenizer, folder))
-    snapshot.load_weights(folder, head)
-    return run, task, head
+    return Pipeline(run, task, task.tokenizer, head, precision, read_pooling(find_model(path)), trained)

@@ -134,7 +134,8 @@ def test_labels_that_have_changed_are_seen_on_resuming(tmp_path):
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_that_ships_is_whole(name):
-    run = Run.parse(read_recipe(name))
+    alone = ["model={preset: bert-tiny}", "tokenizer={name: wordpiece}"]  # in place of weights that are not there
+    run = Run.parse(read_recipe(name, alone if "weights" in read_recipe(name)["model"] else []))
     assert make_task(run).config.name == run.task.name
 
 

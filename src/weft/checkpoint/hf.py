@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from weft.checkpoint.disk import explained, temporary_in
+from weft.checkpoint.hf_heads import head_for, head_of, read_task, write_task
 from weft.checkpoint.hf_text import read_json, read_tokenizer, write_json, write_tokenizer
-from weft.checkpoint.hf_weights import read_weights, write_weights
+from weft.checkpoint.hf_weights import held_weights, read_weights, write_weights
 from weft.checkpoint.manifest import MANIFEST
+from weft.checkpoint.marian import read_marian, read_translation, write_marian, write_translation
 from weft.checkpoint.snapshot import changed_run, differences, fill
 from weft.config import Run
 from weft.errors import CheckpointError, ConfigError, did_you_mean
@@ -22,7 +24,16 @@ from weft.tasks.base import Head, Task
 from weft.tasks.build import build
 from weft.text.tokenizer import Tokenizer
 
-FAMILIES = {"gpt2": "gpt", "openai-gpt": "gpt"}  # what config.json calls a model -> our name
+FAMILIES = {  # what config.json calls a model -> our name
+    "albert": "bert",
+    "bert": "bert",
+    "distilbert": "bert",
+    "electra": "bert",
+    "gpt2": "gpt",
+    "marian": "transformer",
+    "openai-gpt": "gpt",
+    "roberta": "bert",
+}
 
 
 def is_hf(folder: Path) -> bool:
@@ -34,28 +45,51 @@ def load_hf(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Task, Hea
     """Read a Hugging Face directory; nothing is written."""
     told = read_json(folder / "config.json")
     family = _family_of(folder, told)
-    tokenizer = read_tokenizer(folder, family, _vocab(folder, told))
-    section = _section(folder, family, told)
+    held = held_weights(folder, family)
+    tokenizer = (read_marian if _translates(family) else read_tokenizer)(folder, family, _vocab(folder, told))
+    section, kind = _section(folder, family, told), head_of(folder, family, told, held)
+    room = _room(family, section, kind, tokenizer)
+    more = read_translation(folder, told, tokenizer) if _translates(family) else _questions(kind, room)
     raw = {
-        "task": {"name": _task_of(folder, family, told)},
-        "data": {"train": [], "longest": section.get("longest", 1024)},  # what it was trained on is not told
+        "task": {**read_task(folder, family, kind, told, held), **more},
+        "data": {"train": [], "longest": room, "too_long": "window" if kind == "span" else "error"},  # no more is told
         "tokenizer": tokenizer.config.model_dump(mode="json", exclude_none=True),
         "model": section,
         "train": {"steps": 1},
     }
     try:
         run = changed_run(raw, folder, overrides=overrides)
+        task, head = build(run, tokenizer)
     except ConfigError as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
-    task, head = build(run, tokenizer)
-    fill(head, read_weights(folder, family, run, head), folder)
+    fill(head, read_weights(folder, family, run, head, held), folder)
     return run, task, head
+
+
+def _room(family: HFMap, section: Mapping[str, Any], kind: str, tokenizer: Tokenizer) -> int:
+    """Say how many tokens of text there is room for; what frames a text or a pair takes some."""
+    positions = int(section.get("longest", 1024)) - int(section.get("offset", 0))
+    signs = {"mlm": 0, "embed": 2, "tag": 2}.get(kind, 2 + len(tokenizer.between))  # mlm counts them
+    return max(positions - signs, 1) if family.framed else positions - _translates(family)
+
+
+def _translates(family: HFMap) -> bool:
+    """Whether it is a Marian, which has a tokenizer for each side, and says how it decodes."""
+    return family.vocabulary == "marian"
+
+
+def _questions(kind: str, room: int) -> dict[str, int]:
+    """Leave a passage half of the room that there is in a small model."""
+    return {"longest_question": max(room // 2, 1)} if kind == "span" and room < 128 else {}
 
 
 def save_hf(folder: Path, run: Run, tokenizer: Tokenizer, head: Head) -> Path:
     """Write a model as a Hugging Face directory, which `transformers` loads by AutoModel and AutoTokenizer."""
     family = family_for(run)
-    told = _config(family, run, tokenizer)
+    told, generation = _config(family, run, tokenizer), _ends(tokenizer)
+    if _translates(family):
+        more, generation = write_translation(run, tokenizer)
+        told |= more
     with explained(folder, "cannot be written", "choose a new folder in a place that can be written"):
         if folder.exists():
             raise CheckpointError(f"{folder}: exists already; choose a new folder")
@@ -64,8 +98,10 @@ def save_hf(folder: Path, run: Run, tokenizer: Tokenizer, head: Head) -> Path:
         try:
             temporary.mkdir()
             write_json(temporary / "config.json", told)
-            write_json(temporary / "generation_config.json", _ends(tokenizer))
-            write_tokenizer(temporary, tokenizer, told[_first(family.fields["longest"])])
+            if not family.framed:  # it generates
+                write_json(temporary / "generation_config.json", generation)
+            reads = told[_first(family.fields["longest"])] - getattr(run.model, "offset", 0)
+            (write_marian if _translates(family) else write_tokenizer)(temporary, tokenizer, family, reads)
             write_weights(temporary, family, run, head)
             temporary.rename(folder)
         except BaseException:
@@ -77,7 +113,7 @@ def save_hf(folder: Path, run: Run, tokenizer: Tokenizer, head: Head) -> Path:
 def family_for(run: Run) -> HFMap:
     """Say as what a model can be written."""
     known: tuple[HFMap, ...] = resolve("model", run.model.name).hf
-    fits = [one for one in known if all(getattr(run.model, key) == value for key, value in one.own.items())]
+    fits = [one for one in known if _fits(one, run)]
     if not fits:
         able = ", ".join(sorted(set(FAMILIES.values())))
         other = "; n-grams go to a file that ends in .arpa" if run.model.name == "ngram" else ""
@@ -85,27 +121,33 @@ def family_for(run: Run) -> HFMap:
             f"model.name: {run.model.name!r}, as configured, has no counterpart in the Hugging Face format; {able} have"
             f"{other}"
         )
-    if run.task.name not in fits[0].tasks.values():
+    if head_for(run) not in fits[0].tasks.values():
         able = ", ".join(sorted(set(fits[0].tasks.values())))
-        raise CheckpointError(
-            f"task.name: {run.task.name!r} has no counterpart among the heads of {fits[0].model_type}; {able} has"
-        )
+        what = "task.next_sentence: what it learns" if head_for(run) == "mlm.next" else f"task.name: {run.task.name!r}"
+        raise CheckpointError(f"{what} has no counterpart among the heads of {fits[0].model_type}; {able} has")
     return fits[0]
+
+
+def class_for(run: Run) -> str:
+    """Name the class of transformers that a model is."""
+    return next(name for name, head in family_for(run).tasks.items() if head == head_for(run))
+
+
+def _fits(family: HFMap, run: Run) -> bool:
+    """Whether a model can be of this family."""
+    alike = all(getattr(run.model, key) == value for key, value in family.own.items())
+    return alike and all(getattr(run.model, key) != value for key, value in family.never.items())
 
 
 def _config(family: HFMap, run: Run, tokenizer: Tokenizer) -> dict[str, Any]:
     """Say what config.json says, and see that it reads back as it was meant."""
-    model = run.model.model_dump(mode="json")
-    said: dict[str, Any] = {}
-    for ours, keys in family.fields.items():
-        words = family.words.get(ours)
-        value = model[ours] if words is None else next((one for one in words if words[one] == model[ours]), None)
-        said |= dict.fromkeys([keys] if isinstance(keys, str) else keys, value)
-    name = next(one for one, task in family.tasks.items() if task == run.task.name)
-    told = {"architectures": [name], "model_type": family.model_type, **said, **family.must, **family.also}
-    told |= {"vocab_size": len(tokenizer), "torch_dtype": "float32", **_ends(tokenizer)}
+    model = run.model.model_dump(mode="json", exclude={"weights"})  # what it began from is no matter now
+    told = {"architectures": [class_for(run)], "model_type": family.model_type, "vocab_size": len(tokenizer)}
+    told |= {"torch_dtype": "float32", **_ends(tokenizer), **write_task(family, run)}
+    told |= {**_fields(family, model), **family.must, **family.also}
+    _check_padding(family, told, tokenizer.specials.pad)
     back = resolve("model", run.model.name).Config(**_section(Path(), family, told))
-    for key, (is_now, would_be) in differences(model, back.model_dump(mode="json")).items():
+    for key, (is_now, would_be) in differences(model, back.model_dump(mode="json", exclude={"weights"})).items():
         raise CheckpointError(
             f"model.{key}: {is_now!r} cannot be said in the format of {family.model_type}, where it is {would_be!r}; "
             "a model with such a part stays weft's own"
@@ -113,8 +155,33 @@ def _config(family: HFMap, run: Run, tokenizer: Tokenizer) -> dict[str, Any]:
     return told
 
 
-def _ends(tokenizer: Tokenizer) -> dict[str, int]:
-    return {"bos_token_id": tokenizer.specials.bos, "eos_token_id": tokenizer.specials.eos}
+def _check_padding(family: HFMap, told: Mapping[str, Any], pad: int | None) -> None:
+    """Refuse positions that would be counted in another way there."""
+    if told.get("pad_token_id") != pad:
+        offset = "" if pad is None else f"; train it with model.offset: {pad + 1}"
+        raise CheckpointError(
+            f"model.offset: a {family.model_type} counts positions from the number of its padding on, which must be "
+            f"{told['pad_token_id']} then, but is {pad} in this tokenizer{offset}"
+        )
+
+
+def _fields(family: HFMap, model: Mapping[str, Any]) -> dict[str, Any]:
+    """Say the fields of a model's section by their keys."""
+    said: dict[str, Any] = {}
+    for ours, keys in family.fields.items():
+        words, value = family.words.get(ours), model[ours]
+        if words is not None:
+            value = next((one for one in words if words[one] == value), None)
+        if value is None and ours in family.unless:
+            value = model[family.unless[ours]]
+        value = value - family.less[ours] if ours in family.less else value
+        said |= dict.fromkeys([keys] if isinstance(keys, str) else keys, value)
+    return said
+
+
+def _ends(tokenizer: Tokenizer) -> dict[str, int | None]:
+    ids = {"bos": tokenizer.specials.bos, "eos": tokenizer.specials.eos, "pad": tokenizer.specials.pad}
+    return {f"{role}_token_id": id for role, id in ids.items() if role != "pad" or id is not None}
 
 
 def _family_of(folder: Path, told: Mapping[str, Any]) -> HFMap:
@@ -128,16 +195,6 @@ def _family_of(folder: Path, told: Mapping[str, Any]) -> HFMap:
     return next(one for one in known if one.model_type == kind)
 
 
-def _task_of(folder: Path, family: HFMap, told: Mapping[str, Any]) -> str:
-    named = told.get("architectures") or list(family.tasks)[:1]
-    if not isinstance(named, list) or named[0] not in family.tasks:
-        raise CheckpointError(
-            f"{folder / 'config.json'}: architectures is {named!r}, which weft does not read; of {family.model_type} "
-            f"it reads {', '.join(family.tasks)}"
-        )
-    return family.tasks[named[0]]
-
-
 def _vocab(folder: Path, told: Mapping[str, Any]) -> int:
     vocab = told.get("vocab_size")
     if not isinstance(vocab, int) or vocab < 1:
@@ -147,22 +204,25 @@ def _vocab(folder: Path, told: Mapping[str, Any]) -> int:
 
 def _section(folder: Path, family: HFMap, told: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model's section of a recipe."""
-    for key, value in family.must.items():
-        if told.get(key, value) != value:
+    for key, only in family.must.items():
+        if (said := told.get(key, family.defaults.get(key, only))) != only:
             raise CheckpointError(
-                f"{folder / 'config.json'}: {key} is {told[key]!r}, but weft's {family.model_type} has {value!r} alone"
+                f"{folder / 'config.json'}: {key} is {said!r}, but weft's {family.model_type} has {only!r} alone"
             )
     section: dict[str, Any] = {"name": FAMILIES[family.model_type], **family.own}
     for ours, keys in family.fields.items():
         key = _first(keys)
-        value = told.get(key) if told.get(key) is not None else family.defaults.get(key)
+        value: Any = told.get(key) if told.get(key) is not None else family.defaults.get(key)
         words = family.words.get(ours)
         if words is not None and value not in words:
             raise CheckpointError(
                 f"{folder / 'config.json'}: {key} is {value!r}, which weft does not have; "
                 f"{did_you_mean(str(value), words)}"
             )
+        value = value + family.less[ours] if ours in family.less else value
         section |= {} if value is None else {ours: value if words is None else words[value]}
+    for ours, other in family.unless.items():
+        section[ours] = None if section[ours] == section[other] else section[ours]
     return section
 
 

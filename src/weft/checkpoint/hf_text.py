@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 from tokenizers.processors import TemplateProcessing
 
@@ -13,7 +14,7 @@ from weft.errors import CheckpointError
 from weft.models.base import HFMap
 from weft.registry import names, resolve
 from weft.text.tokenizer import Tokenizer
-from weft.text.vocabularies import read_engine, section_of
+from weft.text.vocabularies import read_engine, section_of, settle_specials, spelling
 
 CONFIG = "tokenizer_config.json"
 
@@ -21,9 +22,9 @@ CONFIG = "tokenizer_config.json"
 def read_tokenizer(folder: Path, family: HFMap, vocab: int) -> Tokenizer:
     """Read a tokenizer of `vocab` tokens; its section has the spelling of the special ones."""
     told = read_json(folder / "special_tokens_map.json", {}) | read_json(folder / CONFIG, {})
-    engine = read_engine(folder, family.vocabulary, bool(told.get("add_prefix_space", False)))
+    engine = read_engine(folder, family.vocabulary, told)
     own = told.get("weft")  # what wrote it was weft
-    section = own if isinstance(own, dict) else {**section_of(engine, vocab), "specials": _specials(family, told)}
+    section = own if isinstance(own, dict) else _section(engine, vocab, family, told)
     if section.get("name") not in names("tokenizer"):
         raise CheckpointError(f"{folder / CONFIG}: weft.name: {section.get('name')!r} is no tokenizer of weft's")
     kind: type[Tokenizer] = resolve("tokenizer", section["name"])
@@ -33,16 +34,23 @@ def read_tokenizer(folder: Path, family: HFMap, vocab: int) -> Tokenizer:
     if missing or type(engine.model).__name__ != kind.model:
         lacks = f"its vocabulary does not have {missing[0]}" if missing else "it is of another kind"
         raise CheckpointError(f"{folder}: the tokenizer does not fit what {CONFIG} says: {lacks}")
-    engine.add_special_tokens(specials)
+    if isinstance(own, dict):
+        engine.add_special_tokens(specials)
+    else:
+        settle_specials(engine, specials)
     _fill_up(folder, engine, vocab)
     return kind(config, engine)
 
 
-def _specials(family: HFMap, told: Mapping[str, Any]) -> dict[str, str]:
-    """Say which token has which role; what the files do not say, the family does."""
-    said = {role: told.get(key) or default for role, (key, default) in family.specials.items()}
-    spelt = {role: one.get("content") if isinstance(one, dict) else one for role, one in said.items()}
-    return {role: str(token) for role, token in spelt.items() if token is not None}
+def _section(engine: Engine, vocab: int, family: HFMap, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Say which section of a recipe it has; which token has which role the files say, or else the family."""
+    spelt = {role: spelling(told.get(key) or default) for role, (key, default) in family.specials.items()}
+    specials = {role: token for role, token in spelt.items() if token is not None}
+    section = {**section_of(engine, vocab), "specials": specials}
+    gap = family.gap
+    if family.framed and engine.post_processor is not None:  # which puts the tokens of a pair together
+        gap = max(engine.encode("a", "b").tokens.count(specials["eos"]) - 1, 1)
+    return section if gap == 1 else {**section, "gap": gap}
 
 
 def _fill_up(folder: Path, engine: Engine, vocab: int) -> None:
@@ -56,23 +64,37 @@ def _fill_up(folder: Path, engine: Engine, vocab: int) -> None:
     engine.add_special_tokens([f"<|unused{number}|>" for number in range(vocab - size)])
 
 
-def write_tokenizer(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
-    """Write a tokenizer; where texts have a sign for their beginning alone, it stands before each, as in training."""
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, family: HFMap, longest: int) -> None:
+    """Write a tokenizer; what begins and ends a text in training stands around each there, too."""
     engine = Engine.from_str(tokenizer.engine.to_str())
     spelt = tokenizer.spell(tokenizer.config)
-    if spelt["bos"] != spelt["eos"]:
-        engine.post_processor = TemplateProcessing(
-            single=f"{spelt['bos']} $A", special_tokens=[(spelt["bos"], tokenizer.specials.bos)]
-        )
+    engine.post_processor = _processor(tokenizer, family)
+    if "mask" in spelt and tokenizer.model == "BPE":  # where the space before a word is the word's, it is the mask's
+        engine.add_special_tokens([AddedToken(spelt["mask"], lstrip=True)])
     engine.save(str(folder / "tokenizer.json"))
+    keys = {family.specials[role][0] if role in family.specials else f"{role}_token": role for role in spelt}
     told = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": longest,
         "clean_up_tokenization_spaces": False,
-        **{f"{role}_token": token for role, token in spelt.items()},
+        "model_input_names": ["input_ids", *(["token_type_ids"] if family.kinds else []), "attention_mask"],
+        **{key: spelt[role] for key, role in keys.items()},
         "weft": tokenizer.config.model_dump(mode="json", exclude_none=True),
     }
     write_json(folder / CONFIG, told)
+
+
+def _processor(tokenizer: Tokenizer, family: HFMap) -> Any:
+    """Return what puts special tokens around texts: where they have a sign for their beginning alone, before each."""
+    ids, spelt = tokenizer.specials, tokenizer.spell(tokenizer.config)
+    bos, eos = spelt["bos"], spelt["eos"]
+    known = [(bos, ids.bos), (eos, ids.eos)]
+    if family.framed:
+        second = int(family.kinds)
+        between = " ".join([eos] * len(tokenizer.between))
+        pair = f"{bos} $A {between} $B:{second} {eos}:{second}"
+        return TemplateProcessing(single=f"{bos} $A {eos}", pair=pair, special_tokens=known)
+    return None if bos == eos else TemplateProcessing(single=f"{bos} $A", special_tokens=known[:1])
 
 
 def read_json(path: Path, otherwise: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Weights by their names in the Hugging Face format, in one file or in several."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from weft.checkpoint.hf_heads import head_for
 from weft.checkpoint.hf_text import read_json
 from weft.checkpoint.snapshot import weights
 from weft.config import Run
@@ -18,44 +19,57 @@ from weft.models.base import HFMap, Modules
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def read_weights(folder: Path, family: HFMap, run: Run, head: nn.Module) -> dict[str, Tensor]:
+Held = Mapping[str, tuple[Path, str]]  # a weight, without the body's prefix -> the file that has it, its name there
+
+
+def read_weights(folder: Path, family: HFMap, run: Run, head: nn.Module, held: Held) -> dict[str, Tensor]:
     """Read what a head needs, by our names; a weight that is missing, or that it has no place for, is refused."""
-    held, modules = _held(folder), _modules(family, run)
-    known = {name.removeprefix(family.prefix): name for name in held}
-    wanted = {ours: _theirs(modules, ours) for ours in weights(head)}
-    missing = [name for parts in wanted.values() for name in parts if name not in known]
+    modules = _modules(family, run)
+    wanted = {ours: _found(_theirs(modules, ours), family, held) for ours in weights(head)}
+    missing = [name for parts in wanted.values() for name in parts if name not in held]
     if missing:
         raise CheckpointError(f"{folder}: lacks the weight {missing[0]} ({len(missing)} such in all); is it whole?")
-    _check_rest(folder, family, modules, set(known) - {name for parts in wanted.values() for name in parts})
-    return {ours: _joined(held, [known[name] for name in parts], family) for ours, parts in wanted.items()}
+    _check_rest(folder, family, modules, set(held) - {name for parts in wanted.values() for name in parts})
+    return {ours: _joined([held[name] for name in parts], family) for ours, parts in wanted.items()}
 
 
 def write_weights(folder: Path, family: HFMap, run: Run, head: nn.Module) -> None:
     """Write the weights of a head by their names."""
-    modules, found = _modules(family, run, family.prefix), {}
+    modules = _modules(family, run, family.prefix if head_for(run) in family.outer else "")
+    found: dict[str, Tensor] = {}
+    tied = bool(getattr(run.model, "tie", False))
     for ours, value in weights(head).items():
         names = _theirs(modules, ours)
         for name, part in zip(names, value.chunk(len(names)), strict=True):
-            found[name] = _turned(part, name, family).float().contiguous().cpu()
+            copy = family.copies.get(name, name)
+            turned = _turned(part[None] if copy in family.rows else part, name, family).float().contiguous().cpu()
+            found |= {copy: turned} if tied else {name: turned, copy: turned.clone()}
     save_file(found, folder / WEIGHTS, metadata={"format": "pt"})
 
 
+def _found(names: Sequence[str], family: HFMap, held: Held) -> list[str]:
+    """Name a weight as the file does, which may have it by its other name alone."""
+    return [name if name in held else family.copies.get(name, name) for name in names]
+
+
 def _modules(family: HFMap, run: Run, prefix: str = "") -> dict[str, tuple[str, ...]]:
-    """Say which of their modules is which of ours, with a prefix for those of the body."""
+    """Say which of their modules is which of ours, with a prefix for the body's; a part may stand outside."""
     layers: int = run.model.layers  # type: ignore[attr-defined]
-    body = {f"body.{ours}": parts for ours, parts in _expanded(family.modules, layers).items()}
+    after: int = getattr(run.model, "decoder_layers", None) or layers
+    body = {f"body.{ours}": parts for ours, parts in _expanded(family.modules, layers, after).items()}
     return {
-        **_expanded(family.outer.get(run.task.name, {}), layers),
         **{ours: tuple(prefix + part for part in parts) for ours, parts in body.items()},
+        **_expanded(family.outer.get(head_for(run), {}), layers),
     }
 
 
-def _expanded(modules: Modules, layers: int) -> dict[str, tuple[str, ...]]:
-    """Put each layer's number in the place of `{layer}`."""
+def _expanded(modules: Modules, layers: int, after: int = 0) -> dict[str, tuple[str, ...]]:
+    """Put each layer's number in the place of `{layer}`; a decoder may have another number `after` an encoder."""
     found = {}
     for ours, theirs in modules.items():
         parts = (theirs,) if isinstance(theirs, str) else theirs
-        for layer in range(layers if "{layer}" in ours else 1):
+        depth = after or layers if ours.startswith("decoder.") else layers
+        for layer in range(depth if "{layer}" in ours else 1):
             found[ours.format(layer=layer)] = tuple(part.format(layer=layer) for part in parts)
     return found
 
@@ -67,8 +81,9 @@ def _theirs(modules: Mapping[str, tuple[str, ...]], ours: str) -> list[str]:
 
 def _check_rest(folder: Path, family: HFMap, modules: Mapping[str, tuple[str, ...]], rest: set[str]) -> None:
     """Refuse what would be left out; not so a copy of what is tied, and what means nothing."""
-    copies = {part for parts in modules.values() for part in parts}
-    strange = [name for name in rest if not re.fullmatch(family.unread, name) and name.rpartition(".")[0] not in copies]
+    known = {part for parts in modules.values() for part in parts}
+    rest = {name for name in rest if not re.fullmatch(family.unread, name) and name not in family.copies.values()}
+    strange = [name for name in rest if name.rpartition(".")[0] not in known]
     if strange:
         raise CheckpointError(
             f"{folder}: has the weight {min(strange)}, which a {family.model_type} has no place for here "
@@ -76,13 +91,23 @@ def _check_rest(folder: Path, family: HFMap, modules: Mapping[str, tuple[str, ..
         )
 
 
-def _joined(held: Mapping[str, Path], names: list[str], family: HFMap) -> Tensor:
-    parts = [_turned(_tensor(held[name], name), name, family).float() for name in names]
+def _joined(places: Sequence[tuple[Path, str]], family: HFMap) -> Tensor:
+    parts = [_turned(_tensor(path, name), name, family).float() for path, name in places]
+    parts = [part[0] if name in family.rows else part for part, (_, name) in zip(parts, places, strict=True)]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _turned(value: Tensor, name: str, family: HFMap) -> Tensor:
-    return value.t() if name.split(".")[-2] in family.turned and value.ndim == 2 else value
+    return value.t() if name.split(".")[-2:][0] in family.turned and value.ndim == 2 else value
+
+
+def held_weights(folder: Path, family: HFMap) -> Held:
+    """Say which file has which weight; norms had other names once."""
+    found = {}
+    for name, path in _held(folder).items():
+        now = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+        found[now.removeprefix(family.prefix)] = path, name
+    return found
 
 
 def _held(folder: Path) -> dict[str, Path]:

@@ -173,7 +173,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def fill(head: nn.Module, found: dict[str, Tensor], folder: Path) -> None:
     """Copy weights into a head; a name or shape that does not fit is refused, as what `folder` holds."""
-    found, wanted = _without_heads(found, head), weights(head)
+    found, wanted = without_heads(found, head), weights(head)
     strange = sorted(set(found) ^ set(wanted))
     if strange:
         whose = "the file lacks it" if strange[0] in wanted else "the model has no such weight"
@@ -201,7 +201,7 @@ def _grown(head: nn.Module) -> dict[str, Model]:
     return {f"{place}.{name}".strip("."): body for place, body in bodies.items() for name in dict(body.named_buffers())}
 
 
-def _without_heads(found: dict[str, Tensor], head: nn.Module) -> dict[str, Tensor]:
+def without_heads(found: dict[str, Tensor], head: nn.Module) -> dict[str, Tensor]:
     """Cut the heads that the recipe turns off out of weights that were trained with them."""
     for place, module in head.named_modules():
         if isinstance(module, MultiHead):

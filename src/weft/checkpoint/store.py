@@ -176,6 +176,12 @@ class Store:
         there = ", ".join(map(str, self.steps())) or "none"
         raise CheckpointError(f"{self.root}: there is no checkpoint of step {step}, only of: {there}")
 
+    def adopt(self, run: Path) -> None:
+        """Let `last`, `best` and the metrics be those of a run inside this directory."""
+        with explained(self.root, f"could not be linked to {run.name}", "free some room or mend the disk"):
+            for name in ("best", "last", "metrics.jsonl"):
+                self._point(run / name, name)
+
     def last(self) -> Path | None:
         """Return the checkpoint to resume from: that of the link `last`, else the newest."""
         with readable(self.root):

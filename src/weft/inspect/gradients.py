@@ -103,7 +103,7 @@ def _last_loss(task: Task, head: Head, batch: Batch) -> Tensor:
         last = torch.tensor([len(targets) - 1], device=batch.tokens.device)
         return _loss(head.body.logits(batch.tokens, batch.source, at=last), targets[-1:])
     (direction,) = type(head.body).directions(head.body.config)
-    if direction == "both":
+    if direction in ("both", "masked"):
         raise RoleError(f"model: {head.body.config.name!r} sees both sides, so no step is the last; look at another")
     last = torch.tensor([len(targets) - 1 if direction == "forward" else 0], device=batch.tokens.device)
     return _loss(head.body.logits(batch.tokens, at=last, direction=direction), targets[last])

@@ -57,4 +57,4 @@ class Framed:
 
     def __call__(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
         """Join items to a batch, and fill it up."""
-        return self.task.collate(items, rng).framed(self.frame)
+        return self.task.collate(items, rng).framed(self.frame, self.task.places(self.frame))

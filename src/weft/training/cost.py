@@ -15,6 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from weft.models.base import matrix_numbers
 from weft.tasks.base import Batch, Head
 
 PASSES = 3  # backward has two products for each one of the forward pass: for its input, and for its matrix
@@ -33,7 +34,15 @@ class Work:
         """Count what an update on these batches takes; their lengths are on the CPU, so no device is waited for."""
         for batch in batches:
             self.tokens += batch.size
-            self.operations += PASSES * head.operations(batch.bare or batch)
+            self.operations += round(_passes(head) * head.operations(batch.bare or batch))
+
+
+def _passes(head: Head) -> float:
+    """Say how many times what a forward pass takes an update does: what is frozen is read forward alone."""
+    if not head.frozen:
+        return PASSES
+    still = sum(map(matrix_numbers, head.frozen)) / max(1, matrix_numbers(head))
+    return 1 + (PASSES - 1) * (1 - min(1.0, still))
 
 
 @cache

@@ -13,7 +13,7 @@ import torch
 from weft.checkpoint import snapshot
 from weft.checkpoint.snapshot import Progress
 from weft.checkpoint.store import Store
-from weft.config import Run
+from weft.config import Run, Train
 from weft.data.packed import Packed
 from weft.errors import ConfigError
 from weft.models.base import Budget, Pass
@@ -45,8 +45,8 @@ class Fitting:
     def __post_init__(self) -> None:
         if self.world.size > 1:
             raise ConfigError(f"model.name: {self.run.model.name!r} is fitted by one process; leave torchrun out")
-        for key, value in (("average", self.run.train.average), ("patience", self.run.train.patience)):
-            if value is not None:
+        for key in ("average", "patience", "freeze", "layer_decay", "reinit"):
+            if getattr(self.run.train, key) != Train.model_fields[key].default:
                 raise ConfigError(f"train.{key}: {self.run.model.name!r} is fitted, not trained; leave it out")
 
     def begin(self, folder: Path | None, digest: str) -> None:

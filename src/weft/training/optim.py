@@ -12,7 +12,8 @@ each times min(1, step / warmup): the warm-up is part of all of them.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,14 +22,11 @@ from weft.config import Train
 from weft.training.averaging import ASGD
 
 
-def make_optimizer(module: nn.Module, train: Train) -> torch.optim.Optimizer:
-    """Build the recipe's optimiser; vectors (biases, norms) are spared weight decay."""
-    named = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in named if p.ndim > 1], "weight_decay": train.weight_decay},
-        {"params": [p for p in named if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+def make_optimizer(
+    module: nn.Module, train: Train, rates: Mapping[nn.Parameter, float] | None = None
+) -> torch.optim.Optimizer:
+    """Build the recipe's optimiser for what learns; `rates` are factors of the learning rate, 1 where there is none."""
+    groups = _groups(module, train, rates or {})
     if train.optimizer == "adagrad":
         return torch.optim.Adagrad(groups, lr=train.lr, foreach=True)
     if train.optimizer in ("sgd", "asgd"):
@@ -36,6 +34,18 @@ def make_optimizer(module: nn.Module, train: Train) -> torch.optim.Optimizer:
         return plain(groups, lr=train.lr, fused=True)
     kind = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
     return kind(groups, lr=train.lr, betas=train.betas, fused=True)
+
+
+def _groups(module: nn.Module, train: Train, rates: Mapping[nn.Parameter, float]) -> list[dict[str, Any]]:
+    """Put together what learns at one rate; vectors (biases, norms) are spared weight decay."""
+    found: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for one in module.parameters():
+        if one.requires_grad:
+            found.setdefault((rates.get(one, 1.0), one.ndim > 1), []).append(one)
+    return [
+        {"params": some, "weight_decay": train.weight_decay if decays else 0.0, "factor": factor}
+        for (factor, decays), some in found.items()
+    ]
 
 
 def warmup_steps(train: Train) -> float:
@@ -73,9 +83,9 @@ def _fall(train: Train, step: int, spent: float, share: float) -> float:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every group."""
+    """Set the learning rate, for every group times its factor."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["factor"]
 
 
 def schedule_uses_budget(train: Train) -> bool:

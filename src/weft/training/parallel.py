@@ -20,6 +20,7 @@ class World:
     rank: int
     size: int
     device: torch.device
+    joined: bool = False  # whether it is for this one to take the process group down
 
     @property
     def main(self) -> bool:
@@ -84,13 +85,14 @@ def pick_device(name: str, place: str = "train.device") -> torch.device:
 
 
 def join_world(device: str) -> World:
-    """Join the processes that `torchrun` started, if it did."""
+    """Join the processes that `torchrun` started, if it did; inside a world that is joined already, stay in it."""
     here = pick_device(device)
     size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
-    if size > 1 and not distributed.is_initialized():
+    joins = size > 1 and not distributed.is_initialized()
+    if joins:
         # The others wait while the first evaluates, however long that takes.
         distributed.init_process_group("nccl" if here.type == "cuda" else "gloo", timeout=timedelta(days=1))
-    return World(rank, size, here)
+    return World(rank, size, here, joins)
 
 
 def _number(name: str, least: int) -> int:
@@ -102,6 +104,6 @@ def _number(name: str, least: int) -> int:
 
 
 def leave_world(world: World) -> None:
-    """Take the process group down."""
-    if world.size > 1 and distributed.is_initialized():
+    """Take the process group down, if joining made it."""
+    if world.joined and distributed.is_initialized():
         distributed.destroy_process_group()

@@ -25,14 +25,15 @@ from weft.errors import ConfigError
 from weft.tasks.base import Batch
 from weft.tasks.build import make_task
 from weft.tasks.predict import evaluate
-from weft.tasks.prepare import fit_tokenizer, read_whole
+from weft.tasks.prepare import read_whole
 from weft.tasks.start import check_vectors
 from weft.training.cost import Work, ceiling
 from weft.training.fitted import Fitting
 from weft.training.parallel import join_world, leave_world
 from weft.training.report import Notice, Record
-from weft.training.session import make_trainer, settle
+from weft.training.session import make_tokenizer, make_trainer, settle
 from weft.training.trainer import Trainer
+from weft.training.tuning import check_tuning
 
 MOST_STEPS, MOST_SECONDS = 20, 5.0  # that are timed; of slow ones, two at the least
 EXAMPLES = 64  # of the validation data, for the time of an evaluation
@@ -116,7 +117,9 @@ class Plan:
             each = f"{self._evaluations:,}, at most {_lasting(self.evaluation)} each, by up to {EXAMPLES} examples"
             rows.append(["evaluations", _lasting(self._evaluations * self.evaluation), each])
             total += self._evaluations * self.evaluation
-        return [*rows, ["in all", _lasting(total), "saving is not measured"]]
+        seeds = self.train.seeds
+        each = f"{seeds} trainings, one after the other; " if seeds > 1 else ""
+        return [*rows, ["in all", _lasting(seeds * total), f"{each}saving is not measured"]]
 
     def _checkpoints(self) -> tuple[str, str]:
         train = self.train
@@ -142,13 +145,14 @@ class _Notices:
 def plan_run(run: Run, tell: Callable[[str], object]) -> Plan:
     """Make a few updates of a run, and say what all of it will take; `tell` gets notices on the data."""
     began = time.perf_counter()
+    check_tuning(run)
     run = settle(run, make_task(run))
     world = join_world(run.train.device)
     with ExitStack() as stack:
         stack.callback(leave_world, world)
         stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
         check_vectors(run)
-        tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
+        tokenizer = make_tokenizer(run, make_task(run))
         trainer = make_trainer(run, tokenizer, world, None, stack, None, _Notices(tell))
         if isinstance(trainer, Fitting):
             raise ConfigError(f"--plan: measures updates, but {run.model.name!r} is fitted: train it at once")
@@ -162,6 +166,7 @@ def _measured(trainer: Trainer, start: float) -> Plan:
     first, steps = _some_steps(trainer, _longest(loader, batches))
     done = world.sum({"tokens": trainer.work.tokens, "operations": trainer.work.operations})
     weights, state = _bytes(snapshot.weights(head)), _bytes(snapshot.optimizer_tensors(trainer.optimizer, head))
+    still = _bytes({name: one for name, one in head.named_parameters() if not one.requires_grad})  # has no gradient
     tokenizer, peak = trainer.task.tokenizer, _peak(world.device)
     return Plan(
         train=run.train,
@@ -176,7 +181,7 @@ def _measured(trainer: Trainer, start: float) -> Plan:
         start=start + first,
         memory=peak,
         resident=world.device.type != "cuda",
-        held=2 * weights + state,
+        held=2 * weights - still + state,
         evaluation=_evaluation(trainer),
         checkpoint=weights + state,
     )

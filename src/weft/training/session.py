@@ -1,7 +1,7 @@
 """A training from recipe to result: the data, the tokenizer, the head, the directory of the run, and the loop."""
 
 import hashlib
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,15 @@ from typing import Any
 import torch
 
 from weft.checkpoint import snapshot
+from weft.checkpoint.average import read_about
+from weft.checkpoint.pretrained import start_from_weights, started_tokenizer
 from weft.checkpoint.snapshot import Progress
 from weft.checkpoint.store import Store, verify_or_offer
 from weft.config import Run
 from weft.data.limits import Limit
 from weft.data.packed import Packed
 from weft.errors import CheckpointError, ConfigError, DataError
-from weft.models.base import Capturable, Fitted, Model
+from weft.models.base import Fitted, Model
 from weft.tasks.base import Head, Task
 from weft.tasks.build import build, make_task
 from weft.tasks.predict import evaluate, judge_prepared
@@ -31,6 +33,7 @@ from weft.training.parallel import World, join_world, leave_world
 from weft.training.report import MetricsFile, Notice, Reporter, Reporters, TensorBoard
 from weft.training.states import seed_all
 from weft.training.trainer import Evaluate, Trainer
+from weft.training.tuning import check_tuning, frozen, renewed
 from weft.yaml12 import write_yaml
 
 FREE = {"data.workers", "train.keep"}  # what may change on resume without changing a number
@@ -44,10 +47,17 @@ class Trained:
     task: Task
     head: Head
     progress: Progress
+    rank: list[float] | None = None  # how good the best head is, as in `Progress.best`
 
 
-def train_run(run: Run, out: Path, resume: bool = False, report: Reporter | None = None) -> Trained:
-    """Train in the directory `out`, and return the best model; `resume` goes on from the last checkpoint there."""
+def train_run(
+    run: Run, out: Path, resume: bool = False, report: Reporter | None = None, known: Tokenizer | None = None
+) -> Trained:
+    """Train in the directory `out`, and return the best model; `resume` goes on from the last checkpoint there.
+
+    `known` is the tokenizer of another training on the same data, which need not be made again.
+    """
+    check_tuning(run)
     run = settle(run, make_task(run))
     task = make_task(run)
     world = join_world(run.train.device)
@@ -62,7 +72,7 @@ def train_run(run: Run, out: Path, resume: bool = False, report: Reporter | None
         world.barrier()  # before the first of them saves, all have seen what was there
         if not folder:
             check_vectors(run)
-        tokenizer = load_tokenizer(run.tokenizer, folder) if folder else fit_tokenizer(run.tokenizer, run.data, task)
+        tokenizer = load_tokenizer(run.tokenizer, folder) if folder else known or make_tokenizer(run, task)
         trainer = make_trainer(run, tokenizer, world, store, stack, folder, report, resume)
         progress = trainer.fit()
         if run.train.average and world.main and isinstance(trainer, Trainer):
@@ -71,8 +81,14 @@ def train_run(run: Run, out: Path, resume: bool = False, report: Reporter | None
         best = store.best()
         if best:
             snapshot.load_weights(best, trainer.head)
+        about = read_about(best) if best else None
         world.barrier()
-    return Trained(run, trainer.task, trainer.head, progress)
+    return Trained(run, trainer.task, trainer.head, progress, about.rank if about else progress.best)
+
+
+def make_tokenizer(run: Run, task: Task) -> Tokenizer:
+    """Take the tokenizer that comes with `model.weights`, or train one."""
+    return started_tokenizer(run) or fit_tokenizer(run.tokenizer, run.data, task)
 
 
 def _store(run: Run, out: Path) -> Store:
@@ -104,6 +120,8 @@ def _resume_from(store: Store, run: Run, resume: bool) -> Path | None:
 def check_recipe(then: dict[str, Any], now: Run, folder: Path) -> None:
     """Refuse to resume with another recipe, except for what changes no step already made."""
     free = FREE if schedule_uses_budget(now.train) else FREE | {"train.steps", "train.time"}
+    with suppress(ConfigError):  # what it did not say is what a recipe that says nothing means now
+        then = Run.parse(then, trust=False).dump()
     changed = {key: pair for key, pair in snapshot.differences(then, now.dump()).items() if key not in free}
     for key, (was, now_is) in changed.items():
         raise CheckpointError(
@@ -131,15 +149,20 @@ def make_trainer(
     if not folder:
         learn_words(run, tokenizer)
     task, head = build(run, tokenizer)
-    started = None if folder else start_from_vectors(run, tokenizer, head.body, own)
+    fixed = stack.enter_context(frozen(head, run.train))
+    with renewed(head.body, 0 if folder else run.train.reinit):
+        started = (
+            None if folder else start_from_weights(run, head) or start_from_vectors(run, tokenizer, head.body, own)
+        )
     packed, notice = pack_split(run.data, "train", task, tokenizer, store.root if store else None)
     _check_lengths(run, task, head.body, packed)
     listening = _reporters(store, world, folder, report)
     stack.callback(listening.close)
     if notice:
         listening(Notice(f"data.train: {notice}"))
-    if started:
-        listening(Notice(started))
+    for told in (started, fixed):
+        if told:
+            listening(Notice(told))
     if resume and store and not folder:
         listening(Notice(f"{store.root}: there is no checkpoint to go on from: training starts afresh"))
     head.to(world.device)
@@ -159,7 +182,7 @@ def make_trainer(
 
 def _check_lengths(run: Run, task: Task, body: Model, packed: Packed) -> None:
     """Refuse now what the model could not read when it meets it, in the middle of the training or at its end."""
-    reads = body.reads if isinstance(body, Capturable) else None
+    reads = getattr(body, "reads", None)
     if reads is None or task.sides(packed) is None:
         return
     writes = 0 if task.reads_itself else getattr(task.options(), "max_length", 0)  # such is judged as it is read
@@ -175,7 +198,8 @@ def _check_lengths(run: Run, task: Task, body: Model, packed: Packed) -> None:
         if longest > reads:
             raise DataError(
                 f"data.{split}: a sequence has {longest} tokens, its mark included, but the model learns {reads} "
-                f"positions; set data.longest to {reads - 1} and data.too_long to cut or drop, or raise model.longest"
+                f"positions; set data.longest to {reads - task.signs} and data.too_long to cut or drop, or raise "
+                "model.longest"
             )
 
 

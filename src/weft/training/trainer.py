@@ -35,6 +35,7 @@ from weft.training.ranking import rank_of
 from weft.training.report import Eval, Notice, Reporter, Saved, Step
 from weft.training.signals import Interrupted, Signals
 from weft.training.states import carried_parts, go_on_drawing, random_states, seed_all
+from weft.training.tuning import rates
 
 Evaluate = Callable[[Head], dict[str, float]]
 
@@ -58,7 +59,7 @@ class Trainer:
         self.wrapped = self.world.wrap(self.head)
         # The head itself stays as it is, for evaluation.
         self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.frame else self.wrapped
-        self.optimizer = make_optimizer(self.head, self.train)
+        self.optimizer = make_optimizer(self.head, self.train, rates(self.head, self.train.layer_decay))
         averaging.check(self.optimizer, self.evaluate is not None)
         self.work = Work()  # since the last report
         self._ceiling = math.nan

@@ -1,0 +1,124 @@
+"""Starting from a model that was trained before: `model.weights` names it, ours or a Hugging Face directory.
+
+What it is fills in the recipe, so that a fine-tuning need say no more than where the weights are: the section of the
+model, and that of the tokenizer, which comes with it. What the recipe says itself must fit. Then its body's weights
+are copied; what the new task alone has starts afresh. It is so when a training starts, and only then: a checkpoint is
+whole in itself.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.checkpoint import snapshot
+from weft.checkpoint.hf import is_hf, load_hf
+from weft.checkpoint.hub import find_model
+from weft.checkpoint.sentence_transformers import transformer_folder
+from weft.checkpoint.store import resolve_checkpoint, verify
+from weft.config import Run, expand_preset, read_recipe, read_section
+from weft.data.lines import count
+from weft.errors import CheckpointError, ConfigError, WeftError
+from weft.registry import resolve
+from weft.tasks.base import Head, Task
+from weft.tasks.build import build
+from weft.text.tokenizer import Tokenizer, load_tokenizer
+
+OWN = ("weights", "vectors")  # how a model began is its own affair
+FREE = ("drop", "heads_off", "pooler")  # what may differ from what the weights were trained with
+
+
+def open_model(path: str | Path, trust: bool = False, overrides: Iterable[str] = ()) -> tuple[Run, Task, Head]:
+    """Read a run's directory, one of its checkpoints, a Hugging Face directory, or one that a name on the hub has."""
+    folder = transformer_folder(find_model(path))
+    if is_hf(folder):
+        return load_hf(folder, overrides)
+    folder = resolve_checkpoint(folder)
+    verify(folder)
+    run = snapshot.read_run(folder, trust, overrides)
+    task, head = build(run, load_tokenizer(run.tokenizer, folder))
+    snapshot.load_weights(folder, head)
+    return run, task, head
+
+
+def read_run(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Run:
+    """Read a recipe and check it; what it leaves to `model.weights` is filled in."""
+    raw = read_recipe(recipe, overrides)
+    model = raw.get("model")
+    if isinstance(model, Mapping) and model.get("weights") is not None:
+        run = _opened(model["weights"])[0]
+        raw = {**raw, "model": _model(expand_preset(model), run), "tokenizer": _tokenizer(raw.get("tokenizer"), run)}
+    return Run.parse(raw)
+
+
+def started_tokenizer(run: Run) -> Tokenizer | None:
+    """Return the tokenizer of the model that a run starts from; None where it starts from nothing."""
+    path = getattr(run.model, "weights", None)
+    return None if path is None else _opened(path)[1].tokenizer
+
+
+def start_from_weights(run: Run, head: Head) -> str | None:
+    """Copy the weights of the body, and say what was copied; None where the run starts from nothing."""
+    path = getattr(run.model, "weights", None)
+    if path is None:
+        return None
+    then, _, other = _opened(path)
+    found = snapshot.without_heads(snapshot.weights(other), head)
+    own = snapshot.weights(head)
+    same = _same_task(then, run)
+    shared = {name: found[name] for name in own if name in found and (same or name.startswith("body."))}
+    for name, value in shared.items():
+        if value.shape != own[name].shape:
+            raise CheckpointError(
+                f"model.weights: {path}: {name} must be {tuple(own[name].shape)}, but is {tuple(value.shape)} instead"
+            )
+        with torch.no_grad():
+            own[name].copy_(value)
+    fresh = sorted({name.rpartition(".")[0] for name in own if name not in shared})
+    rest = f"; fresh: {', '.join(fresh)}" if fresh else ""
+    return f"model.weights: {count(len(shared), 'weight')} from {path}{rest}"
+
+
+def _same_task(then: Run, now: Run) -> bool:
+    """Whether what stands on the body means the same, so that it is gone on with."""
+    return then.task.name == now.task.name and getattr(then.task, "labels", 0) == getattr(now.task, "labels", 0)
+
+
+def _opened(path: object) -> tuple[Run, Task, Head]:
+    if not isinstance(path, str) or not path:
+        raise ConfigError(f"model.weights: must name a model, by its directory or on the hub, but is {path!r} instead")
+    try:
+        return open_model(path)
+    except WeftError as error:
+        raise type(error)(f"model.weights: {error}") from None
+
+
+def _model(own: Mapping[str, Any], then: Run) -> dict[str, Any]:
+    """Fill in what the model's section leaves out, and refuse what its weights were not trained with."""
+    theirs = {key: value for key, value in then.model.model_dump(mode="json").items() if key not in OWN}
+    if own.get("name", theirs["name"]) != theirs["name"]:
+        raise ConfigError(
+            f"model.name: is {own['name']!r}, but model.weights is a {theirs['name']!r}; name that, or leave it out"
+        )
+    whole: dict[str, Any] = {**theirs, **own}
+    settled = read_section(resolve("model", theirs["name"]).Config, whole, "model").model_dump(mode="json")
+    for key, (was, is_now) in snapshot.differences(theirs, settled).items():
+        if not key.startswith(OWN) and not any(free in key for free in FREE):
+            raise ConfigError(
+                f"model.{key}: is {is_now!r}, but model.weights was trained with {was!r}; leave it out, or train "
+                "without the weights"
+            )
+    return whole
+
+
+def _tokenizer(own: object, then: Run) -> dict[str, Any]:
+    """Take the tokenizer of the weights: their words are its tokens."""
+    theirs = then.tokenizer.model_dump(mode="json", exclude_none=True)
+    for key, value in own.items() if isinstance(own, Mapping) else ():
+        if value != theirs.get(key):
+            raise ConfigError(
+                f"tokenizer.{key}: is {value!r}, but the tokenizer of model.weights has {theirs.get(key)!r}, and it "
+                "comes with them; leave the section out"
+            )
+    return theirs

@@ -1,0 +1,209 @@
+"""The classifier and the tagger: they learn, by a seed, from nothing or from weights, are searched over and saved."""
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.base import clone, is_classifier
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.utils.validation import check_is_fitted, validate_data
+from tests.estimators.test_encoder import CHOSEN, LABELS, checked, numeric, spelt
+from tests.test_features import made
+
+import weft
+from weft.estimators import TextClassifier, TextTagger
+
+TINY = {"name": "cnn", "width": 9, "embedding": 4}
+WORDS = {"name": "words"}
+QUICK = {"model": TINY, "tokenizer": WORDS, "steps": 20, "lr": 0.05, "overrides": ("train.report_every=100",)}
+TEXTS = CHOSEN
+SENTENCES = [text.split() for text in TEXTS]
+TAGS = [["B-X" if word in ("play", "to") else "O" for word in words] for words in SENTENCES]
+
+
+def few(**other):
+    return TextClassifier(**{**QUICK, **other})
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return few().fit(TEXTS, LABELS)
+
+
+def test_it_learns(fitted):
+    assert fitted.score(TEXTS, LABELS) == 1
+    assert list(fitted.classes_) == ["noun", "other"]
+    assert list(fitted.predict(["they were play", "to and"])) == ["noun", "other"]
+    likely = fitted.predict_proba(TEXTS)
+    assert likely.shape == (12, 2)
+    np.testing.assert_allclose(likely.sum(1), 1)
+    np.testing.assert_array_equal(fitted.classes_[likely.argmax(1)], fitted.predict(TEXTS))
+    assert fitted.predict_proba([]).shape == (0, 2)
+    assert is_classifier(fitted)
+
+
+def test_what_is_not_there_is_not_learnt():
+    shuffled = np.random.default_rng(3).permutation(LABELS)
+    assert few(steps=1, lr=1e-6).fit(TEXTS, shuffled).score(TEXTS, shuffled) < 0.9
+
+
+@pytest.mark.parametrize("classes", [(3, 7), (True, False), ("no", "yes"), (np.int8(-1), np.int8(1)), (0, 1)], ids=str)
+def test_classes_keep_their_kind(classes, tmp_path):
+    right = np.array([classes[label == "other"] for label in LABELS])
+    model = few().fit(TEXTS, right)
+    assert model.classes_.dtype == right.dtype
+    assert model.predict(TEXTS).dtype == right.dtype
+    assert (model.predict(TEXTS) == right).all()
+    again = TextClassifier.load(model.save(tmp_path / "saved"))
+    assert again.classes_.dtype == right.dtype
+    assert (again.predict(TEXTS) == right).all()
+
+
+def test_the_seed_alone_decides(fitted):
+    again, other = few().fit(TEXTS, LABELS), few(seed=2).fit(TEXTS, LABELS)
+    np.testing.assert_array_equal(again.predict_proba(TEXTS), fitted.predict_proba(TEXTS))
+    assert np.abs(other.predict_proba(TEXTS) - fitted.predict_proba(TEXTS)).max() > 1e-4
+
+
+def test_a_grid_goes_over_its_settings():
+    grid = {"lr": [1e-6, 0.05], "model": [TINY, {"name": "word2vec", "width": 8}]}
+    found = GridSearchCV(few(), grid, cv=2).fit(TEXTS, LABELS)
+    assert found.best_params_["lr"] == 0.05
+    assert found.best_score_ > 0.9
+
+
+@pytest.mark.parametrize("by", ["path", "pipeline"])
+def test_it_goes_on_from_weights(by, tmp_path):
+    bert = made("bert")
+    start = bert if by == "pipeline" else bert.save(tmp_path / "bert")
+    model = TextClassifier(start, steps=1, lr=1e-9).fit(TEXTS, LABELS)
+    assert model.pipeline_.run.model.name == "bert"
+    np.testing.assert_allclose(model.pipeline_.embed(TEXTS), bert.embed(TEXTS), atol=1e-4)
+    fresh = TextClassifier({**bert.run.model.model_dump(exclude_none=True)}, tokenizer=WORDS, steps=1, lr=1e-9)
+    assert np.abs(fresh.fit(TEXTS, LABELS).pipeline_.embed(TEXTS) - bert.embed(TEXTS)).max() > 0.1
+
+
+def test_the_default_is_a_small_network_from_nothing():
+    model = TextClassifier(steps=2).fit(TEXTS, LABELS)
+    assert (model.pipeline_.run.model.name, model.pipeline_.run.tokenizer.name) == ("cnn", "bpe")
+    assert model.pipeline_.run.train.lr == 3e-3
+
+
+def test_texts_can_be_held_out_and_runs_kept(tmp_path):
+    model = few(validation=0.25, out=tmp_path / "run").fit(TEXTS, LABELS)
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "accuracy" in rows
+    assert weft.load(tmp_path / "run")(TEXTS[0])[0]["label"] == model.predict(TEXTS[:1])[0]
+    with pytest.raises(weft.CheckpointError, match="holds a run already"):
+        model.fit(TEXTS, LABELS)
+    with pytest.raises(weft.ConfigError, match="validation: must be a share"):
+        few(validation=1).fit(TEXTS, LABELS)
+
+
+def test_saved_and_loaded_it_gives_the_same(fitted, tmp_path):
+    path = fitted.save(tmp_path / "saved")
+    again = TextClassifier.load(path)
+    np.testing.assert_array_equal(again.predict_proba(TEXTS), fitted.predict_proba(TEXTS))
+    assert again.get_params()["model"] == TINY
+    assert again.score(TEXTS, LABELS) == 1
+    assert weft.load(path)(TEXTS[0])[0]["label"] == "noun"
+    assert not list(path.rglob("*.pkl"))
+    assert clone(again).get_params() == again.get_params()
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "said"),
+    [
+        (TEXTS, LABELS[1:], "y: must have one for each of X, but there are 11 for 12"),
+        (TEXTS, None, "the target y is None"),
+        (TEXTS, ["a"] * 12, "the one class is"),
+        (TEXTS, ["a", ""] * 6, "none blank"),
+        (TEXTS, np.linspace(0, 1, 12), "Unknown label type: continuous"),
+        (TEXTS, np.eye(12, dtype=int), "should be a 1d array"),
+        ([], [], "found 0 samples"),
+        ([1] * 12, LABELS, "X: text 1 must be a text"),
+    ],
+)
+def test_what_cannot_be_learnt_from_is_refused(texts, labels, said):
+    with pytest.raises(ValueError, match=said):
+        few().fit(texts, labels)
+
+
+def test_a_wrong_recipe_is_refused_as_ever():
+    with pytest.raises(weft.ConfigError, match="train.scheduel: unknown key; did you mean 'schedule'"):
+        few(overrides=["train.scheduel=cosine"]).fit(TEXTS, LABELS)
+    with pytest.raises(weft.CheckpointError, match="nowhere"):
+        TextClassifier("nowhere/at/all").fit(TEXTS, LABELS)
+
+
+def test_before_it_is_fitted_it_does_nothing(tmp_path):
+    for ask in (few().predict, few().predict_proba, lambda _: few().save(tmp_path / "saved")):
+        with pytest.raises(NotFittedError):
+            ask(TEXTS)
+    with pytest.raises(NotFittedError):
+        TextTagger().predict(SENTENCES)
+
+
+class OfNumbers(TextClassifier):
+    """The classifier as scikit-learn's checks can meet it: a row of numbers is spelt out."""
+
+    def fit(self, X, y):
+        X, y = validate_data(self, X, y)
+        return super().fit(spelt(X), y)
+
+    def predict_proba(self, X):
+        check_is_fitted(self)
+        return super().predict_proba(spelt(validate_data(self, X, reset=False)))
+
+    def __sklearn_tags__(self):
+        return numeric(super().__sklearn_tags__())
+
+
+def test_scikit_learns_checks_pass():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of scikit-learn's own
+        passed, failed = checked(OfNumbers(**QUICK, batch_tokens=4096))
+    assert failed == {}
+    assert len(passed) >= 45
+
+
+def tagger(**other):
+    return TextTagger(**{**QUICK, **other})
+
+
+def test_a_tagger_learns_and_is_searched_over(tmp_path):
+    model = tagger().fit(SENTENCES, TAGS)
+    assert model.score(SENTENCES, TAGS) == 1
+    assert model.predict([["a", "play", "and"], []]) == [["O", "B-X", "O"], []]
+    assert list(model.classes_) == ["B-X", "O"]
+    again = TextTagger.load(model.save(tmp_path / "saved"))
+    assert again.predict(SENTENCES) == TAGS
+    assert tagger().fit(SENTENCES, TAGS).predict(SENTENCES) == TAGS
+    found = GridSearchCV(tagger(), {"lr": [1e-6, 0.05]}, cv=2).fit(SENTENCES, TAGS)
+    assert found.best_params_ == {"lr": 0.05}
+    wrong = [list(reversed(tags)) for tags in TAGS]
+    assert model.score(SENTENCES, wrong) < 0.7
+
+
+def test_the_taggers_default_reads_words_and_their_letters():
+    model = TextTagger(steps=2).fit(SENTENCES, TAGS)
+    assert model.pipeline_.run.model.chars == 32
+    assert model.pipeline_.task.metric == "f1"
+
+
+@pytest.mark.parametrize(
+    ("sentences", "tags", "said"),
+    [
+        (["a text"], [["O"]], "X: sentence 1 must be a list of words, but is str 'a text'"),
+        ([["a"]], [["O", "O"]], "y: sentence 1 has 1 words, but 2 tags"),
+        ([["a"], ["b"]], [["O"]], "must have one for each of X"),
+        ([["a", 3]], [["O", "O"]], "X: sentence 1 must be a list of words"),
+        ("text", [], "X: must be a list of lists of words"),
+        ([], [], "found 0 samples"),
+        ([["a"]], None, "must have one for each of X"),
+    ],
+)
+def test_what_a_tagger_cannot_learn_from_is_refused(sentences, tags, said):
+    with pytest.raises(ValueError, match=said):
+        tagger().fit(sentences, tags)
