@@ -4,6 +4,21 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 
+def small_config(vocab):
+    """Say how large a small one is, in their words."""
+    from transformers import BertConfig
+
+    return BertConfig(
+        vocab_size=vocab,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        attn_implementation="eager",
+    )
+
+
 @torch.no_grad()
 def copy_bert(theirs, ours):
     """Copy the weights of a BertModel, made strange enough that each of them matters, into a BERT of weft."""

@@ -168,3 +168,9 @@ def test_what_is_no_path_is_no_recipe(name):
 def test_overrides_of_another_type_are_named(overrides, said):
     with pytest.raises(ConfigError, match=said):
         read_recipe(RECIPE, overrides)
+
+
+def test_what_was_tried_of_a_union_is_no_part_of_the_key():
+    with pytest.raises(ConfigError, match=r"^train.freeze: should be 'body', but is 'bodie'") as caught:
+        read_section(Train, {"freeze": "bodie"}, "train")
+    assert "literal[" not in str(caught.value)

@@ -18,6 +18,7 @@ from weft.console import (
     Overrides,
     Precision,
     Trust,
+    check_source,
     print_confusion,
     print_metrics,
     print_pairs,
@@ -158,10 +159,7 @@ def predict(
     """Do what the model's task does, for texts, a file or stdin."""
     from weft.feed import arriving, read_input
 
-    if texts and file:
-        raise ConfigError(
-            f"--file: takes the place of texts, but both are given: {file} and {texts[0]!r}; leave one out"
-        )
+    check_source(texts, file)
     if stream and as_json:
         raise ConfigError("--stream: prints text as it is generated, and --json whole answers; leave one out")
     pipeline, chosen = _load(model, device, trust, (), precision), _options(options or [])
@@ -208,7 +206,11 @@ app.command()(listing.models)
 @app.command()
 def convert(
     source: Annotated[
-        Path, typer.Argument(metavar="FROM", help="A run, a checkpoint, a Hugging Face or ELMo folder, an .arpa file.")
+        Path,
+        typer.Argument(
+            metavar="FROM",
+            help="A run, a checkpoint, a Hugging Face folder or hub name, an ELMo folder, an .arpa file.",
+        ),
     ],
     target: Annotated[Path, typer.Argument(metavar="TO", help="A new folder, or a file: .arpa or .arpa.gz.")],
 ) -> None:

@@ -104,7 +104,7 @@ class Train(Section):
     decay: float = Field(0.01, gt=0, le=1)  # exponential: the share of lr that is left at the end
     asgd_after: int = Field(5, ge=1)  # evaluations without a better one before asgd begins to average
     clip: float | None = Field(1.0, gt=0)
-    freeze: Literal["body"] | StrictInt | None = None  # all of the body, or its first floors: embeddings, layers
+    freeze: Literal["body"] | StrictInt | None = None  # all floors of the body (embeddings, layers), or the first so many
     layer_decay: float = Field(1.0, gt=0, le=1)  # the rate of each floor, as a share of that above it
     reinit: int = Field(0, ge=0)  # top layers of pre-trained weights that start afresh
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -175,8 +175,11 @@ def read_section(schema: type[S], raw: object, place: str) -> S:
         raise ConfigError("\n".join(lines)) from None
 
 
+TRIED = ("function-", "literal[")  # how pydantic names what it tried, which is no part of a key
+
+
 def _explain(item: Any, schema: type[BaseModel], place: str) -> str:
-    path = ".".join([place, *(str(part) for part in item["loc"] if not str(part).startswith("function-"))])
+    path = ".".join([place, *(str(part) for part in item["loc"] if not str(part).startswith(TRIED))])
     if item["type"] == "extra_forbidden":
         return f"{path}: unknown key; {did_you_mean(str(item['loc'][-1]), _fields_at(schema, item['loc'][:-1]))}"
     if item["type"] == "missing":

@@ -2,10 +2,13 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.tasks.metrics import Confusion
@@ -28,6 +31,14 @@ MOST_LABELS = 30  # whose confusion is shown as a table
 def tell(notice: str) -> None:
     """Print a notice where it does not mix with answers."""
     typer.echo(notice, err=True)
+
+
+def check_source(texts: Sequence[str] | None, file: Path | None) -> None:
+    """Refuse texts beside a file of them."""
+    if texts and file:
+        raise ConfigError(
+            f"--file: takes the place of texts, but both are given: {file} and {texts[0]!r}; leave one out"
+        )
 
 
 def print_metrics(metrics: Mapping[str, float]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from weft.console import Device, Json, Model, Overrides, Precision, Trust, print_table, tell
+from weft.console import Device, Json, Model, Overrides, Precision, Trust, check_source, print_table, tell
 from weft.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -46,10 +46,7 @@ def embed(
     from weft.feed import read_input
     from weft.pipeline import load
 
-    if texts and file:
-        raise ConfigError(
-            f"--file: takes the place of texts, but both are given: {file} and {texts[0]!r}; leave one out"
-        )
+    check_source(texts, file)
     write = None if out is None else _writer(out, pool)
     chosen: Any = pool  # checked where it is used
     how: Any = combine

@@ -27,6 +27,7 @@ from weft.nn.capture import capture
 from weft.nn.quantized import lower
 from weft.tasks.asked import Asked, read_asked, read_options
 from weft.tasks.base import Answer, Batch, Head, Task
+from weft.tasks.build import numbers_of
 from weft.tasks.lm import LM
 from weft.tasks.mlm import MLM
 from weft.tasks.pairs import Judged, judge_pairs
@@ -68,9 +69,13 @@ class Pipeline:
         return predict(self.task, self.head, asked, self._limit(), chosen, start=start)
 
     def outputs(self, examples: Iterable[Asked]) -> Iterator[list[Any]]:
-        """Yield what the head itself gives for each example, of which the task makes an answer."""
+        """Yield what the head itself gives for each example, of which the task makes an answer.
+
+        An example that is too long is cut where the recipe cuts such.
+        """
         asked = (self.example(one, number) for number, one in enumerate(examples, 1))
-        found = outputs(self.task, self.head, asked, self._limit(), read_options(self.task, None))
+        limit = self._limit("cut" if self.run.data.too_long == "cut" else None)
+        found = outputs(self.task, self.head, asked, limit, read_options(self.task, None))
         return (output for _, output in found)
 
     def stream(self, prompt: Asked, options: Mapping[str, Any] | None = None, start: int = 0) -> Iterator[str]:
@@ -261,7 +266,7 @@ class Pipeline:
     def _limit(self, policy: str | None = None) -> Limit:
         """A question that is too long is an error, unless its windows are answered, which leaves nothing out."""
         asked = "window" if self.run.data.too_long == "window" else "error"
-        return Limit(self.run.data.longest, policy or asked)  # type: ignore[arg-type]
+        return Limit(self.run.data.longest, policy or asked, asked=policy is None)  # type: ignore[arg-type]
 
     def __sklearn_clone__(self) -> "Pipeline":
         """What scikit-learn's clones of an estimator have in common: nothing changes it."""
@@ -293,9 +298,9 @@ def train(
 
     With several seeds (`train.seeds`) there is a training for each in a folder of `out`, and the best of all is it.
     """
-    raw = recipe.dump() if isinstance(recipe, Run) else recipe
-    run = read_run(raw, overrides)
     folder = Path(out) if out is not None else Path("runs") / run_name(recipe)
+    raw = recipe.dump() if isinstance(recipe, Run) else recipe
+    run = read_run(raw, overrides, folder if resume else None)
     if run.train.seeds > 1:
         return _asked(train_seeds(run, folder, resume, report, _measured))
     check_single(folder)
@@ -310,11 +315,6 @@ def _measured(trained: Trained) -> dict[str, float]:
     """Do what ends a training: evaluate, if there is data to."""
     pipeline = _asked(trained)
     return pipeline.evaluate() if pipeline.has_data else {}
-
-
-def numbers_of(head: Head) -> int:
-    """Count what was learned: parameters, and of a model that only counts its tables."""
-    return sum(one.numel() for one in (head.parameters() if not head.body.grown else head.buffers()))
 
 
 def run_name(recipe: str | Path | Mapping[str, Any] | Run) -> str:

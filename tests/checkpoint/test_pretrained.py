@@ -9,10 +9,14 @@ from safetensors.torch import load_file
 import weft
 from weft.checkpoint.pretrained import open_model, read_run
 from weft.config import Run
+from weft.data import samples
 from weft.errors import CheckpointError, ConfigError
 from weft.training.report import Notice
 
-SAMPLE = {"sample": "langid"}
+DAYS = [("Montag", "de"), ("Monday", "en"), ("lundi", "fr"), ("Dienstag", "de"), ("Tuesday", "en"), ("mardi", "fr")]
+ROWS = [(split, {"text": text, "label": label}) for split in ("train", "valid", "test") for text, label in DAYS * 3]
+TAGGED = [(split, {"words": [row["text"]], "tags": [row["label"]]}) for split, row in ROWS]
+SAMPLE = {"sample": "days"}
 QUICK = {"steps": 2, "batch_tokens": 512, "lr": 1e-3, "device": "cpu"}
 SMALL = {"name": "bert", "width": 16, "heads": 2, "layers": 2, "longest": 120}
 FIRST = {
@@ -34,6 +38,15 @@ class Told:
 
     def close(self):
         pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_samples():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, task, rows in (("days", "classify", ROWS), ("tagged", "tag", TAGGED)):
+            sample = samples.Sample(name, "", task, tuple(rows[0][1]), lambda rows=rows: iter(rows))
+            patch.setitem(samples.SAMPLES, name, sample)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +97,7 @@ def test_the_same_labels_are_gone_on_with(trained, tmp_path):
 
 def test_what_the_new_task_lacks_is_left_and_what_it_adds_is_fresh(trained, tmp_path):
     told = Told()
-    raw = {**recipe(trained, "tag"), "data": {"sample": "dateparts"}}
+    raw = {**recipe(trained, "tag"), "data": {"sample": "tagged"}}
     head = weft.train(raw, out=tmp_path / "tags", report=told).head
     assert head.body.pool is None
     assert [one for one in told.notices if "weights from" in one and one.endswith("; fresh: output")]
@@ -99,12 +112,19 @@ def test_a_checkpoint_needs_the_other_no_more(trained, tmp_path):
     assert again(["Donnerstag"]) == pipeline(["Donnerstag"])
 
 
-def test_it_goes_on_where_it_was(trained, tmp_path):
-    whole = weft.train(recipe(trained), ["train.steps=4"], out=tmp_path / "whole")
-    weft.train(recipe(trained), ["train.steps=2"], out=tmp_path / "parts")
-    parts = weft.train(recipe(trained), ["train.steps=4"], out=tmp_path / "parts", resume=True)
+def test_it_goes_on_where_it_was_without_the_other(trained, tmp_path):
+    gone = tmp_path / "gone"
+    shutil.copytree(trained, gone, symlinks=True)
+    whole = weft.train(recipe(gone), ["train.steps=4"], out=tmp_path / "whole")
+    weft.train(recipe(gone), ["train.steps=2"], out=tmp_path / "parts")
+    shutil.rmtree(gone)
+    parts = weft.train(recipe(gone), ["train.steps=4"], out=tmp_path / "parts", resume=True)
     for one, other in zip(whole.head.parameters(), parts.head.parameters(), strict=True):
         assert torch.equal(one, other)
+    with pytest.raises(ConfigError, match="model.width: is 32, but model.weights was trained with 16"):
+        weft.train(recipe(gone, width=32), out=tmp_path / "parts", resume=True)
+    with pytest.raises(CheckpointError, match="model.weights: .*gone"):
+        weft.train(recipe(gone), out=tmp_path / "fresh", resume=True)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,15 @@ def test_error_names_both_lengths_and_the_remedy():
     )
 
 
+@pytest.mark.parametrize(
+    ("windows", "remedy"), [(False, "shorten it"), (True, "shorten it, or train with data.too_long: window")]
+)
+def test_who_asks_a_model_is_not_told_to_set_what_a_question_does_not_have(windows, remedy):
+    with pytest.raises(DataError) as caught:
+        Limit(3, "error", asked=True).apply(range(4), windows=windows)
+    assert str(caught.value) == f"got 4 tokens, data.longest is 3; {remedy}"
+
+
 def test_windows_are_not_offered_where_a_task_takes_none():
     with pytest.raises(DataError, match="set data.too_long: cut or drop, or raise data.longest"):
         Limit(3, "error").apply(range(4), windows=False)

@@ -43,6 +43,23 @@ def test_it_learns(fitted):
     assert is_classifier(fitted)
 
 
+def test_a_text_that_looks_like_a_pair_is_a_text(fitted):
+    odd = '{"text": "play", "pair": "play"}'
+    (likely,) = fitted.predict_proba([odd])
+    (text,), (pair,) = fitted.pipeline_({"text": odd}), fitted.pipeline_(odd)
+    assert likely[0] == pytest.approx(text["scores"]["noun"], abs=1e-5)
+    assert likely[0] != pytest.approx(pair["scores"]["noun"], abs=1e-5)  # the control
+
+
+def test_long_texts_are_cut_when_asked_as_when_fitted():
+    long = few(overrides=["data.longest=4", "data.too_long=cut"]).fit(TEXTS, LABELS)
+    likely = long.predict_proba(["play " * 4, "play " * 400])
+    np.testing.assert_allclose(likely[0], likely[1], atol=1e-6)
+    short = few(overrides=["data.longest=8"]).fit(["play", "to"], ["noun", "other"])
+    with pytest.raises(weft.WeftError, match="example 1: got 400 tokens, data.longest is 8; shorten it"):  # the control
+        short.predict(["play " * 400])
+
+
 def test_what_is_not_there_is_not_learnt():
     shuffled = np.random.default_rng(3).permutation(LABELS)
     assert few(steps=1, lr=1e-6).fit(TEXTS, shuffled).score(TEXTS, shuffled) < 0.9
@@ -163,7 +180,7 @@ class OfNumbers(TextClassifier):
 def test_scikit_learns_checks_pass():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of scikit-learn's own
-        passed, failed = checked(OfNumbers(**QUICK, batch_tokens=4096))
+        passed, failed = checked(OfNumbers(**{**QUICK, "steps": 12, "lr": 0.1}, batch_tokens=4096))
     assert failed == {}
     assert len(passed) >= 45
 

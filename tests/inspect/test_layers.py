@@ -162,6 +162,15 @@ def test_long_sentences_are_read_in_windows_and_joined(bert, monkeypatch):
     assert found.scored == 12 * sum(len(row["tags"]) for split, row in TAGGED if split == "valid")
 
 
+def test_long_pairs_are_cut_to_what_the_model_reads(bert, monkeypatch):
+    long = [(split, {**row, "text": row["text"] * 5, "pair": row["text"] * 5}) for split, row in ROWS]
+    sample = samples.Sample("pairs", "", "classify", ("text", "pair", "label"), lambda: iter(long))
+    monkeypatch.setitem(samples.SAMPLES, "pairs", sample)
+    with pytest.raises(weft.DataError, match="data.longest is 29"):  # of 32, for three marks
+        bert.layer_scores("pairs")
+    assert bert.layer_scores("pairs", ["data.too_long=cut"]).scored == 3
+
+
 @pytest.mark.parametrize(
     ("asked", "error", "said"),
     [
@@ -180,6 +189,14 @@ def test_long_sentences_are_read_in_windows_and_joined(bert, monkeypatch):
 def test_what_cannot_be_scored_is_named(bert, asked, error, said):
     with pytest.raises(error, match=said):
         bert.layer_scores(**asked)
+
+
+def test_where_all_are_dropped_there_is_nothing_to_score_on(bert, tmp_path):
+    for name, texts in (("train", ["long", "short"]), ("valid", ["a " * 30 + "long play"])):
+        (tmp_path / f"{name}.tsv").write_text("".join(f"{text}\t{text[-5:].strip()}\n" for text in texts))
+    changes = [f"data.valid={tmp_path / 'valid.tsv'}", "task.labels=[long, short, play]", "data.too_long=drop"]
+    with pytest.raises(weft.DataError, match="data.valid: not one example is left to score on; dropped 1 sequence"):
+        bert.layer_scores(tmp_path / "train.tsv", changes)
 
 
 def test_several_labels_a_text_are_refused(bert, monkeypatch):

@@ -78,6 +78,10 @@ def test_parts_and_threads_change_nothing(threads, monkeypatch):
         torch.set_num_threads(before)
 
 
+def test_a_thread_shares_its_products_with_no_other():
+    assert list(blocks_cpu._pool(3).map(lambda _: torch.get_num_threads(), range(9))) == [1] * 9
+
+
 def test_cuts_leave_nothing_out(monkeypatch):
     monkeypatch.setattr(blocks_cpu, "_PART", 8)
     tokens = asked([5, 1, 0, 30, 2, 2, 0, 7, 8, 9, 11])[1].at

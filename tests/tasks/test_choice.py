@@ -155,6 +155,13 @@ def test_a_long_one_is_cut_the_longer_text_first_dropped_or_an_error(recipe):
         made(recipe, "data.too_long=window")
 
 
+def test_what_the_model_cannot_read_is_told_before_it_learns(recipe, tmp_path):
+    recipe["model"] = {**BERT, "longest": 6}
+    with pytest.raises(DataError, match=r"data.train: a sequence has 7 tokens.* 6 positions; set data.longest to 3"):
+        weft.train(recipe, out=tmp_path / "run")
+    weft.train(recipe, ["model.longest=7", "train.steps=1"], tmp_path / "run")
+
+
 def test_many_are_encoded_as_one_by_one(recipe):
     task, _ = made(recipe)
     alone = [task.encode(one, task.tokenizer, LIMIT) for one in EXAMPLES]
@@ -283,21 +290,11 @@ def test_a_table_has_a_choice_a_column(recipe, tmp_path):
 
 def test_logits_are_those_of_transformers(recipe):
     transformers = pytest.importorskip("transformers")
-    from tests.bert_weights import copy_bert, padded
+    from tests.bert_weights import copy_bert, padded, small_config
 
     task, head = made(recipe)
     head.eval()
-    theirs = transformers.BertForMultipleChoice(
-        transformers.BertConfig(
-            vocab_size=len(task.tokenizer),
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=32,
-            attn_implementation="eager",
-        )
-    ).eval()
+    theirs = transformers.BertForMultipleChoice(small_config(len(task.tokenizer))).eval()
     copy_bert(theirs.bert, head.body)
     with torch.no_grad():
         head.output.weight.copy_(theirs.classifier.weight)

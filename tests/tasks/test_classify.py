@@ -624,6 +624,14 @@ def test_both_orders_are_learnt_answered_and_looked_at(bodies, tmp_path):
         assert pipeline.attention(asked).views[0].rows == names
     with pytest.raises(DataError, match=r"example 1: pair: required, since task.symmetric reads pairs in both orders"):
         pipeline("so good")
+    assert pipeline('{"text": "so good", "pair": "very good"}') == pipeline(asked)
+
+
+@pytest.mark.parametrize("text", ['{"text": "so"}', '{"text": "so", "pair": "bad", "label": "x"}', '{"', "[1]", "{}"])
+def test_a_pair_is_given_as_json_and_all_else_is_a_text(bodies, text):
+    task, _ = made(bodies)
+    assert task.read(text, "example 1") == {"text": text}
+    assert task.read(' {"pair": "bad", "text": "so"}', "example 1") == {"text": "so", "pair": "bad"}
 
 
 # GPT's layout (Radford et al. 2018, section 3.3 and figure 1).

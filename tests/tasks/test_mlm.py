@@ -260,18 +260,19 @@ def test_an_evaluation_is_always_the_same_and_says_what_it_is_of(kind):
 def test_an_evaluation_counts_what_is_right():
     _, task, head = made(recipe())
     examples = [task.Example(text=text) for text in lines(20, 5)]
-    loss = correct = total = follows = 0
+    loss = correct = total = follows = pairs = 0
     for batch in task._judged(packed(task, [one.text for one in examples])):
         logits = head.body.logits(batch.tokens)[batch.at.ids].log_softmax(-1).detach()
         loss -= float(logits.gather(1, batch.targets[:, None]).sum())
         correct += int((logits.argmax(-1) == batch.targets).sum())
         total += len(batch.targets)
         follows += int((head.next(head.body.summary(batch.tokens)).argmax(-1) == batch.labels).sum())
+        pairs += len(batch.labels)
     metrics = judge(task, head, examples, Limit(24, "window")).metrics
     assert metrics["perplexity"] == pytest.approx(math.exp(loss / total))
     assert metrics["masked_accuracy"] == pytest.approx(correct / total)
-    assert metrics["next_accuracy"] > 0
-    assert follows / metrics["next_accuracy"] == pytest.approx(round(follows / metrics["next_accuracy"]))
+    assert 0 < follows < pairs
+    assert metrics["next_accuracy"] == pytest.approx(follows / pairs)
 
 
 def test_one_document_is_judged_without_next_sentences():
@@ -279,6 +280,9 @@ def test_one_document_is_judged_without_next_sentences():
     found = judge(task, head, [task.Example(text=" ".join(lines(3)))], Limit(24, "window"))
     assert "next_accuracy" not in found.metrics
     assert found.note.startswith("next_accuracy: not given, since there is but one document; pseudo_perplexity")
+    one = [task.Example(text="a")]
+    assert task.withheld("next_accuracy", one) == "there is but one document"
+    assert task.withheld("next_accuracy", one * 2) == task.withheld("perplexity", one) == ""
     with pytest.raises(DataError, match="not one word is left"):
         judge(task, head, [task.Example(text="")], Limit(24, "window"))
 
@@ -409,6 +413,10 @@ def test_it_learns_and_fills(trained):
     assert answer["fills"][0][0]["score"] > answer["fills"][0][1]["score"] > 0
     assert trained.task.line(answer) == answer["text"]
     assert len(trained("one [MASK] three")[0]["fills"][0]) == 5
+    given = [one["token"] for one in trained("one [MASK] three", {"top": 10**6})[0]["fills"][0]]
+    specials = {trained.tokenizer.token(id) for id in trained.head.specials}
+    assert len(given) == len(set(given)) == len(trained.tokenizer) - len(specials)
+    assert not specials & set(given), "a special is no word"
     found = trained.evaluate()
     assert found["masked_accuracy"] > 0.6
     assert found["pseudo_perplexity"] < 4

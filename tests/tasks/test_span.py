@@ -573,21 +573,11 @@ def test_any_body_that_encodes_will_do(recipe, tmp_path, model):
 
 def test_logits_are_those_of_transformers(recipe):
     transformers = pytest.importorskip("transformers")
-    from tests.bert_weights import copy_bert, padded
+    from tests.bert_weights import copy_bert, padded, small_config
 
     task, head = made(recipe, "model.longest=32", "model.eps=1e-12")
     head.eval()
-    theirs = transformers.BertForQuestionAnswering(
-        transformers.BertConfig(
-            vocab_size=len(task.tokenizer),
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=32,
-            attn_implementation="eager",
-        )
-    ).eval()
+    theirs = transformers.BertForQuestionAnswering(small_config(len(task.tokenizer))).eval()
     copy_bert(theirs.bert, head.body)
     with torch.no_grad():
         head.output.weight.copy_(theirs.qa_outputs.weight)

@@ -258,6 +258,7 @@ def test_the_answers_of_windows_are_joined_again(recipe, tmp_path):
         )
     assert answer["words"] == ["see", "you", "in", "May"]
     assert len(answer["tags"]) == len(answer["scores"]) == 4
+    assert whole('{"words": ["see", "you"]}') == whole({"words": ["see", "you"]}) != whole('{"words": ["see", 2]')
 
 
 def test_words_that_were_cut_off_are_wrong():

@@ -60,3 +60,10 @@ def test_a_token_is_the_own_of_the_window_with_most_around_it():
         around = [min(token - cut.start, cut.stop - 1 - token) if cut.start <= token < cut.stop else -1 for cut in cuts]
         best = cuts[around.index(max(around))]
         assert best.low <= token < best.high
+
+
+def test_a_token_changes_hands_only_where_an_answer_from_it_would_be_cut_off():
+    first, second, *_ = cut_windows(20, 10, 5, 5)
+    assert (first.stop, first.high, second.low) == (10, 6, 6)  # 5 to 9 is whole in the first, 6 to 10 is not
+    first, second, *_ = cut_windows(20, 10, 5, 2)
+    assert (first.high, second.low) == (8, 8)  # the middle of what both have, 5 to 9

@@ -16,7 +16,7 @@ from weft.checkpoint.hf_weights import held_weights, read_weights, write_weights
 from weft.checkpoint.manifest import MANIFEST
 from weft.checkpoint.marian import read_marian, read_translation, write_marian, write_translation
 from weft.checkpoint.snapshot import changed_run, differences, fill
-from weft.config import Run
+from weft.config import Named, Run, read_section
 from weft.errors import CheckpointError, ConfigError, did_you_mean
 from weft.models.base import HFMap
 from weft.registry import resolve
@@ -48,7 +48,7 @@ def load_hf(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Task, Hea
     held = held_weights(folder, family)
     tokenizer = (read_marian if _translates(family) else read_tokenizer)(folder, family, _vocab(folder, told))
     section, kind = _section(folder, family, told), head_of(folder, family, told, held)
-    room = _room(family, section, kind, tokenizer)
+    room = _room(family, _checked(folder, section), kind, tokenizer)
     more = read_translation(folder, told, tokenizer) if _translates(family) else _questions(kind, room)
     raw = {
         "task": {**read_task(folder, family, kind, told, held), **more},
@@ -66,9 +66,18 @@ def load_hf(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Task, Hea
     return run, task, head
 
 
-def _room(family: HFMap, section: Mapping[str, Any], kind: str, tokenizer: Tokenizer) -> int:
+def _checked(folder: Path, section: Mapping[str, Any]) -> Named:
+    """See that the model's section is one."""
+    try:
+        found: Named = read_section(resolve("model", section["name"]).Config, section, "model")
+    except ConfigError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+    return found
+
+
+def _room(family: HFMap, model: Named, kind: str, tokenizer: Tokenizer) -> int:
     """Say how many tokens of text there is room for; what frames a text or a pair takes some."""
-    positions = int(section.get("longest", 1024)) - int(section.get("offset", 0))
+    positions: int = getattr(model, "longest", 1024) - getattr(model, "offset", 0)
     signs = {"mlm": 0, "embed": 2, "tag": 2}.get(kind, 2 + len(tokenizer.between))  # mlm counts them
     return max(positions - signs, 1) if family.framed else positions - _translates(family)
 
@@ -219,6 +228,8 @@ def _section(folder: Path, family: HFMap, told: Mapping[str, Any]) -> dict[str, 
                 f"{folder / 'config.json'}: {key} is {value!r}, which weft does not have; "
                 f"{did_you_mean(str(value), words)}"
             )
+        if ours in family.less and not isinstance(value, int):
+            raise CheckpointError(f"{folder / 'config.json'}: {key} must be a whole number, but is {value!r}")
         value = value + family.less[ours] if ours in family.less else value
         section |= {} if value is None else {ours: value if words is None else words[value]}
     for ours, other in family.unless.items():

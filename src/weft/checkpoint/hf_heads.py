@@ -56,9 +56,12 @@ def read_task(folder: Path, family: HFMap, head: str, told: Mapping[str, Any], h
 
 
 def _labels(folder: Path, told: Mapping[str, Any], numbers: bool) -> dict[str, Any]:
-    named = told.get("id2label")
-    if named is None:
-        named = {str(number): f"LABEL_{number}" for number in range(int(told.get("num_labels", 2)))}
+    named, many = told.get("id2label"), told.get("num_labels", 2)
+    if named is None and isinstance(many, int):
+        named = {str(number): f"LABEL_{number}" for number in range(many)}
+    if not isinstance(named, dict) or not named:
+        what, value = ("num_labels", many) if named is None else ("id2label", named)
+        raise CheckpointError(f"{folder / 'config.json'}: {what} says how labels are named, but is {value!r}")
     problem = told.get("problem_type")
     if numbers and (problem == NUMBER or (problem is None and len(named) == 1)):
         if len(named) > 1:
@@ -66,7 +69,7 @@ def _labels(folder: Path, told: Mapping[str, Any], numbers: bool) -> dict[str, A
         return {"regression": True}
     try:
         labels = [str(named[str(number)]) for number in range(len(named))]
-    except (KeyError, TypeError):
+    except KeyError:
         raise CheckpointError(
             f"{folder / 'config.json'}: id2label must name labels 0, 1, …, but is {named!r}"
         ) from None

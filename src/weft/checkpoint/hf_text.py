@@ -103,7 +103,7 @@ def read_json(path: Path, otherwise: dict[str, Any] | None = None) -> dict[str, 
         return otherwise
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: must be an object, but is {type(found).__name__} instead")

@@ -7,6 +7,7 @@ whole in itself.
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from weft.checkpoint import snapshot
 from weft.checkpoint.hf import is_hf, load_hf
 from weft.checkpoint.hub import find_model
 from weft.checkpoint.sentence_transformers import transformer_folder
-from weft.checkpoint.store import resolve_checkpoint, verify
+from weft.checkpoint.store import Store, resolve_checkpoint, verify
 from weft.config import Run, expand_preset, read_recipe, read_section
 from weft.data.lines import count
 from weft.errors import CheckpointError, ConfigError, WeftError
@@ -42,14 +43,25 @@ def open_model(path: str | Path, trust: bool = False, overrides: Iterable[str] =
     return run, task, head
 
 
-def read_run(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Run:
-    """Read a recipe and check it; what it leaves to `model.weights` is filled in."""
+def read_run(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), resumed: Path | None = None) -> Run:
+    """Read a recipe and check it; what it leaves to `model.weights` is filled in.
+
+    If its training goes on in the directory `resumed`, what is there fills it in: the weights may be gone by now.
+    """
     raw = read_recipe(recipe, overrides)
     model = raw.get("model")
     if isinstance(model, Mapping) and model.get("weights") is not None:
-        run = _opened(model["weights"])[0]
+        run = _begun(resumed) or _opened(model["weights"])[0]
         raw = {**raw, "model": _model(expand_preset(model), run), "tokenizer": _tokenizer(raw.get("tokenizer"), run)}
     return Run.parse(raw)
+
+
+def _begun(out: Path | None) -> Run | None:
+    """Return the recipe of the last checkpoint in a directory, if there is one that can be read."""
+    with suppress(WeftError):  # who goes on with it will say what is wrong
+        last = None if out is None else Store(out).last()
+        return None if last is None else snapshot.read_run(last)
+    return None
 
 
 def started_tokenizer(run: Run) -> Tokenizer | None:

@@ -109,7 +109,8 @@ def _parts(folder: Path) -> list[tuple[str, str]] | None:
         )
     if tuple(kinds) not in (_PARTS, _PARTS[:-1]):
         raise CheckpointError(
-            f"{path}: must have the parts Transformer, Pooling and perhaps Normalize, but has {', '.join(kinds)}"
+            f"{path}: must have the parts Transformer, Pooling and perhaps Normalize, "
+            f"but has {', '.join(kinds) or 'none'}"
         )
     for _, inside in parts:
         if Path(inside).is_absolute() or ".." in Path(inside).parts:

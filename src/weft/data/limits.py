@@ -25,6 +25,7 @@ class Limit:
     windowed: int = 0
     seen: int = 0  # the length of the longest sequence that it was asked about
     notes: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # what else a task did, and how often
+    asked: bool = False  # of questions to a model: what is too long is shortened by who asks
 
     def apply(self, ids: Ids, windows: bool = True) -> list[Ids]:
         """Return the sequences to use in place of `ids`: itself, its start, none, or windows that do not overlap.
@@ -43,10 +44,10 @@ class Limit:
         if self.policy == "window":
             self.windowed += 1
             return [ids[start : start + self.longest] for start in range(0, len(ids), self.longest)]
-        raise DataError(
-            f"got {len(ids):,} tokens, data.longest is {self.longest:,}; "
-            f"set data.too_long: {'cut, drop or window' if windows else 'cut or drop'}, or raise data.longest"
-        )
+        remedy = f"set data.too_long: {'cut, drop or window' if windows else 'cut or drop'}, or raise data.longest"
+        if self.asked:
+            remedy = "shorten it" + (", or train with data.too_long: window" if windows else "")
+        raise DataError(f"got {len(ids):,} tokens, data.longest is {self.longest:,}; {remedy}")
 
     def add(self, part: "Limit") -> None:
         """Add what another one did with a part of the sequences."""

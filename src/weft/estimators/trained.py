@@ -148,7 +148,7 @@ class TextClassifier(ClassifierMixin, _Trained):  # type: ignore[misc]
         """Return how likely each class is for each text, (n, K), in the order of `classes_`."""
         check_is_fitted(self, "pipeline_")
         # Answers have rounded scores; the labels are in the order of the classes.
-        found = np.array([likely for ((_, likely),) in self.pipeline_.outputs(read_texts(X))])
+        found = np.array([likely for ((_, likely),) in self.pipeline_.outputs({"text": one} for one in read_texts(X))])
         found = found.reshape(-1, len(self.classes_))
         return found / found.sum(1, keepdims=True)
 

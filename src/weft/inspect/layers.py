@@ -22,7 +22,7 @@ from weft.data.loader import plan
 from weft.data.packed import Packed, pack
 from weft.data.records import Skipped
 from weft.data.samples import SAMPLES
-from weft.errors import ConfigError
+from weft.errors import ConfigError, DataError
 from weft.features import Combine, Layers, Pool, check_encodes, chosen_layers, pooled
 from weft.inspect.probe import Probe, blocks, mapped
 from weft.registry import resolve
@@ -36,16 +36,8 @@ from weft.text.tokenizer import Tokenizer
 
 BUDGET, BUDGET_ON_GPU = 4096, 1 << 15  # tokens in a batch
 POOLS: tuple[Pool, ...] = ("mean", "cls", "last")  # with these the sum of pooled layers is the pool of their sum
-MARKS = 2  # of a text's beginning and end, which data.longest does not count
-OF_HEADS = (
-    "crf",
-    "dropout",
-    "layers",
-    "smoothing",
-    "symmetric",
-    "unknown",
-    "weights",
-)  # what a recipe says of its own head
+# What a recipe says of its own head.
+OF_HEADS = ("crf", "dropout", "layers", "smoothing", "symmetric", "unknown", "weights")
 
 Tell = Callable[[str], object]
 
@@ -153,14 +145,14 @@ def read_task(
     own = read_section(Data, raw.get("data", {}), "data")
     if not (has_split(own, "valid") or has_split(own, "test")):
         raise ConfigError("data.valid: needed to score on what was not learnt from; add data.valid=FILE")
-    reads = getattr(head.body, "reads", None)
-    own = own if reads is None else own.model_copy(update={"longest": min(own.longest, max(1, reads - MARKS))})
     fresh = Run(task=section, data=own, tokenizer=run.tokenizer, model=run.model, train=Train(steps=1))
     fresh = fresh.model_copy(update={"task": settled(own, make_task(fresh))})
     task = make_task(fresh)
     task.tokenizer = tokenizer
     assert isinstance(task, Classify | Tag)
-    return fresh, task
+    reads = getattr(head.body, "reads", None)
+    longest = own.longest if reads is None else min(own.longest, max(1, reads - task.signs))
+    return fresh.model_copy(update={"data": own.model_copy(update={"longest": longest})}), task
 
 
 def _recipe(data: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -245,6 +237,8 @@ def _judged(data: Data, split: str, task: Task) -> tuple[list[Any], list[list[An
     placed = list(read_split(data, split, task, skipped))
     encoded = encode_all(placed, task, task.tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
     both = [(example, items) for (_, example), items in zip(placed, encoded, strict=True) if items]
+    if not both:
+        raise DataError(f"data.{split}: not one example is left to score on; {limit}")
     return [example for example, _ in both], [items for _, items in both]
 
 

@@ -23,7 +23,7 @@ from weft.nn.rows_cpu import Rows, activate, add_norm, round_rows
 from weft.nn.transformer import Block, Blocks
 from weft.tokens import Tokens
 
-_PART = 512  # tokens that go through all layers together
+_PART = 1024  # tokens that go through all layers together
 
 
 def read(blocks: Blocks, x: Tensor, tokens: Tokens) -> list[Tensor]:
@@ -107,11 +107,12 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
     def begin() -> None:
         torch.set_num_threads(1)
+        torch.get_num_threads()  # a thread takes what was set last when it first asks
         together.wait()
 
     pool = ThreadPoolExecutor(threads, "weft-read", begin)
-    list(pool.map(int, range(threads)))  # all of them: as long as one waits, no thread is free for the next call
-    torch.set_num_threads(threads)  # new threads elsewhere begin with what was set last
+    list(pool.map(int, range(threads)))  # all of them begin: as long as one waits, none is free for the next call
+    torch.set_num_threads(threads)
     return pool
 
 

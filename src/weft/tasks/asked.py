@@ -10,6 +10,7 @@ from weft.errors import ConfigError, DataError
 from weft.tasks.base import Task
 
 Asked = str | Mapping[str, Any] | BaseModel  # what may stand for an example
+SHOWN = 200  # letters of what was given that an error repeats
 
 
 def read_asked(task: Task, asked: Asked, number: int) -> Any:
@@ -21,8 +22,10 @@ def read_asked(task: Task, asked: Asked, number: int) -> Any:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "example"
         message = first["msg"].removeprefix("Value error, ")
+        shown = repr(first["input"])
+        shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
         raise DataError(
-            f"example {number}: {where}: {message}, but is {first['input']!r} instead; "
+            f"example {number}: {where}: {message}, but is {shown} instead; "
             f"an example has the fields {', '.join(task.Example.model_fields)}"
         ) from None
 

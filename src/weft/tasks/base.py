@@ -284,6 +284,11 @@ class Task:
         """
         return None
 
+    def longest_of(self, data: Packed) -> int | None:
+        """Say how many tokens the longest sequence of the items has; None where that hangs on how they are read."""
+        sides = self.sides(data)
+        return None if sides is None else int(sides.max(initial=0))
+
     def places(self, frame: Frame) -> int:
         """Say how many places a head reads (`Batch.at`) in a batch of one shape at most; here, every token."""
         return frame.sizes[-1]

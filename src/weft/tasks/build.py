@@ -1,4 +1,4 @@
-"""From a checked recipe to a task and a head with fresh weights."""
+"""From a checked recipe to a task and a head with fresh weights, and how many numbers a head has."""
 
 import torch
 
@@ -57,3 +57,8 @@ def build(run: Run, tokenizer: Tokenizer) -> tuple[Task, Head]:
     if task.spells:
         model.learn_spelling(torch.from_numpy(Spelling.of(tokenizer).table))
     return task, task.head(model)
+
+
+def numbers_of(head: Head) -> int:
+    """Count what was learned: parameters, and of a model that only counts its tables."""
+    return sum(one.numel() for one in (head.parameters() if not head.body.grown else head.buffers()))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from weft.config import Named, Run, Section
 from weft.data.limits import Limit
+from weft.data.packed import Packed
 from weft.errors import ConfigError
 from weft.models.base import Role, matrix_numbers
 from weft.nn.groups import log_sum_exp
@@ -159,6 +160,10 @@ class Choice(base.Task):
         firsts = np.cumsum(counts) - counts
         targets = None if right is None else torch.from_numpy(np.concatenate(right).astype(np.int64) + firsts)
         return Batch(tokens, targets, {"questions": len(items)}, at=at)
+
+    def longest_of(self, data: Packed) -> int | None:
+        """A choice is a sequence of its own."""
+        return max((int(data[number][1].max()) for number in range(len(data))), default=0)
 
     @property
     def signs(self) -> int:

@@ -106,6 +106,7 @@ class Classify(Labelling):
     Example = One.Example
     metrics: tuple[str, ...] = One.metrics
     metric: str = One.metric
+    fields = frozenset({"text", "pair"})
     config: ClassifyConfig
 
     def __init__(self, config: ClassifyConfig) -> None:
@@ -151,7 +152,10 @@ class Classify(Labelling):
         self, example: ClassifyExample, text: list[Piece], pair: list[Piece], tokenizer: Tokenizer, limit: Limit
     ) -> list[Item]:
         if example.pair is None and self.config.symmetric:
-            raise DataError("pair: required, since task.symmetric reads pairs in both orders, but not given")
+            raise DataError(
+                "pair: required, since task.symmetric reads pairs in both orders, but not given; an example is "
+                '{"text": "…", "pair": "…"}'
+            )
         fits = limit.apply(range(len(text) + len(pair)), windows=False)
         if not fits:
             return []

@@ -4,6 +4,7 @@ The weighted loss is Σ_i w[y_i] · -log p(y_i) over the number of texts or word
 label weighs the same whatever else is in its batch, and "balanced" weights, whose mean is 1, keep the loss in its size.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -147,11 +148,20 @@ class Labelling(Task):
     counted: int = 1
     orders: int = 1  # sequences of tokens in an item: the same text in another order is another
     fewest: int = 2  # labels, or there is nothing to tell apart
+    fields: ClassVar[frozenset[str]] = frozenset()  # an object in JSON that has just these is no plain text
     config: LabellingConfig
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.labels = Labels(config.labels or ())
+
+    def read(self, text: str, place: str) -> Mapping[str, Any]:
+        """Take a string for a text, unless it is JSON with the fields of what is more than a text."""
+        try:
+            value = json.loads(text) if text.lstrip().startswith("{") else None
+        except (ValueError, RecursionError):
+            value = None
+        return value if isinstance(value, dict) and value.keys() == self.fields else super().read(text, place)
 
     def right(self, example: Any) -> Sequence[str]:
         """Return the labels that an example says are right."""

@@ -114,6 +114,7 @@ class Tag(Labelling):
     metrics: tuple[str, ...] = ("f1", "precision", "recall", "accuracy")
     metric = "f1"
     taught = ("tags",)
+    fields = frozenset({"words"})
     config: TagConfig
 
     _spaced: Callable[[str], str] = staticmethod(str)  # a word as the tokenizer reads it

@@ -91,6 +91,19 @@ def _rule(data: Array, place: int, units: Array) -> tuple[int, int]:
 
 
 @compiled
+def _form(data: Array, place: int, units: Array, forms: Array) -> tuple[int, bool, int, int]:
+    """Return how much is read here, whether a rule says what it becomes, and where that stands, in forms or data."""
+    taken, start = _rule(data, place, units)
+    if not taken:
+        taken = min(width_of(data[place]), len(data) - place)
+        return taken, False, place, place + taken
+    stop = start
+    while stop < len(forms) and forms[stop]:
+        stop += 1
+    return taken, True, start, stop
+
+
+@compiled
 def width_of(byte: int) -> int:
     """Return how many bytes the character has that begins with this one."""
     return 1 if byte < 0xC0 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
@@ -117,14 +130,8 @@ def normalise(
         taken = user_defined(data, place, keys, nodes, held, types) if users else 0
         source, start, stop = data, place, place + taken
         if not taken:
-            taken, form = _rule(data, place, units)
-            if taken:
-                source, start, stop = forms, form, form
-                while stop < len(forms) and forms[stop]:
-                    stop += 1
-            else:
-                taken = min(width_of(data[place]), len(data) - place)
-                stop = place + taken
+            taken, ruled, start, stop = _form(data, place, units, forms)
+            source = forms if ruled else data
         if squeeze and not begun and stop == start + 1 and source[start] == _SPACE:
             place += taken
             continue

@@ -150,21 +150,15 @@ def make_trainer(
         learn_words(run, tokenizer)
     task, head = build(run, tokenizer)
     fixed = stack.enter_context(frozen(head, run.train))
-    with renewed(head.body, 0 if folder else run.train.reinit):
-        started = (
-            None if folder else start_from_weights(run, head) or start_from_vectors(run, tokenizer, head.body, own)
-        )
+    started = None if folder else _start(run, head, tokenizer, own)
     packed, notice = pack_split(run.data, "train", task, tokenizer, store.root if store else None)
     _check_lengths(run, task, head.body, packed)
     listening = _reporters(store, world, folder, report)
     stack.callback(listening.close)
-    if notice:
-        listening(Notice(f"data.train: {notice}"))
-    for told in (started, fixed):
+    afresh = f"{store.root}: there is no checkpoint to go on from: training starts afresh" if store else ""
+    for told in (notice and f"data.train: {notice}", started, fixed, afresh if resume and not folder else ""):
         if told:
             listening(Notice(told))
-    if resume and store and not folder:
-        listening(Notice(f"{store.root}: there is no checkpoint to go on from: training starts afresh"))
     head.to(world.device)
     examples = _validation(run, task, listening)
     if run.train.metric and (why := task.withheld(run.train.metric, examples)):
@@ -180,10 +174,16 @@ def make_trainer(
     return trainer
 
 
+def _start(run: Run, head: Head, tokenizer: Tokenizer, own: int) -> str | None:
+    """Give a fresh head the weights or the vectors that the recipe names, and say what it got."""
+    with renewed(head.body, run.train.reinit):
+        return start_from_weights(run, head) or start_from_vectors(run, tokenizer, head.body, own)
+
+
 def _check_lengths(run: Run, task: Task, body: Model, packed: Packed) -> None:
     """Refuse now what the model could not read when it meets it, in the middle of the training or at its end."""
     reads = getattr(body, "reads", None)
-    if reads is None or task.sides(packed) is None:
+    if reads is None or task.longest_of(packed) is None:
         return
     writes = 0 if task.reads_itself else getattr(task.options(), "max_length", 0)  # such is judged as it is read
     if writes > reads and has_split(run.data, "valid"):
@@ -193,8 +193,7 @@ def _check_lengths(run: Run, task: Task, body: Model, packed: Packed) -> None:
         )
     valid = [("valid", pack_split(run.data, "valid", task, task.tokenizer)[0])] if has_split(run.data, "valid") else []
     for split, data in (("train", packed), *valid):
-        sides = task.sides(data)
-        longest = 0 if sides is None else int(sides.max())
+        longest = task.longest_of(data) or 0
         if longest > reads:
             raise DataError(
                 f"data.{split}: a sequence has {longest} tokens, its mark included, but the model learns {reads} "
