@@ -104,7 +104,7 @@ class Train(Section):
     decay: float = Field(0.01, gt=0, le=1)  # exponential: the share of lr that is left at the end
     asgd_after: int = Field(5, ge=1)  # evaluations without a better one before asgd begins to average
     clip: float | None = Field(1.0, gt=0)
-    freeze: Literal["body"] | StrictInt | None = None  # all floors of the body (embeddings, layers), or the first so many
+    freeze: Literal["body"] | StrictInt | None = None  # the body, or its first floors (embeddings, layers)
     layer_decay: float = Field(1.0, gt=0, le=1)  # the rate of each floor, as a share of that above it
     reinit: int = Field(0, ge=0)  # top layers of pre-trained weights that start afresh
     precision: Literal["fp32", "bf16"] = "fp32"
