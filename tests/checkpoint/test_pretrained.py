@@ -5,13 +5,13 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.notices import Told
 
 import weft
 from weft.checkpoint.pretrained import open_model, read_run
 from weft.config import Run
 from weft.data import samples
 from weft.errors import CheckpointError, ConfigError
-from weft.training.report import Notice
 
 DAYS = [("Montag", "de"), ("Monday", "en"), ("lundi", "fr"), ("Dienstag", "de"), ("Tuesday", "en"), ("mardi", "fr")]
 ROWS = [(split, {"text": text, "label": label}) for split in ("train", "valid", "test") for text, label in DAYS * 3]
@@ -26,18 +26,6 @@ FIRST = {
     "model": SMALL,
     "train": QUICK,
 }
-
-
-class Told:
-    def __init__(self):
-        self.notices = []
-
-    def __call__(self, record):
-        if isinstance(record, Notice):
-            self.notices.append(record.text)
-
-    def close(self):
-        pass
 
 
 @pytest.fixture(scope="module", autouse=True)

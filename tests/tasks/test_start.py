@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tests.notices import Told
 from torch import nn
 
 import weft
@@ -15,7 +16,6 @@ from weft.tasks.build import build, make_task
 from weft.tasks.prepare import fit_tokenizer
 from weft.tasks.start import learn_words, start_from_vectors
 from weft.text.tokenizer import train_tokenizer
-from weft.training.report import Notice
 from weft.training.session import settle, train_run
 
 TEXTS = ["the cat sat", "The dog sat down", "a cat and a dog", "down the unheard lane"]
@@ -201,18 +201,6 @@ def test_a_model_of_ones_own_must_have_an_embedding(recipe, vectors, monkeypatch
 
 
 # When
-
-
-class Told:
-    def __init__(self):
-        self.notices = []
-
-    def __call__(self, record):
-        if isinstance(record, Notice):
-            self.notices.append(record.text)
-
-    def close(self):
-        pass
 
 
 def test_a_fresh_training_starts_from_them_and_says_so(recipe, rows, tmp_path):

@@ -6,10 +6,10 @@ are copied; what the new task alone has starts afresh. It is so when a training 
 whole in itself.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,21 +26,36 @@ from weft.tasks.base import Head, Task
 from weft.tasks.build import build
 from weft.text.tokenizer import Tokenizer, load_tokenizer
 
+T = TypeVar("T")
 OWN = ("weights", "vectors")  # how a model began is its own affair
 FREE = ("drop", "heads_off", "pooler")  # what may differ from what the weights were trained with
 
 
 def open_model(path: str | Path, trust: bool = False, overrides: Iterable[str] = ()) -> tuple[Run, Task, Head]:
     """Read a run's directory, one of its checkpoints, a Hugging Face directory, or one that a name on the hub has."""
-    folder = transformer_folder(find_model(path))
+    folder = _found(path)
     if is_hf(folder):
         return load_hf(folder, overrides)
-    folder = resolve_checkpoint(folder)
     verify(folder)
     run = snapshot.read_run(folder, trust, overrides)
     task, head = build(run, load_tokenizer(run.tokenizer, folder))
     snapshot.load_weights(folder, head)
     return run, task, head
+
+
+def describe_model(path: str | Path) -> tuple[Run, Tokenizer]:
+    """Say what a model is, with its tokenizer; of one of weft's own no weight is read."""
+    folder = _found(path)
+    if is_hf(folder):
+        run, task, _ = load_hf(folder)
+        return run, task.tokenizer
+    run = snapshot.read_run(folder)
+    return run, load_tokenizer(run.tokenizer, folder)
+
+
+def _found(path: str | Path) -> Path:
+    folder = transformer_folder(find_model(path))
+    return folder if is_hf(folder) else resolve_checkpoint(folder)
 
 
 def read_run(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), resumed: Path | None = None) -> Run:
@@ -51,7 +66,7 @@ def read_run(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] = 
     raw = read_recipe(recipe, overrides)
     model = raw.get("model")
     if isinstance(model, Mapping) and model.get("weights") is not None:
-        run = _begun(resumed) or _opened(model["weights"])[0]
+        run = _begun(resumed) or _named(model["weights"], describe_model)[0]
         raw = {**raw, "model": _model(expand_preset(model), run), "tokenizer": _tokenizer(raw.get("tokenizer"), run)}
     return Run.parse(raw)
 
@@ -67,7 +82,7 @@ def _begun(out: Path | None) -> Run | None:
 def started_tokenizer(run: Run) -> Tokenizer | None:
     """Return the tokenizer of the model that a run starts from; None where it starts from nothing."""
     path = getattr(run.model, "weights", None)
-    return None if path is None else _opened(path)[1].tokenizer
+    return None if path is None else _named(path, describe_model)[1]
 
 
 def start_from_weights(run: Run, head: Head) -> str | None:
@@ -75,7 +90,7 @@ def start_from_weights(run: Run, head: Head) -> str | None:
     path = getattr(run.model, "weights", None)
     if path is None:
         return None
-    then, _, other = _opened(path)
+    then, _, other = _named(path, open_model)
     found = snapshot.without_heads(snapshot.weights(other), head)
     own = snapshot.weights(head)
     same = _same_task(then, run)
@@ -97,11 +112,12 @@ def _same_task(then: Run, now: Run) -> bool:
     return then.task.name == now.task.name and getattr(then.task, "labels", 0) == getattr(now.task, "labels", 0)
 
 
-def _opened(path: object) -> tuple[Run, Task, Head]:
+def _named(path: object, read: Callable[[str], T]) -> T:
+    """Read what `model.weights` names, and say of every error that it is that."""
     if not isinstance(path, str) or not path:
         raise ConfigError(f"model.weights: must name a model, by its directory or on the hub, but is {path!r} instead")
     try:
-        return open_model(path)
+        return read(path)
     except WeftError as error:
         raise type(error)(f"model.weights: {error}") from None
 
