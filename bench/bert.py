@@ -35,6 +35,7 @@ from gpt import spent
 from training import Listener, Result, Span, first, learner, peak, top
 from weft.config import Run
 from weft.models.bert import BERT
+from weft.nn.trial import try_reading
 from weft.tasks.build import make_task
 from weft.tasks.prepare import fit_tokenizer
 from weft.tokens import Tokens
@@ -252,6 +253,7 @@ def encoding(size: Sizes, args: argparse.Namespace) -> None:
     model = BertModel(theirs(size, True).config, add_pooling_layer=False).eval()
     own = to_weft(model).to(args.device, half).eval().requires_grad_(False)
     model = model.to(args.device, half)
+    try_reading(next(own.parameters()).device)  # as `Pipeline.embed` does where there is much to read
     for most in (size["most"], size["most"] // 4):
         rng = np.random.default_rng(args.seed)
         rows = [rng.integers(5, size["vocab"], length) for length in rng.integers(8, most + 1, args.sentences)]

@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from weft.errors import ConfigError, DataError, RoleError, did_you_mean
 from weft.models.base import Role
+from weft.nn.trial import try_reading
 from weft.tasks.base import Head, Task
 from weft.tokens import Tokens
 
@@ -105,7 +106,8 @@ class Embedder:
         self.before, self.after = task.marks
         self.longest, self.truncate, self.lowercase = longest, truncate, lowercase
         self.cut = 0  # texts that were too long
-        self._device = next(head.parameters()).device
+        weight = next(head.parameters())
+        self._device, self._half = weight.device, weight.dtype is not torch.float32
         self._budget = BUDGET if self._device.type == "cpu" else BUDGET_ON_GPU
 
     def stream(self, texts: Iterable[str]) -> Iterator[Any]:
@@ -179,6 +181,8 @@ class Embedder:
 
     def _vectors(self, read: _Read) -> Any:
         """Encode what was read, and give it back in the order of the caller."""
+        if len(read.ids) > BUDGET_ON_GPU and self._device.type == "cuda" and self._half:
+            try_reading(self._device)
         with torch.inference_mode():
             found = [self._pooled(batch.to(self._device)) for batch in read.batches(self._budget)]
             flat = torch.cat(found).cpu().numpy() if found else np.zeros((0, self.width), np.float32)

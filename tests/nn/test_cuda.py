@@ -62,7 +62,7 @@ def test_an_attending_walk_is_the_loop_under_autograd(attention, cell, monkeypat
     fused = read()
     monkeypatch.setattr(seq2seq_decoder, "worthwhile", lambda known: False)
     for one, other in zip(fused, read(), strict=True):
-        assert (one - other).norm() <= 1e-4 * other.norm() + 1e-6  # of all: single numbers may all but cancel out
+        assert (one - other).norm() <= 5e-4 * other.norm() + 1e-6  # of all: single numbers may all but cancel out
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from weft.nn.attention import Layout, fused
 from weft.nn.losses import cross_entropy_sum, read_out_sum
 from weft.nn.readout import Readout
 from weft.nn.trial import try_kernels
+from weft.nn.work import Work
 from weft.tasks.base import Batch
 from weft.tasks.translate import TranslateHead
 from weft.tokens import Tokens
@@ -97,6 +98,27 @@ def test_short_sequences_attend_by_the_equation(name, causal, heads, size):
         if other is not None
         else explicit(*exact, asks, holds, not causal)
     )
+    assert apart(got, wrong) > 10 * HALF  # the negative control
+
+
+@pytest.mark.parametrize("size", [64, 16])
+@pytest.mark.parametrize("lengths", [[3, 0, 70, 64, 17, 128, 65, 1, 120], [9, 64, 0, 1], [200, 0, 60, 512, 129, 256]])
+@pytest.mark.parametrize("causal", [False, True])
+def test_sequences_look_at_themselves_by_the_equation(causal, lengths, size):
+    from weft.nn.itself_cuda import attend_itself
+
+    torch.manual_seed(0)
+    own, shift = drawn(sum(lengths), 3, 5, size), drawn(15 * size, dtype=torch.float32)
+    starts, back = starts_of(lengths), drawn(sum(lengths), 5, size).detach()
+    got = attend_itself(own, shift, starts, *Work.of(starts, len(own)), max(lengths), causal)[0]
+    exact = exactly(own, shift)
+    must = explicit(exact[0], None, exact[1], lengths, lengths, causal)
+    grads = zip(
+        torch.autograd.grad(got, [own, shift], back), torch.autograd.grad(must, exact, back.double()), strict=True
+    )
+    assert apart(got, must) < HALF
+    assert max(apart(*pair) for pair in grads) < BACK
+    wrong = explicit(exact[0], None, exact[1], lengths, lengths, not causal)
     assert apart(got, wrong) > 10 * HALF  # the negative control
 
 

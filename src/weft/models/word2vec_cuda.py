@@ -21,6 +21,7 @@ from weft.models.base import Budget, Pass
 from weft.models.word2vec_fit import PIECE, Array, Corpus, Shape, alias_table, passes
 
 READERS = 256
+OWN = 16  # words for each reader at least: what many learn of one word at once, none of them has seen the others learn
 LARGEST = 1 << 14  # numbers of a tile that a program can hold
 MANY = 16  # rows that a product of tiles has at least
 
@@ -131,6 +132,7 @@ def fit_on_gpu(
     inputs, outputs = weights
     device, (cbow, window, sides, drawn) = inputs.device, shape
     c, k, d = tiles(shape, inputs.shape[1])
+    readers = readers or max(1, min(READERS, len(inputs) // OWN))
     cuts, others = alias_table(noise)
     sure = torch.from_numpy(cuts / 2**32).to(device, torch.float32)
     others, keep = torch.from_numpy(others).to(device), torch.from_numpy(kept).to(device, torch.float32)
@@ -144,7 +146,7 @@ def fit_on_gpu(
             return 0.0, 0.0
         reach = torch.randint(1, window + 1, (len(ids),), device=device, generator=rng, dtype=torch.int32)
         reach[firsts] = 0  # what begins a document is read, and never guessed
-        each = max(MANY, triton.cdiv(len(ids), readers or READERS))
+        each = max(MANY, triton.cdiv(len(ids), readers))
         heard = torch.zeros(triton.cdiv(len(ids), each), 2, device=device)
         _learn[(len(heard),)](
             ids, own, reach, draw(sure, others, len(ids), drawn, rng), inputs, outputs, heard, len(ids), each, *rates,

@@ -3,16 +3,17 @@
     Attention(Q, K, V) = softmax(Q Kᵀ / √d) V                                                                  (eq. 1)
     MultiHead = [head_1 ; … ; head_H] W_O,   head_i = Attention(Q W_Qi, K W_Ki, V W_Vi)                 (section 3.2.2)
 
-On CUDA in half precision short sequences have a kernel of their own (`weft.nn.attention_cuda`). For all others `fused`
-calls one: on CUDA in half precision the library's variable-length one, or cuDNN's where all lengths are the same,
-elsewhere its fused attention over groups of sequences of like length. None makes the weights. `weights_of` makes them
-by the equation, from q and k, for the layers and heads that someone looks at (`weft.nn.capture`); the output stays that
-of the kernel. No kernel drops weights out, and the paper does not either (section 5.4).
+On CUDA in half precision weft has kernels of its own, for sequences that look at themselves (`weft.nn.itself_cuda`)
+and, where they are short, at others (`weft.nn.attention_cuda`). For the rest `fused` calls one: on CUDA in half
+precision the library's variable-length one, or cuDNN's where all lengths are the same, elsewhere its fused attention
+over groups of sequences of like length. None makes the weights. `weights_of` makes them by the equation, from q and k,
+for the layers and heads that someone looks at (`weft.nn.capture`); the output stays that of the kernel. No kernel drops
+weights out, and the paper does not either (section 5.4).
 """
 
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import signature
 from typing import Any, NamedTuple
@@ -26,10 +27,12 @@ from torch.nn.attention.varlen import varlen_attn
 from weft.nn.cache import Reach, attend_cached
 from weft.nn.capture import capturing, chosen_heads, record
 from weft.nn.cuda import ampere, trusted
+from weft.nn.work import Work
 from weft.tokens import Tokens
 
 _WINDOWED = "window_size" in signature(varlen_attn).parameters  # torch 2.10 has is_causal in its place
 _SHORT, _NARROW = 256, 64  # tokens, and numbers a head, up to which a kernel for short sequences is the better one
+_RAGGED, _SIZES = 512, (16, 32, 64)  # the same of the kernels for sequences that look at themselves
 _DENSE = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # of sequences of one length
 _LIKE = 16  # on the CPU, sequences whose lengths are in one band of so many tokens go through one call
 
@@ -49,6 +52,7 @@ class Layout:
 
     at: Tokens
     over: Tokens
+    work: Work | None = None  # for the kernels that serve sequences which look at themselves
 
     @classmethod
     def itself(cls, tokens: Tokens) -> "Layout":
@@ -59,6 +63,14 @@ class Layout:
     def even(self) -> bool:
         """Whether all sequences look at themselves and are of one length: known with no look at the lengths."""
         return self.at is self.over and len(self.at.ids) == len(self.at) * self.at.longest > 0
+
+    def planned(self, x: Tensor, size: int) -> "Layout":
+        """Plan the work of the kernels for such heads, if they serve: long sequences of one length have better ones."""
+        longest = self.at.longest
+        ragged = longest <= (_SHORT if self.even else _RAGGED) and size in _SIZES and len(self.at) > 0
+        if self.at is not self.over or not ragged or not trusted(x):
+            return self
+        return replace(self, work=Work.of(self.at.starts, len(self.at.ids)))
 
     @cached_property
     def groups(self) -> tuple[list[Group], Tensor | None]:
@@ -186,6 +198,8 @@ class MultiHead(nn.Module):
     ) -> Tensor:
         """Return what the heads found, side by side, as the output layer reads it: (N, H·d)."""
         watched = not torch.compiler.is_compiling() and capturing(self.layer)
+        if keep is None and not watched and layout.work is not None and memory is None:
+            return self._itself(x, layout, layout.work)
         if keep is None and not watched and short(x, layout, self.size):
             return self._short(x, layout, memory)
         q, kv = self.project(x, memory)
@@ -196,8 +210,16 @@ class MultiHead(nn.Module):
             self._record(q, k, layout)
         return fused(q, k, v, layout, self.causal).flatten(1)
 
+    def _itself(self, x: Tensor, layout: Layout, work: Work) -> Tensor:
+        """Do it in one kernel, which shifts what the matrix alone has made, and reads all of it where it is."""
+        from weft.nn.itself_cuda import attend_itself
+
+        own, at = F.linear(x, self.query.weight).unflatten(-1, (3, -1, self.size)), layout.at
+        found: Tensor = attend_itself(own, self.query.bias, at.starts, *work, at.longest, self.causal)[0]
+        return found.flatten(1)
+
     def _short(self, x: Tensor, layout: Layout, memory: Tensor | None) -> Tensor:
-        """Do it in one kernel, which shifts what the matrices alone have made, and reads all of it where it is."""
+        """Do the same, also for sequences that look at others."""
         from weft.nn.attention_cuda import attend
 
         own, other = F.linear(x, self.query.weight).unflatten(-1, (1 if self.cross else 3, -1, self.size)), None

@@ -24,18 +24,24 @@ def available() -> bool:
     return True
 
 
-_trusted = False
+_trusted = {"to learn": False, "to read": False}
 
 
-def trust(agreed: bool) -> None:
-    """Let the kernels for training in half precision be used, or not (weft.nn.trial)."""
-    global _trusted
-    _trusted = agreed
+def trust(agreed: bool, learning: bool = True) -> None:
+    """Let the kernels for half precision be used, or not (weft.nn.trial): to learn and to read, or only to read."""
+    _trusted["to read"] = agreed
+    if learning:
+        _trusted["to learn"] = agreed
+
+
+def believed(learning: bool) -> bool:
+    """Say whether they may be used to learn, or to read."""
+    return _trusted["to learn" if learning else "to read"]
 
 
 def trusted(x: torch.Tensor) -> bool:
-    """Say whether the kernels for training in half precision have shown that they are right, and fit."""
-    return _trusted and in_half(x)
+    """Say whether the kernels for half precision have shown that they are right for what is done, and fit."""
+    return believed(torch.is_grad_enabled()) and in_half(x)
 
 
 def in_half(x: torch.Tensor) -> bool:

@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-ROWS, PROGRAMS = 1, 2112  # of a program at a time, and of programs on the way back: eight for each of an H200's 132
+ROWS, PROGRAMS = 1, 1056  # of a program at a time, and of programs on the way back: eight for each of an H200's 132
+STAGES = 4  # times so many rows are on their way to a program
 
 
 @triton.jit
@@ -49,13 +50,13 @@ def _add_norm_forward(
 @triton.jit
 def _add_norm_backward(
     x, z, shift, weight, seed, means, scales, back, gx, gz, sums, N, SHARE: tl.constexpr, D: tl.constexpr,
-    BD: tl.constexpr, ROWS: tl.constexpr,
+    BD: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     d = tl.arange(0, BD)
     w, c = tl.load(weight + d, d < D, 0.0).to(tl.float32), tl.load(shift + d, d < D, 0.0).to(tl.float32)
     gshift = tl.zeros((ROWS, BD), tl.float32)
     gweight, gbias = gshift, gshift
-    for first in range(tl.program_id(0) * ROWS, N, tl.num_programs(0) * ROWS):
+    for first in tl.range(tl.program_id(0) * ROWS, N, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         inside, place = (row < N)[:, None] & (d < D)[None, :], row[:, None] * D + d[None, :]
         added = tl.load(z + place, inside, 0.0).to(tl.float32) + c[None, :]
@@ -84,7 +85,7 @@ def _add_norm_backward(
 
 def _sizes(width, share):
     wide = triton.next_power_of_2(width)
-    return {"SHARE": share, "D": width, "BD": wide, "ROWS": ROWS, "num_warps": max(1, min(8, wide // 512))}
+    return {"SHARE": share, "D": width, "BD": wide, "ROWS": ROWS, "num_warps": max(1, min(8, wide // 1024))}
 
 
 @triton_op("weft::add_norm", mutates_args=())
@@ -111,7 +112,7 @@ def add_norm_back(
     gx, gz, seeded = torch.empty_like(x), torch.empty_like(z), weight if seed is None else seed
     sums = z.new_empty(PROGRAMS, 3, width, dtype=torch.float32)
     wrap_triton(_add_norm_backward)[(PROGRAMS,)](
-        x, z, shift, weight, seeded, means, scales, back, gx, gz, sums, rows, **_sizes(width, share)
+        x, z, shift, weight, seeded, means, scales, back, gx, gz, sums, rows, STAGES=STAGES, **_sizes(width, share)
     )
     return gx, gz, sums.sum(0)
 

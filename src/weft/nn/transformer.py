@@ -203,6 +203,7 @@ class Blocks(nn.Module):
             from weft.nn import blocks_cpu
 
             return blocks_cpu.read(self, x, layout.at)
+        layout = layout.planned(x, self.shapes[0][1]) if keep is None else layout
         if isinstance(self.norm, nn.LayerNorm) and trusted(x):
             return self._joined(x, self.norm, layout, memory, across, keep)
         found = [x]

@@ -1,8 +1,9 @@
-"""The kernels for training in half precision are believed once they have been seen to agree with what they stand for.
+"""The kernels for half precision are believed once they have been seen to agree with what they stand for.
 
 A GPU, a driver or a compiler that nobody has tried them on may break them; then the plain way is taken, and said so.
 """
 
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -21,23 +22,30 @@ from weft.tokens import Tokens
 _TIMES, _ROUNDING = 2.0, 0.01
 
 
-def try_kernels(device: torch.device) -> str:
-    """Let training use the kernels if they agree with the plain way on a small example; return why not."""
+def try_kernels(device: torch.device, learning: bool = True) -> str:
+    """Let kernels be used, to learn or only to read, if they agree with the plain way on an example; return why not."""
     if device.type != "cuda" or not cuda.available():
         return ""
     try:
         take_flash3(device)
-        with torch.random.fork_rng([device], device_type="cuda"):
-            cuda.trust(False)
+        with torch.random.fork_rng([device], device_type="cuda"), torch.set_grad_enabled(learning):
+            cuda.trust(False, learning)
             exact, plain = _examples(device, half=False), _examples(device)
-            cuda.trust(True)
+            cuda.trust(True, learning)
             quick = _examples(device)
         apart = _apart(quick, plain, exact)
     except Exception as error:  # whatever a compiler may have to say
-        cuda.trust(False)
+        cuda.trust(False, learning)
         return f"they fail here ({str(error).splitlines()[0][:200] if str(error) else type(error).__name__})"
-    cuda.trust(apart < 1)
+    cuda.trust(apart < 1, learning)
     return "" if apart < 1 else f"they are off by {apart:.2g} times what rounding explains here"
+
+
+@cache
+def try_reading(device: torch.device) -> None:
+    """Let them be used to read, if nobody has tried them yet."""
+    if not cuda.believed(learning=False):
+        try_kernels(device, learning=False)
 
 
 def _apart(quick: list[Tensor], plain: list[Tensor], exact: list[Tensor]) -> float:
@@ -64,8 +72,8 @@ def _examples(device: torch.device, half: bool = True) -> list[Tensor]:
     found: list[Tensor] = []
     torch.manual_seed(0)
     for shape, lengths, sources, causal in (
-        (Shape(128, 2, 256), [3, 200, 1, 40], [5, 9, 64, 130], True),
-        (Shape(128, 2, 256, "gelu-tanh", "pre"), [320, 320], [], True),
+        (Shape(128, 2, 256), [3, 120, 1, 40], [5, 9, 64, 130], True),
+        (Shape(128, 2, 256, "gelu-tanh", "pre"), [320, 300], [], True),
         (Shape(128, 2, 256, "gelu", eps=1e-12), [3, 200, 1, 300], [], False),
     ):
         blocks = Blocks(shape, 2, "decoder", causal, cross=bool(sources)).to(device)
@@ -78,11 +86,12 @@ def _examples(device: torch.device, half: bool = True) -> list[Tensor]:
 def _read(
     blocks: Blocks, output: Readout, lengths: list[int], sources: list[int], device: torch.device
 ) -> list[Tensor]:
-    """Return what comes out of the blocks, the loss, and every gradient."""
+    """Return what comes out of the blocks, the loss and, to learn, every gradient."""
     read, given = (Tokens.pack([[0] * length for length in side]).to(device) for side in (lengths, sources))
     x, memory = (torch.randn(sum(side), 128, device=device).requires_grad_() for side in (lengths, sources))
     targets = torch.randint(131, (sum(lengths),), device=device)
     states = blocks(x, Layout.itself(read), memory, Layout(read, given))[-1]
     loss = cross_entropy_sum(output(states), targets, 0.1)
     learnt = [x, *([memory] if sources else []), *blocks.parameters(), *output.parameters()]
-    return [one.detach().float() for one in (states, loss.reshape(1), *torch.autograd.grad(loss, learnt))]
+    back = torch.autograd.grad(loss, learnt) if torch.is_grad_enabled() else ()
+    return [one.detach().float() for one in (states, loss.reshape(1), *back)]
