@@ -11,9 +11,10 @@ length and takes 32 sentences at a time, which are filled up to the longest; so 
 it was exported (plain) and on what its optimizer for BERT makes of that (fused), each also in int8, by its dynamic
 quantization, with a scale for each output.
 
-Each side has a process of its own; they take turns, and the best round counts. "cosine" is the least over all sentences
-to sentence-transformers in fp32; beside it stands what it is when the mean over the sentences is taken away, for
-vectors of random weights have much in common.
+Each side has a process of its own; they take turns, and the medians over the rounds are printed, of the rate and of its
+ratio to the first side's in the same round. "cosine" is the least over all sentences to sentence-transformers in fp32;
+beside it stands what it is when the mean over the sentences is taken away, for vectors of random weights have much in
+common.
 """
 
 import argparse
@@ -196,7 +197,7 @@ def compare(sides: dict[str, Callable[[], Side]], texts: list[str], args: argpar
     first = next(iter(sides))
     for name, times in seconds.items():
         plain, apart = least_cosine(found[name], found[first]), least_cosine(found[name], found[first], apart=True)
-        rate, ratio = len(texts) / min(times), min(seconds[first]) / min(times)
+        rate, ratio = len(texts) / np.median(times), np.median(np.divide(seconds[first], times))
         print(f"{name:30} {rate:7,.0f} sentences/s {ratio:5.2f}x  cosine {plain:.5f} ({apart:.5f} apart)", flush=True)
 
 
@@ -223,7 +224,7 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="a sentence a line; what follows a tab is left out")
     parser.add_argument("--sentences", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--sides", nargs="+", default=["sentence-transformers", "ONNX", "weft"], help="by first words")
     parser.add_argument("--bf16", action="store_true", help="also in bf16: for machines that have products of it")
     parser.add_argument("--seed", type=int, default=1)

@@ -136,8 +136,8 @@ class Causal(BERT):
 class Mingled(BERT):
     """What others say matters."""
 
-    def _states(self, tokens):
-        return [state + state.max(0).values for state in super()._states(tokens)]
+    def _states(self, *asked):
+        return [state + state.max(0).values for state in super()._states(*asked)]
 
 
 @pytest.mark.parametrize("kind", [Causal, Mingled])

@@ -61,6 +61,18 @@ def test_every_activation_is_the_same(activation):
     check(made(activation=activation), [5, 9])
 
 
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_layers_are_chosen(norm):
+    blocks, (x, layout) = made(norm), asked([5, 9])
+    with torch.inference_mode():
+        whole = blocks_cpu.read(blocks, x, layout.at)
+        for layers in ([-1], [0], [1, -1], [-2, 0, -2]):
+            for found in (blocks_cpu.read(blocks, x, layout.at, layers), blocks(x, layout, layers=layers)):
+                assert len(found) == len(layers)
+                for one, layer in zip(found, layers, strict=True):
+                    torch.testing.assert_close(one, whole[layer], rtol=1e-5, atol=1e-5)
+
+
 def test_heads_that_are_off_and_the_norms_own_number_count():
     check(made(off={"0": [1], "1": [0, 2]}, eps=0.1), [5, 9])
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from weft.nn.kernels import keeper
 from weft.nn.rows_cpu import Rows, activate, add_norm, round_rows
 from weft.nn.transformer import ACTIVATIONS
 
@@ -90,3 +91,10 @@ def test_a_loop_rounds_what_it_made():
         again = round_rows(one.values)
         assert torch.equal(one.bytes_, again.bytes_)
         assert torch.equal(one.scale, again.scale)
+
+
+def test_what_cannot_be_kept_is_compiled_all_the_same():
+    space = {}
+    exec("def twice(x):\n    return 2 * x", space)  # of no file, beside which it could be kept
+    assert keeper()(space["twice"])(21) == 42
+    assert activate.__globals__["_activate"].stats.cache_path  # those of a module are

@@ -138,23 +138,22 @@ class BERT(Model):
     def encode(self, tokens: Tokens, layers: Sequence[int] = (-1,)) -> Tensor:
         """Return the outputs of the chosen layers, (L, N, D); 0 is what enters the first one, -1 the last one's."""
         self.config.check_layers(layers)
-        states = self._states(tokens)
-        return torch.stack([states[layer] for layer in layers])
+        return torch.stack(self._states(tokens, layers))
 
     def summary(self, tokens: Tokens) -> Tensor:
         """Return one vector a sequence, (B, D), from the state of its first token, [CLS]."""
-        return self._summed(self._states(tokens)[-1], tokens)
+        return self._summed(self._states(tokens, (-1,))[0], tokens)
 
     def logits(self, tokens: Tokens, at: Tensor | None = None, direction: Direction = "masked") -> Tensor:
         """Score what stands at each place: (N, V), or (len(at), V) at the flat positions `at`."""
         if direction != "masked":
             raise RoleError(f"model: a bert fills what is masked, but {direction!r} is asked for")
-        states = self._states(tokens)[-1]
+        states = self._states(tokens, (-1,))[0]
         return self._filled(states if at is None else states[at])
 
     def fill_loss(self, tokens: Tokens, at: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Sum the cross-entropy of targets (M,) at the flat positions `at`; only these meet the vocabulary."""
-        states = self._states(tokens)[-1]
+        states = self._states(tokens, (-1,))[0]
         summary = None if self.pool is None else self._summed(states, tokens)
         assert self.output is not None
         return read_out_sum(self.output, self._transformed(states.index_select(0, at)), targets), summary
@@ -168,8 +167,8 @@ class BERT(Model):
         filled = 0 if self.transform is None else (self.transform.weight.numel() + self.embed.weight.numel()) * read
         return 2 * (met + filled) + 4 * pairs * sum(len(look.kept) * look.size for look in self._looks)
 
-    def _states(self, tokens: Tokens) -> list[Tensor]:
-        """Return what enters the first block and what comes out of each, (N, D) each."""
+    def _states(self, tokens: Tokens, layers: Sequence[int]) -> list[Tensor]:
+        """Return the chosen ones of what enters the first block and what comes out of each, (N, D) each."""
         check_position(tokens.longest, self.reads)
         places = positions_of(tokens) + self.config.offset
         x = self.embed(tokens.ids) + self.positions(places)
@@ -177,7 +176,8 @@ class BERT(Model):
             kinds = tokens.segments if self.config.segments > 1 else None
             x = x + (self.segments.weight[0] if kinds is None else self.segments(kinds))
         x = self.dropout(self.norm(x))
-        found: list[Tensor] = self.encoder(x if self.project is None else self.project(x), Layout.itself(tokens))
+        x = x if self.project is None else self.project(x)
+        found: list[Tensor] = self.encoder(x, Layout.itself(tokens), layers=layers)
         return found
 
     def _summed(self, states: Tensor, tokens: Tokens) -> Tensor:

@@ -7,11 +7,13 @@ does not matter how large the batch is.
 """
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import chain, pairwise
 from threading import Barrier
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,17 +25,19 @@ from weft.nn.rows_cpu import Rows, activate, add_norm, round_rows
 from weft.nn.transformer import Block, Blocks
 from weft.tokens import Tokens
 
-_PART = 1024  # tokens that go through all layers together
+_PART = 2048  # tokens that go through all layers together
 
 
-def read(blocks: Blocks, x: Tensor, tokens: Tokens) -> list[Tensor]:
-    """Return what goes into the first block and what comes out of each, (N, D) each; the last one normed."""
-    found = [x, *(torch.empty_like(x) for _ in blocks.blocks)]
+def read(blocks: Blocks, x: Tensor, tokens: Tokens, layers: Sequence[int] | None = None) -> list[Tensor]:
+    """Return the chosen ones of what goes into the first block, and what comes out of each; the last one is normed."""
+    all_of_them = range(len(blocks.blocks) + 1)
+    wanted = all_of_them if layers is None else [all_of_them[layer] for layer in layers]
+    found = {depth: _room(x.numel()).view(x.shape) if depth else x for depth in {0, *wanted}}
     threads = torch.get_num_threads()
     cuts = _cuts(tokens, threads)
     over = map if threads == 1 or len(cuts) == 2 else _pool(threads).map
     list(over(partial(_read_part, blocks, found, tokens), cuts, cuts[1:]))
-    return found
+    return [found[depth] for depth in wanted]
 
 
 def _each(blocks: Blocks) -> list[Block]:
@@ -48,16 +52,16 @@ def _cuts(tokens: Tokens, threads: int) -> list[int]:
     return [0, *(cut for cut in cuts if 0 < cut < len(tokens)), len(tokens)]
 
 
-def _read_part(blocks: Blocks, found: list[Tensor], tokens: Tokens, first: int, last: int) -> None:
-    """Take some of the sequences through all layers, and write what comes out of each where it belongs."""
+def _read_part(blocks: Blocks, found: dict[int, Tensor], tokens: Tokens, first: int, last: int) -> None:
+    """Take some of the sequences through all layers, and write what comes out where it is asked for."""
     starts = tokens.starts[first : last + 1]
-    part = [one[int(starts[0]) : int(starts[-1])] for one in found]
+    part = {depth: one[int(starts[0]) : int(starts[-1])] for depth, one in found.items()}
     if len(part[0]):
         with torch.inference_mode():  # which is a thread's own
             _through(blocks, part, starts - starts[0], int(tokens.lengths[first:last].max()))
 
 
-def _through(blocks: Blocks, found: list[Tensor], starts: Tensor, longest: int) -> None:
+def _through(blocks: Blocks, found: dict[int, Tensor], starts: Tensor, longest: int) -> None:
     each, last = _each(blocks), blocks.norm
     norms = iter([around.norm for block in each for around in (block.around_attention, block.around_feed)])
     x = found[0]
@@ -65,27 +69,38 @@ def _through(blocks: Blocks, found: list[Tensor], starts: Tensor, longest: int) 
         norms = chain(norms, [last])
     first = next(norms)(x) if before else x
     read = round_rows(first) if isinstance(each[0].feed.inner, Int8Linear) else Rows.over(first, False)
-    for block, out in zip(each, found[1:], strict=True):
+    wide = max(3 * x.shape[1], each[0].feed.inner.out_features)
+    room = None if read.rounded else _room(len(x) * wide)  # for what is wide; products in int8 find their own
+    for depth, block in enumerate(each, 1):
         look, feed = block.attention, block.feed
-        seen = _attended(look, read, starts, longest)
+        seen = _attended(look, read, starts, longest, room)
         made = _product(look.output, seen)
         read = add_norm(x, made, seen, look.output.bias, next(norms))
         x = made if before else read.values
-        inner = activate(feed.activation, _product(feed.inner, read), read, feed.inner.bias)
+        inner = activate(feed.activation, _product(feed.inner, read, room), read, feed.inner.bias)
         made = _product(feed.outer, inner)
         read = add_norm(x, made, inner, feed.outer.bias, next(norms))
         x = made if before else read.values
-        out.copy_(x)
-    found[-1].copy_(read.values)
+        if depth in found:
+            found[depth].copy_(read.values if depth == len(each) else x)
 
 
-def _product(layer: nn.Linear | Int8Linear, rows: Rows) -> Tensor:
-    """Multiply with a layer's matrix; what is found is yet to be scaled, and shifted."""
-    return layer.product(rows.bytes_) if isinstance(layer, Int8Linear) else F.linear(rows.values, layer.weight)
+def _room(size: int) -> Tensor:
+    """Get memory in huge pages, as numpy asks for it: in small ones much of it costs more to come by than to write."""
+    return torch.from_numpy(np.empty(size, np.float32))
 
 
-def _attended(look: MultiHead, read: Rows, starts: Tensor, longest: int) -> Rows:
-    known = _product(look.query, read), read.scale, look.query.bias, starts, len(look.kept), look.causal
+def _product(layer: nn.Linear | Int8Linear, rows: Rows, room: Tensor | None = None) -> Tensor:
+    """Multiply with a layer's matrix, in `room` where there is some; what is found is yet to be scaled, and shifted."""
+    if isinstance(layer, Int8Linear):
+        return layer.product(rows.bytes_)
+    shape = len(rows.values), layer.out_features
+    out = None if room is None else room[: shape[0] * shape[1]].view(shape)
+    return torch.mm(rows.values, layer.weight.t(), out=out)
+
+
+def _attended(look: MultiHead, read: Rows, starts: Tensor, longest: int, room: Tensor | None) -> Rows:
+    known = _product(look.query, read, room), read.scale, look.query.bias, starts, len(look.kept), look.causal
     found = attend(*known) if longest <= FEW else _attend_each(*known)
     return round_rows(found) if read.rounded else Rows.over(found, False)
 

@@ -8,7 +8,7 @@
 A block reads all tokens of a batch at once (`forward`), or the next token of each hypothesis (`step`).
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -197,13 +197,23 @@ class Blocks(nn.Module):
         memory: Tensor | None = None,
         across: Layout | None = None,
         keep: list[Tensor] | None = None,
+        layers: Sequence[int] | None = None,
     ) -> list[Tensor]:
-        """Return what goes into the first block and what comes out of each, (N, D) each; the last one normed."""
+        """Return what goes into the first block and what comes out of each, (N, D) each; the last one normed.
+
+        With `layers` only those, such as the last one (-1): nothing is kept of the others.
+        """
         if memory is None and keep is None and self._in_loops(x, layout):
             from weft.nn import blocks_cpu
 
-            return blocks_cpu.read(self, x, layout.at)
-        layout = layout.planned(x, self.shapes[0][1]) if keep is None else layout
+            return blocks_cpu.read(self, x, layout.at, layers)
+        planned = layout.planned(x, self.shapes[0][1]) if keep is None else layout
+        found = self._each(x, planned, memory, across, keep)
+        return found if layers is None else [found[layer] for layer in layers]
+
+    def _each(
+        self, x: Tensor, layout: Layout, memory: Tensor | None, across: Layout | None, keep: list[Tensor] | None
+    ) -> list[Tensor]:
         if isinstance(self.norm, nn.LayerNorm) and trusted(x):
             return self._joined(x, self.norm, layout, memory, across, keep)
         found = [x]
