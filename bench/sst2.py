@@ -221,7 +221,7 @@ def train_theirs(job: Job) -> Result:
     train, dev = (Rows(job.data / name, tokenizer) for name in ("train.tsv", "dev.tsv"))
     read = time.perf_counter()
     model = AutoModelForSequenceClassification.from_pretrained(
-        job.weights, num_labels=2, attention_probs_dropout_prob=0.0, dtype=torch.float32
+        job.weights, num_labels=2, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0, dtype=torch.float32
     )
     trainer = Trainer(
         model=model,
