@@ -7,7 +7,7 @@ import pytest
 
 ROOMS = [
     {"errors"},
-    {"registry", "yaml12"},
+    {"registry", "yaml12", "explained"},
     {"config"},
     {"tokens"},
     {"text", "nn"},

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from weft.errors import ConfigError, did_you_mean
+from weft.explained import explained
 from weft.registry import Kind, resolve
 from weft.yaml12 import read_yaml
 
@@ -171,38 +172,7 @@ def read_section(schema: type[S], raw: object, place: str) -> S:
     try:
         return schema.model_validate(raw)
     except ValidationError as error:
-        lines = [_explain(item, schema, place) for item in error.errors()]
-        raise ConfigError("\n".join(lines)) from None
-
-
-TRIED = ("function-", "literal[")  # how pydantic names what it tried, which is no part of a key
-
-
-def _explain(item: Any, schema: type[BaseModel], place: str) -> str:
-    path = ".".join([place, *(str(part) for part in item["loc"] if not str(part).startswith(TRIED))])
-    if item["type"] == "extra_forbidden":
-        return f"{path}: unknown key; {did_you_mean(str(item['loc'][-1]), _fields_at(schema, item['loc'][:-1]))}"
-    if item["type"] == "missing":
-        return f"{path}: required, but not given"
-    message = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    if item["type"] in ("tuple_type", "list_type"):
-        message = "must be a list, such as [a, b]"
-    if item["type"] == "value_error" and not item["loc"]:
-        return f"{path}: {message}"
-    if item["type"] == "literal_error":
-        known = re.findall(r"'([^']*)'", item["ctx"]["expected"])
-        return f"{path}: {message}, but is {item['input']!r} instead; {did_you_mean(str(item['input']), known)}"
-    return f"{path}: {message}, but is {item['input']!r} instead"
-
-
-def _fields_at(schema: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
-    for part in loc:
-        field = schema.model_fields.get(str(part))
-        inner = field.annotation if field else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            break
-        schema = inner
-    return schema.model_fields
+        raise ConfigError("\n".join(explained(error.errors(), schema, raw, place))) from None
 
 
 def expand_preset(model: Any) -> Any:

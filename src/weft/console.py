@@ -18,7 +18,7 @@ Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A run, a checkpoint, a Hugging Face directory or hub name.")
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as train.lr=3e-4.")
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes: train.lr=3e-4, data.valid=dev.tsv, …")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, one object a line.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Let the checkpoint run classes from outside weft.")]
@@ -75,14 +75,17 @@ def print_table(headers: list[str], rows: list[list[str]], title: str | None = N
     from rich.text import Text
 
     # A name may look like rich's markup, such as [red].
-    table = Table(title=Text(title) if title else None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(headers))]
     for header, right in zip(headers, numeric, strict=True):
         table.add_column(Text(header), justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     # In a pipe a table is as wide as it needs to be: no terminal is there to fit.
-    Console(width=None if sys.stdout.isatty() else 10_000).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 10_000)
+    if title:  # not the table's own, which would be broken to its width
+        console.print(Text(title, style="italic"))
+    console.print(table)
 
 
 def _is_number(cell: str) -> bool:

@@ -22,7 +22,7 @@ from weft.errors import CheckpointError, ConfigError, DataError, RoleError
 from weft.features import Choice, Combine, Embedder, Layers, Pool
 from weft.inspect.attention import Attention, views_of
 from weft.inspect.gradients import Reach, trace
-from weft.inspect.layers import LayerScores, read_task, score_layers
+from weft.inspect.layers import LayerScores, choices_for, read_task, score_layers
 from weft.nn.capture import capture
 from weft.nn.quantized import lower
 from weft.tasks.asked import Asked, read_asked, read_options
@@ -159,8 +159,9 @@ class Pipeline:
 
         `choices` are scored beside those of the table, such as `[("1,3", "concat")]`. See `weft.inspect.layers`.
         """
+        chosen = choices_for(self.head, choices, pool)
         run, task = read_task(data, overrides, self.run, self.head, self.tokenizer)
-        return score_layers(run, self.head, task, choices, pool, tell)
+        return score_layers(run, self.head, task, chosen, pool, tell)
 
     def log_probs(self, texts: Sequence[str]) -> list[float]:
         """Say how likely each text is to a language model, from its beginning to its end.

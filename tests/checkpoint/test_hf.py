@@ -15,7 +15,7 @@ from tests import hf_folders
 from tests.hf_folders import END, TEXTS, transformers
 
 import weft
-from weft.checkpoint.hf import family_for, is_hf, load_hf, save_hf
+from weft.checkpoint.hf import describe_hf, family_for, is_hf, load_hf, save_hf
 from weft.config import Run
 from weft.decode.search import Options, generate
 from weft.errors import CheckpointError
@@ -450,6 +450,16 @@ def test_bad_folders_are_refused(folders, tmp_path, bad):
     with pytest.raises(CheckpointError, match=said) as caught:
         weft.load(tmp_path / "it", device="cpu")
     assert str(tmp_path) in str(caught.value), "the place is named"
+
+
+def test_what_a_folder_is_said_to_be_takes_no_weights(folders, tmp_path):
+    shutil.copytree(folders["gpt2"][0], tmp_path / "it")
+    run, task, _ = load_hf(tmp_path / "it")
+    reshape(tmp_path / "it")
+    described, tokenizer = describe_hf(tmp_path / "it")
+    assert (described, tokenizer.identity) == (run, task.tokenizer.identity)
+    with pytest.raises(CheckpointError, match="must be"):
+        load_hf(tmp_path / "it")
 
 
 def test_what_is_no_such_folder(tmp_path):

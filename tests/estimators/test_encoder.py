@@ -134,6 +134,15 @@ def test_saved_and_loaded_it_gives_the_same(bert, folder, tmp_path):
     np.testing.assert_allclose(weft.load(lower).embed(TEXTS), bert.embed(TEXTS), atol=1e-5)
 
 
+def test_the_device_that_it_was_saved_on_need_not_be_there(bert, tmp_path):
+    path = TextEncoder(bert, device="cuda:99").save(tmp_path / "saved")
+    assert TextEncoder.load(path).device == "auto"
+    assert TextEncoder.load(path).transform(TEXTS).shape == (7, 16)
+    assert TextEncoder.load(path, device="cpu").device == "cpu"
+    with pytest.raises(weft.ConfigError, match="device: "):
+        TextEncoder.load(path, device="cuda:99").transform(TEXTS)
+
+
 def test_what_save_did_not_write_is_refused(bert, folder, tmp_path):
     with pytest.raises(weft.CheckpointError, match="estimator.json: cannot be read"):
         TextEncoder.load(folder)

@@ -127,6 +127,10 @@ def test_saved_and_loaded_it_gives_the_same(fitted, tmp_path):
     assert weft.load(path)(TEXTS[0])[0]["label"] == "noun"
     assert not list(path.rglob("*.pkl"))
     assert clone(again).get_params() == again.get_params()
+    assert TextClassifier.load(path, device="cpu").device == "cpu"
+    elsewhere = clone(fitted).set_params(device="cuda:99")  # no such device is here
+    elsewhere.pipeline_, elsewhere.classes_ = fitted.pipeline_, fitted.classes_
+    assert TextClassifier.load(elsewhere.save(tmp_path / "elsewhere")).device == "auto"
 
 
 @pytest.mark.parametrize(

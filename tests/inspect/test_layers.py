@@ -181,9 +181,17 @@ def test_long_pairs_are_cut_to_what_the_model_reads(bert, monkeypatch):
         ({"data": "reviews", "choices": [("7", "sum")]}, weft.ConfigError, r"layers: this model has 0, 1.*\[7\]"),
         (
             {"data": {"task": {"name": "classify", "multiple": True}, "data": {"sample": "reviews"}}},
-            weft.DataError,
-            "labels: required",
+            weft.ConfigError,
+            "task.multiple: layers are scored by one label a text or word",
         ),
+        (
+            {"data": "reviews", "choices": [("top", "sum")]},
+            weft.ConfigError,
+            "layers: must be a layer .* 'top' instead",
+        ),
+        ({"data": "gone", "choices": [("1", "add")]}, weft.ConfigError, "combine: there is no 'add'"),
+        ({"data": "gone", "pool": "max"}, weft.ConfigError, "pool: must be one of"),  # before data is looked for
+        ({"data": "reviews", "overrides": ["task.labels=[long]"]}, weft.DataError, "'short' is not in task.labels"),
     ],
 )
 def test_what_cannot_be_scored_is_named(bert, asked, error, said):
@@ -199,6 +207,31 @@ def test_where_all_are_dropped_there_is_nothing_to_score_on(bert, tmp_path):
         bert.layer_scores(tmp_path / "train.tsv", changes)
 
 
+def test_what_is_wrong_with_the_data_is_said_before_it_is_encoded(bert, tmp_path, monkeypatch):
+    monkeypatch.delattr(layers, "encode")
+    for name, rows in {
+        "train": "a play\tnoun\nto\tother\n",
+        "one": "a play\tnoun\nthe play\tnoun\n",
+        "bare": "a play\nto\n",
+        "other": "a play\tnoun\nto\tverb\n",
+        "empty": "",
+    }.items():
+        (tmp_path / f"{name}.tsv").write_text(rows)
+    monkeypatch.chdir(tmp_path)
+    for train, valid, changes, said in (
+        ("one", "train", [], "data.train: its labels are 'noun'"),
+        ("one", "train", ["task.labels=[noun, other]"], "data.train: the labels of what is read are 'noun', where two"),
+        ("bare", "train", [], "bare.tsv:1: label: "),
+        ("train", "bare", [], "bare.tsv:1: label: "),
+        ("train", "gone", [], "gone.tsv: there is no such file"),
+        ("train", "other", [], "other.tsv:2: the label 'verb' is not in task.labels"),
+        ("train", "empty", [], "empty.tsv"),
+        ("empty", "train", [], "empty.tsv|data.train"),
+    ):
+        with pytest.raises(weft.DataError, match=said):
+            bert.layer_scores(f"{train}.tsv", [f"data.valid={valid}.tsv", *changes])
+
+
 def test_several_labels_a_text_are_refused(bert, monkeypatch):
     rows = [(split, {"text": row["text"], "labels": [row["label"]]}) for split, row in ROWS]
     monkeypatch.setitem(
@@ -210,7 +243,7 @@ def test_several_labels_a_text_are_refused(bert, monkeypatch):
 
 def test_what_does_not_encode_is_refused(monkeypatch):
     monkeypatch.setitem(BODIES, "ngram", ({"name": "lm"}, {"name": "ngram"}))
-    with pytest.raises(weft.RoleError, match="needs a model that encodes"):
+    with pytest.raises(weft.RoleError, match="gives texts no vectors: it does not encode"):
         made("ngram").layer_scores("reviews")
 
 

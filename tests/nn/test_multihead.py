@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tests import transformer_equations as paper
 from tests.equations import agree, scatter, weights_of
 from torch.nn import functional as F
+from torch.nn.attention import varlen
 
 from weft.errors import ConfigError
 from weft.nn import attention
@@ -379,8 +380,7 @@ def test_heads_of_any_size_go_through_a_kernel_of_multiples_of_8(monkeypatch, si
         seen.append(q.shape[-1])
         return explicit(q, k, v, layout, window_size == (-1, 0))
 
-    monkeypatch.setattr(attention, "varlen_attn", kernel)
-    monkeypatch.setattr(attention, "_WINDOWED", True)
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
     layout = layout_of([(5, 5), (3, 3)])
     torch.manual_seed(0)
     q, k, v = (torch.randn(8, HEADS, size, dtype=torch.float64, requires_grad=True) for _ in range(3))

@@ -21,7 +21,7 @@ from weft.data.packed import pack
 from weft.errors import ConfigError, DataError, RoleError
 from weft.tasks.build import make_task
 from weft.tasks.classify import Classify, ClassifyConfig, ClassifyExample, RatedExample, Threshold
-from weft.tasks.pieces import trimmed
+from weft.tasks.pieces import Pieces, trimmed
 from weft.training.session import settle
 
 LIMIT = Limit(1024, "error")
@@ -147,7 +147,12 @@ def test_the_longer_of_a_pair_is_cut_first_as_bert_does(first, second, room):
     while len(expected_text) + len(expected_pair) > room:
         longer = expected_text if len(expected_text) > len(expected_pair) else expected_pair
         longer.pop()
-    assert trimmed(text, pair, room) == (expected_text, expected_pair)
+    assert trimmed(spelt(text), spelt(pair), room) == (spelt(expected_text), spelt(expected_pair))
+    assert trimmed(Pieces(text), Pieces(pair), room) == (Pieces(expected_text), Pieces(expected_pair))
+
+
+def spelt(ids):
+    return Pieces(ids, [str(id) for id in ids])
 
 
 # The loss.

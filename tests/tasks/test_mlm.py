@@ -24,6 +24,7 @@ from weft.tokens import Tokens
 from weft.training.compiled import Framed, make_loader
 from weft.training.parallel import World
 from weft.training.ranking import sign_of
+from weft.training.trainer import Trainer
 
 WORDS = ["the", "weft", "is", "a", "thread", "that", "runs", "through", "all", "of", "it", "woven"]
 BYTES = {"name": "bpe", "size": 300, "specials": {"mask": "<mask>"}}
@@ -142,6 +143,20 @@ def test_the_loss_is_that_of_the_words_that_were_chosen_and_of_what_follows(kind
         scores = head.next(head.body.summary(batch.tokens)).log_softmax(-1)
         torch.testing.assert_close(sums["next"], -scores[torch.arange(len(scores)), batch.labels].sum())
     assert (head.body.pool is None) == (head.next is None) == (not task.pairs)
+
+
+def test_a_batch_with_nothing_to_choose_changes_no_mean():
+    run, task, head = made(recipe(task={"reads": "rows", "whole_words": True}))
+    bos, eos = task.tokenizer.specials.bos, task.tokenizer.specials.eos
+    empty = task.collate([(np.array([bos, eos], np.int32),)], np.random.default_rng(0))
+    full = drawn(run, task, packed(task, lines()), 1)[0].batch
+    assert empty.counts == {"masked": 0}
+    loader = make_loader(run, task, BERT, packed(task, lines()), World(0, 1, torch.device("cpu")))
+    trainer = Trainer(run, task, head, loader, World(0, 1, torch.device("cpu")), print)
+    alone, both, none = (float(trainer._backward(list(some))[0]) for some in ([full], [empty, full], [empty]))
+    assert alone == pytest.approx(head(full)[0]["masked"].item() / len(full.targets))
+    assert both == alone
+    assert none == 0
 
 
 def test_only_the_words_that_were_chosen_meet_the_vocabulary(kind):

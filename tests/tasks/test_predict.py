@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import reversed_pairs
+from tests.test_features import made
 
 from weft.data.limits import Limit
 from weft.data.packed import pack
@@ -128,6 +129,14 @@ def test_an_example_that_is_dropped_or_too_long_is_named(reverser):
     for policy, said in (("drop", "example 12: nothing is left of it"), ("error", "example 12: got 9 tokens")):
         with pytest.raises(DataError, match=said):
             list(predict(reverser.task, reverser.head, examples, Limit(5, policy), chosen, start=10))
+
+
+def test_an_example_that_the_model_cannot_read_is_named():
+    bert = made("bert", longest=100)  # which reads 32 tokens
+    texts = ["it was long", "a short one", *["so it was " * 12] * 2, "to play"]
+    with pytest.raises(DataError, match=r"^example 8: a sequence has 3\d+ tokens, but the model has learned 32 pos"):
+        list(bert.answers(texts, start=5))
+    assert len(list(bert.answers(texts[:2]))) == 2
 
 
 class Blind(Translate):

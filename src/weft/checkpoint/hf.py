@@ -5,14 +5,15 @@ and ours has not is refused, never left out.
 """
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from weft.checkpoint.disk import explained, temporary_in
 from weft.checkpoint.hf_heads import head_for, head_of, read_task, write_task
 from weft.checkpoint.hf_text import read_json, read_tokenizer, write_json, write_tokenizer
-from weft.checkpoint.hf_weights import held_weights, read_weights, write_weights
+from weft.checkpoint.hf_weights import Held, held_weights, read_weights, write_weights
 from weft.checkpoint.manifest import MANIFEST
 from weft.checkpoint.marian import read_marian, read_translation, write_marian, write_translation
 from weft.checkpoint.snapshot import changed_run, differences, fill
@@ -43,6 +44,20 @@ def is_hf(folder: Path) -> bool:
 
 def load_hf(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Task, Head]:
     """Read a Hugging Face directory; nothing is written."""
+    run, tokenizer, family, held = _described(folder, overrides)
+    with _told_by(folder):
+        task, head = build(run, tokenizer)
+    fill(head, read_weights(folder, family, run, head, held), folder)
+    return run, task, head
+
+
+def describe_hf(folder: Path) -> tuple[Run, Tokenizer]:
+    """Say what a Hugging Face directory holds, with its tokenizer; of its weights only the names are read."""
+    run, tokenizer, _, _ = _described(folder)
+    return run, tokenizer
+
+
+def _described(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Tokenizer, HFMap, Held]:
     told = read_json(folder / "config.json")
     family = _family_of(folder, told)
     held = held_weights(folder, family)
@@ -57,22 +72,24 @@ def load_hf(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Task, Hea
         "model": section,
         "train": {"steps": 1},
     }
+    with _told_by(folder):
+        return changed_run(raw, folder, overrides=overrides), tokenizer, family, held
+
+
+@contextmanager
+def _told_by(folder: Path) -> Iterator[None]:
+    """Say of what is wrong with a recipe that config.json told it so."""
     try:
-        run = changed_run(raw, folder, overrides=overrides)
-        task, head = build(run, tokenizer)
+        yield
     except ConfigError as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
-    fill(head, read_weights(folder, family, run, head, held), folder)
-    return run, task, head
 
 
 def _checked(folder: Path, section: Mapping[str, Any]) -> Named:
     """See that the model's section is one."""
-    try:
+    with _told_by(folder):
         found: Named = read_section(resolve("model", section["name"]).Config, section, "model")
-    except ConfigError as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
-    return found
+        return found
 
 
 def _room(family: HFMap, model: Named, kind: str, tokenizer: Tokenizer) -> int:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from weft.checkpoint import snapshot
-from weft.checkpoint.hf import is_hf, load_hf
+from weft.checkpoint.hf import describe_hf, is_hf, load_hf
 from weft.checkpoint.hub import find_model
 from weft.checkpoint.sentence_transformers import transformer_folder
 from weft.checkpoint.store import Store, resolve_checkpoint, verify
@@ -44,11 +44,10 @@ def open_model(path: str | Path, trust: bool = False, overrides: Iterable[str] =
 
 
 def describe_model(path: str | Path) -> tuple[Run, Tokenizer]:
-    """Say what a model is, with its tokenizer; of one of weft's own no weight is read."""
+    """Say what a model is, with its tokenizer; no weight is read."""
     folder = _found(path)
     if is_hf(folder):
-        run, task, _ = load_hf(folder)
-        return run, task.tokenizer
+        return describe_hf(folder)
     run = snapshot.read_run(folder)
     return run, load_tokenizer(run.tokenizer, folder)
 

@@ -56,12 +56,12 @@ class TextEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """Write the model, and how it is read, in a new folder."""
         pipeline = self._pipeline()
         whole = pipeline if pipeline.precision == "fp32" or isinstance(self.model, Pipeline) else load(self._path())
-        return save(path, whole, Saved(kind=type(self).__name__, parameters=plain(self, "model")))
+        return save(path, whole, Saved(kind=type(self).__name__, parameters=plain(self, "model", "device")))
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote; nothing of a checkpoint is run."""
-        found: Self = cls(str(path), **read_about(cls, path).parameters)
+    def load(cls, path: str | Path, device: str = "auto") -> Self:
+        """Read what `save` wrote, whatever device it was on; nothing of a checkpoint is run."""
+        found: Self = cls(str(path), **read_about(cls, path).parameters | {"device": device})
         return found
 
     def _embedder(self) -> Any:

@@ -104,14 +104,14 @@ class _Trained(BaseEstimator):  # type: ignore[misc]
     def save(self, path: str | Path) -> Path:
         """Write the trained model, and how it was set, in a new folder."""
         check_is_fitted(self, "pipeline_")
-        about = Saved(kind=type(self).__name__, parameters=plain(self), classes=self.classes_.tolist())
+        about = Saved(kind=type(self).__name__, parameters=plain(self, "device"), classes=self.classes_.tolist())
         return save(path, self.pipeline_, about.model_copy(update={"dtype": self.classes_.dtype.str}))
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote; nothing of a checkpoint is run."""
+    def load(cls, path: str | Path, device: str = "auto") -> Self:
+        """Read what `save` wrote, whatever device it was on; nothing of a checkpoint is run."""
         about = read_about(cls, path)
-        made = cls(**about.parameters)
+        made = cls(**about.parameters | {"device": device})
         made.classes_ = np.array(about.classes, dtype=about.dtype)
         made.pipeline_ = load(path, made.device)
         return made

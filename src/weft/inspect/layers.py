@@ -23,12 +23,12 @@ from weft.data.packed import Packed, pack
 from weft.data.records import Skipped
 from weft.data.samples import SAMPLES
 from weft.errors import ConfigError, DataError
-from weft.features import Combine, Layers, Pool, check_encodes, chosen_layers, pooled
+from weft.features import Choice, Combine, Layers, Pool, check_encodes, chosen_layers, pooled
 from weft.inspect.probe import Probe, blocks, mapped
 from weft.registry import resolve
 from weft.tasks.base import Head, Task
 from weft.tasks.build import make_task
-from weft.tasks.classify import Classify
+from weft.tasks.classify import Classify, ClassifyConfig
 from weft.tasks.labelling import Labelling
 from weft.tasks.prepare import encode_all, has_split, pack_split, read_split, settled
 from weft.tasks.tag import Tag
@@ -105,19 +105,19 @@ def score_layers(
     run: Run,
     head: Head,
     task: Labelling,
-    given: Sequence[tuple[Layers, Combine]] = (),
+    choices: Sequence[LayerChoice],
     pool: Pool = "mean",
     tell: Tell | None = None,
 ) -> LayerScores:
-    """Score the layers of a head's body, those of the table and those `given`, for a task that `read_task` made."""
+    """Score choices of a head's layers, which `choices_for` made, for a task that `read_task` made."""
     data, split = run.data, "valid" if has_split(run.data, "valid") else "test"
-    choices = choices_of(head.body.levels, given)
     packed, notice = pack_split(data, "train", task, task.tokenizer)
+    _check_labels(packed, task)
+    examples, encoded = _judged(data, split, task)  # here, for what is wrong with it is to be said soon
     for told in (notice and f"data.train: {notice}", "encoding, once for all choices"):
         if tell and told:
             tell(told)
     cache, labels = encode(task, head, packed, pool)
-    examples, encoded = _judged(data, split, task)
     test, _ = encode(task, head, pack((item for items in encoded for item in items), counted=task.counted), pool)
     scores = []
     for choice in choices:
@@ -142,6 +142,11 @@ def read_task(
             f"{told.get('name')!r} instead; name such data, or set task.name"
         )
     section: Named = read_section(resolve("task", told["name"]).Config, told, "task")
+    if isinstance(section, ClassifyConfig) and (section.multiple or section.regression):
+        raise ConfigError(
+            f"task.{'multiple' if section.multiple else 'regression'}: layers are scored by one label a text or word; "
+            "leave it out, for data that has such"
+        )
     own = read_section(Data, raw.get("data", {}), "data")
     if not (has_split(own, "valid") or has_split(own, "test")):
         raise ConfigError("data.valid: needed to score on what was not learnt from; add data.valid=FILE")
@@ -164,6 +169,27 @@ def _recipe(data: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
         return {"task": {"name": SAMPLES[name].task}, "data": {"sample": name}}
     words = ".conll" in name
     return {"task": {"name": "tag" if words else "classify"}, "data": {"train": name}}
+
+
+def _check_labels(data: Packed, task: Labelling) -> None:
+    """Refuse data with one label before it is encoded."""
+    found = {int(label) for number in range(len(data)) for label in np.unique(data[number][-1])}
+    if len(found) < 2:
+        names = ", ".join(repr(task.labels.names[label]) for label in found) or "none"
+        raise DataError(
+            f"data.train: the labels of what is read are {names}, where two are needed to tell apart; add rows of "
+            "another, or see data.columns"
+        )
+
+
+def choices_for(head: Head, given: Sequence[tuple[Layers, Combine]], pool: Pool) -> list[LayerChoice]:
+    """List what is scored of a model, and refuse what it cannot give before any data is read."""
+    check_encodes(head)
+    if pool not in POOLS:
+        raise ConfigError(f"pool: must be one of {', '.join(POOLS)} where layers are compared, but is {pool!r} instead")
+    for layers, combine in given:
+        Choice(pool, layers, combine)
+    return choices_of(head.body.levels, given)
 
 
 def choices_of(levels: Sequence[int], given: Sequence[tuple[Layers, Combine]] = ()) -> list[LayerChoice]:
@@ -193,9 +219,6 @@ def _counted(layers: Sequence[int], levels: Sequence[int]) -> tuple[int, ...]:
 
 def encode(task: Labelling, head: Head, data: Packed, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
     """Return all layers (L, rows, D) of each text, or of each word, and their labels (rows,) by number."""
-    check_encodes(head)
-    if pool not in POOLS:
-        raise ConfigError(f"pool: must be one of {', '.join(POOLS)} where layers are compared, but is {pool!r} instead")
     body, device = head.eval().body, next(head.parameters()).device
     words = isinstance(task, Tag)
     sizes = np.array([len(data[number][1]) if words else 1 for number in range(len(data))], np.int64)
@@ -203,8 +226,7 @@ def encode(task: Labelling, head: Head, data: Packed, pool: Pool) -> tuple[np.nd
     cache, labels = mapped(len(body.levels), int(ends[-1]), body.width), np.zeros(int(ends[-1]), np.int64)
     for chosen in plan(data, BUDGET if device.type == "cpu" else BUDGET_ON_GPU, seed=None):
         batch = task.collate([data[number] for number in chosen.tolist()], np.random.default_rng(0)).to(device)
-        if batch.targets is None or batch.targets.is_floating_point():
-            raise ConfigError("task: layers are scored by one label a text or word; leave out what gives it others")
+        assert batch.targets is not None
         with torch.inference_mode():
             states = body.encode(batch.tokens, body.levels)
             if batch.at is not None:

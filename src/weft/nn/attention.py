@@ -15,14 +15,12 @@ from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.varlen import varlen_attn
 
 from weft.nn.cache import Reach, attend_cached
 from weft.nn.capture import capturing, chosen_heads, record
@@ -30,7 +28,6 @@ from weft.nn.cuda import ampere, trusted
 from weft.nn.work import Work
 from weft.tokens import Tokens
 
-_WINDOWED = "window_size" in signature(varlen_attn).parameters  # torch 2.10 has is_causal in its place
 _SHORT, _NARROW = 256, 64  # tokens, and numbers a head, up to which a kernel for short sequences is the better one
 _RAGGED, _SIZES = 512, (16, 32, 64)  # the same of the kernels for sequences that look at themselves
 _DENSE = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # of sequences of one length
@@ -142,8 +139,10 @@ def _even(q: Tensor, k: Tensor, v: Tensor, tokens: Tokens, causal: bool) -> Tens
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn  # which brings half of the compiler along
+
     at, over = layout.at, layout.over
-    how: dict[str, Any] = {"window_size": (-1, 0) if causal else (-1, -1)} if _WINDOWED else {"is_causal": causal}
+    how: dict[str, Any] = {"window_size": (-1, 0) if causal else (-1, -1)}
     size = q.shape[-1]
     if spare := -size % 8:  # the kernel's heads are multiples of 8, and its scale is that of what it is given
         q = q * ((size + spare) / size) ** 0.5

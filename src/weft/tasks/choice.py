@@ -24,7 +24,7 @@ from weft.nn.positions import rows_of
 from weft.tasks import base
 from weft.tasks.base import Answer, Batch, Item, Sums
 from weft.tasks.metrics import exact_match
-from weft.tasks.pieces import Piece, cut_pieces, lay, trimmed
+from weft.tasks.pieces import Pieces, cut_pieces, lay, trimmed
 from weft.text.tokenizer import Tokenizer
 from weft.tokens import END, Tokens, spell
 
@@ -131,17 +131,17 @@ class Choice(base.Task):
         return [self._items(one, pieces, tokenizer, limit) for one in examples]
 
     def _items(
-        self, example: ChoiceExample, pieces: Iterator[list[Piece]], tokenizer: Tokenizer, limit: Limit
+        self, example: ChoiceExample, pieces: Iterator[Pieces], tokenizer: Tokenizer, limit: Limit
     ) -> list[Item]:
         text, choices = next(pieces), [next(pieces) for _ in example.choices]
-        fits = limit.apply(range(len(text) + max(map(len, choices))), windows=False)
+        fits = limit.apply(range(len(text.ids) + max(len(choice.ids) for choice in choices)), windows=False)
         if not fits:
             return []
         laid = [lay(*trimmed(text, choice, len(fits[0])), tokenizer) for choice in choices]
-        flat = [piece for pieces, _ in laid for piece in pieces]
-        parts: list[Any] = [[id for id, _ in flat], [len(pieces) for pieces, _ in laid], [begins for _, begins in laid]]
+        parts: list[Any] = [[id for one, _ in laid for id in one.ids], [len(one.ids) for one, _ in laid]]
+        parts.append([begins for _, begins in laid])
         if self.spells:
-            parts.append(spell(word for _, word in flat))
+            parts.append(spell(word for one, _ in laid for word in one.words or ()))
         if example.label is not None:
             parts.append([example.right()])
         return [tuple(np.array(part, np.int32) for part in parts)]

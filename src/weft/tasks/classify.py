@@ -23,7 +23,7 @@ from weft.tasks.base import Answer, Batch, Item, Sums
 from weft.tasks.kinds import HALF, ClassifyExample, One, Output, RatedExample, Rating, Several, Threshold
 from weft.tasks.labelling import Labelling, LabellingConfig, LabellingHead
 from weft.tasks.metrics import Confusion
-from weft.tasks.pieces import Piece, cut_pieces, lay, trimmed
+from weft.tasks.pieces import Pieces, cut_pieces, lay, trimmed
 from weft.text.tokenizer import Tokenizer
 from weft.tokens import Tokens, spell
 
@@ -145,30 +145,42 @@ class Classify(Labelling):
     def encode_batch(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, limit: Limit) -> list[list[Item]]:
         """Encode many with one call of the tokenizer a side."""
         texts = cut_pieces([example.text for example in examples], tokenizer, self.spells)
-        pairs = cut_pieces([example.pair or "" for example in examples], tokenizer, self.spells)
-        return [self._items(*one, tokenizer, limit) for one in zip(examples, texts, pairs, strict=True)]
+        given = [example.pair for example in examples if example.pair is not None]
+        pairs = iter(cut_pieces(given, tokenizer, self.spells) if given else ())
+        return [
+            self._items(example, text, None if example.pair is None else next(pairs), tokenizer, limit)
+            for example, text in zip(examples, texts, strict=True)
+        ]
 
     def _items(
-        self, example: ClassifyExample, text: list[Piece], pair: list[Piece], tokenizer: Tokenizer, limit: Limit
+        self, example: ClassifyExample, text: Pieces, pair: Pieces | None, tokenizer: Tokenizer, limit: Limit
     ) -> list[Item]:
-        if example.pair is None and self.config.symmetric:
+        if pair is None and self.config.symmetric:
             raise DataError(
                 "pair: required, since task.symmetric reads pairs in both orders, but not given; an example is "
                 '{"text": "…", "pair": "…"}'
             )
-        fits = limit.apply(range(len(text) + len(pair)), windows=False)
+        fits = limit.apply(range(len(text.ids) + (0 if pair is None else len(pair.ids))), windows=False)
         if not fits:
             return []
-        text, pair = trimmed(text, pair, len(fits[0]))
-        second = None if example.pair is None else pair
-        laid = [lay(text, second, tokenizer)] + [lay(pair, text, tokenizer)] * self.config.symmetric
-        item: Item = tuple(np.array([id for id, _ in pieces], np.int32) for pieces, _ in laid)
+        laid = self._laid(text, pair, len(fits[0]), tokenizer)
+        item: Item = tuple(np.array(pieces.ids, np.int32) for pieces, _ in laid)
         item = (*item, np.array([begins for _, begins in laid if begins is not None], np.int32))
         if self.spells:
-            item = (*item, *(spell(word for _, word in pieces) for pieces, _ in laid))
+            item = (*item, *(spell(pieces.words or ()) for pieces, _ in laid))
         if getattr(example, self.kind.taught) is None:
             return [item]
         return [(*item, self.kind.kept(example, self.labels))]
+
+    def _laid(
+        self, text: Pieces, pair: Pieces | None, room: int, tokenizer: Tokenizer
+    ) -> list[tuple[Pieces, int | None]]:
+        """Put what there is room for between its signs, in each order, and say where the second text begins."""
+        if pair is None:
+            return [lay(text.upto(room), None, tokenizer)]
+        first, second = trimmed(text, pair, room)
+        orders = [(first, second), (second, first)][: self.orders]
+        return [lay(*order, tokenizer) for order in orders]
 
     def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
         """Join texts; there are segments where there are pairs, and targets where what is right of all is known.

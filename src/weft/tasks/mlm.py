@@ -191,7 +191,7 @@ class MLM(base.Task):
         batch = Batch(tokens, at=_placed(at, tokens))
         if len(asked):
             return batch
-        counts = {"masked": max(1, len(at)), **({} if labels is None else {"next": len(labels)})}
+        counts = {"masked": len(at), **({} if labels is None else {"next": len(labels)})}
         return replace(
             batch,
             tokens=replace(tokens, ids=torch.from_numpy(hide(ids, at, self.known, rng))),

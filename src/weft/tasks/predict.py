@@ -67,10 +67,24 @@ def _chunk_outputs(
             raise DataError(f"example {done + number + 1}: nothing is left of it to answer; {limit}".rstrip("; "))
     owners = [index for index, items in enumerate(encoded) for _ in items]
     own: list[list[Any]] = [[] for _ in examples]
-    found = dict(_outputs(task, head, [item for items in encoded for item in items], options, budget, done))
+    try:
+        found = dict(_outputs(task, head, [item for items in encoded for item in items], options, budget, done))
+    except DataError as error:
+        raise _refused(task, head, encoded, options, done) or error from None
     for number, owner in enumerate(owners):
         own[owner].append(found[number])
     yield from zip(examples, own, strict=True)
+
+
+def _refused(task: Task, head: Head, encoded: Sequence[list[Item]], options: Section, done: int) -> DataError | None:
+    """Find which of some examples the head cannot answer, the longest first, and name it."""
+    longest = sorted(range(len(encoded)), key=lambda number: -sum(len(item[0]) for item in encoded[number]))
+    for number in longest:
+        try:
+            list(_outputs(task, head, encoded[number], options, BUDGET, done + number))
+        except DataError as error:
+            return DataError(f"example {done + number + 1}: {error}")
+    return None
 
 
 def _encoded(task: Task, examples: Sequence[Any], limit: Limit, done: int = 0) -> list[list[Item]]:

@@ -193,7 +193,8 @@ class Trainer:
         bf16 = self.train.precision == "bf16"
         with torch.autocast(self.world.device.type, torch.bfloat16, enabled=bf16):
             sums, self._carry = self._forward(batch, self._carry)
-        return torch.stack([value / counts[part] for part, value in sums.items()]).sum()
+        # Of a part with nothing in it, such as a batch where no word is masked, the sum is 0, and so is the mean.
+        return torch.stack([value / max(counts[part], 1) for part, value in sums.items()]).sum()
 
     def _skipped(self, made: Outcome, loss: float, norm: float) -> None:
         self.progress.bad_steps += 1

@@ -1,0 +1,64 @@
+"""What is wrong with a section, in words: the place as its user wrote it, what was got, and what may stand there."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from weft.errors import did_you_mean
+
+
+def explained(items: Iterable[Any], schema: type[BaseModel], raw: object, place: str) -> Iterator[str]:
+    """Say what is wrong, a line a place; of a key that may be several things, the one that went furthest counts."""
+    placed: dict[tuple[str, ...], list[Any]] = {}
+    for item in items:
+        placed.setdefault(_keys(item, raw), []).append(item)
+    for keys, own in placed.items():
+        if not any(other[: len(keys)] == keys != other for other in placed):
+            yield f"{'.'.join([place, *keys])}: {_explain(own, schema)}"
+
+
+def _keys(item: Any, raw: Any) -> tuple[str, ...]:
+    """Find the place in what was given: pydantic names what it tried, too, such as int, which is no key."""
+    keys: list[str] = []
+    for part in map(str, item["loc"]):
+        inside = {str(key): value for key, value in (raw.items() if isinstance(raw, Mapping) else _numbered(raw))}
+        if part in inside or (item["type"] == "missing" and part == str(item["loc"][-1])):
+            keys.append(part)
+            raw = inside.get(part)
+    return tuple(keys)
+
+
+def _numbered(raw: object) -> Iterable[tuple[int, Any]]:
+    return enumerate(raw) if isinstance(raw, list | tuple) else ()
+
+
+def _explain(items: Sequence[Any], schema: type[BaseModel]) -> str:
+    first = items[0]
+    if first["type"] == "extra_forbidden":
+        return f"unknown key; {did_you_mean(str(first['loc'][-1]), _fields_at(schema, first['loc'][:-1]))}"
+    if first["type"] == "missing":
+        return "required, but not given"
+    message = " or ".join([_message(first), *(re.sub("^(should|must) be ", "", _message(item)) for item in items[1:])])
+    if first["type"] == "value_error" and not first["loc"]:
+        return message
+    known = re.findall(r"'([^']*)'", first["ctx"]["expected"]) if first["type"] == "literal_error" else []
+    hint = f"; {did_you_mean(str(first['input']), known)}" if known and len(items) == 1 else ""
+    return f"{message}, but is {first['input']!r} instead{hint}"
+
+
+def _message(item: Any) -> str:
+    if item["type"] in ("tuple_type", "list_type"):
+        return "must be a list, such as [a, b]"
+    return str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+
+
+def _fields_at(schema: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
+    for part in loc:
+        field = schema.model_fields.get(str(part))
+        inner = field.annotation if field else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            break
+        schema = inner
+    return schema.model_fields
