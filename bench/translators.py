@@ -57,7 +57,7 @@ def by_length(
     """Translate in batches of `size` sentences of like length; the results come in the sources' order."""
     order = sorted(range(len(sources)), key=lambda row: -len(sources[row]))
     batches = [order[start : start + size] for start in range(0, len(order), size)]
-    made = over(translate, ([sources[row] for row in rows] for rows in batches))
+    made = over(translate, [[sources[row] for row in rows] for rows in batches])
     found = {row: one for rows, ones in zip(batches, made, strict=True) for row, one in zip(rows, ones, strict=True)}
     return [found[row] for row in range(len(sources))]
 
@@ -280,10 +280,12 @@ class Weft:
         pass
 
     def translate(self, work: Work, setting: Setting) -> list[Found]:
+        from weft.nn.linear import frozen_weights
         from weft.tasks.predict import side_by_side
 
         over = side_by_side if self.device == "cpu" else map  # as `weft predict` does
-        return by_length(work.sources, setting.batch, partial(self._batch, work), over)
+        with frozen_weights():
+            return by_length(work.sources, setting.batch, partial(self._batch, work), over)
 
     @torch.inference_mode()
     def _batch(self, work: Work, sources: list[list[int]]) -> list[Found]:

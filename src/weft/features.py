@@ -31,8 +31,10 @@ from torch.nn import functional as F
 
 from weft.errors import ConfigError, DataError, RoleError, did_you_mean
 from weft.models.base import Role
+from weft.nn.linear import frozen_weights
 from weft.nn.trial import try_reading
 from weft.tasks.base import Head, Task
+from weft.tasks.predict import side_by_side
 from weft.tokens import Tokens
 
 Pool = Literal["mean", "cls", "max", "last", "summary", "tokens"]
@@ -41,7 +43,7 @@ Layers = int | str | Sequence[int]  # -1, "-4:", "1,3" or [1, 3]
 
 AT_ONCE, SIGNS = 8192, 1 << 22  # texts, and characters of them, that are held at a time
 SIGNS_OF_TOKENS = 1 << 18  # the same where each token has a vector
-BUDGET, BUDGET_ON_GPU = 4096, 1 << 16  # tokens in a batch
+BUDGET, BUDGET_ON_GPU = 1024, 1 << 16  # tokens in a batch
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Embedder:
         signs = SIGNS_OF_TOKENS if self.choice.pool == "tokens" else SIGNS
         waiting: deque[Future[_Read]] = deque()
         # The tokenizer needs no Python while it works: it is one chunk ahead.
-        with ThreadPoolExecutor(1) as pool:
+        with frozen_weights(), ThreadPoolExecutor(1) as pool:
             for first, chunk in _chunks(texts, signs):
                 waiting.append(pool.submit(self._read, chunk, first))
                 if len(waiting) > 1:
@@ -133,8 +135,7 @@ class Embedder:
     @property
     def width(self) -> int:
         """How many numbers a vector has."""
-        with torch.inference_mode():
-            return self._pooled(_one_token(self.task).to(self._device)).shape[1]
+        return self._encode(_one_token(self.task)).shape[1]
 
     def tokens(self, text: str) -> list[str]:
         """Name the tokens that are read of a text, those that `pool="tokens"` gives vectors of."""
@@ -183,15 +184,19 @@ class Embedder:
         """Encode what was read, and give it back in the order of the caller."""
         if len(read.ids) > BUDGET_ON_GPU and self._device.type == "cuda" and self._half:
             try_reading(self._device)
-        with torch.inference_mode():
-            found = [self._pooled(batch.to(self._device)) for batch in read.batches(self._budget)]
-            flat = torch.cat(found).cpu().numpy() if found else np.zeros((0, self.width), np.float32)
+        batches = list(read.batches(self._budget))
+        found = list(side_by_side(self._encode, batches) if self._device.type == "cpu" else map(self._encode, batches))
+        flat = torch.cat(found).cpu().numpy() if found else np.zeros((0, self.width), np.float32)
         if self.choice.pool == "tokens":
             parts = np.split(flat, read.lengths.cumsum()[:-1]) if len(read.lengths) else []
             return [parts[place] for place in np.argsort(read.order).tolist()]
         vectors = np.zeros((len(read.order), flat.shape[1]), np.float32)
         vectors[read.order[: len(flat)]] = flat
         return vectors
+
+    def _encode(self, tokens: Tokens) -> Tensor:
+        with torch.inference_mode():
+            return self._pooled(tokens.to(self._device))
 
     def _pooled(self, tokens: Tokens) -> Tensor:
         """Return float32 vectors, (B, D) or of tokens (N, D)."""

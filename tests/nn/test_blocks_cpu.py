@@ -15,6 +15,7 @@ from weft.nn.quantized import lower
 from weft.nn.transformer import ACTIVATIONS, Blocks, Shape
 from weft.tokens import Tokens
 
+pytestmark = pytest.mark.isa
 quick = settings(deadline=None, derandomize=True, max_examples=15)
 WIDTH = 24
 
@@ -90,19 +91,15 @@ def test_parts_and_threads_change_nothing(threads, monkeypatch):
         torch.set_num_threads(before)
 
 
-def test_a_thread_shares_its_products_with_no_other():
-    assert list(blocks_cpu._pool(3).map(lambda _: torch.get_num_threads(), range(9))) == [1] * 9
-
-
 def test_cuts_leave_nothing_out(monkeypatch):
     monkeypatch.setattr(blocks_cpu, "_PART", 8)
     tokens = asked([5, 1, 0, 30, 2, 2, 0, 7, 8, 9, 11])[1].at
-    cuts = blocks_cpu._cuts(tokens, 2)
+    cuts = blocks_cpu._cuts(tokens)
     assert cuts[0] == 0
     assert cuts[-1] == len(tokens)
     assert cuts == sorted(set(cuts))
     assert len(cuts) > 4
-    assert blocks_cpu._cuts(asked([40])[1].at, 2) == [0, 1]
+    assert blocks_cpu._cuts(asked([40])[1].at) == [0, 1]
 
 
 def test_int8_is_near_and_a_sequence_alone_is_itself():

@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from weft.nn.cache import Reach, attend_cached
 from weft.nn.capture import capturing, chosen_heads, record
 from weft.nn.cuda import ampere, trusted
+from weft.nn.linear import Linear
 from weft.nn.work import Work
 from weft.tokens import Tokens
 
@@ -176,9 +177,9 @@ class MultiHead(nn.Module):
         self.heads, self.kept = heads, [head for head in range(heads) if head not in off]
         inner = len(self.kept) * self.size
         self.cross = place == "cross"
-        self.query = nn.Linear(width, inner if self.cross else 3 * inner)  # of itself: keys and values too, in one
-        self.memory = nn.Linear(width, 2 * inner) if self.cross else None
-        self.output = nn.Linear(inner, width)
+        self.query = Linear(width, inner if self.cross else 3 * inner)  # of itself: keys and values too, in one
+        self.memory = Linear(width, 2 * inner) if self.cross else None
+        self.output = Linear(inner, width)
         for part in (self.query, self.memory, self.output):
             if part is not None:
                 nn.init.zeros_(part.bias)

@@ -1,76 +1,82 @@
-"""Attention within short sequences in compiled loops: the CPU's way to answer.
+"""Self-attention of each sequence in compiled loops: the CPU's way to answer (Vaswani et al. 2017, eq. 1).
 
-A sequence's scores lie by key, and within a key by head and query: so the softmax, which goes over the keys, is made of
-long loops over all heads and queries at once, however short the sequence. Products are made of four queries and four
-keys at a time, so that what is read of memory is used four times.
+For each head, softmax(Q Kᵀ / √d) V is two products by `weft.nn.matmul_cpu`. Between them scores lie by key, and within
+a key by head and query: so the softmax, which goes over the keys, is made of long loops over all heads and queries at
+once, however short the sequence.
 """
 
 import math
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from weft.nn.kernels import keeper
+from weft.nn.matmul_cpu import multiply_panel, tile
 
-FEW = 96  # tokens up to which these loops are the better ones
-_FOUR = 4
-
-
-def attend(found: Tensor, scale: Tensor, bias: Tensor, starts: Tensor, heads: int, causal: bool) -> Tensor:
-    """Attend within sequences, with q, k and v side by side in found · scale + bias (N, 3·D): (N, D)."""
-    out = found.new_empty(len(found) + _FOUR, found.shape[1] // 3)  # a sequence writes up to four into the next one
-    _attend(heads, causal, *(one.detach().numpy() for one in (found, scale, bias, starts, out)))
-    return out[: len(found)]
+_ROWS, _COLUMNS = tile().rows, tile().columns
+FEW = 160  # tokens up to which these loops are the better ones
 
 
-@keeper(sums=True)
-def _take(found, scale, bias, whole):  # type: ignore[no-untyped-def]
-    """Scale and shift what the product has left; what fills up to four is nought."""
-    for t in range(found.shape[0]):
-        up = scale[t, 0]
-        for place in range(whole.shape[1]):
-            whole[t, place] = found[t, place] * up + bias[place]
-    for t in range(found.shape[0], whole.shape[0]):
-        for place in range(whole.shape[1]):
-            whole[t, place] = 0
-
-
-@keeper(sums=True)
-def _score(apart, scores):  # type: ignore[no-untyped-def]
-    zero = np.float32(0)
-    for h in range(scores.shape[1]):
-        for j in range(0, scores.shape[0], _FOUR):
-            for i in range(0, scores.shape[2], _FOUR):
-                aw = ax = ay = az = bw = bx = by = bz = cw = cx = cy = cz = dw = dx = dy = dz = zero
-                for p in range(apart.shape[3]):
-                    a, b, c, d = apart[j, 1, h, p], apart[j + 1, 1, h, p], apart[j + 2, 1, h, p], apart[j + 3, 1, h, p]
-                    w, x, y, z = apart[i, 0, h, p], apart[i + 1, 0, h, p], apart[i + 2, 0, h, p], apart[i + 3, 0, h, p]
-                    aw, ax, ay, az = aw + a * w, ax + a * x, ay + a * y, az + a * z
-                    bw, bx, by, bz = bw + b * w, bx + b * x, by + b * y, bz + b * z
-                    cw, cx, cy, cz = cw + c * w, cx + c * x, cy + c * y, cz + c * z
-                    dw, dx, dy, dz = dw + d * w, dx + d * x, dy + d * y, dz + d * z
-                _put(scores, j, h, i, aw, ax, ay, az)
-                _put(scores, j + 1, h, i, bw, bx, by, bz)
-                _put(scores, j + 2, h, i, cw, cx, cy, cz)
-                _put(scores, j + 3, h, i, dw, dx, dy, dz)
+def attend(qkv: Tensor, starts: Tensor, heads: int, causal: bool) -> Tensor:
+    """Attend within sequences, with queries, keys and values side by side in qkv (N, 3·D): (N, D)."""
+    out = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
+    if out.shape[1] // heads % _COLUMNS:  # the last panel of values is read to its end
+        qkv = torch.cat([qkv.flatten(), qkv.new_zeros(_COLUMNS)])[:-_COLUMNS].view_as(qkv)
+    _attend(heads, causal, *(each.numpy() for each in (qkv, starts, out)))
+    return out
 
 
 @keeper()
-def _put(scores, j, h, i, w, x, y, z):  # type: ignore[no-untyped-def]
-    scores[j, h, i], scores[j, h, i + 1], scores[j, h, i + 2], scores[j, h, i + 3] = w, x, y, z
+def _pack(qkv, first, length, size, panels):  # type: ignore[no-untyped-def]
+    """Pack the queries of a sequence, for each head into panels (T / columns, d, columns)."""
+    blocks = (length + _COLUMNS - 1) // _COLUMNS
+    for t in range(length):
+        for h in range(qkv.shape[1] // 3 // size):
+            at = (h * blocks + t // _COLUMNS) * size * _COLUMNS + t % _COLUMNS
+            for k in range(size):
+                panels[at + k * _COLUMNS] = qkv[first + t, h * size + k]
 
 
 @keeper()
-def _hide(scores):  # type: ignore[no-untyped-def]
+def _score(qkv, panels, heads, size, length, scores):  # type: ignore[no-untyped-def]
+    """Write K Qᵀ of each head side by side, (T, heads · queries); `qkv` is where the sequence begins."""
+    none = np.zeros(_COLUMNS, np.float32)
+    bias, width, blocks = none.ctypes.data, heads * size, (length + _COLUMNS - 1) // _COLUMNS
+    for panel in range(heads * blocks):
+        keys, queries = qkv + 4 * (width + panel // blocks * size), panels.ctypes.data + 4 * panel * size * _COLUMNS
+        y, row = scores.ctypes.data + 4 * panel * _COLUMNS, scores.strides[0]
+        multiply_panel(
+            none, _ROWS, length, keys, 12 * width, 4, 0, 0, queries, 4 * _COLUMNS, size, 0, 0, bias, y, row, _COLUMNS
+        )
+
+
+@keeper()
+def _mix(qkv, weights, heads, size, length, out):  # type: ignore[no-untyped-def]
+    """Write the sums of values by weights (T, heads · queries), for each head; `out` is where the sequence begins."""
+    none = np.zeros(_COLUMNS, np.float32)
+    bias, width, blocks = none.ctypes.data, heads * size, (length + _COLUMNS - 1) // _COLUMNS
+    for h in range(heads):
+        x, step = weights.ctypes.data + 4 * h * blocks * _COLUMNS, weights.strides[0]
+        for column in range(0, size, _COLUMNS):
+            values, y = qkv + 4 * (2 * width + h * size + column), out + 4 * (h * size + column)
+            left = size - column
+            multiply_panel(
+                none, _ROWS, length, x, 4, step, 0, 0, values, 12 * width, length, 0, 0, bias, y, 4 * width, left
+            )
+
+
+@keeper()
+def _mask(scores, heads, wide):  # type: ignore[no-untyped-def]
     """Let no query see what comes after it."""
     for j in range(scores.shape[0]):
-        for h in range(scores.shape[1]):
+        for h in range(heads):
             for i in range(j):
-                scores[j, h, i] = -np.inf
+                scores[j, h * wide + i] = -np.inf
 
 
 @keeper()
-def _exp(x):  # type: ignore[no-untyped-def]
+def exp_nonpositive(x):  # type: ignore[no-untyped-def]
     """Cephes' expf for x ≤ 0, which vector instructions can do: 2ⁿ · exp(r), |r| ≤ ln(2) / 2."""
     x = max(x, np.float32(-64))  # the least that counts; numbers that are all but nought are slow
     whole = np.int32(x * np.float32(1.44269504) - np.float32(0.5))
@@ -85,68 +91,42 @@ def _exp(x):  # type: ignore[no-untyped-def]
 
 
 @keeper(sums=True)
-def _weigh(T, sharp, scores, top, total):  # type: ignore[no-untyped-def]
-    """Turn scores into weights: softmax over the keys."""
+def _softmax(scores, sharp, top, total):  # type: ignore[no-untyped-def]
+    """Turn scores (T, heads · queries), times `sharp`, into weights: over the keys."""
     lanes = scores.shape[1]
     for lane in range(lanes):
         top[lane], total[lane] = scores[0, lane], 0
-    for j in range(1, T):
+    for j in range(1, scores.shape[0]):
         for lane in range(lanes):
             top[lane] = max(top[lane], scores[j, lane])
-    for j in range(T):
+    for j in range(scores.shape[0]):
         for lane in range(lanes):
-            scores[j, lane] = _exp((scores[j, lane] - top[lane]) * sharp)
+            scores[j, lane] = exp_nonpositive((scores[j, lane] - top[lane]) * sharp)
             total[lane] += scores[j, lane]
     for lane in range(lanes):
         total[lane] = np.float32(1) / total[lane]
-    for j in range(T):
+    for j in range(scores.shape[0]):
         for lane in range(lanes):
             scores[j, lane] *= total[lane]
-    for j in range(T, scores.shape[0]):
-        for lane in range(lanes):
-            scores[j, lane] = 0
 
 
 @keeper()
-def _take_four(weights, j, h, i):  # type: ignore[no-untyped-def]
-    return weights[j, h, i], weights[j, h, i + 1], weights[j, h, i + 2], weights[j, h, i + 3]
-
-
-@keeper(sums=True)
-def _mix(apart, weights, out):  # type: ignore[no-untyped-def]
-    for h in range(out.shape[1]):
-        for i in range(0, out.shape[0], _FOUR):
-            for p in range(out.shape[2]):
-                out[i, h, p] = out[i + 1, h, p] = out[i + 2, h, p] = out[i + 3, h, p] = np.float32(0)
-            for j in range(0, weights.shape[0], _FOUR):
-                aw, ax, ay, az = _take_four(weights, j, h, i)
-                bw, bx, by, bz = _take_four(weights, j + 1, h, i)
-                cw, cx, cy, cz = _take_four(weights, j + 2, h, i)
-                dw, dx, dy, dz = _take_four(weights, j + 3, h, i)
-                for p in range(out.shape[2]):
-                    a, b, c, d = apart[j, 2, h, p], apart[j + 1, 2, h, p], apart[j + 2, 2, h, p], apart[j + 3, 2, h, p]
-                    out[i, h, p] += aw * a + bw * b + cw * c + dw * d
-                    out[i + 1, h, p] += ax * a + bx * b + cx * c + dx * d
-                    out[i + 2, h, p] += ay * a + by * b + cy * c + dy * d
-                    out[i + 3, h, p] += az * a + bz * b + cz * c + dz * d
-
-
-@keeper(sums=True)
-def _attend(heads, causal, found, scale, bias, starts, out):  # type: ignore[no-untyped-def]
-    longest, width = 0, out.shape[1]
+def _attend(heads, causal, qkv, starts, out):  # type: ignore[no-untyped-def]
+    width, longest = out.shape[1], 0
     for b in range(len(starts) - 1):
         longest = max(longest, starts[b + 1] - starts[b])
-    most, size = (longest + _FOUR - 1) // _FOUR * _FOUR, width // heads
-    room, held = np.empty(most * 3 * width, np.float32), np.empty(most * heads * most, np.float32)
-    top, total = np.empty(heads * most, np.float32), np.empty(heads * most, np.float32)
+    size, lanes = width // heads, heads * ((longest + _COLUMNS - 1) // _COLUMNS * _COLUMNS)
+    panels, memory = np.zeros(size * lanes, np.float32), np.empty(longest * lanes, np.float32)
+    top, total = np.empty(lanes, np.float32), np.empty(lanes, np.float32)
     for b in range(len(starts) - 1):
         first, T = starts[b], starts[b + 1] - starts[b]
-        most = (T + _FOUR - 1) // _FOUR * _FOUR
-        whole, scores = room[: most * 3 * width], held[: most * heads * most]
-        apart, by_key = whole.reshape(most, 3, heads, size), scores.reshape(most, heads, most)
-        _take(found[first : first + T], scale[first : first + T], bias, whole.reshape(most, 3 * width))
-        _score(apart, by_key)
+        if T == 0:
+            continue
+        wide = (T + _COLUMNS - 1) // _COLUMNS * _COLUMNS
+        scores = memory[: T * heads * wide].reshape(T, heads * wide)
+        _pack(qkv, first, T, size, panels)
+        _score(qkv.ctypes.data + first * qkv.strides[0], panels, heads, size, T, scores)
         if causal:
-            _hide(by_key)
-        _weigh(T, np.float32(1 / math.sqrt(size)), scores.reshape(most, heads * most), top, total)
-        _mix(apart, by_key, out[first : first + most].reshape(most, heads, size))
+            _mask(scores, heads, wide)
+        _softmax(scores, np.float32(1 / math.sqrt(size)), top, total)
+        _mix(qkv.ctypes.data + first * qkv.strides[0], scores, heads, size, T, out.ctypes.data + first * out.strides[0])

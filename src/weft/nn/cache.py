@@ -113,7 +113,7 @@ class Cache:
     def write(self, layer: int, kv: Tensor) -> Tensor:
         """Write a layer's keys and values (B, 2, H, d) into the last column; return all that are held, (M, 2, H, d)."""
         held = self.log.layers[layer]
-        held[: len(kv)].index_copy_(1, self.at - 1, kv[:, None].to(held.dtype))
+        held[: len(kv), self.end - 1] = kv
         return held.flatten(0, 1)
 
     @property

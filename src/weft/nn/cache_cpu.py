@@ -3,13 +3,13 @@
 import math
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from weft.nn.kernels import compiler
+from weft.nn.attention_cpu import exp_nonpositive
+from weft.nn.kernels import keeper
 
 _APART = 1 << 20  # products from which on it pays to share them among threads
 
@@ -22,9 +22,9 @@ def attend_in_loops(q: Tensor, kv: Tensor, places: Tensor, first: Tensor, last: 
     parts = torch.get_num_threads() if q.numel() * places.shape[1] > _APART else 1
     cuts = [rows * part // parts for part in range(parts + 1)]
     if parts == 1:
-        _loops()(0, rows, *arrays)
+        _attend(0, rows, *arrays)
     else:
-        list(_threads().map(lambda part: _loops()(cuts[part], cuts[part + 1], *arrays), range(parts)))
+        list(_threads().map(lambda part: _attend(cuts[part], cuts[part + 1], *arrays), range(parts)))
     return out
 
 
@@ -33,11 +33,7 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="weft-attend")
 
 
-@cache
-def _loops() -> Any:
-    return compiler(sums=True)(_attend)
-
-
+@keeper(sums=True)
 def _attend(start, stop, q, kv, places, first, last, out):  # type: ignore[no-untyped-def]
     heads, size = q.shape[1], q.shape[2]
     scale = np.float32(1.0 / math.sqrt(size))
@@ -57,7 +53,7 @@ def _attend(start, stop, q, kv, places, first, last, out):  # type: ignore[no-un
                 top = max(top, weights[h, t])
             total = np.float32(0)
             for t in range(low, high):
-                weights[h, t] = math.exp(weights[h, t] - top)
+                weights[h, t] = exp_nonpositive(weights[h, t] - top)
                 total += weights[h, t]
             for i in range(size):
                 out[b, h, i] = 0

@@ -1,17 +1,18 @@
 """The product with a whole vocabulary: of all that a step of generation does, the largest part."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from weft.nn.cache import on_triton
 from weft.nn.cuda import halved, in_half
+from weft.nn.linear import Linear
 
 _EVEN, _ODD = 64, 8  # on CUDA, rows of a multiple of so many words; a multiple of fewer is slow
 _PART = 1024  # outputs at a time; the library's product of few rows with all of them is a quarter slower
 
 
-class Readout(nn.Linear):
+class Readout(Linear):
     """A dense layer with many outputs, and no bias unless it is asked for."""
 
     def __init__(self, width: int, vocab: int, bias: bool = False) -> None:
@@ -23,6 +24,9 @@ class Readout(nn.Linear):
             return self._oddly(x)
         if torch.is_grad_enabled() or x.device.type != "cpu" or self.out_features < 4 * _PART:
             return super().forward(x)
+        found = self.product(x, self.bias)
+        if found is not None:
+            return found
         out = x.new_empty(len(x), self.out_features)
         for matrix, place in zip(self.weight.split(_PART), out.split(_PART, 1), strict=True):
             torch.mm(x, matrix.t(), out=place)

@@ -1,8 +1,8 @@
 """What a Transformer does with one token at a time, in compiled loops: the CPU's way to answer.
 
-A matrix product leaves rows of numbers, in int8 yet to be scaled back. One loop over them does all that comes before
-the next product, so that a row stays in the nearest cache: scale, bias, and the activation or the sum and the norm.
-Where the next product is of bytes, the loop rounds the row to them, too, as `weft.nn.quantized` says.
+One loop over the rows of a product does all that comes before the next product, so that a row stays in the nearest
+cache: the activation, or the sum and the norm. Where the next product is of integers, the loop rounds the row to them,
+too, as `weft.nn.quantized` says.
 """
 
 import math
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.nn.kernels import keeper, tanh_of
+from weft.nn.matmul_cpu import FLOAT32, Format, Integers
 from weft.nn.transformer import gelu_tanh
 
 _KINDS: dict[Any, int] = {F.relu: 0, F.gelu: 1, gelu_tanh: 2, F.silu: 3}
@@ -29,87 +30,100 @@ _B3, _B4 = map(np.float32, [-2.13374055278905e-4, -1.45660718464996e-5])
 
 
 class Rows(NamedTuple):
-    """Tokens as a product reads them: numbers, or where there are any, bytes of them with a scale a token."""
+    """Tokens as the next product reads them: float32 (N, D), and in an integer format, where it is one of integers."""
 
-    values: Tensor  # (N, D)
-    bytes_: Tensor  # (N, D) or (0, D), unsigned: 128 stands for 0
-    scale: Tensor  # (N, 1); of numbers it is 1
-
-    @classmethod
-    def over(cls, values: Tensor, rounded: bool) -> "Rows":
-        """Take values that are there, or that a loop will write, and make room for the bytes."""
-        count, width = values.shape
-        bytes_ = torch.empty(count if rounded else 0, width, dtype=torch.uint8)
-        return cls(values, bytes_, torch.empty(count, 1) if rounded else torch.ones(count, 1))
-
-    @property
-    def rounded(self) -> bool:
-        """Whether there are bytes."""
-        return len(self.bytes_) > 0
-
-    @property
-    def arrays(self) -> list[Any]:
-        """What loops read and write."""
-        return [self.values.numpy(), self.bytes_.numpy(), self.scale.numpy()]
+    values: Tensor
+    integers: Integers | None = None
 
 
-def round_rows(x: Tensor) -> Rows:
-    """Round tokens (N, D) to bytes, each by its own scale."""
-    rows = Rows.over(x.contiguous(), True)
-    _round_all(*rows.arrays)
-    return rows
+def _arrays(integers: Integers | None, form: Format) -> tuple[Any, ...]:
+    """What loops write integers to: nothing, where the product is of float32."""
+    if integers is None:
+        return _EMPTY
+    return *(each.numpy() for each in integers), form.steps
 
 
-def activate(activation: Callable[..., Tensor], found: Tensor, of: Rows, bias: Tensor) -> Rows:
-    """Return act(found + bias), which takes the place of `found` (N, M): what a product has made `of` rows."""
-    rows = Rows.over(found, of.rounded)
-    _activate(_KINDS[activation], of.scale.numpy(), bias.detach().numpy(), *rows.arrays)
-    return rows
+_EMPTY = (np.empty((0, 1), np.uint8), np.empty(0, np.float32), np.empty(0, np.int32), 0)
 
 
-def add_norm(x: Tensor, found: Tensor, of: Rows, bias: Tensor, norm: nn.LayerNorm) -> Rows:
-    """Return norm(x + found + bias); the sum itself takes the place of `found` (N, D)."""
-    rows = Rows.over(torch.empty_like(x), of.rounded)
-    known = (x, found, of.scale, bias, norm.weight, norm.bias)
-    _add_norm(*(one.detach().numpy() for one in known), np.float32(norm.eps), *rows.arrays)
-    return rows
+def _allocate(values: Tensor, form: Format) -> Integers | None:
+    count, width = values.shape
+    if form is FLOAT32:
+        return None
+    padded = torch.empty(count, width + -width % form.group, dtype=form.dtype)
+    return Integers(padded, torch.empty(count), torch.empty(count, dtype=torch.int32))
 
 
-@keeper()
-def round_row(row, values, bytes_, scale):  # type: ignore[no-untyped-def]
-    """Add 128.5 and cut off, which rounds to the nearest."""
-    bits = np.int32(0)  # without their sign numbers have the order of their bits, of which vectors can find the most
-    for place in range(values.shape[1]):
-        bits = max(bits, np.float32(values[row, place]).view(np.int32) & np.int32(0x7FFFFFFF))
-    most = max(np.int32(bits).view(np.float32), np.float32(1e-12))
-    up = np.float32(127) / most
-    scale[row, 0] = most / np.float32(127)
-    for place in range(values.shape[1]):
-        bytes_[row, place] = np.uint8(values[row, place] * up + np.float32(128.5))
+def quantize_rows(x: Tensor, form: Format) -> Rows:
+    """Round tokens (N, D) to integers, each by its own scale and zero; float32 is left as it is."""
+    values = x.contiguous()
+    integers = _allocate(values, form)
+    if integers is not None:
+        _quantize_all(values.numpy(), *_arrays(integers, form))
+    return Rows(values, integers)
+
+
+def activate(activation: Callable[..., Tensor], values: Tensor, form: Format) -> Rows:
+    """Return act(values), in place."""
+    integers = _allocate(values, form)
+    _activate(_KINDS[activation], values.numpy(), *_arrays(integers, form))
+    return Rows(values, integers)
+
+
+def add_norm(x: Tensor, y: Tensor, norm: nn.LayerNorm, form: Format) -> Rows:
+    """Return norm(x + y); the sum itself takes the place of y (N, D)."""
+    values = torch.empty_like(x)
+    integers = _allocate(values, form)
+    known = (each.detach().numpy() for each in (x, y, norm.weight, norm.bias))
+    _add_norm(*known, np.float32(norm.eps), values.numpy(), *_arrays(integers, form))
+    return Rows(values, integers)
 
 
 @keeper()
-def _round_all(values, bytes_, scale):  # type: ignore[no-untyped-def]
+def _ordered(bits):  # type: ignore[no-untyped-def]
+    """Map the bits of a float to an integer of the same order, and back: vectors can find the least of integers."""
+    return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
+
+
+@keeper()
+def quantize_row(row, values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
+    """Write round(x / scale) + zero, with the scale for which min(x, 0) is 0 and max(x, 0) is `steps`; NaN spreads."""
+    least = most = np.int32(0)
+    for place in range(values.shape[1]):
+        key = _ordered(np.float32(values[row, place]).view(np.int32))
+        least, most = min(least, key), max(most, key)
+    low, high = np.int32(_ordered(least)).view(np.float32), np.int32(_ordered(most)).view(np.float32)
+    unit = max((high - low) / np.float32(steps), np.float32(1e-30))
+    up = np.float32(1) / unit
+    shift = np.int32(np.float32(0.5) - low * up)
+    scale[row], zero[row] = unit, shift
+    half = np.float32(shift) + np.float32(0.5)
+    for place in range(values.shape[1]):
+        integers[row, place] = min(np.int32(values[row, place] * up + half), np.int32(steps))
+
+
+@keeper()
+def _quantize_all(values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
     for row in range(values.shape[0]):
-        round_row(row, values, bytes_, scale)
+        quantize_row(row, values, integers, scale, zero, steps)
 
 
 @keeper(sums=True)
-def _add_norm(x, found, before, bias, weight, shift, eps, values, bytes_, scale):  # type: ignore[no-untyped-def]
+def _add_norm(x, y, weight, bias, eps, values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
     width = np.float32(x.shape[1])
     for row in range(x.shape[0]):
-        up, total, spread = before[row, 0], np.float32(0), np.float32(0)
+        total, spread = np.float32(0), np.float32(0)
         for place in range(x.shape[1]):
-            found[row, place] = x[row, place] + (found[row, place] * up + bias[place])
-            total += found[row, place]
+            y[row, place] = x[row, place] + y[row, place]
+            total += y[row, place]
         mean = total / width
         for place in range(x.shape[1]):
-            spread += (found[row, place] - mean) * (found[row, place] - mean)
+            spread += (y[row, place] - mean) * (y[row, place] - mean)
         sharp = _ONE / math.sqrt(spread / width + eps)
         for place in range(x.shape[1]):
-            values[row, place] = (found[row, place] - mean) * sharp * weight[place] + shift[place]
-        if bytes_.shape[0]:
-            round_row(row, values, bytes_, scale)
+            values[row, place] = (y[row, place] - mean) * sharp * weight[place] + bias[place]
+        if integers.shape[0]:
+            quantize_row(row, values, integers, scale, zero, steps)
 
 
 @keeper()
@@ -124,11 +138,8 @@ def _gelu(x):  # type: ignore[no-untyped-def]
 
 
 @keeper()
-def _activate(kind, before, bias, values, bytes_, scale):  # type: ignore[no-untyped-def]
+def _activate(kind, values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
     for row in range(values.shape[0]):
-        up = before[row, 0]
-        for place in range(values.shape[1]):
-            values[row, place] = values[row, place] * up + bias[place]
         if kind == 0:
             for place in range(values.shape[1]):
                 values[row, place] = max(values[row, place], np.float32(0))
@@ -143,5 +154,5 @@ def _activate(kind, before, bias, values, bytes_, scale):  # type: ignore[no-unt
             for place in range(values.shape[1]):
                 x = values[row, place]
                 values[row, place] = x * (_HALF * _tanh(_HALF * x) + _HALF)
-        if bytes_.shape[0]:
-            round_row(row, values, bytes_, scale)
+        if integers.shape[0]:
+            quantize_row(row, values, integers, scale, zero, steps)

@@ -20,6 +20,7 @@ from weft.nn.attention import Layout, MultiHead
 from weft.nn.cache import Cache, Reach, on_triton
 from weft.nn.capture import capturing
 from weft.nn.cuda import halved, trusted
+from weft.nn.linear import Linear
 
 _MUCH = 512  # tokens from which on loops that are compiled, once a process, are worth it; those of int8 always are
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu"]
@@ -62,7 +63,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.inner, self.outer = nn.Linear(shape.width, shape.hidden), nn.Linear(shape.hidden, shape.width)
+        self.inner, self.outer = Linear(shape.width, shape.hidden), Linear(shape.hidden, shape.width)
         self.activation = ACTIVATIONS[shape.activation]
         for part in (self.inner, self.outer):
             nn.init.xavier_uniform_(part.weight)
@@ -76,7 +77,8 @@ class FeedForward(nn.Module):
     def hidden(self, x: Tensor) -> Tensor:
         """Return what the outer layer reads, (N, hidden)."""
         if self.activation not in (F.relu, F.gelu, gelu_tanh) or not trusted(x):
-            return self.activation(self.inner(x))
+            made = self.inner(x)
+            return made.relu_() if self.activation is F.relu else self.activation(made)
         from weft.nn.feed_cuda import linear_gelu, linear_relu
 
         known = halved(x), halved(self.inner.weight), self.inner.bias

@@ -1,7 +1,7 @@
 """From examples to answers, and from answers to scores: one way for the trainer, the command line and the server."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -16,12 +16,13 @@ from weft.data.loader import plan
 from weft.data.packed import Packed, pack
 from weft.data.shards import Shards
 from weft.errors import ConfigError, DataError
+from weft.nn.linear import frozen_weights
 from weft.tasks.base import Answer, Batch, Head, Item, Task
 from weft.tasks.metrics import Confusion
 from weft.tasks.prepare import encode_all
 
 AT_ONCE = 1024  # examples held at a time: enough to fill batches with like lengths, however long the stream is
-BUDGET = 16384  # tokens in a batch
+BUDGET, BUDGET_ON_CPU = 16384, 4096  # tokens in a batch
 SCORED, SCORED_ON_GPU = 1 << 23, 1 << 28  # numbers that a step of a search may score: what caches, or memories, hold
 
 F = TypeVar("F")
@@ -34,7 +35,7 @@ def predict(
     examples: Iterable[Any],
     limit: Limit,
     options: Section,
-    budget: int = BUDGET,
+    budget: int | None = None,
     start: int = 0,
 ) -> Iterator[Answer]:
     """Yield an answer for each example, in order, the first being number `start`; memory does not grow."""
@@ -48,18 +49,19 @@ def outputs(
     examples: Iterable[Any],
     limit: Limit,
     options: Section,
-    budget: int = BUDGET,
+    budget: int | None = None,
     start: int = 0,
 ) -> Iterator[tuple[Any, list[Any]]]:
     """Yield each example with what the head gives for its items, of which `predict` has the task make an answer."""
     stream, done = iter(examples), start
-    while chunk := list(islice(stream, AT_ONCE)):
-        yield from _chunk_outputs(task, head, chunk, limit, options, budget, done)
-        done += len(chunk)
+    with frozen_weights():
+        while chunk := list(islice(stream, AT_ONCE)):
+            yield from _chunk_outputs(task, head, chunk, limit, options, budget, done)
+            done += len(chunk)
 
 
 def _chunk_outputs(
-    task: Task, head: Head, examples: Sequence[Any], limit: Limit, options: Section, budget: int, done: int
+    task: Task, head: Head, examples: Sequence[Any], limit: Limit, options: Section, budget: int | None, done: int
 ) -> Iterator[tuple[Any, list[Any]]]:
     encoded = _encoded(task, [task.asked(example) for example in examples], limit, done)
     for number, items in enumerate(encoded):
@@ -81,7 +83,7 @@ def _refused(task: Task, head: Head, encoded: Sequence[list[Item]], options: Sec
     longest = sorted(range(len(encoded)), key=lambda number: -sum(len(item[0]) for item in encoded[number]))
     for number in longest:
         try:
-            list(_outputs(task, head, encoded[number], options, BUDGET, done + number))
+            list(_outputs(task, head, encoded[number], options, None, done + number))
         except DataError as error:
             return DataError(f"example {done + number + 1}: {error}")
     return None
@@ -93,40 +95,42 @@ def _encoded(task: Task, examples: Sequence[Any], limit: Limit, done: int = 0) -
 
 
 def _outputs(
-    task: Task, head: Head, items: list[Item], options: Section, budget: int, done: int
+    task: Task, head: Head, items: list[Item], options: Section, budget: int | None, done: int
 ) -> Iterator[tuple[int, Any]]:
     data, device, scored = pack(items, counted=task.counted), _device(head), head.scored(options)
     most = max(1, (SCORED if device.type == "cpu" else SCORED_ON_GPU) // scored) if scored else len(items)
 
-    def answer(found: tuple[Batch, np.ndarray]) -> Iterator[tuple[int, Any]]:
-        batch, indices = found
+    def answer(indices: np.ndarray) -> Iterator[tuple[int, Any]]:
+        batch = _batch(task, data, indices).numbered((indices + done).tolist())
         with torch.inference_mode():
             return zip(indices.tolist(), head.predict(batch.to(device), options), strict=True)
 
-    batches = _batches(task, data, budget, done, most)
+    planned = plan(data, budget or _budget(device), seed=None)
+    chosen = [part for indices in planned for part in np.array_split(indices, -(-len(indices) // most))]
     with _evaluating(head):
-        apart = scored and device.type == "cpu" and len(items) > most
-        for outputs in side_by_side(answer, batches) if apart else map(answer, batches):
+        for outputs in side_by_side(answer, chosen) if device.type == "cpu" else map(answer, chosen):
             yield from outputs
 
 
-def _batches(
-    task: Task, data: Packed, budget: int, done: int = 0, most: int | None = None
-) -> Iterator[tuple[Batch, np.ndarray]]:
-    for planned in plan(data, budget, seed=None):
-        for indices in np.array_split(planned, -(-len(planned) // (most or len(planned)))):
-            batch = task.collate([data[index] for index in indices.tolist()], np.random.default_rng(0))
-            yield batch.numbered((indices + done).tolist()), indices
+def _budget(device: torch.device) -> int:
+    return BUDGET_ON_CPU if device.type == "cpu" else BUDGET
 
 
-def side_by_side(answer: Callable[[F], G], found: Iterable[F]) -> Iterator[G]:
+def _batch(task: Task, data: Packed, indices: np.ndarray) -> Batch:
+    return task.collate([data[index] for index in indices.tolist()], np.random.default_rng(0))
+
+
+def side_by_side(answer: Callable[[F], G], batches: Sequence[F]) -> Iterator[G]:
     """Answer as many batches at a time as there are threads, in order: small products share threads badly."""
     threads = torch.get_num_threads()
+    if threads == 1 or len(batches) == 1:
+        yield from map(answer, batches)
+        return
     waiting: deque[Future[G]] = deque()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for one in found:
-                waiting.append(pool.submit(answer, one))
+            for batch in batches:
+                waiting.append(pool.submit(answer, batch))
                 if len(waiting) > threads:
                     yield waiting.popleft().result()
             while waiting:
@@ -145,7 +149,7 @@ def reread(task: Task, head: Head, example: Any, limit: Limit) -> tuple[list[str
         )
     if task.reads_itself:
         return task.reread(items, [])
-    outputs = [output for _, output in sorted(_outputs(task, head, items, task.options(), BUDGET, 0))]
+    outputs = [output for _, output in sorted(_outputs(task, head, items, task.options(), None, 0))]
     return task.reread(items, outputs)
 
 
@@ -158,12 +162,15 @@ class Verdict:
     note: str = ""  # what a reader of the metrics should know
 
 
-def evaluate(task: Task, head: Head, examples: Sequence[Any], limit: Limit, budget: int = BUDGET) -> dict[str, float]:
+def evaluate(
+    task: Task, head: Head, examples: Sequence[Any], limit: Limit, budget: int | None = None
+) -> dict[str, float]:
     """Score a head on examples: the loss and the task's metrics."""
     return judge(task, head, examples, limit, budget).metrics
 
 
-def judge(task: Task, head: Head, examples: Sequence[Any], limit: Limit, budget: int = BUDGET) -> Verdict:
+@frozen_weights()
+def judge(task: Task, head: Head, examples: Sequence[Any], limit: Limit, budget: int | None = None) -> Verdict:
     """Score a head on examples, and say which labels it took for which."""
     if not examples:
         raise DataError("not one example is left to evaluate on")
@@ -181,6 +188,7 @@ def judge(task: Task, head: Head, examples: Sequence[Any], limit: Limit, budget:
     return Verdict({"loss": loss, **task.score(answers, judged)}, task.confusion(answers, judged))
 
 
+@frozen_weights()
 def judge_prepared(task: Task, head: Head, data: Shards, place: str) -> Verdict:
     """Score a head on a prepared corpus, where the task needs no texts for that."""
     with torch.inference_mode(), _evaluating(head):
@@ -193,15 +201,23 @@ def judge_prepared(task: Task, head: Head, data: Shards, place: str) -> Verdict:
     return Verdict(measured.metrics, None, measured.note)
 
 
-def mean_loss(task: Task, head: Head, data: Packed, budget: int) -> float:
+def mean_loss(task: Task, head: Head, data: Packed, budget: int | None = None) -> float:
     """Return the sum over the parts of each part's mean."""
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
-    with torch.inference_mode(), _evaluating(head):
-        for batch, _ in _batches(task, data, budget):
-            for part, value in head(batch.to(_device(head)))[0].items():
-                sums[part] = sums.get(part, 0.0) + float(value)
-                counts[part] = counts.get(part, 0) + batch.counts[part]
+    device = _device(head)
+
+    def losses(indices: np.ndarray) -> tuple[dict[str, float], Mapping[str, int]]:
+        batch = _batch(task, data, indices)
+        with torch.inference_mode():
+            return {part: float(value) for part, value in head(batch.to(device))[0].items()}, batch.counts
+
+    planned = plan(data, budget or _budget(device), seed=None)
+    with _evaluating(head):
+        for found, counted in side_by_side(losses, planned) if device.type == "cpu" else map(losses, planned):
+            for part, value in found.items():
+                sums[part] = sums.get(part, 0.0) + value
+                counts[part] = counts.get(part, 0) + counted[part]
     return sum(sums[part] / max(counts[part], 1) for part in sums)
 
 
