@@ -154,6 +154,15 @@ def test_a_text_has_the_same_vector_in_any_company(order, pool):
     np.testing.assert_allclose(pipeline.embed([TEXTS[number] for number in order], pool), apart, atol=2e-5)
 
 
+@settings(max_examples=25, deadline=None)
+@given(order=st.lists(st.integers(0, len(TEXTS) - 1), min_size=1, max_size=60))
+def test_it_is_the_same_to_the_last_bit_in_any_order(order):
+    pipeline = _bert()
+    vectors, turned = (pipeline.embed([TEXTS[number] for number in part]) for part in (order, order[::-1]))
+    assert np.array_equal(vectors, turned[::-1])
+    assert len({row.tobytes() for row in vectors}) == len(set(order))
+
+
 def _bert(kept=[]):  # noqa: B006
     if not kept:
         kept.append(made("bert"))

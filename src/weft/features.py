@@ -68,11 +68,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Read:
-    """Texts as tokens, the longest first, and where each stands among those that were given."""
+    """Distinct texts as tokens, the longest first, and which of them each text is that was given."""
 
     ids: np.ndarray  # (N,)
     lengths: np.ndarray  # (B,)
-    order: np.ndarray  # (B,)
+    rows: np.ndarray  # (texts given,)
     spelt: list[list[np.ndarray]] | None
 
     def batches(self, budget: int) -> Iterator[Tokens]:
@@ -84,8 +84,7 @@ class _Read:
             end = int(ends[stop - 1])
             tokens = Tokens.flat(torch.from_numpy(self.ids[start:end]), torch.from_numpy(self.lengths[first:stop]))
             if self.spelt is not None:
-                rows = self.order[first:stop].tolist()
-                tokens = tokens.spelt([np.concatenate(self.spelt[row]) for row in rows])
+                tokens = tokens.spelt(list(map(np.concatenate, self.spelt[first:stop])))
             yield tokens
             first, start = stop, end
 
@@ -142,20 +141,26 @@ class Embedder:
         return [self.task.tokenizer.token(id) for id in self._read([text], 1).ids.tolist()]
 
     def _read(self, texts: list[str], first: int) -> _Read:
-        """Cut texts into tokens and put marks around them; the longest comes first."""
+        """Cut each distinct text into tokens and put marks around them: the longest first, then by the alphabet.
+
+        So a batch does not depend on the order in which texts were given, and neither does a vector, to the last bit.
+        """
         texts = [text.lower() for text in texts] if self.lowercase else texts
-        cut, marks = self.task.cut(texts), len(self.before) + len(self.after)
-        spelt = self.task.spelt(texts) if self.task.spells else None
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+        distinct, given = list(numbers), np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
+        cut, marks = self.task.cut(distinct), len(self.before) + len(self.after)
+        spelt = self.task.spelt(distinct) if self.task.spells else None
         lengths = np.fromiter(map(len, cut), np.int64, len(cut))
         room = None if self.longest is None else max(0, self.longest - marks)
         if room is not None and lengths.max(initial=0) > room:
-            self._refuse(lengths, room, first, marks)
+            self._refuse(lengths[given], room, first, marks)
             cut, lengths = [ids[:room] for ids in cut], lengths.clip(max=room)
             spelt = spelt and [_shortened(own, room, len(self.before), len(self.after)) for own in spelt]
-        order = np.argsort(-lengths, kind="stable")
+        order = np.array(sorted(range(len(cut)), key=lambda row: (-lengths[row], distinct[row])), np.int64)
         words = chain.from_iterable(map(cut.__getitem__, order.tolist()))
         inside = np.fromiter(words, np.int64, int(lengths.sum()))
-        return _Read(self._marked(inside, lengths[order]), lengths[order] + marks, order, spelt)
+        spelt = spelt and [spelt[row] for row in order.tolist()]
+        return _Read(self._marked(inside, lengths[order]), lengths[order] + marks, np.argsort(order)[given], spelt)
 
     def _refuse(self, lengths: np.ndarray, room: int, first: int, marks: int) -> None:
         """Count texts that are too long, or where nobody asked to cut them name the first."""
@@ -189,10 +194,9 @@ class Embedder:
         flat = torch.cat(found).cpu().numpy() if found else np.zeros((0, self.width), np.float32)
         if self.choice.pool == "tokens":
             parts = np.split(flat, read.lengths.cumsum()[:-1]) if len(read.lengths) else []
-            return [parts[place] for place in np.argsort(read.order).tolist()]
-        vectors = np.zeros((len(read.order), flat.shape[1]), np.float32)
-        vectors[read.order[: len(flat)]] = flat
-        return vectors
+            return [parts[row] for row in read.rows.tolist()]
+        empty = np.zeros((len(read.lengths) - len(flat), flat.shape[1]), np.float32)  # texts without a token
+        return np.concatenate([flat, empty])[read.rows]
 
     def _encode(self, tokens: Tokens) -> Tensor:
         with torch.inference_mode():

@@ -63,6 +63,16 @@ def test_the_order_is_a_function_of_seed_and_epoch():
     assert order(1, 0) != order(2, 0)
 
 
+@given(st.permutations(range(40)))
+def test_without_a_seed_batches_do_not_depend_on_the_order_of_the_items(order):
+    rows = [np.array([index, index % 7][: 1 + index % 2], np.int32) for index in range(40)]
+
+    def batches(order):
+        return [[rows[order[at]].tolist() for at in batch] for batch in plan(pack((rows[i],) for i in order), 9, None)]
+
+    assert batches(order) == batches(range(40))
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 150))
 def test_resuming_gives_the_same_batches(done):

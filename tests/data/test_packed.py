@@ -1,12 +1,13 @@
 """Packed items: what goes in comes out, with no copy, from a file without a name."""
 
 import tracemalloc
+from itertools import accumulate, chain
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.data.packed import pack
+from weft.data.packed import content_keys, pack
 
 sequence = st.lists(st.integers(0, 2**31 - 1), max_size=9)
 items = st.lists(st.lists(sequence, min_size=1, max_size=4), max_size=12)
@@ -27,6 +28,20 @@ def test_what_goes_in_comes_out(raw, at_once):
 @given(items, items)
 def test_the_digest_is_the_contents(one, other):
     assert (pack(arrays(one)).digest == pack(arrays(other)).digest) == (one == other)
+
+
+@given(st.lists(sequence, max_size=20))
+def test_a_key_is_the_contents_alone(raw):
+    starts = np.array([0, *accumulate(map(len, raw))])
+    keys = content_keys(np.array(list(chain.from_iterable(raw)), np.int32), starts)
+    for key, ids in zip(keys, raw, strict=True):
+        assert key == content_keys(np.array([*ids, 7]), np.array([0, len(ids), len(ids) + 1]))[0]
+    assert len(set(keys.tolist())) == len(set(map(tuple, raw)))
+
+
+def test_a_key_sees_the_order():
+    keys = content_keys(np.array([1, 2, 3, 3, 2, 1, 2, 2, 2]), np.array([0, 3, 6, 9]))
+    assert len(set(keys.tolist())) == 3
 
 
 def test_the_digest_sees_where_items_begin():

@@ -55,14 +55,19 @@ def plan_framed(lengths: np.ndarray, frame: Frame, seed: int, epoch: int) -> lis
 
 
 def plan(data: Packed, budget: int, seed: int | None, epoch: int = 0) -> list[np.ndarray]:
-    """Cut the items into batches of at most `budget` tokens, of like lengths; `seed` None keeps the sorted order."""
+    """Cut the items into batches of at most `budget` tokens, of like lengths.
+
+    Without a seed batches come in sorted order, and items of one length by their content: the same batches, whatever
+    order the items were given in.
+    """
     rng = np.random.default_rng((seed, epoch)) if seed is not None else None
     order = rng.permutation(len(data)) if rng else np.arange(len(data))
     width = max(1, int(BUCKET * budget / max(1.0, float(data.sizes.mean())))) if rng and len(data) else len(data)
     batches: list[np.ndarray] = []
     for start in range(0, len(order), max(width, 1)):
         bucket = order[start : start + width]
-        bucket = bucket[np.lexsort(data.shapes[:, bucket])]
+        keys = data.shapes[:, bucket] if rng else (data.keys, *data.shapes)
+        bucket = bucket[np.lexsort(keys)]
         batches += _cut(bucket, data.sizes[bucket], budget)
     if rng:
         return [batches[index] for index in rng.permutation(len(batches))]
