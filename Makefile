@@ -18,8 +18,18 @@ demo: $(READY)   ## train a fixed-vector model and an attention model for a minu
 	rm -rf demo
 	$(BIN)/weft compare dates-fixed dates --budget 60s --out demo
 
-test: $(READY) browser  ## run all tests
+test: $(READY) browser  ## run all tests, and those of numbers again as lesser CPUs compute them
 	$(BIN)/python -m pytest --numprocesses 2
+	$(foreach set,$(HELD_DOWN),env $($(set)) $(BIN)/python -m pytest --numprocesses 2 -m isa &&) true
+
+# Instruction sets held down, for each library that chooses among them; numba would add what the machine has to its CPU's name.
+ifeq ($(shell uname -m),x86_64)
+HELD_DOWN := AVX2 SSE
+endif
+AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 NUMBA_CPU_NAME=haswell \
+	NUMBA_CPU_FEATURES=+ssse3,+sse4.1,+sse4.2,+avx,+avx2,+fma,+bmi,+bmi2,+f16c,+lzcnt,+popcnt,+movbe
+SSE := ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 NUMBA_CPU_NAME=x86-64-v2 \
+	NUMBA_CPU_FEATURES=+ssse3,+sse4.1,+sse4.2
 
 # Pages are tested in Debian's Chromium. Where we may, it is installed (tried once, and soon given up with no network);
 # where it is not there, those tests are skipped.

@@ -146,6 +146,7 @@ def test_each_token_has_a_vector(pipeline):
         np.testing.assert_allclose(rows, by_hand(pipeline, text, "tokens"), atol=2e-5)
 
 
+@pytest.mark.isa
 @settings(max_examples=25, deadline=None)
 @given(order=st.permutations(range(len(TEXTS))), pool=st.sampled_from(["mean", "max", "last", "summary"]))
 def test_a_text_has_the_same_vector_in_any_company(order, pool):
@@ -154,6 +155,7 @@ def test_a_text_has_the_same_vector_in_any_company(order, pool):
     np.testing.assert_allclose(pipeline.embed([TEXTS[number] for number in order], pool), apart, atol=2e-5)
 
 
+@pytest.mark.isa
 @settings(max_examples=25, deadline=None)
 @given(order=st.lists(st.integers(0, len(TEXTS) - 1), min_size=1, max_size=60))
 def test_it_is_the_same_to_the_last_bit_in_any_order(order):
@@ -292,6 +294,7 @@ def test_what_does_not_encode_is_refused(monkeypatch):
         made("ngram").embed(["abc"])
 
 
+@pytest.mark.isa
 def test_lower_precision_is_near(bert, tmp_path):
     folder = bert.save(tmp_path / "saved")
     exact = bert.embed(TEXTS, normalize=True)
