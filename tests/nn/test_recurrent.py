@@ -296,6 +296,87 @@ def test_half_precision_by_autocast_is_near(name):
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in cell.parameters())
 
 
+# Where the library has no kernel in half precision, as for an LSTM in bfloat16 on a CPU without AVX-512.
+
+HALF, ROUNDING = torch.bfloat16, 2**-8  # what a number is rounded to, at most, of itself: half of that
+LIBRARY = {"elman": "rnn_tanh", "lstm": "lstm", "gru": "gru"}  # functions of torch
+
+
+class Kernel:
+    """The library's kernel of a cell on a CPU where it knows only float32, and raises or is wrong in half precision."""
+
+    def __init__(self, name: str, in_half: str) -> None:
+        self.walk, self.in_half, self.asked = getattr(torch, LIBRARY[name]), in_half, []
+
+    def __call__(self, inputs: Tensor, *rest: object) -> tuple[Tensor, ...]:
+        half = torch.is_autocast_enabled("cpu")
+        self.asked.append((inputs.dtype, half))
+        if half and self.in_half == "raises":
+            raise RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive")
+        with torch.autocast("cpu", enabled=False):
+            outputs, *ends = self.walk(inputs, *rest)
+        return outputs.flip(0) if half and self.in_half == "wrong" else outputs, *ends
+
+
+@pytest.fixture
+def replace_kernel(monkeypatch):
+    """Put another kernel in the place of the library's for a cell, and return it."""
+
+    def replace(name: str, in_half: str = "raises") -> Kernel:
+        kernel = Kernel(name, in_half)
+        monkeypatch.setattr(type(make_cell(name, 1, 1)), "walk", kernel)
+        monkeypatch.setattr(torch._VF, LIBRARY[name], kernel)
+        recurrent.has_half_kernel.cache_clear()
+        return kernel
+
+    yield replace
+    recurrent.has_half_kernel.cache_clear()
+
+
+def walked_and_learnt(cell: Cell, inputs: Tensor, state: tuple[Tensor, ...], half: bool) -> list[Tensor]:
+    with torch.autocast("cpu", HALF, enabled=half):
+        outputs, after = cell(inputs, state)
+    loss = outputs.float().square().sum() + sum(part.float().sum() for part in after)
+    return [outputs, *after, *torch.autograd.grad(loss, [inputs, *cell.parameters()])]
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("name", LIBRARY)
+def test_without_a_half_kernel_a_cell_walks_in_float32(name, replace_kernel):
+    cell, inputs = make(name, 12).float(), draw(9, 3, INPUTS).detach().float().requires_grad_()
+    state = tuple(draw(3, WIDTH).detach().float() for _ in range(cell.states))
+    must = walked_and_learnt(cell, inputs, state, half=False)
+    kernel = replace_kernel(name)
+    got = walked_and_learnt(cell, inputs, state, half=True)
+    assert kernel.asked[-1] == (torch.float32, False)
+    assert [part.dtype for part in got[: 1 + cell.states]] == [HALF] * (1 + cell.states)
+    for one, other in zip(got, must, strict=True):  # rounded once: outputs, and through them what comes back
+        assert (one.float() - other).norm() <= ROUNDING * other.norm()
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("name", LIBRARY)
+def test_the_bound_of_rounding_tells_another_state_apart(name, replace_kernel):
+    cell, inputs = make(name, 12).float(), draw(9, 3, INPUTS).detach().float().requires_grad_()
+    state = tuple(draw(3, WIDTH).detach().float() for _ in range(cell.states))
+    must = walked_and_learnt(cell, inputs, state, half=False)
+    replace_kernel(name)
+    got = walked_and_learnt(cell, inputs, tuple(0.9 * part for part in state), half=True)
+    assert (got[0].float() - must[0]).norm() > 2 * ROUNDING * must[0].norm()
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("name", LIBRARY)
+@pytest.mark.parametrize(("in_half", "taken"), [("right", True), ("raises", False), ("wrong", False)])
+def test_a_half_kernel_is_taken_where_a_trial_shows_it_right(name, in_half, taken, replace_kernel):
+    replace_kernel(name, in_half)
+    before = torch.get_rng_state()
+    module = nn.Sequential(make_cell(name, 1, 1), nn.Linear(1, 1))
+    torch.set_rng_state(before)
+    assert recurrent.lacking_half_kernels(module, HALF) == ([] if taken else [TORCHS[name].__name__])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 # Where a row ends.
 
 

@@ -16,10 +16,12 @@ Jordan network hands its output on, not its hidden layer.
 
 A cell is a step written as stages, each a product with a matrix and a function place by place; what the inputs alone
 decide is one product for all steps. Elman, LSTM and GRU walk in the library's fused kernels (oneDNN, cuDNN) where those
-are the fastest, every other cell in `weft.nn.scan`; a cell of one's own needs only its stages.
+are the fastest, every other cell in `weft.nn.scan`; a cell of one's own needs only its stages. Where the library has no
+kernel in half precision for this CPU, its kernel in float32 serves (`has_half_kernel`).
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -37,6 +39,7 @@ State = tuple[Tensor, ...]  # what a layer hands from step to step, batch-first
 Pointwise = Callable[[Parts, Parts, Parts, Parts], Parts]
 
 CELLS = ("elman", "jordan", "lstm", "peephole", "gru")
+_HALF_ERROR = 0.05  # of outputs within ±1 after a few steps in bfloat16, which rounds each to 2^-9 of itself
 
 
 class Stage(NamedTuple):
@@ -142,6 +145,10 @@ class _Library(Cell):
         """Walk in the fused kernel; where rows end apart, that tells the last state only if it is an output too."""
         if not len(inputs) or (real is not None and self.states > 1) or self._better_scanned(inputs):
             return super().forward(inputs, state, real)
+        if inputs.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            half = torch.get_autocast_dtype("cpu")
+            if not has_half_kernel(type(self.kernel).__name__, half):
+                return self._in_single(inputs, state, real, half)
         begun = state or self.begin(inputs.shape[1], inputs)
         wrapped = tuple(part[None].contiguous() for part in begun)
         start = wrapped if self.states > 1 else wrapped[0]
@@ -152,6 +159,15 @@ class _Library(Cell):
             return outputs, (at_last(outputs, begun[0], real),)
         return outputs, tuple(part[0] for part in ends)
 
+    def _in_single(
+        self, inputs: Tensor, state: State | None, real: Tensor | None, half: torch.dtype
+    ) -> tuple[Tensor, State]:
+        """Walk in float32; what is returned is rounded to half precision, as the library's kernel for that would."""
+        begun = None if state is None else tuple(part.float() for part in state)
+        with torch.autocast("cpu", enabled=False):
+            outputs, ends = self.forward(inputs.float(), begun, real)
+        return outputs.to(half), tuple(part.to(half) for part in ends)
+
     def _better_scanned(self, inputs: Tensor) -> bool:
         """Say whether cuDNN would walk in float16 whatever was asked for, or copy weights that do not lie its way."""
         halved = in_half(inputs) and len(inputs) >= SHORT
@@ -159,6 +175,33 @@ class _Library(Cell):
 
     def _stage(self, pointwise: Pointwise) -> tuple[Stage, ...]:
         return (Stage(pointwise, self.kernel.all_weights[0][1]),)
+
+
+@cache
+def has_half_kernel(network: str, half: torch.dtype) -> bool:
+    """Say whether the library's RNN, LSTM or GRU walks under autocast to this type on this CPU, and as in float32.
+
+    oneDNN's LSTM in bfloat16 needs AVX-512, and in float16 more than that; without it, it raises. So a small one is
+    tried, once a process, in evaluation and in training (there and back).
+    """
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
+        torch.manual_seed(0)
+        small, inputs = getattr(nn, network)(8, 8), torch.randn(4, 2, 8)
+        with torch.autocast("cpu", enabled=False):
+            exact = small(inputs)[0]
+        try:
+            with torch.autocast("cpu", half):
+                walked = [small.train(training)(inputs)[0].float() for training in (False, True)]
+                walked[-1].sum().backward()
+        except RuntimeError:
+            return False
+    return all(torch.allclose(outputs, exact, rtol=0, atol=_HALF_ERROR) for outputs in walked)
+
+
+def lacking_half_kernels(module: nn.Module, half: torch.dtype) -> list[str]:
+    """Name the library's networks in a module that walk in float32 on this CPU, having no kernel in half precision."""
+    networks = {type(part.kernel).__name__ for part in module.modules() if isinstance(part, _Library)}
+    return sorted(network for network in networks if not has_half_kernel(network, half))
 
 
 class Elman(_Library):

@@ -24,6 +24,7 @@ from weft.checkpoint.store import Store
 from weft.config import Run
 from weft.data.loader import Drawn, Loader
 from weft.errors import TrainingError
+from weft.nn.recurrent import lacking_half_kernels
 from weft.nn.trial import try_kernels
 from weft.tasks.base import Batch, Head, Task
 from weft.training import averaging
@@ -89,8 +90,8 @@ class Trainer:
         Nothing is learned from it.
         """
         began, device = time.perf_counter(), self.world.device
-        if self.train.precision == "bf16" and (told := try_kernels(device)):
-            self.report(Notice(f"train.precision: weft's own kernels are left aside, since {told}"))
+        if self.train.precision == "bf16":
+            self._try_half(device)
         if self.loader.frame is None:
             return batches
         first = next(batches)
@@ -101,6 +102,14 @@ class Trainer:
         torch.accelerator.synchronize(device)
         self.report(Notice(f"train.compile: the graph was ready after {time.perf_counter() - began:.1f} s"))
         return chain([first], batches)
+
+    def _try_half(self, device: torch.device) -> None:
+        """Try the kernels for half precision, and report what is computed without them."""
+        if told := try_kernels(device):
+            self.report(Notice(f"train.precision: weft's own kernels are left aside, since {told}"))
+        if device.type == "cpu" and (lacking := lacking_half_kernels(self.head, torch.bfloat16)):
+            without = f"PyTorch has no bf16 kernel of {', '.join(lacking)} for this CPU"
+            self.report(Notice(f"train.precision: {without}: those layers are computed in fp32"))
 
     def update(self, batches: Iterator[Drawn[Batch]]) -> None:
         """Read the next batches and make one update; its time counts."""
