@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import weft
+from weft.testing import properties
 
 torch.set_num_threads(1)  # two test processes share two cores
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that is no folder is not looked for on the hub
@@ -33,6 +34,18 @@ def recipe_for(pairs_file):
         "model": {"name": "seq2seq", "width": 16, "dropout": 0.1},
         "train": {"steps": 12, "batch_tokens": 200, "report_every": 2, "lr": 0.01},
     }
+
+
+@pytest.fixture
+def wide_bound(monkeypatch):
+    """Let check_model allow a thousand times what it does: a mistake is still beyond that."""
+    monkeypatch.setattr(properties, "TOLERANCE", 1e3 * properties.TOLERANCE)
+
+
+@pytest.fixture
+def narrow_bound(monkeypatch):
+    """Let check_model allow a thousandth of what it does: rounding is still within that."""
+    monkeypatch.setattr(properties, "TOLERANCE", 1e-3 * properties.TOLERANCE)
 
 
 @pytest.fixture

@@ -117,6 +117,7 @@ def test_another_configuration_is_caught(change):
         check_against_reference(make(), [4, 7], config_of(**change))
 
 
+@pytest.mark.usefixtures("narrow_bound")
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_keeps_what_every_model_keeps(kind):
     found = check_model(BERT, {**SMALL, **KINDS[kind]}, VOCAB)
@@ -140,6 +141,7 @@ class Mingled(BERT):
         return [state + state.max(0).values for state in super()._states(*asked)]
 
 
+@pytest.mark.usefixtures("wide_bound")
 @pytest.mark.parametrize("kind", [Causal, Mingled])
 def test_one_that_does_not_keep_it_is_caught(kind):
     """The negative control."""

@@ -39,6 +39,7 @@ def reference(model, ids):
     return found, found.amax(0)
 
 
+@pytest.mark.usefixtures("narrow_bound")
 @pytest.mark.parametrize(
     "config",
     [{}, {"kernels": [1], "width": 4}, {"kernels": [2, 6], "embedding": 3}, {"embedding": 5, "dropout": 0.5}],
@@ -64,6 +65,7 @@ def test_it_is_a_convolution_and_a_maximum_over_time_of_each_sentence(kernels):
         torch.testing.assert_close(mine, yours)
 
 
+@pytest.mark.usefixtures("wide_bound")
 def test_a_window_that_reaches_into_the_next_sentence_is_caught(monkeypatch):
     def leaking(tokens, before, after):
         total = int(tokens.lengths.sum())

@@ -143,6 +143,8 @@ def test_single_precision_is_close_to_the_reference():
 # Properties.
 
 
+@pytest.mark.isa
+@pytest.mark.usefixtures("narrow_bound")
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_it_keeps_what_every_model_keeps(config):
     assert {"future tokens change nothing", "past tokens change nothing"} <= set(check_model(ELMo, {**SMALL, **config}))
@@ -173,6 +175,7 @@ class Batched(ELMo):
         self.speller.filters._widest = 0
 
 
+@pytest.mark.usefixtures("wide_bound")
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
@@ -192,7 +195,8 @@ def test_a_word_is_its_spelling_and_not_its_number():
         [spell(["begin", *sentence[1:-1], "end"]) for sentence in SENTENCES]
     )
     inside = [sum(map(len, SENTENCES[:row])) + at for row, one in enumerate(SENTENCES) for at in range(1, len(one) - 1)]
-    assert torch.equal(model.encode(tokens, (0,))[0, inside], model.encode(other, (0,))[0, inside])
+    near = {"rtol": 0, "atol": 1e-12}  # of values of a few units: another number of words is another product
+    torch.testing.assert_close(model.encode(tokens, (0,))[0, inside], model.encode(other, (0,))[0, inside], **near)
     unseen = Tokens.pack([[3, 3]]).spelt([spell(["Unseen", "unseen"])])
     one, two = model.encode(unseen, (0,))[0]
     assert (one - two).abs().max() > 1e-6, "what is not in the vocabulary has a vector of its own"

@@ -120,6 +120,7 @@ def test_the_gradient_is_the_difference_of_the_loss():
 # What every model keeps.
 
 
+@pytest.mark.usefixtures("narrow_bound")
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_it_keeps_what_every_model_keeps(kind):
     found = check_model(GPT, {**SMALL, **kind}, VOCAB)
@@ -144,6 +145,7 @@ class Peeks(GPT):
             block.attention.causal = False
 
 
+@pytest.mark.usefixtures("wide_bound")
 @pytest.mark.parametrize("kind", [Late, Peeks])
 def test_one_that_does_not_keep_it_is_caught(kind):
     """The negative control."""

@@ -200,6 +200,7 @@ def test_it_is_a_model_like_all_others(order, smoothing):
     assert "a sequence alone answers as in any batch" in proved
 
 
+@pytest.mark.usefixtures("wide_bound")
 def test_one_that_forgets_a_word_is_noticed():
     class Forgetful(Counted):
         def step(self, ids, state):

@@ -152,6 +152,7 @@ def test_single_precision_is_close_to_the_reference():
 # What every model keeps, in float64.
 
 
+@pytest.mark.usefixtures("narrow_bound")
 @pytest.mark.parametrize(
     ("kind", "target_vocab"), [*((kind, None) for kind in KINDS), (KINDS[0], TARGET_VOCAB), (KINDS[3], TARGET_VOCAB)]
 )
@@ -178,6 +179,7 @@ class Peeks(Transformer):
             block.attention.causal = False
 
 
+@pytest.mark.usefixtures("wide_bound")
 @pytest.mark.parametrize("kind", [Forgets, Peeks])
 def test_one_that_does_not_keep_it_is_caught(kind):
     """The negative control."""

@@ -2,7 +2,7 @@
 
 What is checked follows from the model's roles: small ragged batches, float64, eval mode, on the CPU (`case`). A
 property is a function whose name is the sentence that it proves, and whose docstring is the likely cause where it does
-not hold (`properties`).
+not hold; equal means up to rounding, 1e-9 of the values' magnitude (`properties`).
 """
 
 from collections.abc import Mapping
@@ -27,6 +27,8 @@ def check_model(
 ) -> list[str]:
     """Check a model class, as configured, by its roles; return the names of the properties that hold.
 
+    Answers are equal up to 1e-9 of their magnitude, which other matrix kernels for other shapes stay far within, and to
+    the bit where the same input is read again: twice, from saved weights, from a state that was used before.
     Raise AssertionError with the first property that does not hold, by how much, and the likely cause.
     """
     if not isinstance(config, Named):
