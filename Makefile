@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test browser peers lint format bench clean
+.PHONY: help demo test browser isa peers lint format bench clean
 
 help:            ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -43,6 +43,16 @@ browser: $(READY)
 		timeout 60 env $(APT) update && timeout 300 env $(APT) --download-only $(WANTED) && env $(APT) $(WANTED); \
 	fi >/dev/null 2>&1 || true
 	@command -v chromium >/dev/null || echo "chromium is not installed: the tests in a browser are skipped"
+
+# The settings of a CPU with AVX2 alone, and of one with SSE4: each library has its own.
+AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 NUMBA_CPU_NAME=haswell \
+	NUMBA_CPU_FEATURES=+ssse3,+avx,+avx2,+fma,+sse4.2,+bmi,+bmi2,+f16c,+lzcnt,+popcnt,+movbe
+SSE4 := ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 NUMBA_CPU_NAME=nehalem \
+	NUMBA_CPU_FEATURES=+ssse3,+sse4.2,+popcnt
+
+isa: $(READY)    ## run the numeric tests as older CPUs would
+	$(AVX2) $(BIN)/python -m pytest -m isa
+	$(SSE4) $(BIN)/python -m pytest -m isa
 
 lint: $(READY)   ## check style and types
 	$(BIN)/ruff check

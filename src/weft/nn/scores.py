@@ -26,11 +26,11 @@ class Cosine(nn.Module):
 
     def keys(self, memory: Tensor) -> Tensor:
         """Bring the source's states to length one; a state of zeros, where a source has ended, stays so."""
-        return F.normalize(memory, dim=-1)
+        return _unit(memory)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Score queries (B, T, D) against keys (B, S, D): (B, T, S)."""
-        return F.softplus(self.strength(query)) * _dot(F.normalize(query, dim=-1), keys)
+        return F.softplus(self.strength(query)) * _dot(_unit(query), keys)
 
 
 class Additive(nn.Module):
@@ -130,6 +130,11 @@ def make_score(name: str, width: int, positions: int) -> Score:
         case _:
             assert name == "scaled-dot", name
             return Dot(width**-0.5)
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    """Bring vectors (..., D) to length one; zeros stay zeros, in float16 too, where the usual eps of 1e-12 is 0."""
+    return F.normalize(vectors, dim=-1, eps=max(1e-12, torch.finfo(vectors.dtype).tiny))
 
 
 def _dot(query: Tensor, keys: Tensor) -> Tensor:
