@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+import typer
 
 import weft
 from tests.conftest import reversed_pairs
@@ -77,20 +78,65 @@ def finished(running, data=None):
 
 COMMANDS = {
     "train": ["RECIPE", "KEY=VALUE", "--out", "--resume", "--plan"],
-    "evaluate": ["MODEL", "DATA", "--json", "--trust", "--device"],
-    "predict": ["MODEL", "TEXT", "--file", "--set", "--json", "--stream", "--trust", "--device"],
+    "evaluate": ["MODEL", "DATA", "--set", "--blimp", "--json", "--trust", "--device", "--precision"],
+    "predict": ["MODEL", "TEXT", "--file", "--set", "--json", "--stream", "--trust", "--device", "--precision"],
     "compare": ["RECIPE", "--budget", "--out", "--set"],
-    "average": ["RUN|CHECKPOINT", "--out", "--last"],
-    "models": ["--json"],
+    "embed": [
+        *("MODEL", "TEXT", "--file", "--out", "--pool", "--layers", "--combine", "--normalize", "--truncate"),
+        *("--trust", "--device", "--precision"),
+    ],
+    "layers": [
+        *("MODEL", "DATA", "KEY=VALUE", "--layers", "--combine", "--pool"),
+        *("--json", "--trust", "--device", "--precision"),
+    ],
     "look": [
         *("MODEL", "TEXT", "--out", "--layers", "--heads", "--gradients", "--positions", "--beside"),
-        *("--trust", "--device"),
+        *("--neighbours", "--word", "--top", "--trust", "--device"),
     ],
+    "models": ["--json"],
+    "convert": ["FROM", "TO"],
+    "average": ["RUN|CHECKPOINT", "--out", "--last"],
     "data list": ["--json"],
     "data show": ["SAMPLE|RECIPE", "--split", "--rows"],
+    "data prepare": ["RECIPE", "KEY=VALUE", "--out", "--workers", "--split"],
     "tokenizer train": ["RECIPE", "KEY=VALUE", "--out"],
     "tokenizer show": ["MODEL", "TEXT", "--json", "--trust"],
+    "vectors neighbours": ["MODEL", "WORD", "--count", "--json", "--trust"],
+    "vectors analogies": ["MODEL", "FILE", "--most", "--case", "--json", "--trust"],
+    "vectors similarity": ["MODEL", "FILE", "--most", "--case", "--json", "--trust"],
+    "vectors export": ["MODEL", "OUT", "--format", "--json", "--trust"],
 }
+
+
+def commands(group, path=""):
+    """Return what every command of a click group takes, the commands of its groups included."""
+    parameters = {}
+    for name, command in group.commands.items():
+        place = f"{path} {name}".strip()
+        inner = isinstance(command, typer.core.TyperGroup)
+        parameters |= commands(command, place) if inner else {place: set(map(shown_name, command.params))}
+    return parameters
+
+
+def shown_name(parameter):
+    return parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.metavar.strip("[].")
+
+
+def table_of_commands():
+    return {name: set(arguments) for name, arguments in COMMANDS.items()}
+
+
+def test_no_command_and_no_argument_is_missing_above():
+    assert commands(typer.main.get_command(cli.app)) == table_of_commands()
+
+
+def test_a_command_or_an_argument_that_is_missing_above_is_caught():
+    group = typer.main.get_command(cli.app)
+    group.commands["data"].commands["shuffle"] = group.commands["convert"]
+    assert commands(group) == {**table_of_commands(), "data shuffle": {"FROM", "TO"}}
+    group = typer.main.get_command(cli.app)
+    group.commands["models"].params.append(group.commands["compare"].params[1])
+    assert commands(group) == {**table_of_commands(), "models": {"--json", "--budget"}}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -119,6 +165,10 @@ def test_help_and_version(run):
         ["compare"],
         ["average", "--out", "x"],
         ["average", "run"],
+        ["convert", "run"],
+        ["data", "prepare", "dates"],
+        ["layers", "run"],
+        ["vectors", "export", "run"],
     ],
 )
 def test_wrong_usage_exits_with_2_and_says_how(run, arguments):
@@ -141,9 +191,18 @@ def test_wrong_usage_exits_with_2_and_says_how(run, arguments):
         (["average", "gone", "--out", "mean"], ["gone: does not exist"]),
         (["average", "gone", "--out", "mean", "--last", 1], ["--last: must be 2 or more, but is 1 instead"]),
         (["data", "show", "dates", "--split", "tset"], ["--split: must be train, valid or test, but is 'tset'"]),
+        (["convert", "gone", "out"], ["gone: does not exist"]),
+        (["embed", "gone", "abc"], ["gone: does not exist"]),
+        (["layers", "gone", "langid"], ["gone: does not exist"]),
+        (["look", "gone", "abc"], ["gone: does not exist"]),
         (["data", "show", "gone"], ["gone: neither a file nor"]),
+        (["data", "prepare", "gone", "--out", "corpus"], ["gone: neither a file nor"]),
         (["tokenizer", "train", "gone"], ["gone: neither a file nor"]),
         (["tokenizer", "show", "gone", "abc"], ["gone: does not exist"]),
+        (["vectors", "neighbours", "gone", "king"], ["gone: there is no such file"]),
+        (["vectors", "analogies", "gone", "questions.txt"], ["gone: there is no such file"]),
+        (["vectors", "similarity", "gone", "pairs.tsv"], ["gone: there is no such file"]),
+        (["vectors", "export", "gone", "out.txt"], ["gone: there is no such file"]),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exits_with_2(run, tmp_path, monkeypatch, arguments, said):
