@@ -1,0 +1,45 @@
+"""Does the steps of a tour, which stdin holds as JSON, in one process that knows weft and what weft declares alone.
+
+`tests/e2e/test_wheel.py` runs it in an environment of its own. A step is [expected exit code, words of a command] or
+[null, Python code]; the first that goes wrong ends it.
+"""
+
+import json
+import sys
+from collections import Counter
+from functools import cache
+
+from weft import cli
+from weft.data import samples
+
+ROWS = {"train": 300, "valid": 20, "test": 20}  # of a sample; more would only take longer
+
+
+def few(rows):
+    """Return the first rows of each split."""
+    seen = Counter()
+    return [(split, row) for split, row in rows if not seen.update([split]) and seen[split] <= ROWS[split]]
+
+
+def run_command(words):
+    """Run a command of weft's; return its exit code."""
+    sys.argv = words
+    try:
+        cli.main()
+    except SystemExit as end:
+        return end.code or 0
+
+
+def main():
+    """Do all steps."""
+    whole, names = samples._made, {}
+    samples._made = cache(lambda name: few(whole(name)))
+    for expected, what in json.load(sys.stdin):
+        print("$", *([what] if expected is None else what), flush=True)
+        if expected is None:
+            exec(what, names)
+        elif (code := run_command(what)) != expected:
+            sys.exit(f"{what}: exit {code}, not {expected}")
+
+
+main()
