@@ -88,6 +88,7 @@ def test_the_page_needs_no_network_and_has_all(compared):
     page = (out / "report.html").read_text(encoding="utf-8")
     assert page == found.page()
     assert loads(page) == []
+    assert "each trained for 8 steps on the same data" in page
     for part in ("fixed", "attends", "Result", "Learning curves", "Training loss", "Alignment", "exact match"):
         assert part in page
     assert "attends: cross, layer 0" in page
@@ -144,6 +145,7 @@ def test_steps_and_time_take_each_others_place(recipe, tmp_path):
     train = by_time.contenders[0].pipeline.run.train
     assert (train.steps, train.time) == (None, 1.0)
     assert by_time.contenders[0].last["elapsed"] >= 1
+    assert (by_steps.trained_for, by_time.trained_for) == ("3 steps", "1s")
 
 
 def test_long_examples_that_the_recipe_drops_do_not_end_it(recipe, tmp_path, pairs_file):

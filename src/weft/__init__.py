@@ -2,7 +2,7 @@
 
 weft.train("dates")                         train a recipe
 weft.load("runs/dates")("May 1, 2024")      load a run and ask it
-weft.compare(["dates-fixed", "dates"], "60s", "compared")
+weft.compare(["dates-fixed", "dates"], 1000, "compared")
 """
 
 from importlib import import_module

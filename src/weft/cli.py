@@ -192,7 +192,7 @@ def compare(
     from weft.training.progress import ProgressBar
 
     result = run_comparison(recipes, budget, out, changes or [], ProgressBar)
-    print_table(*result.table(), title=f"{budget}{' steps' if budget.isdigit() else ''} of training each")
+    print_table(*result.table(), title=f"{result.trained_for} of training each")
     print_table(*result.answers(), title="answers to unseen examples")
     typer.echo(f"learning curves and alignments: {out / 'report.html'}")
 

@@ -53,6 +53,11 @@ class Comparison:
     budget: str
 
     @property
+    def trained_for(self) -> str:
+        """The budget of each: `1,000 steps`, or the time as it was given."""
+        return f"{int(self.budget):,} steps" if self.budget.isdigit() else self.budget
+
+    @property
     def measured(self) -> list[str]:
         """The names of the task's metrics."""
         return [name for name in self.contenders[0].metrics if name != "loss"]
@@ -102,7 +107,7 @@ class Comparison:
         parts += [heading("Answers to unseen examples"), table(*self.answers())]
         parts += self._alignments()
         names = " and ".join(one.name for one in self.contenders)
-        return page(f"weft compare: {names}", parts, f"each trained for {self.budget} on the same data")
+        return page(f"weft compare: {names}", parts, f"each trained for {self.trained_for} on the same data")
 
     def _curves(self) -> list[str]:
         losses = {
