@@ -5,11 +5,15 @@ the step and the cell's vectors, and writes the stage's values; or, backwards, w
 The loop over places has neither call nor branch, so that the compiler makes vector instructions of it.
 """
 
+import hashlib
 import math
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,7 @@ from weft.nn.fuse import Trace, trace, trace_gradient
 
 Pointwise = Callable[..., Sequence[Tensor]]
 Kernel = Callable[[int, int, dict[str, Any]], Callable[[int], None]]  # (D, B, arrays by name) to a function of t
+KEPT = Path(__file__).parent / "__pycache__"  # where numba keeps what is compiled of modules, too
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,7 @@ def _source(reads: list[_Row], outs: list[_Row], body: list[str]) -> str:
     lines += [f"  {line}" for line in body]
     lines += ["by_row = compiled(by_row)", f"def kernel(t, D, B, {given}):", " for b in range(B):"]
     lines += [f"  by_row(t, b, D, {', '.join([*arrays, *(row.array + _sliced(row.place) for row in outs)])})"]
-    return "\n".join([*lines, "kernel = compiled(kernel)", f"arrays = {given.split(', ')!r}"])
+    return "\n".join([*lines, "kernel = kept(kernel)", f"arrays = {given.split(', ')!r}"])
 
 
 def _sliced(place: str) -> str:
@@ -151,13 +156,13 @@ def _sliced(place: str) -> str:
 
 
 def _compile(source: str, dtype: torch.dtype) -> Kernel:
-    """Return a function that takes the arrays, and returns one that makes a step."""
+    """Return a function that takes the arrays, and returns one that makes a step; it stays compiled on the disk."""
     number = np.float32 if dtype is torch.float32 else np.float64
     compiled, tanh = compiler(), tanh_of(dtype)
     space: dict[str, Any] = {"compiled": compiled, "tanh": tanh, "sigmoid": compiled(_sigmoid(tanh, number))}
     space |= {"exp": math.exp, "maximum": compiled(_maximum), "where": compiled(_where)}
-    space |= {"number": number, "ZERO": number(0), "ONE": number(1)}
-    exec(compile(source, "<a fused stage>", "exec"), space)  # of our own writing, from a trace
+    space |= {"number": number, "ZERO": number(0), "ONE": number(1), "kept": keeper(), "__name__": __name__}
+    exec(compile(source, _written(source, dtype), "exec"), space)  # of our own writing, from a trace
     kernel, arrays = space["kernel"], space["arrays"]
 
     def bind(D: int, B: int, named: dict[str, Any]) -> Callable[[int], None]:
@@ -165,6 +170,31 @@ def _compile(source: str, dtype: torch.dtype) -> Kernel:
         return lambda t: kernel(t, D, B, *chosen)
 
     return bind
+
+
+def _written(source: str, dtype: torch.dtype) -> str:
+    """Write a kernel's source beside the module's bytecode, named by all that it is made from; return where.
+
+    numba keeps the machine code of functions in files alone. Where nothing may be written, it is compiled each time.
+    """
+    text = f"# {dtype}, {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}\n{source}\n"
+    path = KEPT / f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}.py"
+    with suppress(OSError):
+        KEPT.mkdir(exist_ok=True)
+        _write_once(path, text)
+    return str(path)
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Write a file that is whole from its first moment, unless it is there: numba knows it by its time."""
+    if path.exists():
+        return
+    beside = path.with_suffix(f".{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    try:
+        os.link(beside, path)
+    finally:
+        beside.unlink()
 
 
 @cache

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.nn.kernels import compiler, zero_of
+from weft.nn.kernels import keeper, zero_of
 
 WORTH_THREADS = 300_000  # numbers read in one look
 
@@ -124,10 +124,10 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 @cache
 def _mix(dtype: torch.dtype, parts: int) -> Callable[..., None]:
     """Compile the look at one's own past."""
-    compiled, exp, zero, both = compiler(sums=True), math.exp, zero_of(dtype), parts > 1
+    kept, exp, zero, both = keeper(sums=True), math.exp, zero_of(dtype), parts > 1
     lowest = zero - np.inf
 
-    @compiled
+    @kept
     def forward(t, low, high, scale, queries, weights, past, start, past_c, start_c):  # type: ignore[no-untyped-def]
         D = past.shape[2]
         for b in range(low, high):
@@ -158,9 +158,9 @@ def _mix(dtype: torch.dtype, parts: int) -> Callable[..., None]:
 @cache
 def _mix_back(dtype: torch.dtype, parts: int) -> Callable[..., None]:
     """Compile its way back."""
-    compiled, zero, both = compiler(sums=True), zero_of(dtype), parts > 1
+    kept, zero, both = keeper(sums=True), zero_of(dtype), parts > 1
 
-    @compiled
+    @kept
     def backward(  # type: ignore[no-untyped-def]
         t, low, high, scale, queries, weights, past, start, past_c, start_c, gqueries, gpast, gpast_c, back, back_c
     ):
