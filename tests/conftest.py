@@ -9,9 +9,28 @@ import torch
 
 import weft
 from weft.testing import properties
+from weft.training.report import TensorBoard
 
-torch.set_num_threads(1)  # two test processes share two cores
+torch.set_num_threads(1)  # two test processes share two cores,
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so do those that they start
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that is no folder is not looked for on the hub
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_disk():
+    """Ask for flushes but do not wait for them: even the kill of a process loses nothing that the kernel has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_tensorboard():
+    """Write no event files; the tests of them take what is returned."""
+    with pytest.MonkeyPatch.context() as patch:
+        installed = TensorBoard.installed
+        patch.setattr(TensorBoard, "installed", staticmethod(lambda: False))
+        yield installed
 
 
 def reversed_pairs(count=60, length=5, seed=0):

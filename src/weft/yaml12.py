@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -28,7 +29,7 @@ class _Yaml12(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     """Quotes every string that a YAML 1.1 or 1.2 reader would take for something else."""
 
 
@@ -63,10 +64,16 @@ def read_yaml(text: str, place: str) -> Any:
         raise ConfigError(f"{place}: not valid YAML: it is nested too deep") from None
 
 
+@lru_cache(maxsize=8)
+def _read_back(text: str) -> Any:
+    """Read what was just written; a run writes its recipe again with each checkpoint."""
+    return read_yaml(text, "")
+
+
 def write_yaml(raw: Mapping[str, Any]) -> str:
     """Write plain data as YAML that `read_yaml` reads back the same."""
     text = yaml.dump(dict(raw), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    if read_yaml(text, "") == raw:
+    if _read_back(text) == raw:
         return text
     # A few characters, such as U+0085, survive only as escapes.
     return yaml.dump(dict(raw), Dumper=_Dumper, sort_keys=False)

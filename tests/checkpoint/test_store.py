@@ -59,12 +59,6 @@ def temporaries(root: Path) -> list[Path]:
     return [*root.glob(".tmp-*"), *root.glob("checkpoints/.tmp-*")]
 
 
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask for flushes but do not wait for them: the kill of a process loses nothing that the kernel has."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     store = Store(tmp_path / "run", keep=2)

@@ -15,7 +15,7 @@ from weft.data.loader import Loader
 from weft.tasks.build import build, make_task
 from weft.tasks.prepare import fit_tokenizer, pack_split
 from weft.training.parallel import World
-from weft.training.report import Eval, Notice, Saved, Step, read_metrics
+from weft.training.report import Eval, Notice, Saved, Step, TensorBoard, read_metrics
 from weft.training.session import train_run
 from weft.training.trainer import Trainer
 
@@ -208,9 +208,12 @@ def test_reports_and_saves_do_not_change_a_number(recipe, tmp_path):
     assert [row["loss"] for row in plain] == [row["loss"] for row in busy]
 
 
-def test_tensorboard_files_are_written(recipe, tmp_path):
-    train_run(Run.parse(recipe), tmp_path / "run")
-    assert list(Path(tmp_path / "run" / "tensorboard").glob("events.out.tfevents.*"))
+def test_tensorboard_files_are_written_where_it_is_installed(recipe, tmp_path, monkeypatch, no_tensorboard):
+    train_run(Run.parse(recipe), tmp_path / "without")
+    monkeypatch.setattr(TensorBoard, "installed", staticmethod(no_tensorboard))
+    train_run(Run.parse(recipe), tmp_path / "with")
+    assert list(Path(tmp_path / "with" / "tensorboard").glob("events.out.tfevents.*"))
+    assert not Path(tmp_path / "without" / "tensorboard").exists()
 
 
 def test_progress_is_plain_json(recipe, tmp_path):
