@@ -33,7 +33,7 @@ demo: $(READY)   ## train a fixed-vector model and an attention model for 1,000 
 	$(BIN)/weft compare dates-fixed dates --budget 1000 --out demo
 
 test: $(DEV) browser  ## run all tests, the numeric ones also as older CPUs compute
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 	@$(MAKE) --no-print-directory isa
 
 # Instruction sets held down, for each library that chooses among them; numba would add what the machine has to its CPU's name.

@@ -4,6 +4,9 @@ import json
 import os
 import random
 
+os.environ["OMP_NUM_THREADS"] = "1"  # two test processes, and those that they start, share two cores
+os.environ["HF_HUB_OFFLINE"] = "1"  # a name that is no folder is not looked for on the hub
+
 import pytest
 import torch
 
@@ -11,9 +14,7 @@ import weft
 from weft.testing import properties
 from weft.training.report import TensorBoard
 
-torch.set_num_threads(1)  # two test processes share two cores,
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so do those that they start
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that is no folder is not looked for on the hub
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

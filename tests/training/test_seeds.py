@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.training.test_parallel import torchrun
+from tests.training.test_parallel import FORKED, two_processes
 from tests.training.test_trainer import Listener
 from tests.training.test_tuning import reviews
 from typer.testing import CliRunner
@@ -192,7 +192,7 @@ def test_two_processes_train_them_one_after_the_other(tmp_path):
     recipe = reviews(tmp_path, seeds=2, freeze=2, layer_decay=0.7, batch_tokens=60, report_every=4)
     recipe["model"]["dropout"] = recipe["task"]["dropout"] = 0
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    done = torchrun("train", tmp_path / "recipe.yaml", "--out", tmp_path / "two")
+    done = two_processes(FORKED, "train", tmp_path / "recipe.yaml", "--out", tmp_path / "two")
     assert done.stdout.count("mean ± std") == 1
     weft.train(recipe, ["train.accumulate=2"], tmp_path / "one")
     for number in (1, 2):
