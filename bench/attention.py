@@ -37,8 +37,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from weft.nn.losses import cross_entropy_sum
+from weft.models.seq2seq.model import Seq2Seq, Seq2SeqConfig
+from weft.nn.layers.losses import cross_entropy_sum
 from weft.tokens import Tokens
 
 UNK, PAD, BOS, EOS = range(4)  # joeynmt's

@@ -33,14 +33,14 @@ from torch import Tensor, nn
 import weft
 from gpt import spent
 from training import Listener, Result, Span, first, learner, peak, top
-from weft.config import Run
+from weft.config.schema import Run
 from weft.models.bert import BERT
-from weft.nn.trial import try_reading
-from weft.tasks.build import make_task
+from weft.nn.kernels.self_test import try_reading
+from weft.tasks.factory import make_task
 from weft.tasks.prepare import fit_tokenizer
 from weft.tokens import Tokens
-from weft.training.parallel import join_world
-from weft.training.session import make_trainer
+from weft.training.distributed import join_world
+from weft.training.run import make_trainer
 from weft.training.trainer import Trainer
 
 CLIP, RATE, SHARE, UNREAD = 1.0, 1e-4, 0.15, -100

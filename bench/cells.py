@@ -10,8 +10,8 @@ import time
 import torch
 from torch import nn
 
-from weft.nn.intra import Intra
-from weft.nn.recurrent import LSTM, Cell, make_cell
+from weft.nn.rnn.cells import LSTM, Cell, make_cell
+from weft.nn.rnn.self_attentive import Intra
 
 PEER = "torch.nn.LSTM"
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from weft.checkpoint.elmo import import_elmo
-from weft.nn.grid import Grid
-from weft.nn.projected import Projected
+from weft.formats.elmo import import_elmo
+from weft.nn.rnn.projected_lstm import Projected
+from weft.nn.rnn.time_major import Grid
 from weft.pipeline import load
 from weft.tokens import Tokens, spell
 

@@ -109,7 +109,7 @@ def make_encoder(folder: Path, seed: int) -> None:
     """Write an encoder with weights of about the size that trained ones have."""
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    from weft.checkpoint.sentence_transformers import Pooling, export_pooling
+    from weft.formats.sentence_transformers import Pooling, export_pooling
 
     sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
     torch.manual_seed(seed)

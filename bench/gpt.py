@@ -32,16 +32,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from training import Listener, Result, Span, first, learner, peak, top, wait
-from weft.config import Run
-from weft.decode.search import Options, generate
+from weft.config.schema import Run
+from weft.decoding.generate import Options, generate
+from weft.formats.huggingface.gpt import GPT2_MAP
 from weft.models.gpt import GPT, GPTConfig
-from weft.models.gpt_hf import GPT2_MAP
-from weft.tasks.build import make_task
+from weft.tasks.factory import make_task
 from weft.tasks.prepare import fit_tokenizer
-from weft.text.tokenizer import Tokenizer
+from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens
-from weft.training.parallel import join_world
-from weft.training.session import make_trainer
+from weft.training.distributed import join_world
+from weft.training.run import make_trainer
 from weft.training.trainer import Trainer
 
 CLIP, RATE, BETAS = 1.0, 1e-4, (0.9, 0.98)

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from weft.config import Data, Run, read_recipe
-from weft.data.loader import Loader
-from weft.data.samples import read_sample
-from weft.tasks.build import make_task
+from weft.config.schema import Data, Run, read_recipe
+from weft.data.batching.loader import Loader
+from weft.data.samples.datasets import read_sample
+from weft.tasks.factory import make_task
 from weft.tasks.prepare import AT_ONCE, fit_tokenizer, pack_split
 
 ROUNDS, ROWS, BUDGET = 5, 20_000, 8192

@@ -11,8 +11,8 @@ that no text has, and |V| is the same.
 
 Estimation goes from the text to a model's file: for lmplz the ARPA file, to which build_binary's time comes before it
 can be asked; for weft `model.safetensors`, which is asked as it is. weft's words are numbered by
-`weft.text.spaces`. A query goes from lines of text to their log-probabilities, by that and `NGram.log_prob`; the
-module of KenLM has one thread, weft one for each core.
+`weft.tokenization.whitespace`. A query goes from lines of text to their log-probabilities, by that and
+`NGram.log_prob`; the module of KenLM has one thread, weft one for each core.
 """
 
 import argparse
@@ -32,10 +32,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from weft.data.packed import Packed
+from weft.data.batching.packed import Packed
 from weft.models.base import Budget
-from weft.models.ngram import NGram, NGramConfig
-from weft.text.spaces import Spaces
+from weft.models.ngram.model import NGram, NGramConfig
+from weft.tokenization.whitespace import Spaces
 from weft.tokens import Tokens
 
 ORDER, UNK, BOS, EOS = 5, 0, 1, 2

@@ -11,7 +11,7 @@ import time
 from itertools import islice
 from pathlib import Path
 
-from weft.data.samples import read_sample
+from weft.data.samples.datasets import read_sample
 
 COUNT = 10_000
 

@@ -22,11 +22,11 @@ import time
 from multiprocessing import get_context
 from pathlib import Path
 
-from weft.config import Run
-from weft.data.samples import read_sample
-from weft.tasks.corpora import prepare
-from weft.text.tokenizer import load_tokenizer
-from weft.yaml12 import read_yaml
+from weft.config.schema import Run
+from weft.config.yaml import read_yaml
+from weft.data.samples.datasets import read_sample
+from weft.tasks.corpus.build import prepare
+from weft.tokenization.trainable import load_tokenizer
 
 WORKERS, AT_ONCE = 2, 1024
 

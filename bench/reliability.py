@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import weft
-from weft import cli
+from weft.cli import main as cli
 
 RECIPE = {
     "task": {"name": "translate"},

@@ -37,17 +37,17 @@ import torch
 from torch.utils.data import Dataset
 
 import weft
-from weft.checkpoint.hf import is_hf, save_hf
-from weft.checkpoint.pretrained import read_run
-from weft.config import Run, preset_names
-from weft.converting import convert
-from weft.data.frame import Frame
-from weft.data.loader import Loader
+from weft.config.schema import Run, preset_names
+from weft.conversion.convert import convert
+from weft.data.batching.loader import Loader
+from weft.data.batching.static_shape import Frame
+from weft.formats.huggingface.folder import is_hf, save_hf
+from weft.formats.pretrained import read_run
 from weft.tasks.base import Batch
-from weft.tasks.build import build, make_task
+from weft.tasks.factory import build, make_task
 from weft.tasks.prepare import fit_tokenizer, pack_split
-from weft.training.report import Eval, Notice, Record, Saved, Step
-from weft.training.session import make_tokenizer, settle
+from weft.training.reporting import Eval, Notice, Record, Saved, Step
+from weft.training.run import make_tokenizer, settle
 
 BATCH, WARMUP, DECAY, LONGEST = 32, 0.1, 0.01, 128
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")  # where what was compiled is kept
@@ -139,7 +139,7 @@ def cut(data: Path, weights: Path, framed: bool, seed: int) -> tuple[int, int]:
 
     def batches(tokens: int) -> int:
         loader: Loader[Batch] = Loader(packed, task.collate, tokens, seed)
-        if framed:  # as `weft.training.compiled` does
+        if framed:  # as `weft.training.compile` does
             loader.lengths, loader.frame = lengths, Frame.of(lengths, tokens)
         return len(loader.epoch(0))
 

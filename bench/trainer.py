@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 
-from weft.config import Run, read_recipe
-from weft.data.loader import Loader
-from weft.tasks.build import build, make_task
+from weft.config.schema import Run, read_recipe
+from weft.data.batching.loader import Loader
+from weft.tasks.factory import build, make_task
 from weft.tasks.prepare import fit_tokenizer, pack_split
-from weft.training.parallel import World
-from weft.training.report import MetricsFile
+from weft.training.distributed import World
+from weft.training.reporting import MetricsFile
 from weft.training.trainer import Trainer
 
 STEPS, ROUNDS = 25, 21

@@ -33,16 +33,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from translators import HIDDEN, LAYERS, PAD, VOCAB, WIDTH, marian_config
-from weft.config import Run
-from weft.data.loader import plan
-from weft.data.packed import Packed
-from weft.tasks.build import make_task
+from weft.config.schema import Run
+from weft.data.batching.loader import plan
+from weft.data.batching.packed import Packed
+from weft.tasks.factory import make_task
 from weft.tasks.prepare import fit_tokenizer, pack_split
-from weft.text.tokenizer import Tokenizer
-from weft.training.cost import ceiling
-from weft.training.parallel import join_world
-from weft.training.report import Notice, Record, Step
-from weft.training.session import make_trainer
+from weft.tokenization.trainable import Tokenizer
+from weft.training.distributed import join_world
+from weft.training.flops import ceiling
+from weft.training.reporting import Notice, Record, Step
+from weft.training.run import make_trainer
 
 SHORTEST, LONGEST, POOL = 10, 120, 20_000  # tokens a side; pairs
 SMOOTHING, CLIP, RATE = 0.1, 1.0, 1e-4

@@ -123,7 +123,7 @@ class Marian:
         self.cache = how.removesuffix(" cache") if how else None
 
     def translate(self, work: Work, setting: Setting) -> list[Found]:
-        from weft.tasks.predict import side_by_side
+        from weft.tasks.inference import side_by_side
 
         over = side_by_side if self.device == "cpu" else map  # as `weft predict` does
         return by_length(work.sources, setting.batch, partial(self._batch, work), over)
@@ -268,7 +268,7 @@ class Weft:
         from safetensors.torch import load_file
 
         from weft.models.transformer import Transformer, TransformerConfig
-        from weft.nn.quantized import lower
+        from weft.nn.layers.quantization import lower
 
         config = TransformerConfig(name="transformer", width=WIDTH, heads=HEADS, layers=LAYERS, hidden=HIDDEN)
         model = Transformer(config, VOCAB)
@@ -280,8 +280,8 @@ class Weft:
         pass
 
     def translate(self, work: Work, setting: Setting) -> list[Found]:
-        from weft.nn.linear import frozen_weights
-        from weft.tasks.predict import side_by_side
+        from weft.nn.layers.linear import frozen_weights
+        from weft.tasks.inference import side_by_side
 
         over = side_by_side if self.device == "cpu" else map  # as `weft predict` does
         with frozen_weights():
@@ -289,7 +289,7 @@ class Weft:
 
     @torch.inference_mode()
     def _batch(self, work: Work, sources: list[list[int]]) -> list[Found]:
-        from weft.decode.search import Options, generate
+        from weft.decoding.generate import Options, generate
         from weft.tokens import Tokens
 
         prompt = Tokens.pack([[BOS]] * len(sources)).to(self.device)

@@ -15,12 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from weft.checkpoint.hf_text import read_tokenizer
+from weft.formats.huggingface.bert import BERT_MAP, ROBERTA_MAP
+from weft.formats.huggingface.gpt import GPT2_MAP
+from weft.formats.huggingface.tokenizer import read_tokenizer
 from weft.models.base import HFMap
-from weft.models.bert_hf import BERT_MAP, ROBERTA_MAP
-from weft.models.gpt_hf import GPT2_MAP
-from weft.tasks.blanks import Blanks
-from weft.text.tokenizer import Tokenizer
+from weft.tasks.mlm.cloze import Blanks
+from weft.tokenization.trainable import Tokenizer
 
 KNOWN: dict[str, tuple[HFMap, int, dict[str, Any]]] = {
     "bert-base-uncased": (BERT_MAP, 30_522, {}),

@@ -19,10 +19,10 @@ from statistics import mean
 import numpy as np
 import torch
 
-from weft.data.packed import Packed, pack
-from weft.inspect.words import WordVectors
+from weft.analysis.word_vectors import WordVectors
+from weft.data.batching.packed import Packed, pack
 from weft.models.base import Budget
-from weft.models.word2vec import Word2Vec, Word2VecConfig
+from weft.models.word2vec.model import Word2Vec, Word2VecConfig
 
 LEAST, WIDTH, WINDOW, DRAWN, SAMPLE, LR = 5, 100, 5, 5, 1e-3, 0.025
 
@@ -121,9 +121,9 @@ def main() -> None:
     for method in args.methods:
         for readers in args.readers or [0]:
             if readers:
-                from weft.models import word2vec_cuda
+                from weft.models.word2vec import triton
 
-                word2vec_cuda.READERS = readers
+                triton.READERS = readers
                 print(f"{readers} readers")
             compare(text, method, args)
 

@@ -12,7 +12,7 @@ import torch
 
 import weft
 from weft.testing import properties
-from weft.training.report import TensorBoard
+from weft.training.reporting import TensorBoard
 
 torch.set_num_threads(1)
 

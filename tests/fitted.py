@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from weft.config import Named
-from weft.data.packed import Packed
+from weft.config.schema import Named
+from weft.data.batching.packed import Packed
 from weft.models.base import Budget, Model, Pass, Role
 
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from weft.config import Run, read_recipe
-from weft.tasks.build import build, make_task
+from weft.config.schema import Run, read_recipe
+from weft.tasks.factory import build, make_task
 from weft.tasks.prepare import fit_tokenizer
-from weft.training.session import settle
+from weft.training.run import settle
 
 
 def made(recipe, *overrides):

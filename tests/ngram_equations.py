@@ -1,4 +1,4 @@
-"""N-gram models in float64 and dictionaries, one equation at a time: what `weft.models.ngram` must be."""
+"""N-gram models in float64 and dictionaries, one equation at a time: what `weft.models.ngram.model` must be."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence

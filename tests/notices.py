@@ -1,6 +1,6 @@
 """A reporter that keeps the notices of a training."""
 
-from weft.training.report import Notice
+from weft.training.reporting import Notice
 
 
 class Told:

@@ -8,7 +8,7 @@ import pytest
 import weft
 from tests.conftest import recipe_for, write_pairs
 from weft.comparison import compare
-from weft.training.report import Step, read_metrics
+from weft.training.reporting import Step, read_metrics
 
 
 def write(folder, name, recipe, **sections):

@@ -33,11 +33,11 @@ from pathlib import Path
 import pytest
 
 import weft
-from tests.test_rooms import ROOMS, SOURCE
-from weft import cli
-from weft.config import Run, read_recipe, recipe_names
-from weft.data import samples
-from weft.yaml12 import read_yaml, write_yaml
+from tests.test_layering import LAYERS, SOURCE
+from weft.cli import main as cli
+from weft.config.schema import Run, read_recipe, recipe_names
+from weft.config.yaml import read_yaml, write_yaml
+from weft.data.samples import datasets as samples
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -253,7 +253,7 @@ def compare(shown, printed, place):
 
 def check_recipe(text):
     raw = read_yaml(text, "a block of yaml")
-    if "weights" in raw.get("model", {}):  # what they are comes from there: see `weft.checkpoint.pretrained`
+    if "weights" in raw.get("model", {}):  # what they are comes from there: see `weft.formats.pretrained`
         raw["model"] = {"name": "bert", **raw["model"]}
     Run.parse({**read_recipe("dates"), **raw})
 
@@ -333,12 +333,12 @@ def test_the_index_names_every_page():
     assert {page.name for page in PAGES if page.parent.name == "docs"} - {"README.md"} <= set(_LINK.findall(index))
 
 
-def test_the_order_of_the_rooms_is_the_one_that_is_checked():
+def test_the_order_of_the_packages_is_the_one_that_is_checked():
     blocks = read_blocks((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
     (shown,) = [block.text for block in blocks if block.text.startswith("errors < ")]
-    rooms = [set(re.findall(r"\w+", part)) for part in shown.split("<")]
+    layers = [set(re.findall(r"\w+", part)) for part in shown.split("<")]
     there = {path.stem for path in SOURCE.iterdir()} - {"__main__"}
-    assert rooms == [both & there for both in ROOMS if both & there]
+    assert layers == [both & there for both in LAYERS if both & there]
 
 
 # From here on: a page that is wrong is caught.

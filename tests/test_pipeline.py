@@ -12,7 +12,7 @@ import torch
 
 import weft
 from tests.conftest import reversed_pairs
-from weft.config import Run
+from weft.config.schema import Run
 from weft.pipeline import run_name
 from weft.tasks.prepare import data_for
 
@@ -134,7 +134,7 @@ def test_evaluate_on_a_file_a_list_and_the_recipes_own(reverser, tmp_path, train
 
 
 def test_evaluate_on_a_sample(reverser, monkeypatch):
-    from weft.data import samples
+    from weft.data.samples import datasets as samples
 
     rows = [("test", {"text": text, "target": target}) for text, target in PAIRS]
     rows += [("valid", {"text": text, "target": text}) for text in WORDS]
@@ -271,7 +271,7 @@ def test_without_validation_data_the_last_model_is_the_best(recipe, tmp_path):
 
 
 OWN = '''
-from weft.models.seq2seq import Seq2Seq
+from weft.models.seq2seq.model import Seq2Seq
 from weft.tasks.translate import Translate
 
 

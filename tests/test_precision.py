@@ -9,9 +9,9 @@ import torch
 
 import weft
 from tests.notices import Told
-from weft.config import read_section
-from weft.nn import recurrent
-from weft.nn.quantized import lower
+from weft.config.schema import read_section
+from weft.nn.layers.quantization import lower
+from weft.nn.rnn import cells
 from weft.registry import resolve
 from weft.testing import Case
 
@@ -135,7 +135,7 @@ def test_a_run_trains_in_bf16_and_answers(tmp_path, task, model, config):
 
 @pytest.mark.parametrize("lacks", [True, False])
 def test_a_run_says_what_it_computes_in_fp32(tmp_path, monkeypatch, lacks):
-    monkeypatch.setattr(recurrent, "has_half_kernel", lambda network, half: not (lacks and network == "LSTM"))
+    monkeypatch.setattr(cells, "has_half_kernel", lambda network, half: not (lacks and network == "LSTM"))
     told = Told()
     recipe = recipe_of(tmp_path, "classify", "rnn", {"cell": "lstm" if lacks else "gru", "width": 8})
     weft.train(recipe, [], tmp_path / "run", report=told)

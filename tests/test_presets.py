@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import weft
-from weft.config import Run, expand_preset, preset_names, read_preset, read_recipe
+from weft.config.schema import Run, expand_preset, preset_names, read_preset, read_recipe
+from weft.config.yaml import read_yaml
 from weft.errors import ConfigError
 from weft.registry import resolve
-from weft.yaml12 import read_yaml
 
 BASE = read_preset("transformer-base")
 

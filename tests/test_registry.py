@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from weft.config import Named
+from weft.config.schema import Named
 from weft.errors import ConfigError
 from weft.models.base import Model
 from weft.registry import TABLE, names, resolve
 from weft.tasks.base import Task
-from weft.text.tokenizer import Tokenizer
+from weft.tokenization.trainable import Tokenizer
 
 ROOTS = {"model": Model, "task": Task, "tokenizer": Tokenizer}
 ALL = [(kind, name) for kind, table in TABLE.items() for name in table]
@@ -29,7 +29,7 @@ def own(tmp_path, monkeypatch):
     (tmp_path / "own_pack").mkdir()
     (tmp_path / "own_pack" / "__init__.py").write_text("")
     (tmp_path / "own_pack" / "parts.py").write_text(
-        "from weft.models.seq2seq import Seq2Seq\n\nclass Mine(Seq2Seq):\n    pass\n\ndef make():\n    pass\n"
+        "from weft.models.seq2seq.model import Seq2Seq\n\nclass Mine(Seq2Seq):\n    pass\n\ndef make():\n    pass\n"
     )
     (tmp_path / "own_pack" / "broken.py").write_text("import there_is_no_such_module\n")
     monkeypatch.syspath_prepend(tmp_path)

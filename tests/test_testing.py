@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft import testing
-from weft.config import Named
+from weft.config.schema import Named
 from weft.errors import ConfigError
 from weft.models.base import Model, Role
-from weft.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from weft.models.seq2seq.model import Seq2Seq, Seq2SeqConfig
 from weft.testing import check_model, properties
 from weft.tokens import Tokens
 

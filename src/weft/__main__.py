@@ -1,5 +1,5 @@
 """`python -m weft`: the command line, also for `torchrun -m weft`."""
 
-from weft.cli import main
+from weft.cli.main import main
 
 main()

@@ -6,18 +6,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoint.pretrained import read_run
+from weft.analysis.attention import explained
+from weft.analysis.render.charts import line_chart
+from weft.analysis.render.page import heading, page, table
 from weft.checkpoint.store import Store
-from weft.config import Run
-from weft.data.limits import Limit
-from weft.data.records import Skipped
+from weft.config.schema import Run
+from weft.data.readers.examples import Skipped
+from weft.data.truncation import Limit
 from weft.errors import CheckpointError, ConfigError, RoleError
-from weft.inspect.attention import explained
-from weft.inspect.charts import line_chart
-from weft.inspect.page import heading, page, table
+from weft.formats.pretrained import read_run
 from weft.pipeline import Pipeline, run_name, train
 from weft.tasks.prepare import data_for, has_split, read_split
-from weft.training.report import Reporter, read_metrics
+from weft.training.reporting import Reporter, read_metrics
 
 SHOWN = 4  # examples whose answers are shown side by side
 

@@ -10,35 +10,35 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from weft.checkpoint import snapshot
-from weft.checkpoint.hub import find_model
-from weft.checkpoint.pretrained import open_model, read_run
-from weft.checkpoint.sentence_transformers import Pooling, read_pooling, write_pooling
+from weft.analysis.attention import Attention, views_of
+from weft.analysis.gradients import Reach, trace
+from weft.analysis.layer_probing import LayerScores, choices_for, read_task, score_layers
+from weft.checkpoint import contents
 from weft.checkpoint.store import save_folder
-from weft.config import Run
-from weft.data.limits import Limit
-from weft.data.shards import find_corpus, read_manifest
+from weft.config.schema import Run
+from weft.data.corpus.format import find_corpus, read_manifest
+from weft.data.truncation import Limit
+from weft.embedding import Choice, Combine, Embedder, Layers, Pool
 from weft.errors import CheckpointError, ConfigError, DataError, RoleError
-from weft.features import Choice, Combine, Embedder, Layers, Pool
-from weft.inspect.attention import Attention, views_of
-from weft.inspect.gradients import Reach, trace
-from weft.inspect.layers import LayerScores, choices_for, read_task, score_layers
-from weft.nn.capture import capture
-from weft.nn.quantized import lower
-from weft.tasks.asked import Asked, read_asked, read_options
+from weft.formats.huggingface.hub import find_model
+from weft.formats.pretrained import open_model, read_run
+from weft.formats.sentence_transformers import Pooling, read_pooling, write_pooling
+from weft.nn.attention.capture import capture
+from weft.nn.layers.quantization import lower
 from weft.tasks.base import Answer, Batch, Head, Task
-from weft.tasks.build import numbers_of
-from weft.tasks.lm import LM
-from weft.tasks.mlm import MLM
-from weft.tasks.pairs import Judged, judge_pairs
-from weft.tasks.predict import Verdict, judge, judge_prepared, outputs, predict, reread
+from weft.tasks.corpus.reuse import prepared_split
+from weft.tasks.factory import numbers_of
+from weft.tasks.inference import Verdict, judge, judge_prepared, outputs, predict, reread
+from weft.tasks.lm.minimal_pairs import Judged, judge_pairs
+from weft.tasks.lm.task import LM
+from weft.tasks.mlm.task import MLM
 from weft.tasks.prepare import check_answer, data_for, has_split, read_whole
-from weft.tasks.prepared import prepared_split
-from weft.text.tokenizer import Tokenizer
-from weft.training.parallel import pick_device
-from weft.training.report import Reporter
-from weft.training.seeds import check_single, train_seeds
-from weft.training.session import Trained, train_run
+from weft.tasks.requests import Asked, read_asked, read_options
+from weft.tokenization.trainable import Tokenizer
+from weft.training.distributed import pick_device
+from weft.training.multi_seed import check_single, train_seeds
+from weft.training.reporting import Reporter
+from weft.training.run import Trained, train_run
 
 MARKS = 2  # of a text's beginning and end, which data.longest does not count
 
@@ -126,7 +126,7 @@ class Pipeline:
     ) -> Any:
         """Return a vector a text, float32 (B, D); with `pool="tokens"` one a token, a list of (T, D).
 
-        What is not given is as the model was made for, or else `pool="mean"`, not normalized. See `weft.features`.
+        What is not given is as the model was made for, or else `pool="mean"`, not normalized. See `weft.embedding`.
         """
         return self.embedder(pool, layers, combine, normalize, truncate).all(
             [texts] if isinstance(texts, str) else texts
@@ -157,7 +157,8 @@ class Pipeline:
     ) -> LayerScores:
         """Score every choice of its layers, frozen, on labelled data: a recipe, a sample or a file, and overrides.
 
-        `choices` are scored beside those of the table, such as `[("1,3", "concat")]`. See `weft.inspect.layers`.
+        `choices` are scored beside those of the table, such as `[("1,3", "concat")]`. See
+        `weft.analysis.layer_probing`.
         """
         chosen = choices_for(self.head, choices, pool)
         run, task = read_task(data, overrides, self.run, self.head, self.tokenizer)
@@ -233,7 +234,7 @@ class Pipeline:
 
     def write(self, folder: Path) -> None:
         """Put what `load` reads into a folder that is there."""
-        snapshot.write_model(folder, self.run, self.tokenizer, self.head)
+        contents.write_model(folder, self.run, self.tokenizer, self.head)
         if self.pooling is not None:
             write_pooling(folder, self.pooling)
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from weft.config import Data, Named
+from weft.config.schema import Data, Named
 from weft.data.labels import Label, Labels, balanced
-from weft.data.limits import Limit
-from weft.data.records import Skipped
+from weft.data.readers.examples import Skipped
+from weft.data.truncation import Limit
 from weft.errors import DataError
 from weft.tasks.base import Example, Task
 from weft.tasks.prepare import encode_all, read_split

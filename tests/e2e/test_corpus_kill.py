@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.config import Run
-from weft.data.shards import open_shards
-from weft.tasks.corpora import prepare
+from weft.config.schema import Run
+from weft.data.corpus.format import open_shards
+from weft.tasks.corpus.build import prepare
 
 RECIPE = {
     "task": {"name": "lm"},

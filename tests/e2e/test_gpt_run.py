@@ -5,7 +5,7 @@ import json
 import pytest
 
 import weft
-from weft.converting import convert
+from weft.conversion.convert import convert
 
 LINES = ["one two three four five six seven eight nine ten", "a b c d e f g h i j k l m n o p"]
 

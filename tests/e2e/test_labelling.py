@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft import cli
-from weft.config import Run, read_recipe, recipe_names
-from weft.data import samples
+from weft.cli import main as cli
+from weft.config.schema import Run, read_recipe, recipe_names
+from weft.config.yaml import read_yaml
+from weft.data.samples import datasets as samples
 from weft.errors import CheckpointError
-from weft.tasks.build import make_task
-from weft.yaml12 import read_yaml
+from weft.tasks.factory import make_task
 
 ROWS = {"train": 400, "valid": 40, "test": 40}
 SHORT = ["train.steps=12", "train.eval_every=6", "model.width=24", "model.embedding=12"]

@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import recipe_for, write_pairs
 
 import weft
-from weft import cli
+from weft.cli import main as cli
 
 MODEL = {"name": "transformer", "width": 32, "heads": 4, "layers": 2, "hidden": 64, "dropout": 0.0, "norm": "pre"}
 TRAIN = ["train.steps=250", "train.report_every=50", "train.lr=5e-3", "task.smoothing=0.1", "train.save_every=50"]

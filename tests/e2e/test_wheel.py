@@ -20,7 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.test_docs import ROOT, read_blocks, read_commands, shorten
-from tests.test_rooms import SOURCE
+from tests.test_layering import SOURCE
 
 BUILD = "import sys; from hatchling import build; print(getattr(build, sys.argv[1])(sys.argv[2]))"
 TOUR = Path(__file__).with_name("tour.py")
@@ -100,7 +100,7 @@ def test_the_wheel_has_every_file_of_the_package(wheel):
     files = {name for name in files if "__pycache__" not in name}
     assert {name for name in contents(wheel) if ".dist-info/" not in name} == files
     assert {"weft/py.typed", "weft/recipes/dates.yaml", "weft/presets/bert-base.yaml"} <= files
-    assert {"weft/inspect/page.css", "weft/inspect/page.js"} <= files
+    assert {"weft/analysis/render/page.css", "weft/analysis/render/page.js"} <= files
 
 
 @pytest.fixture
@@ -113,8 +113,10 @@ def source(tmp_path):
 
 def test_a_wheel_from_the_source_distribution_is_the_same(wheel, source, tmp_path):
     assert contents(build("build_wheel", source, tmp_path)) == contents(wheel)
-    (source / "src/weft/inspect/page.css").unlink()
-    assert set(contents(wheel)) - set(contents(build("build_wheel", source, tmp_path))) == {"weft/inspect/page.css"}
+    (source / "src/weft/analysis/render/page.css").unlink()
+    assert set(contents(wheel)) - set(contents(build("build_wheel", source, tmp_path))) == {
+        "weft/analysis/render/page.css"
+    }
 
 
 # What it does.

@@ -9,8 +9,8 @@ import sys
 from collections import Counter
 from functools import cache
 
-from weft import cli
-from weft.data import samples
+from weft.cli import main as cli
+from weft.data.samples import datasets as samples
 
 ROWS = {"train": 300, "valid": 20, "test": 20}  # of a sample; more would only take longer
 

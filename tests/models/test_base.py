@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from weft.config import Named
+from weft.config.schema import Named
 from weft.errors import RoleError
 from weft.models.base import Model, Role, check_roles
 

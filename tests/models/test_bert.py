@@ -9,13 +9,13 @@ from tests.equations import Weights, agree, below, weights_of
 from torch import Tensor
 from torch.nn import functional as F
 
-from weft.checkpoint import snapshot
-from weft.config import read_preset, read_section
-from weft.data.frame import Frame
+from weft.checkpoint import contents
+from weft.config.schema import read_preset, read_section
+from weft.data.batching.static_shape import Frame
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Role
 from weft.models.bert import BERT, BERTConfig
-from weft.nn.capture import capture
+from weft.nn.attention.capture import capture
 from weft.tasks.base import UNREAD, Batch
 from weft.testing import PROPERTIES, check_model
 from weft.tokens import Tokens
@@ -174,7 +174,7 @@ def test_the_presets_have_the_published_sizes(preset, vocab, numbers):
 
 def test_shared_layers_are_one():
     model = make(shared=True, layers=5)
-    names = {name for name in snapshot.weights(model) if name.startswith("encoder")}
+    names = {name for name in contents.weights(model) if name.startswith("encoder")}
     assert {name.split(".")[2] for name in names} == {"0"}
     assert len(model.floors()) == 2
     with torch.no_grad():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from weft.config import read_section
+from weft.config.schema import read_section
 from weft.errors import ConfigError, RoleError
 from weft.models import cnn
 from weft.models.base import Role

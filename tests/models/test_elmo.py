@@ -6,11 +6,11 @@ from tests import elmo_equations as paper
 from tests.equations import agree, scatter, weights_of
 
 import weft
-from weft.config import Run, expand_preset
+from weft.config.schema import Run, expand_preset
 from weft.errors import ConfigError, RoleError
 from weft.models.elmo import ELMo, ELMoConfig
-from weft.nn import scan
-from weft.nn.grid import Grid
+from weft.nn.rnn.fused import scan
+from weft.nn.rnn.time_major import Grid
 from weft.registry import resolve
 from weft.testing import check_model
 from weft.tokens import BEGIN, END, FIRST, LAST, PAD, Tokens, spell

@@ -10,15 +10,16 @@ from tests import transformer_equations as paper
 from tests.equations import agree, below, weights_of
 from torch import Tensor
 
-from weft.config import read_preset, read_section
-from weft.decode import captured, search
-from weft.decode.search import Options, generate
+from weft.config.schema import read_preset, read_section
+from weft.decoding import cuda_graph
+from weft.decoding import generate as generation
+from weft.decoding.generate import Options, generate
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Capturable, Role
 from weft.models.gpt import GPT, GPTConfig
-from weft.nn import cache
-from weft.nn.capture import capture
-from weft.nn.quantized import lower
+from weft.nn.attention import kv_cache
+from weft.nn.attention.capture import capture
+from weft.nn.layers.quantization import lower
 from weft.testing import PROPERTIES, check_model
 from weft.tokens import Tokens
 
@@ -133,7 +134,7 @@ class Late(GPT):
     """The next token stands one place too far on."""
 
     def _next(self, ids, held):
-        return super()._next(ids, cache.replace(held, first=held.first - 1))
+        return super()._next(ids, kv_cache.replace(held, first=held.first - 1))
 
 
 class Peeks(GPT):
@@ -167,7 +168,7 @@ def test_future_tokens_change_nothing_exactly(kind):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_step_is_the_whole_at_every_position_where_the_cache_grows(kind, monkeypatch):
-    monkeypatch.setattr(cache, "ROOM", 4)
+    monkeypatch.setattr(kv_cache, "ROOM", 4)
     model, tokens = make(**kind), draw([20, 20])
     whole = model.logits(tokens).view(2, 20, -1)
     rows = tokens.ids.view(2, 20)
@@ -272,14 +273,14 @@ SEARCHES = [
 @pytest.mark.parametrize("lengths", [[5, 1, 9, 3], [1, 1, 1]], ids=str)
 def test_ragged_prompts_go_on_as_each_alone_and_in_place(options, lengths, monkeypatch):
     for name, value in {"ROOM": 4, "FEW": 2, "EVERY": 1}.items():
-        monkeypatch.setattr(captured, name, value)
+        monkeypatch.setattr(cuda_graph, name, value)
     model, prompts = make(2), draw(lengths, 3)
     assert isinstance(model, Capturable)
     together = generate(model, prompts, EOS, options)
     for row, ids in enumerate(prompts.split()):
         (alone,) = generate(model, Tokens.pack([ids.tolist()]), EOS, options, rows=[row])
         assert [one.ids for one in alone] == [one.ids for one in together[row]]
-    monkeypatch.setattr(search, "capturable", lambda model, prompt: True)
+    monkeypatch.setattr(generation, "capturable", lambda model, prompt: True)
     in_place = generate(model, prompts, EOS, options)
     assert [[one.ids for one in row] for row in in_place] == [[one.ids for one in row] for row in together]
     assert len({one.ids for row in together for one in row}) > 1
@@ -289,8 +290,8 @@ def test_a_cache_in_place_that_forgets_is_caught(monkeypatch):
     """The negative control: hypotheses keep what they have read themselves."""
     model, prompts, options = make(2), draw([2, 3], 3), SEARCHES[2]
     together = generate(model, prompts, EOS, options)
-    monkeypatch.setattr(search, "capturable", lambda model, prompt: True)
-    monkeypatch.setattr(cache.FixedCache, "select", lambda self, rows: self)
+    monkeypatch.setattr(generation, "capturable", lambda model, prompt: True)
+    monkeypatch.setattr(kv_cache.FixedCache, "select", lambda self, rows: self)
     in_place = generate(model, prompts, EOS, options)
     assert [[one.ids for one in row] for row in in_place] != [[one.ids for one in row] for row in together]
 

@@ -11,13 +11,13 @@ from tests.equations import CELLS, affine, agree, below, scatter, weights_of
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
-from weft.config import read_section
+from weft.config.schema import read_section
 from weft.errors import ConfigError, WeftError
 from weft.models.base import Role
 from weft.models.rnn import RNN, RNNConfig, RNNState
-from weft.nn import scan
-from weft.nn.capture import capture
-from weft.nn.grid import Grid
+from weft.nn.attention.capture import capture
+from weft.nn.rnn.fused import scan
+from weft.nn.rnn.time_major import Grid
 from weft.testing import check_model
 from weft.tokens import Tokens
 

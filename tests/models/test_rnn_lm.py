@@ -9,7 +9,8 @@ from torch import Tensor
 
 from weft.errors import RoleError
 from weft.models.rnn import RNN, RNNConfig
-from weft.nn import dropout, recurrent
+from weft.nn.layers import dropout
+from weft.nn.rnn import cells
 from weft.tokens import Tokens
 
 quick = settings(deadline=None, derandomize=True, max_examples=15)
@@ -54,7 +55,7 @@ def drawn(monkeypatch):
         return mask
 
     monkeypatch.setattr(dropout, "draw_mask", watched)
-    monkeypatch.setattr(recurrent, "draw_mask", watched)
+    monkeypatch.setattr(cells, "draw_mask", watched)
     return masks
 
 

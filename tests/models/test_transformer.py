@@ -12,15 +12,15 @@ from tests import transformer_equations as paper
 from tests.equations import agree, weights_of
 from torch import Tensor
 
-from weft.checkpoint import snapshot
-from weft.config import read_section
-from weft.decode.search import Options, generate
+from weft.checkpoint import contents
+from weft.config.schema import read_section
+from weft.decoding.generate import Options, generate
 from weft.errors import CheckpointError, ConfigError, DataError
 from weft.models.base import Role
 from weft.models.transformer import Transformer, TransformerConfig
-from weft.nn import attention, cache
-from weft.nn.attention import MultiHead
-from weft.nn.capture import capture
+from weft.nn.attention import kv_cache, multihead
+from weft.nn.attention.capture import capture
+from weft.nn.attention.multihead import MultiHead
 from weft.testing import PROPERTIES, check_model
 from weft.tokens import Tokens
 
@@ -167,7 +167,7 @@ class Forgets(Transformer):
     """Positions of the next token are off by one."""
 
     def _next(self, ids, held):
-        return super()._next(ids, cache.replace(held, first=held.first - 1))
+        return super()._next(ids, kv_cache.replace(held, first=held.first - 1))
 
 
 class Peeks(Transformer):
@@ -237,9 +237,9 @@ def test_alone_as_in_any_batch(lengths, kind):
 def test_a_batch_that_sees_its_filling_is_not_as_alone(monkeypatch):
     """The negative control."""
     model, (tokens, source) = make(), pairs(RAGGED)
-    must, kernel = alone(model, tokens, source), attention.F.scaled_dot_product_attention
+    must, kernel = alone(model, tokens, source), multihead.F.scaled_dot_product_attention
     monkeypatch.setattr(
-        attention.F,
+        multihead.F,
         "scaled_dot_product_attention",
         lambda q, k, v, attn_mask=None, is_causal=False: kernel(q, k, v, is_causal=is_causal),
     )
@@ -309,16 +309,16 @@ def test_a_step_is_the_whole_at_every_position(kind):
     torch.manual_seed(1)
     rows, sources = [[1, 2, 3, 4, 5], [6], [7, 8]], [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10] * 3]
     steps = 0
-    for got, must in read_on(model, rows, sources, cache.ROOM + 8):
+    for got, must in read_on(model, rows, sources, kv_cache.ROOM + 8):
         torch.testing.assert_close(got, must, rtol=1e-5, atol=1e-5)
         steps += 1
-    assert steps == cache.ROOM + 8
+    assert steps == kv_cache.ROOM + 8
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=told)
 @torch.no_grad()
 def test_so_it_is_in_double_precision_where_the_cache_grows(kind, monkeypatch):
-    monkeypatch.setattr(cache, "ROOM", 2)
+    monkeypatch.setattr(kv_cache, "ROOM", 2)
     model = spread(make(**kind).double())
     torch.manual_seed(1)
     for got, must in read_on(model, [[1, 2, 3, 4, 5], [6], [7, 8]], [[1, 2], [4], [5, 6, 7, 8]], 12):
@@ -328,9 +328,9 @@ def test_so_it_is_in_double_precision_where_the_cache_grows(kind, monkeypatch):
 @torch.no_grad()
 def test_a_cache_that_grows_wrongly_is_caught(monkeypatch):
     """The negative control."""
-    monkeypatch.setattr(cache, "ROOM", 2)
+    monkeypatch.setattr(kv_cache, "ROOM", 2)
     monkeypatch.setattr(
-        cache, "_moved", lambda index, before, after: torch.nn.functional.pad(index, (0, after - before))
+        kv_cache, "_moved", lambda index, before, after: torch.nn.functional.pad(index, (0, after - before))
     )
     with pytest.raises(AssertionError, match="not close"):
         test_so_it_is_in_double_precision_where_the_cache_grows({}, monkeypatch)
@@ -437,7 +437,7 @@ SEARCHES = [
 @pytest.mark.parametrize("options", SEARCHES, ids=["beam 5", "beam 3", "greedy", "sampled"])
 @pytest.mark.parametrize("kind", [{}, {"norm": "pre", "heads_off": OFF}], ids=told)
 def test_a_search_finds_what_it_finds_without_a_cache(kind, options, monkeypatch):
-    monkeypatch.setattr(cache, "ROOM", 4)
+    monkeypatch.setattr(kv_cache, "ROOM", 4)
     model = spread(make(**kind).double(), 1)
     got = searched(model, options)
     same_search(got, searched(Anew(model), options))
@@ -447,8 +447,10 @@ def test_a_search_finds_what_it_finds_without_a_cache(kind, options, monkeypatch
 def test_a_search_on_a_cache_that_forgets_is_caught(monkeypatch):
     """The negative control: each hypothesis goes on with what the one in its row had read."""
     model = spread(make().double(), 1)
-    own = cache.Cache.select
-    monkeypatch.setattr(cache.Cache, "select", lambda self, rows: own(self, torch.arange(len(rows)) % len(self.first)))
+    own = kv_cache.Cache.select
+    monkeypatch.setattr(
+        kv_cache.Cache, "select", lambda self, rows: own(self, torch.arange(len(rows)) % len(self.first))
+    )
     with pytest.raises(AssertionError):
         same_search(searched(model, SEARCHES[0]), searched(Anew(model), SEARCHES[0]))
 
@@ -457,7 +459,7 @@ def test_a_search_on_a_cache_that_forgets_is_caught(monkeypatch):
 
 
 def saved(model: Transformer, folder) -> None:
-    tensors = {name: value.contiguous() for name, value in snapshot.weights(model).items()}
+    tensors = {name: value.contiguous() for name, value in contents.weights(model).items()}
     save_file(tensors, folder / "model.safetensors")
 
 
@@ -470,7 +472,7 @@ OFFS = [{0: [1]}, {"cross.1": [0, 2]}, OFF, {"encoder.0": [0], "decoder.0": [1, 
 def test_weights_of_all_heads_are_cut_and_the_rest_is_as_if_they_said_nothing(norm, off, tmp_path):
     whole, cut = spread(make(norm=norm)), make(seed=9, norm=norm, heads_off=off)
     saved(whole, tmp_path)
-    snapshot.load_weights(tmp_path, cut)
+    contents.load_weights(tmp_path, cut)
     tokens, source = pairs(RAGGED)
     got = cut.logits(tokens, source)
     kind = paper.Kind(3, norm, off=off_by_place(cut.config))
@@ -488,10 +490,10 @@ def test_weights_of_all_heads_are_cut_and_the_rest_is_as_if_they_said_nothing(no
 def test_what_is_cut_is_saved_and_read_as_it_is(tmp_path):
     model, other = spread(make(heads_off=OFF)), make(seed=1, heads_off=OFF)
     saved(model, tmp_path)
-    snapshot.load_weights(tmp_path, other)
+    contents.load_weights(tmp_path, other)
     assert all(torch.equal(*two) for two in zip(model.parameters(), other.parameters(), strict=True))
     with pytest.raises(CheckpointError, match=r"query.weight must be \(36, 12\), but is \(24, 12\) instead"):
-        snapshot.load_weights(tmp_path, make())  # what is gone does not come back
+        contents.load_weights(tmp_path, make())  # what is gone does not come back
 
 
 @torch.no_grad()
@@ -499,7 +501,7 @@ def test_the_heads_of_another_layer_are_caught(tmp_path):
     """The negative control: the reference silences another head."""
     whole, cut = spread(make()), make(heads_off={"encoder.0": [1]})
     saved(whole, tmp_path)
-    snapshot.load_weights(tmp_path, cut)
+    contents.load_weights(tmp_path, cut)
     tokens, source = pairs(RAGGED)
     for place in (("encoder", 1), ("cross", 0), ("decoder", 0)):
         wrong = reference(whole, tokens, source, paper.Kind(3, off={place: {1}}))
@@ -510,7 +512,7 @@ def test_the_heads_of_another_layer_are_caught(tmp_path):
 def test_looking_on_names_every_place_layer_and_head(tmp_path):
     whole, cut = spread(make().double()), make(heads_off=OFF).double()
     saved(whole, tmp_path)
-    snapshot.load_weights(tmp_path, cut)
+    contents.load_weights(tmp_path, cut)
     tokens, source = pairs(RAGGED)
     plain = cut.logits(tokens, source)
     with capture() as maps:

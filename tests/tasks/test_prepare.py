@@ -6,10 +6,10 @@ import pytest
 from tests.conftest import reversed_pairs
 
 import weft
-from weft.config import Run, read_recipe
-from weft.data.records import Skipped
+from weft.config.schema import Run, read_recipe
+from weft.data.readers.examples import Skipped
 from weft.errors import ConfigError, DataError
-from weft.tasks.build import make_task
+from weft.tasks.factory import make_task
 from weft.tasks.prepare import AT_ONCE, fit_tokenizer, has_split, pack_split, read_split, read_whole
 from weft.tasks.translate import Translate
 

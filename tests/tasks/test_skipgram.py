@@ -7,13 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 import weft
-from weft.config import Run
-from weft.data.limits import Limit
+from weft.cli.vectors import vectors_app
+from weft.config.schema import Run
+from weft.data.truncation import Limit
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Role
-from weft.tasks.build import make_task
-from weft.training.report import Saved
-from weft.wordvectors import vectors_app
+from weft.tasks.factory import make_task
+from weft.training.reporting import Saved
 
 RECIPE = {
     "task": {"name": "skipgram", "neighbours": 3},

@@ -5,11 +5,11 @@ import pytest
 import torch
 from tests.conftest import reversed_pairs
 
-from weft.config import Run, read_recipe
-from weft.data.limits import Limit
-from weft.decode.search import Hypothesis, Options
+from weft.config.schema import Run, read_recipe
+from weft.data.truncation import Limit
+from weft.decoding.generate import Hypothesis, Options
 from weft.errors import DataError
-from weft.tasks.build import build, make_task
+from weft.tasks.factory import build, make_task
 from weft.tasks.prepare import fit_tokenizer
 from weft.tasks.translate import TranslateExample
 

@@ -10,7 +10,7 @@ import torch._dynamo  # noqa: F401  (optimizers import it at their first step)
 import torch.distributed as dist
 
 import weft.pipeline  # noqa: F401
-from weft import cli
+from weft.cli import main as cli
 
 
 def start(rank, arguments):

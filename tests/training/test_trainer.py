@@ -10,13 +10,13 @@ from tests.conftest import reversed_pairs
 
 import weft
 from weft.checkpoint.store import Store
-from weft.config import Run, read_recipe
-from weft.data.loader import Loader
-from weft.tasks.build import build, make_task
+from weft.config.schema import Run, read_recipe
+from weft.data.batching.loader import Loader
+from weft.tasks.factory import build, make_task
 from weft.tasks.prepare import fit_tokenizer, pack_split
-from weft.training.parallel import World
-from weft.training.report import Eval, Notice, Saved, Step, TensorBoard, read_metrics
-from weft.training.session import train_run
+from weft.training.distributed import World
+from weft.training.reporting import Eval, Notice, Saved, Step, TensorBoard, read_metrics
+from weft.training.run import train_run
 from weft.training.trainer import Trainer
 
 

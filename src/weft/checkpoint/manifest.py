@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from weft.checkpoint.disk import (
+from weft.checkpoint.atomic_io import (
     digest,
     explained,
     is_folder,
@@ -22,7 +22,7 @@ from weft.checkpoint.disk import (
     walk,
     write_new,
 )
-from weft.config import Section
+from weft.config.schema import Section
 from weft.errors import CheckpointError
 
 MANIFEST = "manifest.json"

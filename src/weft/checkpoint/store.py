@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from weft.checkpoint.disk import TEMPORARY, explained, readable, remove, sync_folder, temporary_in, write_new
+from weft.checkpoint.atomic_io import TEMPORARY, explained, readable, remove, sync_folder, temporary_in, write_new
 from weft.checkpoint.manifest import MANIFEST, NAME, build, inspect, order, save_folder, verify
 from weft.errors import CheckpointError
 

@@ -1,1 +1,1 @@
-"""Rows, samples, packed items and batches."""
+"""Readers, shipped samples, packed items and batches."""

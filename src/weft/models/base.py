@@ -4,8 +4,8 @@ A model sees `Tokens` and returns tensors: no text, label, loss, optimiser, file
 configuration, so a class names its roles for a configuration, and a task asks for roles before any data is read.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from weft.config import Named
-from weft.data.packed import Packed
+from weft.config.schema import Named
+from weft.data.batching.packed import Packed
 from weft.errors import RoleError
-from weft.nn.losses import cross_entropy_sum
+from weft.nn.layers.losses import cross_entropy_sum
 from weft.tokens import Tokens
 
 # A word is seen from what stands before it, after it, or both; `masked`: its own place, too, where a mask hides it.
@@ -128,51 +128,13 @@ class Fitted(Protocol):
         ...
 
 
-Modules = Mapping[str, str | tuple[str, ...]]  # our module -> theirs; several are parts of ours, stacked
-
-
-@dataclass(frozen=True)
-class HFMap:
-    """How a model goes by in the Hugging Face format: data alone, read in both directions (weft.checkpoint.hf).
-
-    In `modules` and `outer`, `{layer}` stands for each layer's number; a module's weight and bias go together. A head
-    is named by its task; `mlm.next` is one of `mlm` that also says whether a sentence follows.
-    """
-
-    model_type: str  # what config.json calls it
-    tasks: Mapping[str, str]  # a class that config.json names -> our head; the first one of a head is written
-    own: Mapping[str, Any]  # the fields of our configuration that make it this family
-    fields: Mapping[str, str | tuple[str, ...]]  # our field -> their key; the first is read, all are written
-    defaults: Mapping[str, Any]  # their key -> what holds where config.json says nothing
-    modules: Modules  # of the body
-    outer: Mapping[str, Modules] = field(default_factory=dict)  # head -> what stands on the body, as the head names it
-    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # our field -> their word -> ours
-    never: Mapping[str, Any] = field(default_factory=dict)  # our field -> what makes it another family
-    less: Mapping[str, int] = field(default_factory=dict)  # our field -> by how much theirs is less
-    unless: Mapping[str, str] = field(default_factory=dict)  # our field -> another; it is None where they are equal
-    must: Mapping[str, Any] = field(default_factory=dict)  # their key -> the one value that our model can do
-    also: Mapping[str, Any] = field(default_factory=dict)  # their key -> what is written and not read
-    prefix: str = ""  # before the names of the body's weights, where something stands on it
-    turned: tuple[str, ...] = ()  # the last names of their modules whose matrices are the other way round
-    copies: Mapping[str, str] = field(default_factory=dict)  # their weight -> its name where the output is tied
-    rows: tuple[str, ...] = ()  # their weights that are a matrix of one row, where ours is a vector
-    unread: str = "(?!)"  # a pattern of weights that mean nothing
-    vocabulary: str = ""  # how files that are no tokenizer.json are read (weft.text.vocabularies)
-    specials: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)  # our role -> their key, default
-    framed: bool = False  # whether a text stands between bos and eos, and a pair is read
-    gap: int = 1  # how many eos stand between the texts of a pair
-    kinds: bool = False  # whether the two texts of a pair are told apart by segments
-    dropout: str = ""  # their key for the dropout before the output of a head that labels
-
-
 class Model(nn.Module):
     """The root of all models, weft's and users' own."""
 
     Config: ClassVar[type[Named]]
-    hf: ClassVar[tuple[HFMap, ...]] = ()  # the families of the Hugging Face format that it can be
     grown: ClassVar[bool] = False  # whether the sizes of its buffers follow from the data it was fitted to
     compiles: ClassVar[bool] = False  # whether torch.compile makes one graph of it, and so a faster training
-    lowers: ClassVar[bool] = False  # whether it can answer in bf16 and in int8 (weft.nn.quantized)
+    lowers: ClassVar[bool] = False  # whether it can answer in bf16 and in int8 (weft.nn.layers.quantization)
     width: int  # of one that encodes: the D of `encode` and `summary`
 
     def __init__(self, config: Named, vocab: int, target_vocab: int | None = None) -> None:

@@ -11,7 +11,7 @@ and again (`shared`), on narrow embeddings (`embedding`); ELECTRA (Clark et al. 
 make of the first token before they classify differs in its activation (`pooler`).
 
 All matrices start from N(0, 0.02), biases from nought. Departure: no weights of attention are dropped out
-(`weft.nn.attention` says why), where the papers' code drops a tenth of them.
+(`weft.nn.attention.multihead` says why), where the papers' code drops a tenth of them.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,16 +21,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config import Named
+from weft.config.schema import Named
 from weft.errors import RoleError
-from weft.models.base import Direction, HFMap, Model, Role
-from weft.models.bert_hf import MAPS
-from weft.models.heads import StackConfig
-from weft.nn.attention import Layout, MultiHead
-from weft.nn.losses import read_out_sum
-from weft.nn.positions import Learned, check_position, positions_of
-from weft.nn.readout import Readout
-from weft.nn.transformer import ACTIVATIONS, Activation, Blocks, Shape
+from weft.models.attention_config import StackConfig
+from weft.models.base import Direction, Model, Role
+from weft.nn.attention.multihead import Layout, MultiHead
+from weft.nn.attention.positions import Learned, check_position, positions_of
+from weft.nn.layers.losses import read_out_sum
+from weft.nn.transformer.blocks import ACTIVATIONS, Activation, Blocks, Shape
+from weft.nn.transformer.output import Readout
 from weft.tokens import Tokens
 
 _SPREAD = 0.02  # the standard deviation that weights start with
@@ -66,7 +65,6 @@ class BERT(Model):
     Config: ClassVar[type[Named]] = BERTConfig
     compiles: ClassVar[bool] = True
     lowers: ClassVar[bool] = True
-    hf: ClassVar[tuple[HFMap, ...]] = MAPS
     config: BERTConfig
     pool: nn.Linear | None
     transform: nn.Linear | None

@@ -21,7 +21,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config import Named
+from weft.config.schema import Named
 from weft.errors import ConfigError, RoleError
 from weft.models.base import Model, Role
 from weft.tokens import Tokens

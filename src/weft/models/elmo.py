@@ -2,13 +2,13 @@
 
 Peters et al. 2018, "Deep contextualized word representations" (arXiv:1802.05365), section 3, with the sizes and the
 equations of its code, bilm-tf. A word w_k is known by its characters alone: x_k is a convolution over them, two highway
-layers and a projection (`weft.nn.chars`). Two LSTMs with projections (`weft.nn.projected`) read the x, one from either
-end, layer on layer, and one softmax serves both:
+layers and a projection (`weft.nn.layers.char_cnn`). Two LSTMs with projections (`weft.nn.rnn.projected_lstm`) read the
+x, one from either end, layer on layer, and one softmax serves both:
 
     p(w_{k+1} | w_≤k) = softmax(W →h_{k,L} + b)         p(w_{k-1} | w_≥k) = softmax(W ←h_{k,L} + b)
 
 A layer from the second on adds what it read, →h_{k,j} = →h_{k,j-1} + LSTM(→h_{k,j-1}). `encode` gives the layers
-h_{k,j} = [→h_{k,j} ; ←h_{k,j}], and h_{k,0} = [x_k ; x_k]; a task mixes them (`weft.nn.mix`).
+h_{k,j} = [→h_{k,j} ; ←h_{k,j}], and h_{k,0} = [x_k ; x_k]; a task mixes them (`weft.nn.layers.scalar_mix`).
 
 A token is spelt as `Tokens.chars` has it. Where that says nothing, as of a text's beginning and end, and where a token
 comes without it or was just generated, it is spelt as the vocabulary has it: `learn_spelling` tells.
@@ -26,13 +26,13 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.config import Named, Pretrained
+from weft.config.schema import Named, Pretrained
 from weft.errors import ConfigError, RoleError
 from weft.models.base import Direction, Model, Role, matrix_numbers
-from weft.nn.chars import CharFilters, Highway
-from weft.nn.grid import Grid
-from weft.nn.projected import Projected
-from weft.nn.recurrent import State
+from weft.nn.layers.char_cnn import CharFilters, Highway
+from weft.nn.rnn.cells import State
+from weft.nn.rnn.projected_lstm import Projected
+from weft.nn.rnn.time_major import Grid
 from weft.tokens import END, LONGEST_SPELLING, PAD, Tokens
 
 SCORES = {Role.SCORER, Role.GENERATOR}

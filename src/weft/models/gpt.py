@@ -8,8 +8,8 @@
 norm stands before each layer and once more after the last, and the matrices that add to the residual start smaller by
 1/√(2L), for two of them a layer. All other matrices start from N(0, 0.02), biases from nought.
 
-Departures: no weights of attention are dropped out (`weft.nn.attention` says why), where both papers' code drops them.
-GPT-2's code starts positions from N(0, 0.01); its papers do not say.
+Departures: no weights of attention are dropped out (`weft.nn.attention.multihead` says why), where both papers' code
+drops them. GPT-2's code starts positions from N(0, 0.01); its papers do not say.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,17 +19,16 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from weft.config import Named
+from weft.config.schema import Named
 from weft.errors import RoleError
-from weft.models.base import Direction, HFMap, Model, Role
-from weft.models.gpt_hf import GPT2_MAP, GPT_MAP
-from weft.models.heads import StackConfig
-from weft.nn.attention import Layout, MultiHead
-from weft.nn.cache import Cache, FixedCache, but_last, on_triton
-from weft.nn.losses import read_out_sum
-from weft.nn.positions import Learned, check_position, positions_of
-from weft.nn.readout import Readout
-from weft.nn.transformer import Activation, Block, Blocks, Shape
+from weft.models.attention_config import StackConfig
+from weft.models.base import Direction, Model, Role
+from weft.nn.attention.kv_cache import Cache, FixedCache, but_last, on_triton
+from weft.nn.attention.multihead import Layout, MultiHead
+from weft.nn.attention.positions import Learned, check_position, positions_of
+from weft.nn.layers.losses import read_out_sum
+from weft.nn.transformer.blocks import Activation, Block, Blocks, Shape
+from weft.nn.transformer.output import Readout
 from weft.tokens import Tokens
 
 _SPREAD = 0.02  # the standard deviation that weights start with
@@ -51,7 +50,6 @@ class GPT(Model):
     Config: ClassVar[type[Named]] = GPTConfig
     compiles: ClassVar[bool] = True
     lowers: ClassVar[bool] = True
-    hf: ClassVar[tuple[HFMap, ...]] = (GPT2_MAP, GPT_MAP)
     config: GPTConfig
     output: Readout | None
 
@@ -177,7 +175,7 @@ class GPT(Model):
         """Embed one token a hypothesis, which stands in the cache's last column."""
         words = self.embed.weight
         if on_triton(words) and not self.training:
-            from weft.nn.step_cuda import placed
+            from weft.nn.kernels.triton.decode_step import placed
 
             return placed(ids, words, self.positions.table.weight, cache, 1.0)
         x: Tensor = self.dropout(self.embed(ids) + self.positions(cache.position))

@@ -9,12 +9,12 @@ encodes, and gives each word from both its sides and never from itself,
     p(w_t | w_<t, w_>t) = softmax(W_o [h→_{t-1} ; h←_{t+1}] + b)            h→_0 = h←_{T+1} = 0
 
 (Mousa & Schuller 2017), if the directions do not meet below the output: with one layer, or with `apart`. `attention`
-lets each layer look back at its own earlier states (`weft.nn.intra`). `chars` sets what a word looks like beside what
-it is, x_t = [E w_t ; CNN(its characters)] (`weft.nn.chars`), so that it can only encode: nobody could spell a word that
-is still to be guessed.
+lets each layer look back at its own earlier states (`weft.nn.rnn.self_attentive`). `chars` sets what a word looks like
+beside what it is, x_t = [E w_t ; CNN(its characters)] (`weft.nn.layers.char_cnn`), so that it can only encode: nobody
+could spell a word that is still to be guessed.
 
-The dropouts are those of AWD-LSTM (Merity et al. 2018, sections 2 and 4; `weft.nn.dropout`), and so is the last layer
-of a tied network, as wide as the embeddings: `{width: 1150, layers: 3, embedding: 400, tie: true}` is
+The dropouts are those of AWD-LSTM (Merity et al. 2018, sections 2 and 4; `weft.nn.layers.dropout`), and so is the last
+layer of a tied network, as wide as the embeddings: `{width: 1150, layers: 3, embedding: 400, tie: true}` is
 400-1150-1150-400. Left out is the penalty on activations (AR and TAR, section 4.6).
 
 A long text is read piece by piece: `read` takes the state that the piece before it left, and `carried` cuts the
@@ -29,16 +29,16 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config import Named, Pretrained, Share
+from weft.config.schema import Named, Pretrained, Share
 from weft.errors import ConfigError, RoleError
 from weft.models.base import Direction, Model, Role, matrix_numbers
-from weft.nn.chars import CharCNN
-from weft.nn.dropout import SequenceDropout, WordDropout
-from weft.nn.grid import Grid
-from weft.nn.intra import Intra
-from weft.nn.recurrent import State
-from weft.nn.scores import Additive
-from weft.nn.stack import Stack
+from weft.nn.attention.scores import Additive
+from weft.nn.layers.char_cnn import CharCNN
+from weft.nn.layers.dropout import SequenceDropout, WordDropout
+from weft.nn.rnn.cells import State
+from weft.nn.rnn.self_attentive import Intra
+from weft.nn.rnn.stack import Stack
+from weft.nn.rnn.time_major import Grid
 from weft.tokens import PAD, Tokens
 
 

@@ -19,16 +19,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config import Named, Pretrained
-from weft.models.base import HFMap, Model, Role, matrix_numbers
-from weft.models.heads import HeadsOff, check_heads, check_off
-from weft.models.transformer_hf import MARIAN_MAP
-from weft.nn.attention import Layout, MultiHead
-from weft.nn.cache import Cache, FixedCache, Reach, but_last, on_triton
-from weft.nn.cuda import in_half
-from weft.nn.positions import Learned, Sinusoidal, check_position, positions_of
-from weft.nn.readout import Readout
-from weft.nn.transformer import Activation, Blocks, Shape
+from weft.config.schema import Named, Pretrained
+from weft.models.attention_config import HeadsOff, check_heads, check_off
+from weft.models.base import Model, Role, matrix_numbers
+from weft.nn.attention.kv_cache import Cache, FixedCache, Reach, but_last, on_triton
+from weft.nn.attention.multihead import Layout, MultiHead
+from weft.nn.attention.positions import Learned, Sinusoidal, check_position, positions_of
+from weft.nn.rnn.fused.codegen_triton import in_half
+from weft.nn.transformer.blocks import Activation, Blocks, Shape
+from weft.nn.transformer.output import Readout
 from weft.tokens import Tokens
 
 
@@ -101,7 +100,6 @@ class Transformer(Model):
     """Embeddings and positions, encoder, decoder."""
 
     Config: ClassVar[type[Named]] = TransformerConfig
-    hf: ClassVar[tuple[HFMap, ...]] = (MARIAN_MAP,)
     compiles: ClassVar[bool] = True
     lowers: ClassVar[bool] = True
     config: TransformerConfig
@@ -225,7 +223,7 @@ class Transformer(Model):
         """Embed one token a hypothesis, which stands in the cache's last column."""
         words = self.target_embed.weight
         if on_triton(words) and not self.training:
-            from weft.nn.step_cuda import placed
+            from weft.nn.kernels.triton.decode_step import placed
 
             places = self.positions.vectors(cache.log.room, words.device)
             return placed(ids, words, places, cache, self.config.width**0.5)

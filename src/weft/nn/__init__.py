@@ -1,1 +1,1 @@
-"""The parts that models are built from."""
+"""The layers that models are built from, and the kernels that run them."""

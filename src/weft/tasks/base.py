@@ -16,16 +16,16 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.config import Named, Run, Section
-from weft.data.frame import Frame
-from weft.data.limits import Limit
-from weft.data.packed import Packed
-from weft.data.shards import Shards
-from weft.data.streams import Reading
+from weft.config.schema import Named, Run, Section
+from weft.data.batching.lm_stream import Reading
+from weft.data.batching.packed import Packed
+from weft.data.batching.static_shape import Frame
+from weft.data.corpus.format import Shards
+from weft.data.truncation import Limit
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Model, Role
 from weft.tasks.metrics import Confusion
-from weft.text.tokenizer import Tokenizer
+from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens, spell
 
 Item = tuple[np.ndarray, ...]  # integer sequences that must share a batch; the task knows their meaning

@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from weft.config import Data, Named
-from weft.data.columns import Given, joined, spread
-from weft.data.limits import Limit
-from weft.data.packed import Packed, pack
-from weft.data.records import Skipped, read_examples
-from weft.data.samples import SAMPLES, read_sample
+from weft.config.schema import Data, Named
+from weft.data.batching.packed import Packed, pack
+from weft.data.readers.columns import Given, joined, spread
+from weft.data.readers.examples import Skipped, read_examples
+from weft.data.samples.datasets import SAMPLES, read_sample
+from weft.data.truncation import Limit
 from weft.errors import ConfigError, DataError, did_you_mean
 from weft.tasks.base import Item, Task
-from weft.tasks.prepared import prepared_folder, prepared_split, prepared_task, prepared_tokenizer, refused
-from weft.text.tokenizer import Tokenizer, train_tokenizer
+from weft.tasks.corpus.reuse import prepared_folder, prepared_split, prepared_task, prepared_tokenizer, refused
+from weft.tokenization.trainable import Tokenizer, train_tokenizer
 
 AT_ONCE = 1024  # examples a call of the tokenizer
 

@@ -1,4 +1,4 @@
-"""Word vectors: the task of a model that learns by itself which words stand near which (`weft.models.word2vec`).
+"""Word vectors: the task of a model that learns by itself which words stand near which (`weft.models.word2vec.model`).
 
 A text is its words, without those that are unknown: word2vec leaves rare words out. Asked for a word, it answers with
 the words whose vectors point the most in the same direction; asked for several, with those nearest to their mean.
@@ -12,13 +12,13 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from weft.config import Named, Section
-from weft.data.limits import Limit
-from weft.data.packed import pack
+from weft.config.schema import Named, Section
+from weft.data.batching.packed import pack
+from weft.data.truncation import Limit
 from weft.models.base import Role
 from weft.tasks import base
 from weft.tasks.base import Answer, Batch, Head, Item, Measured
-from weft.text.tokenizer import Tokenizer
+from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens
 
 Near = list[tuple[int, float]]  # tokens and their cosines, the nearest first

@@ -7,18 +7,18 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from weft.config import Named, Run, Section
-from weft.data.limits import Limit
-from weft.data.packed import Packed
-from weft.decode.search import Hypothesis, Options, generate, stream
+from weft.config.schema import Named, Run, Section
+from weft.data.batching.packed import Packed
+from weft.data.truncation import Limit
+from weft.decoding.generate import Hypothesis, Options, generate, stream
 from weft.errors import ConfigError
 from weft.models.base import Role
-from weft.nn.losses import cross_entropy_sum
+from weft.nn.layers.losses import cross_entropy_sum
 from weft.tasks import base
 from weft.tasks.base import Answer, Batch, Head, Item, Sums
+from weft.tasks.incremental_text import grown
 from weft.tasks.metrics import bleu, exact_match
-from weft.tasks.streaming import grown
-from weft.text.tokenizer import Tokenizer
+from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from weft.config import Named, read_section
+from weft.config.schema import Named, read_section
 from weft.models.base import Model
 from weft.testing.case import Case
 from weft.testing.properties import PROPERTIES, Check

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.config import Named
+from weft.config.schema import Named
 from weft.models.base import Direction, Model, Role
 from weft.tokens import Tokens, spell
 

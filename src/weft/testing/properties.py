@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from weft.checkpoint.snapshot import load_weights, weights
+from weft.checkpoint.contents import load_weights, weights
 from weft.models.base import Role
 from weft.testing.case import LENGTHS, Answers, Case
 

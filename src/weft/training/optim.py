@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.config import Train
-from weft.training.averaging import ASGD
+from weft.config.schema import Train
+from weft.training.asgd import ASGD
 
 
 def make_optimizer(

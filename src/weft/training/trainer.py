@@ -17,26 +17,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.checkpoint import snapshot
-from weft.checkpoint.average import read_about
-from weft.checkpoint.snapshot import Progress
+from weft.checkpoint import contents
+from weft.checkpoint.averaging import read_about
+from weft.checkpoint.contents import Progress
 from weft.checkpoint.store import Store
-from weft.config import Run
-from weft.data.loader import Drawn, Loader
+from weft.config.schema import Run
+from weft.data.batching.loader import Drawn, Loader
 from weft.errors import TrainingError
-from weft.nn.recurrent import lacking_half_kernels
-from weft.nn.trial import try_kernels
+from weft.nn.kernels.self_test import try_kernels
+from weft.nn.rnn.cells import lacking_half_kernels
 from weft.tasks.base import Batch, Head, Task
-from weft.training import averaging
-from weft.training.cost import Work, ceiling
+from weft.training import asgd
+from weft.training.deferred_loss import Outcome
+from weft.training.distributed import World
+from weft.training.finetuning import rates
+from weft.training.flops import Work, ceiling
+from weft.training.model_selection import rank_of
 from weft.training.optim import clip, lr_factor, make_optimizer, set_lr
-from weft.training.outcome import Outcome
-from weft.training.parallel import World
-from weft.training.ranking import rank_of
-from weft.training.report import Eval, Notice, Reporter, Saved, Step
+from weft.training.reporting import Eval, Notice, Reporter, Saved, Step
+from weft.training.rng_state import carried_parts, go_on_drawing, random_states, seed_all
 from weft.training.signals import Interrupted, Signals
-from weft.training.states import carried_parts, go_on_drawing, random_states, seed_all
-from weft.training.tuning import rates
 
 Evaluate = Callable[[Head], dict[str, float]]
 
@@ -61,7 +61,7 @@ class Trainer:
         # The head itself stays as it is, for evaluation.
         self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.frame else self.wrapped
         self.optimizer = make_optimizer(self.head, self.train, rates(self.head, self.train.layer_decay))
-        averaging.check(self.optimizer, self.evaluate is not None)
+        asgd.check(self.optimizer, self.evaluate is not None)
         self.work = Work()  # since the last report
         self._ceiling = math.nan
         self._lr, self._norm = 0.0, math.nan  # of the last update
@@ -275,7 +275,7 @@ class Trainer:
         """Score the model; the main rank does, and all agree on what it found."""
         if self.evaluate is None:
             return {}, False
-        with averaging.averaged(self.optimizer):
+        with asgd.averaged(self.optimizer):
             found = self.evaluate(self.head) if self.world.main else {}
         metric, loss = self.rank(found) if self.world.main else (0.0, 0.0)
         known = self.world.sum({"metric": metric, "loss": loss})
@@ -285,7 +285,7 @@ class Trainer:
         if better:
             self.progress.best, self.progress.best_step = rank, self.progress.step
         self.report(Eval(self.progress.step, found, better))
-        if averaging.due(self.optimizer, self.progress.stale, self.train.asgd_after):
+        if asgd.due(self.optimizer, self.progress.stale, self.train.asgd_after):
             self.optimizer.begin()  # type: ignore[attr-defined]
             self.report(Notice(f"train.optimizer: from step {self.progress.step} on the weights are averaged"))
         return found, better
@@ -304,27 +304,27 @@ class Trainer:
         self.world.barrier()
 
     def _write(self, folder: Path, random: Mapping[str, Tensor], carried: Mapping[str, Tensor]) -> None:
-        with averaging.averaged(self.optimizer):
-            snapshot.write_model(folder, self.run, self.task.tokenizer, self.head)
-            snapshot.write_state(folder, replace(self.progress), self.optimizer, self.head, random)
+        with asgd.averaged(self.optimizer):
+            contents.write_model(folder, self.run, self.task.tokenizer, self.head)
+            contents.write_state(folder, replace(self.progress), self.optimizer, self.head, random)
         if carried:
-            snapshot.write_carried(folder, carried)
+            contents.write_carried(folder, carried)
 
     def resume(self, folder: Path) -> None:
         """Go on from a checkpoint, exactly."""
-        snapshot.load_weights(folder, self.head)
-        snapshot.load_optimizer(folder, self.optimizer, self.head)
-        averaging.resumed(self.optimizer)
+        contents.load_weights(folder, self.head)
+        contents.load_optimizer(folder, self.optimizer, self.head)
+        asgd.resumed(self.optimizer)
         digest = self.progress.data
-        self.progress = snapshot.load_progress(folder)
+        self.progress = contents.load_progress(folder)
         best = self.store.best() if self.store else None
         about = read_about(best) if best else None
         self._averaged = about.rank if about else None
-        snapshot.check_data(folder, self.progress.data, digest)
+        contents.check_data(folder, self.progress.data, digest)
         # A larger budget goes on.
         self.progress.done = self.progress.done and (self.spent() >= 1 or self._impatient())
-        if go_on_drawing(snapshot.load_random(folder), self.world):
-            self._carry = self.head.carry_of(snapshot.load_carried(folder, self.world.rank, self.world.device))
+        if go_on_drawing(contents.load_random(folder), self.world):
+            self._carry = self.head.carry_of(contents.load_carried(folder, self.world.rank, self.world.device))
         else:
             self.report(Notice("the number of processes has changed: dropout is drawn anew from here"))
             seed_all(self.train.seed + self.progress.step, self.world)

@@ -1,0 +1,1 @@
+"""Pages, SVG and PNG figures that need no network."""

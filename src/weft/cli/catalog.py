@@ -1,0 +1,192 @@
+"""What is ready to use: `weft models`, `weft data` and `weft tokenizer`."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli.console import Json, Model, Overrides, Trust, print_table, tell
+from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from weft.tasks.corpus.build import Stage
+
+data_app = typer.Typer(help="List, show and prepare data.", no_args_is_help=True)
+tokenizer_app = typer.Typer(help="Train a tokenizer, or see what one does.", no_args_is_help=True)
+
+
+def models(as_json: Json = False) -> None:
+    """List what is ready to use: recipes, sizes of models (presets), models, tasks, tokenizers."""
+    from weft.config.schema import expand_preset, preset_names, read_preset, read_recipe, recipe_names
+    from weft.config.yaml import write_yaml
+    from weft.registry import TABLE
+
+    ready = {name: read_recipe(name) for name in recipe_names()}
+    ready = {name: {**raw, "model": expand_preset(raw["model"])} for name, raw in ready.items()}
+    presets = {name: read_preset(name) for name in preset_names()}
+    if as_json:
+        known = {f"{kind}s": list(table) for kind, table in TABLE.items()}
+        typer.echo(json.dumps({"recipes": ready, "presets": presets, **known}))
+        return
+    kinds = ("task", "model", "tokenizer")
+    rows = [
+        [name, *(raw.get(kind, {}).get("name", "that of the weights") for kind in kinds)] for name, raw in ready.items()
+    ]
+    print_table(["recipe", "task", "model", "tokenizer"], rows)
+    sizes = [[name, raw.pop("name"), ", ".join(write_yaml(raw).splitlines())] for name, raw in presets.items()]
+    print_table(["preset", "model", "settings"], sizes)
+    for kind, table in TABLE.items():
+        typer.echo(f"{kind}s: {', '.join(table)}")
+
+
+@data_app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """List the data sets that ship with weft."""
+    from weft.data.samples.datasets import SAMPLES
+
+    if as_json:
+        typer.echo(json.dumps([{"name": s.name, "task": s.task, "about": s.about} for s in SAMPLES.values()]))
+        return
+    print_table(
+        ["sample", "task", "fields", "about"], [[s.name, s.task, " ".join(s.fields), s.about] for s in SAMPLES.values()]
+    )
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(metavar="SAMPLE|RECIPE", help="A sample, or a recipe's file or name.")],
+    split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "train",
+    rows: Annotated[int, typer.Option("--rows", "-n", help="How many; 0 for all.", min=0)] = 10,
+) -> None:
+    """Print rows of a split as JSON, one a line: the examples as the task reads them."""
+    if split not in ("train", "valid", "test"):
+        raise ConfigError(f"--split: must be train, valid or test, but is {split!r} instead")
+    for row in islice(_rows(name, split), rows or None):
+        typer.echo(json.dumps(row, ensure_ascii=False))
+
+
+@data_app.command("prepare")
+def data_prepare(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A file or name: its task, data, tokenizer and model count.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The folder for the corpus; data.train may name it then.")],
+    overrides: Overrides = None,
+    workers: Annotated[int | None, typer.Option("--workers", help="Processes; all cores if not given.", min=1)] = None,
+    split: Annotated[str, typer.Option("--split", help="train, valid, test or all.")] = "all",
+) -> None:
+    """Turn text into token arrays that training maps into memory; if it was stopped, go on where it was."""
+    from weft.formats.pretrained import read_run, started_tokenizer
+    from weft.tasks.corpus.build import SPLITS, prepare
+    from weft.tasks.prepare import has_split
+
+    run = read_run(recipe, overrides or [])
+    if split not in (*SPLITS, "all"):
+        raise ConfigError(f"--split: must be train, valid, test or all, but is {split!r} instead")
+    if split != "all" and not has_split(run.data, split):
+        raise ConfigError(f"--split: the recipe has no data.{split}; add it, or prepare another split")
+    try:
+        with _stages() as report:
+            wanted = SPLITS if split == "all" else (split,)
+            made = prepare(run, out, wanted, workers, report, tokenizer=started_tokenizer(run))
+    except KeyboardInterrupt:
+        tell(f"stopped; what is done is in {out}: run it again to go on")
+        raise typer.Exit(130) from None
+    counts = {name: [one.documents, one.tokens, one.bytes, one.size] for name, one in made.splits.items()}
+    rows = [[name, *(f"{count:,}" for count in own)] for name, own in counts.items()]
+    print_table(["split", "documents", "tokens", "bytes of text", "bytes on disk"], rows)
+    for name, one in made.splits.items():
+        if one.told:
+            tell(f"data.{name}: {one.told}")
+
+
+@contextmanager
+def _stages() -> Iterator[Callable[["Stage"], None]]:
+    """Draw how far splits are, where stderr is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), TaskProgressColumn(), TimeRemainingColumn())
+    status = TextColumn("{task.fields[tokens]:,} tokens")
+    bars: dict[str, Progress] = {}
+
+    def show(stage: "Stage") -> None:
+        if stage.split not in bars:  # drawing takes a thread, and processes are forked before the first stage: so late
+            bars[stage.split] = Progress(*columns, status, console=console, disable=not console.is_terminal)
+            bars[stage.split].add_task(stage.split, total=stage.total, tokens=stage.tokens)
+            bars[stage.split].start()
+        bar = bars[stage.split]
+        bar.update(bar.task_ids[0], completed=stage.done, tokens=stage.tokens)
+        if stage.done == stage.total:
+            bar.stop()
+
+    try:
+        yield show
+    finally:
+        for bar in bars.values():
+            bar.stop()
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A file or name: its task, data and tokenizer count.")
+    ],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option("--out", help="The folder for tokenizer.json.")] = Path("tokenizer"),
+) -> None:
+    """Train a recipe's tokenizer alone."""
+    from weft.formats.pretrained import read_run
+    from weft.tasks.factory import make_task
+    from weft.training.run import make_tokenizer
+
+    run = read_run(recipe, overrides or [])
+    tokenizer = make_tokenizer(run, make_task(run))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(out)
+    except OSError as error:
+        raise ConfigError(f"--out: {out} cannot be written: {error.strerror}") from None
+    typer.echo(f"{len(tokenizer):,} tokens in {out / 'tokenizer.json'}")
+
+
+@tokenizer_app.command("show")
+def tokenizer_show(
+    model: Model,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to cut.")],
+    as_json: Json = False,
+    trust: Trust = False,
+) -> None:
+    """Show how a model's tokenizer cuts a text: tokens, ids, and where they stand in it."""
+    from weft.pipeline import load
+
+    tokenizer = load(model, "cpu", trust).tokenizer
+    found = tokenizer.encode(text)
+    rows = list(zip(found.tokens, found.ids, found.offsets, strict=True))
+    if as_json:
+        typer.echo(
+            json.dumps([{"token": t, "id": i, "start": a, "end": b} for t, i, (a, b) in rows], ensure_ascii=False)
+        )
+        return
+    print_table(
+        ["token", "id", "start", "end", "text"], [[t, str(i), str(a), str(b), text[a:b]] for t, i, (a, b) in rows]
+    )
+
+
+def _rows(name: str, split: str) -> Iterator[dict[str, Any]]:
+    from weft.data.readers.examples import Skipped
+    from weft.data.samples.datasets import SAMPLES, read_sample
+    from weft.formats.pretrained import read_run
+    from weft.tasks.factory import make_task
+    from weft.tasks.prepare import read_split
+
+    if name in SAMPLES:
+        return (row for _, row in read_sample(name, split))
+    run = read_run(name)
+    examples = read_split(run.data, split, make_task(run), Skipped())
+    return (example.model_dump(exclude_none=True) for _, example in examples)

@@ -1,0 +1,265 @@
+"""The command line. Answers go to stdout, progress and errors to stderr; a user's mistake exits with 2."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft import __version__
+from weft.cli import catalog, embed, look, vectors
+from weft.cli.console import (
+    Device,
+    Json,
+    Model,
+    Overrides,
+    Precision,
+    Trust,
+    check_source,
+    print_confusion,
+    print_metrics,
+    print_pairs,
+    print_table,
+    tell,
+)
+from weft.errors import ConfigError, WeftError
+from weft.training.signals import Interrupted
+
+if TYPE_CHECKING:
+    from weft.pipeline import Pipeline
+
+app = typer.Typer(
+    name="weft",
+    help="Train, compare, inspect and serve sequence models, from n-grams to BERT.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(catalog.data_app, name="data")
+app.add_typer(catalog.tokenizer_app, name="tokenizer")
+app.add_typer(vectors.vectors_app, name="vectors")
+
+
+def main() -> None:
+    """Run the command line, and turn what a user can cause into one line and an exit code."""
+    sys.path.insert(0, "")  # a recipe may name a class in a file beside it: my_model:MyModel
+    try:
+        app()
+    except WeftError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not re.search("alloc|memory", str(error), re.IGNORECASE):
+            raise
+        told = str(error).splitlines()[0] if str(error) else "no more can be had"
+        sys.stderr.write(f"error: out of memory: {told}; try a smaller model, train.batch_tokens or beam\n")
+        sys.exit(2)
+    except Interrupted as stop:
+        sys.stderr.write(f"{stop}\n")
+        sys.exit(stop.exit_code)
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # which typer takes for a failure
+            raise
+        # The reader, such as head, has seen enough. What is still in the buffer must go somewhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(0)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(f"weft {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A file, or the name of a recipe: see weft models.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run's directory; runs/NAME if not given.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint there.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Train a few steps, keep nothing, and say what the run will take.")
+    ] = False,
+) -> None:
+    """Train a recipe; end with the evaluation of its best model."""
+    if plan:
+        _plan(recipe, overrides or [], resume)
+        return
+    from weft.pipeline import run_name
+    from weft.pipeline import train as run_training
+    from weft.training.multi_seed import read_seeds
+    from weft.training.progress_bar import ProgressBar
+
+    folder = out or Path("runs") / run_name(recipe)
+    try:
+        pipeline = run_training(recipe, overrides or [], folder, resume, ProgressBar(run_name(recipe)))
+    except Interrupted as stop:
+        sys.stderr.write(f"{stop} in {folder}: go on with --resume\n")
+        raise typer.Exit(stop.exit_code) from None
+    if int(os.environ.get("RANK", "0")) == 0:
+        if seeds := read_seeds(folder):
+            print_table(*seeds.table(), title=f"{len(seeds.runs)} trainings")
+        elif pipeline.has_data:
+            print_metrics(pipeline.evaluate(tell=tell))
+        typer.echo(f"the best model is in {folder / 'best'}: weft predict {folder}", err=True)
+
+
+@app.command()
+def evaluate(
+    model: Model,
+    data: Annotated[
+        str | None, typer.Argument(metavar="[DATA]", help="A file, or a sample such as dates:valid.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change, such as task.decode.beam=5.")
+    ] = None,
+    blimp: Annotated[
+        Path | None, typer.Option("--blimp", metavar="DIR", help="A folder of minimal pairs: which is likelier?")
+    ] = None,
+    as_json: Json = False,
+    trust: Trust = False,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+) -> None:
+    """Score a model, on its recipe's test data if no other is given; for labels, show which was taken for which."""
+    if blimp is not None and data is not None:
+        raise ConfigError(f"--blimp: takes the place of data, but both are given: {blimp} and {data}; leave one out")
+    pipeline = _load(model, device, trust, changes or [], precision)
+    if blimp is not None:
+        print_pairs(pipeline.minimal_pairs(blimp), as_json)
+        return
+    found = pipeline.judge(data, tell)
+    if as_json:
+        matrix = {"confusion": found.confusion.to_dict()} if found.confusion else {}
+        typer.echo(json.dumps({**found.metrics, **matrix}, ensure_ascii=False))
+        return
+    print_metrics(found.metrics)
+    if found.confusion:
+        print_confusion(found.confusion)
+
+
+@app.command()
+def predict(
+    model: Model,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Read from stdin if none.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="An example a line; .jsonl has objects.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="How to decode: beam=5, sample=true, …")
+    ] = None,
+    as_json: Json = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print each answer while it is generated.")] = False,
+    trust: Trust = False,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+) -> None:
+    """Do what the model's task does, for texts, a file or stdin."""
+    from weft.cli.inputs import arriving, read_input
+
+    check_source(texts, file)
+    if stream and as_json:
+        raise ConfigError("--stream: prints text as it is generated, and --json whole answers; leave one out")
+    pipeline, chosen = _load(model, device, trust, (), precision), _options(options or [])
+    examples: Iterator[Any] = iter(texts) if texts else read_input(file)
+    if stream:
+        for number, example in enumerate(examples):
+            for piece in pipeline.stream(example, chosen, number):
+                typer.echo(piece, nl=False)
+            typer.echo()
+        return
+    done = 0
+    for chunk in arriving(examples):
+        for answer in pipeline.answers(chunk, chosen, start=done):
+            typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else pipeline.task.line(answer))
+        done += len(chunk)
+        sys.stdout.flush()
+
+
+@app.command()
+def compare(
+    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Files or names of recipes.")],
+    budget: Annotated[str, typer.Option("--budget", help="For each: 60s, 5m, or a number of steps.")] = "60s",
+    out: Annotated[Path, typer.Option("--out", help="Where the runs and report.html go.")] = Path("compared"),
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change to every recipe.")
+    ] = None,
+) -> None:
+    """Train recipes at one budget each; print one table, and write a page."""
+    from weft.comparison import compare as run_comparison
+    from weft.training.progress_bar import ProgressBar
+
+    result = run_comparison(recipes, budget, out, changes or [], ProgressBar)
+    print_table(*result.table(), title=f"{result.trained_for} of training each")
+    print_table(*result.answers(), title="answers to unseen examples")
+    typer.echo(f"learning curves and alignments: {out / 'report.html'}")
+
+
+app.command()(embed.embed)
+app.command()(embed.layers)
+app.command()(look.look)
+app.command()(catalog.models)
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FROM",
+            help="A run, a checkpoint, a Hugging Face folder or hub name, an ELMo folder, an .arpa file.",
+        ),
+    ],
+    target: Annotated[Path, typer.Argument(metavar="TO", help="A new folder, or a file: .arpa or .arpa.gz.")],
+) -> None:
+    """Turn a Hugging Face directory into a checkpoint, or a run into one; say what is the same."""
+    from weft.conversion.convert import convert as run_conversion
+
+    report = run_conversion(source, target)
+    if report.checks:
+        print_table(*report.table())
+        typer.echo(report.largest())
+    report.demand()
+    typer.echo(report.path)
+
+
+@app.command()
+def average(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN|CHECKPOINT...", help="A run, or checkpoints one by one.")],
+    out: Annotated[Path, typer.Option("--out", help="A new folder for the checkpoint.")],
+    last: Annotated[int | None, typer.Option("--last", help="How many of a run's checkpoints; 5 if not given.")] = None,
+) -> None:
+    """Average the weights of a run's last checkpoints, or of those named; write a checkpoint."""
+    from weft.checkpoint.averaging import average as write_average
+
+    found = write_average(paths, out, last)
+    typer.echo(f"{out}: the mean of {', '.join(folder.name for folder in found)}")
+
+
+def _plan(recipe: str, overrides: list[str], resume: bool) -> None:
+    from weft.formats.pretrained import read_run
+    from weft.training.estimate import plan_run
+
+    if resume:
+        raise ConfigError("--plan: says what a run takes from its beginning; leave --resume out")
+    found = plan_run(read_run(recipe, overrides), tell)
+    if int(os.environ.get("RANK", "0")) == 0:
+        print_table(*found.table(), title=f"{recipe} on {found.place}")
+
+
+def _load(model: str, device: str, trust: bool, changes: Iterable[str] = (), precision: str = "fp32") -> "Pipeline":
+    from weft.pipeline import load
+
+    return load(model, device, trust, changes, precision)
+
+
+def _options(pairs: Iterable[str]) -> dict[str, Any]:
+    from weft.config.schema import apply_override
+
+    chosen: dict[str, Any] = {}
+    for pair in pairs:
+        apply_override(chosen, pair)
+    return chosen

@@ -1,0 +1,1 @@
+"""From one format to another, with a report on parity."""

@@ -1,0 +1,1 @@
+"""Encoded items to batches by token budget."""

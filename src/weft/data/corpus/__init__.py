@@ -1,0 +1,1 @@
+"""Prepared corpora: memory-mapped token arrays."""

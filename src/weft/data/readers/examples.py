@@ -1,0 +1,206 @@
+"""Files to examples: `read_rows` gives dicts, `read_examples` what a task's schema makes of them, each with its place.
+
+A source is a path, a glob pattern (its files in sorted order), or a list of parallel files, read in lock-step, line by
+line. The format goes by the file's ending, or by `data.format`: txt, tsv, csv, jsonl, conll (and .conllu), squad (of
+.json), each also .gz or .zst, and parquet. Where `data.columns` is omitted, csv, jsonl, squad and parquet go by the
+names of the fields; tsv, conll and parallel files by their order; a line of txt is the one field (in full:
+`weft.data.readers.columns`).
+
+All but squad is streamed: memory is bounded by `data.max_line_bytes`, however large the file. A bad row raises a
+`DataError` that begins with `file:line`, or under `data.on_bad_rows: skip` is passed over and counted. What is wrong
+with a file as a whole (missing, a directory, UTF-16, damaged, empty, parallel files of unequal length) always raises.
+"""
+
+import glob
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from weft.config.schema import Data
+from weft.data.readers.columns import Columns, Row, Rows, joined
+from weft.data.readers.documents import read_documents
+from weft.data.readers.formats import READERS, read_parallel
+from weft.data.readers.lines import BadRow, Stretch, check_file, count
+from weft.errors import ConfigError, DataError
+
+E = TypeVar("E", bound=BaseModel)
+_REASONS = 5
+
+
+class Place(NamedTuple):
+    """Where a row starts."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass
+class Skipped:
+    """What `data.on_bad_rows: skip` passed over: how many rows, and why the first of them were bad."""
+
+    count: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def add(self, error: DataError) -> None:
+        """Count one row."""
+        self.count += 1
+        if len(self.reasons) < _REASONS:
+            self.reasons.append(str(error))
+
+    def __str__(self) -> str:
+        if not self.count:
+            return ""
+        more = ["..."] if self.count > len(self.reasons) else []
+        return f"skipped {count(self.count, 'row')}: {'; '.join(self.reasons + more)}"
+
+
+def read_rows(
+    source: str | list[str], data: Data, fields: Sequence[str], skipped: Skipped | None = None
+) -> Iterator[tuple[Place, Row]]:
+    """Yield each row as a dict of `fields`, all of which must be in the data."""
+    columns = Columns.of(data, fields, frozenset(fields))
+    return _rows(source, data, columns, Skipped() if skipped is None else skipped)
+
+
+def read_examples(source: str | list[str], data: Data, schema: type[E], skipped: Skipped) -> Iterator[tuple[Place, E]]:
+    """Yield each row as a checked `schema`, whose fields with a default may be missing from the data."""
+    required = frozenset(name for name, info in schema.model_fields.items() if info.is_required())
+    columns = Columns.of(data, list(schema.model_fields), required)
+    return _examples(source, data, columns, schema, skipped)
+
+
+def _examples(
+    source: str | list[str], data: Data, columns: Columns, schema: type[E], skipped: Skipped
+) -> Iterator[tuple[Place, E]]:
+    validate = schema.__pydantic_validator__.validate_python
+    before, empty = skipped.count, True
+    for place, row in _rows(source, data, columns, skipped):
+        try:
+            example = validate(row)
+        except ValidationError as error:
+            _pass_over(BadRow(f"{place}: {_first_fault(error)}"), data, skipped)
+        else:
+            empty = False
+            yield place, example
+    if empty and not isinstance(source, Stretch):  # there are other stretches
+        raise _no_rows(str(source), skipped, before)
+
+
+def _rows(source: str | list[str], data: Data, columns: Columns, skipped: Skipped) -> Iterator[tuple[Place, Row]]:
+    for name, rows in _open_all(source, data, columns):
+        before, empty = skipped.count, True
+        for line, row in rows:
+            if isinstance(row, BadRow):
+                _pass_over(row, data, skipped)
+            else:
+                empty = False
+                if columns.lists:
+                    row = joined(row, columns.lists)
+                yield tuple.__new__(Place, (name, line)), row  # what Place(name, line) does, in half the time
+        if empty and not (isinstance(name, Stretch) and not name.whole):
+            raise _no_rows(name, skipped, before)
+
+
+def _pass_over(bad: BadRow, data: Data, skipped: Skipped) -> None:
+    if data.on_bad_rows == "error":
+        raise DataError(f"{bad}; or pass over bad rows with data.on_bad_rows: skip") from None
+    skipped.add(bad)
+
+
+def _no_rows(name: str, skipped: Skipped, before: int) -> DataError:
+    bad = skipped.count - before
+    if not bad:
+        return DataError(f"{name}: there are no rows in it; is it the right file?")
+    first = f", the first: {skipped.reasons[before]}" if before < len(skipped.reasons) else ""
+    return DataError(f"{name}: no good rows in it, {count(bad, 'row')} skipped as bad{first}")
+
+
+def _open_all(source: str | list[str], data: Data, columns: Columns) -> Iterator[tuple[str, Rows]]:
+    if isinstance(source, list):
+        _check_parallel(source, data)
+        return iter([(source[0], read_parallel(source, columns, data.max_line_bytes))])
+    paths, formats = files_of(source, data)
+    if data.documents != "lines":
+        _check_plain(formats, data)
+        return ((path, read_documents(path, columns, data)) for path in paths)
+    return (
+        (path, READERS[format](path, columns, data.max_line_bytes)) for path, format in zip(paths, formats, strict=True)
+    )
+
+
+def files_of(source: str, data: Data) -> tuple[list[str], list[str]]:
+    """Say which files a path or a pattern names, and the format of each."""
+    paths = _match(source)
+    formats = [_format(path, data) for path in paths]
+    _check_header(formats, data)
+    return paths, formats
+
+
+def _match(source: str) -> list[str]:
+    if not glob.has_magic(source) or Path(source).exists():
+        check_file(source)
+        return [source]
+    # Not Path.glob, which takes hidden files too, such as the ._* that some systems leave beside each file.
+    paths = sorted(path for path in glob.glob(source, recursive=True) if Path(path).is_file())  # noqa: PTH207
+    if not paths:
+        raise DataError(f"{source}: no file matches this pattern; a relative one starts at {Path.cwd()}")
+    return paths
+
+
+def _ending(path: str) -> str:
+    return PurePath(path.lower().removesuffix(".gz").removesuffix(".zst")).suffix[1:]
+
+
+def _format(path: str, data: Data) -> str:
+    ending = _ending(path)
+    format = data.format or {"conllu": "conll", "json": "squad"}.get(ending, ending)
+    if format not in READERS:
+        raise ConfigError(f"{path}: its ending names no format; set data.format to one of {', '.join(READERS)}")
+    if format == "parquet" and path.lower().endswith((".gz", ".zst")):
+        raise ConfigError(f"{path}: parquet is compressed inside, not as a whole; unpack it")
+    return format
+
+
+def _check_parallel(paths: list[str], data: Data) -> None:
+    if not paths:
+        raise ConfigError("a list of parallel files must not be empty; give a path, or one file a column")
+    for path in paths:
+        format = data.format or _ending(path)
+        if format in READERS and format != "txt":
+            raise ConfigError(
+                f"{path}: a list means parallel files of plain text, line by line, but this is {format}; for files one "
+                "after another give a pattern such as part-*.jsonl, or set data.format: txt"
+            )
+        check_file(path)
+    _check_header(["txt"], data)
+
+
+def _check_plain(formats: list[str], data: Data) -> None:
+    if other := set(formats) - {"txt"}:
+        how = data.documents
+        raise ConfigError(f"data.documents: {how!r} is for plain text, but this is {min(other)}; leave it out")
+
+
+def _check_header(formats: list[str], data: Data) -> None:
+    if data.header and (other := set(formats) - {"tsv", "csv"}):
+        raise ConfigError(f"data.header: must be left out, since {min(other)} has no header line, but is true instead")
+
+
+def _first_fault(error: ValidationError) -> str:
+    first, *more = error.errors(include_url=False)
+    place = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    got = f", but is {_short(first['input'])} instead" if first["type"] != "missing" else ""
+    others = f" (and {len(more)} more)" if more else ""
+    return f"{place + ': ' if place else ''}{message[:1].lower()}{message[1:]}{got}{others}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,1 +1,0 @@
-"""Search: it sees a model's `start` and `step` alone."""

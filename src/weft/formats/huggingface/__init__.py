@@ -1,0 +1,1 @@
+"""The Hugging Face format, in both directions."""

@@ -1,0 +1,75 @@
+"""The Transformer as the Hugging Face format names it: Marian, which the Opus-MT translators are (Tiedemann 2020)."""
+
+from weft.formats.huggingface.mapping import HFMap, Modules
+
+
+def _block(ours: str, theirs: str) -> Modules:
+    """Say how the parts go by that a block of either side has."""
+    look = f"{theirs}.self_attn"
+    return {
+        f"{ours}.attention.query": tuple(f"{look}.{part}_proj" for part in "qkv"),
+        f"{ours}.attention.output": f"{look}.out_proj",
+        f"{ours}.around_attention.norm": f"{look}_layer_norm",
+        f"{ours}.feed.inner": f"{theirs}.fc1",
+        f"{ours}.feed.outer": f"{theirs}.fc2",
+        f"{ours}.around_feed.norm": f"{theirs}.final_layer_norm",
+    }
+
+
+_DECODER, _THEIRS = "decoder.blocks.{layer}", "decoder.layers.{layer}"
+
+MARIAN_MAP = HFMap(
+    model_type="marian",
+    tasks={"MarianMTModel": "translate"},
+    own={"norm": "post", "positions": "halves", "tie": True, "bias": True},
+    fields={
+        "width": "d_model",
+        "heads": ("encoder_attention_heads", "decoder_attention_heads"),
+        "layers": ("encoder_layers", "num_hidden_layers"),
+        "decoder_layers": "decoder_layers",
+        "hidden": ("encoder_ffn_dim", "decoder_ffn_dim"),
+        "activation": "activation_function",
+        "dropout": "dropout",
+        "longest": "max_position_embeddings",
+    },
+    defaults={
+        "d_model": 1024,
+        "encoder_attention_heads": 16,
+        "encoder_layers": 12,
+        "decoder_layers": 12,
+        "encoder_ffn_dim": 4096,
+        "activation_function": "gelu",
+        "dropout": 0.1,
+        "max_position_embeddings": 1024,
+        "scale_embedding": False,
+    },
+    words={"activation": {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu-tanh"}},
+    unless={"decoder_layers": "layers"},
+    must={
+        "scale_embedding": True,
+        "share_encoder_decoder_embeddings": True,
+        "tie_word_embeddings": True,
+        "normalize_before": False,
+        "normalize_embedding": False,
+        "add_final_layer_norm": False,
+        "static_position_embeddings": True,
+    },
+    also={"attention_dropout": 0.0, "activation_dropout": 0.0, "is_encoder_decoder": True},
+    modules={
+        "embed": "shared",
+        **_block("encoder.blocks.{layer}", "encoder.layers.{layer}"),
+        **_block(_DECODER, _THEIRS),
+        f"{_DECODER}.cross.query": f"{_THEIRS}.encoder_attn.q_proj",
+        f"{_DECODER}.cross.memory": tuple(f"{_THEIRS}.encoder_attn.{part}_proj" for part in "kv"),
+        f"{_DECODER}.cross.output": f"{_THEIRS}.encoder_attn.out_proj",
+        f"{_DECODER}.around_cross.norm": f"{_THEIRS}.encoder_attn_layer_norm",
+    },
+    outer={"translate": {"body.output": "final_logits"}},
+    prefix="model.",
+    copies={"final_logits.bias": "final_logits_bias"},
+    rows=("final_logits_bias",),
+    # The waves of positions, and copies of what is tied.
+    unread=r"(encoder|decoder)\.embed_(positions|tokens)\.weight|lm_head\.weight",
+    vocabulary="marian",
+    specials={"unk": ("unk_token", "<unk>"), "eos": ("eos_token", "</s>"), "pad": ("pad_token", "<pad>")},
+)

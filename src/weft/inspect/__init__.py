@@ -1,1 +1,0 @@
-"""Pages and pictures that need no network."""

@@ -1,0 +1,1 @@
+"""Multi-head attention, attention scores, the key-value cache and positions."""

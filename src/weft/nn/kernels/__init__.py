@@ -1,0 +1,1 @@
+"""Kernels: block schedules, self-tests, and the implementations in numba and Triton."""

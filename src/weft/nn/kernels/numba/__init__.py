@@ -1,0 +1,1 @@
+"""Compiled loops for inference on the CPU."""

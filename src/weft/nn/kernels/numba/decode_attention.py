@@ -1,0 +1,64 @@
+"""Attention of one query a hypothesis over the places that it reaches, in compiled loops: the CPU's way."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.nn.kernels.numba.attention import exp_nonpositive
+from weft.nn.rnn.fused.codegen_numba import keeper
+
+_APART = 1 << 20  # products from which on it pays to share them among threads
+
+
+def attend_in_loops(q: Tensor, kv: Tensor, places: Tensor, first: Tensor, last: Tensor) -> Tensor:
+    """Attend with q (B, H, d) to kv (M, 2, H, d) at places[b, first[b]:last[b]], in float32: (B, H, d)."""
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    arrays = [one.numpy() for one in (q.contiguous(), kv, places, first, last.contiguous(), out)]
+    rows = len(q)
+    parts = torch.get_num_threads() if q.numel() * places.shape[1] > _APART else 1
+    cuts = [rows * part // parts for part in range(parts + 1)]
+    if parts == 1:
+        _attend(0, rows, *arrays)
+    else:
+        list(_threads().map(lambda part: _attend(cuts[part], cuts[part + 1], *arrays), range(parts)))
+    return out
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="weft-attend")
+
+
+@keeper(sums=True)
+def _attend(start, stop, q, kv, places, first, last, out):  # type: ignore[no-untyped-def]
+    heads, size = q.shape[1], q.shape[2]
+    scale = np.float32(1.0 / math.sqrt(size))
+    weights = np.empty((heads, places.shape[1]), np.float32)
+    for b in range(start, stop):
+        low, high = first[b], last[b]
+        for t in range(low, high):
+            place = places[b, t]
+            for h in range(heads):
+                score = np.float32(0)
+                for i in range(size):
+                    score += q[b, h, i] * kv[place, 0, h, i]
+                weights[h, t] = score * scale
+        for h in range(heads):
+            top = np.float32(-np.inf)
+            for t in range(low, high):
+                top = max(top, weights[h, t])
+            total = np.float32(0)
+            for t in range(low, high):
+                weights[h, t] = exp_nonpositive(weights[h, t] - top)
+                total += weights[h, t]
+            for i in range(size):
+                out[b, h, i] = 0
+            for t in range(low, high):
+                weight = weights[h, t] / total
+                place = places[b, t]
+                for i in range(size):
+                    out[b, h, i] += weight * kv[place, 1, h, i]

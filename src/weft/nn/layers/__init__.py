@@ -1,0 +1,1 @@
+"""Layers and losses that several models share."""

@@ -1,0 +1,1 @@
+"""Recurrent cells and stacks of them."""

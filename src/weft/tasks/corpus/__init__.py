@@ -1,0 +1,1 @@
+"""Text to a prepared corpus, and its use in a run."""

@@ -1,0 +1,79 @@
+"""A bare encoder: a model that makes vectors of texts, and has learnt no task yet.
+
+So a body comes from elsewhere with nothing on it. `Pipeline.embed` reads its vectors, and a recipe that names it in
+`model.weights` trains it for a task; by itself it has no answers, and nothing to learn from.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from weft.config.schema import Named, Section
+from weft.data.truncation import Limit
+from weft.errors import RoleError
+from weft.models.base import Role
+from weft.tasks import base
+from weft.tasks.base import Answer, Batch, Head, Item, Sums, Task
+from weft.tokenization.trainable import Tokenizer
+
+
+class EmbedConfig(Named):
+    """`summary`: whether the body has what only its summary uses, such as BERT's pooler."""
+
+    summary: bool = True
+
+
+class EmbedExample(base.Example):
+    """A text."""
+
+    text: str
+
+
+class EmbedHead(Head):
+    """The body alone."""
+
+    def __init__(self, body: Any, summary: bool) -> None:
+        super().__init__(body)
+        if not summary:
+            body.without_summary()
+
+    def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
+        """Refuse: there is nothing to learn."""
+        raise _no_task()
+
+
+class Embed(Task):
+    """Makes vectors, and answers nothing."""
+
+    Config: ClassVar[type[Named]] = EmbedConfig
+    Example = EmbedExample
+    Options: ClassVar[type[Section]] = Section
+    needs = frozenset({Role.ENCODER})
+    metric = "loss"
+    config: EmbedConfig
+
+    def texts(self, example: EmbedExample) -> tuple[list[str], list[str]]:
+        """The text."""
+        return [example.text], []
+
+    def encode(self, example: EmbedExample, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+        """Refuse: there is no answer."""
+        raise _no_task()
+
+    def head(self, model: Any) -> EmbedHead:
+        """Put nothing on a body."""
+        return EmbedHead(model, self.config.summary)
+
+    def shown(self, example: EmbedExample) -> tuple[str, str]:
+        """The text."""
+        return example.text, ""
+
+    def score(self, answers: Sequence[Answer], examples: Sequence[EmbedExample]) -> dict[str, float]:
+        """Refuse: there is no answer."""
+        raise _no_task()
+
+
+def _no_task() -> RoleError:
+    return RoleError(
+        "task: 'embed' is a bare encoder, which makes vectors (weft embed) and has no answers; "
+        "to train it for a task, name it in that recipe's model.weights"
+    )

@@ -1,0 +1,1 @@
+"""SentencePiece's model files, normalizer and segmenter, read without its library."""

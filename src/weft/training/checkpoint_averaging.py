@@ -1,0 +1,68 @@
+"""What is done once the budget is spent: the mean of the last checkpoints is judged and, if better, is the best model.
+
+The training itself does not feel it: `last` is what the last step left, so that a larger budget goes on exactly.
+"""
+
+from pathlib import Path
+
+from weft.checkpoint import contents
+from weft.checkpoint.averaging import About, mean_weights, write_about
+from weft.checkpoint.manifest import order, verify
+from weft.checkpoint.store import average_name
+from weft.training.model_selection import metric_of, sign_of
+from weft.training.reporting import Notice, Saved
+from weft.training.trainer import Trainer
+
+
+def try_average(trainer: Trainer, most: int) -> None:
+    """Make the mean of the last checkpoints, `most` at most, `best` if it is better; the main process alone does."""
+    store, step = trainer.store, trainer.progress.step
+    assert store, "there are no checkpoints without a store"
+    best = store.best()
+    if best and best.name == average_name(step):
+        return  # the run was finished already
+    folders = regular_checkpoints(trainer)[-most:]
+    if len(folders) < 2:
+        told = "there is one checkpoint alone, the last; save more often by train.save_every"
+        trainer.report(Notice(f"train.average: nothing to average: {told}"))
+        return
+    for folder in folders:
+        verify(folder)
+    contents.fill(trainer.head, mean_weights(folders), folders[-1])
+    rank = trainer.rank(trainer.evaluate(trainer.head)) if trainer.evaluate else None
+    before = trainer.best_rank()
+    if rank is None or before is None or rank < before:
+        about = About([folder.name for folder in folders], rank)
+        path = store.save_average(step, lambda folder: _write(trainer, folder, about))
+        trainer.report(Saved(step, path))
+    trainer.report(Notice(f"the average of the last {len(folders)} checkpoints {_told(trainer, rank, before)}"))
+
+
+def regular_checkpoints(trainer: Trainer) -> list[Path]:
+    """List the checkpoints that `train.save_every` made and the one at the end, oldest first; not that of step 0.
+
+    A signal's are left out: a run that was stopped and resumed has the average of one that was not.
+    """
+    assert trainer.store
+    every, end = trainer.save_every, trainer.progress.step
+    steps = {order(folder)[0]: folder for folder in trainer.store.checkpoints()}
+    regular = {step for step in steps if every and 0 < step < end and step % every == 0}
+    return [folder for step, folder in steps.items() if step in regular or step == end]
+
+
+def _write(trainer: Trainer, folder: Path, about: About) -> None:
+    contents.write_model(folder, trainer.run, trainer.task.tokenizer, trainer.head)
+    write_about(folder, about)
+
+
+def _told(trainer: Trainer, rank: list[float] | None, before: list[float] | None) -> str:
+    if rank is None or before is None:
+        return "is the best model: there is no validation data to judge it by"
+    found = f"it has {_score(trainer, rank)}, the best so far {_score(trainer, before)}"
+    return f"is the best model: {found}" if rank < before else f"is no better: {found}"
+
+
+def _score(trainer: Trainer, rank: list[float]) -> str:
+    metric, loss = rank[0] * sign_of(trainer.run, trainer.task), rank[1]
+    name = metric_of(trainer.run, trainer.task)
+    return f"{name} {metric:.4g}" + ("" if name == "loss" else f" (loss {loss:.4g})")

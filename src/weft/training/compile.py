@@ -1,0 +1,60 @@
+"""Training in one compiled graph: when that can be, and batches of one shape for it (`data.batching.static_shape`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from weft.config.schema import Run
+from weft.data.batching.loader import Loader
+from weft.data.batching.packed import Packed
+from weft.data.batching.static_shape import Frame
+from weft.errors import ConfigError
+from weft.models.base import Model
+from weft.nn.rnn.fused.codegen_triton import ampere, available
+from weft.tasks.base import Batch, Item, Task
+from weft.training.distributed import World
+
+
+def make_loader(run: Run, task: Task, body: Model, data: Packed, world: World) -> Loader[Batch]:
+    """Cut the data into batches: of like lengths, or of one shape where the run is compiled."""
+    train, pin = run.train, world.device.type == "cuda" and run.data.workers > 0
+    loader: Loader[Batch] = Loader(
+        data, task.collate, train.batch_tokens, train.seed, world.rank, world.size, run.data.workers, pin
+    )
+    loader.reading = task.reading(data, run, world.size)
+    lengths, frame = task.sides(data), loader.reading.frame if loader.reading else None
+    hindrance = _hindrance(run, task, body, lengths is not None or frame is not None, world.device)
+    if train.compile and hindrance:
+        raise ConfigError(f"train.compile: {hindrance}; leave it out, or set it to false")
+    if not hindrance and train.compile is not False:
+        loader.lengths = lengths
+        loader.frame = frame or Frame.of(lengths, train.batch_tokens)  # type: ignore[arg-type]
+        loader.collate = Framed(task, loader.frame)
+    return loader
+
+
+def _hindrance(run: Run, task: Task, body: Model, alike: bool, device: torch.device) -> str:
+    """Say why a run cannot be compiled; nothing if it can."""
+    if device.type != "cuda" or run.train.precision != "bf16":
+        return f"pays on a GPU in bf16, but this is {device.type} in {run.train.precision}"
+    if torch.cuda.is_available() and not (available() and ampere(device)):
+        return "needs Triton, and a GPU of Ampere or newer"
+    if not body.compiles:
+        return f"the model {run.model.name!r} does not go into one graph"
+    if not alike:
+        return f"the batches of the task {run.task.name!r} have no one shape"
+    return ""
+
+
+@dataclass(frozen=True)
+class Framed:
+    """A task's collate, with batches brought to one shape."""
+
+    task: Task
+    frame: Frame
+
+    def __call__(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
+        """Join items to a batch, and fill it up."""
+        return self.task.collate(items, rng).framed(self.frame, self.task.places(self.frame))

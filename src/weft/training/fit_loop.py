@@ -1,0 +1,142 @@
+"""A run of a model that learns by counting, or by updates of its own (`weft.models.base.Fitted`): passes, not steps.
+
+`train.steps` is the number of passes over the data. After each whole pass there is a checkpoint, and a run that is gone
+on with makes the passes that are left.
+"""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from weft.checkpoint import contents
+from weft.checkpoint.contents import Progress
+from weft.checkpoint.store import Store
+from weft.config.schema import Run, Train
+from weft.config.yaml import write_yaml
+from weft.data.batching.packed import Packed
+from weft.errors import ConfigError
+from weft.models.base import Budget, Pass
+from weft.tasks.base import Head, Task
+from weft.training.distributed import World
+from weft.training.model_selection import rank_of
+from weft.training.reporting import Eval, Notice, Reporter, Saved, Step
+from weft.training.signals import Interrupted, Signals
+from weft.training.trainer import Evaluate
+
+ENDLESS = 1 << 31  # passes, where time alone is the budget
+
+
+@dataclass
+class Fitting:
+    """One run: `fit` lets the model learn until the budget is spent."""
+
+    run: Run
+    task: Task
+    head: Head
+    data: Packed
+    world: World
+    report: Reporter
+    store: Store | None = None
+    evaluate: Evaluate | None = None
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        if self.world.size > 1:
+            raise ConfigError(f"model.name: {self.run.model.name!r} is fitted by one process; leave torchrun out")
+        for key in ("average", "patience", "freeze", "layer_decay", "reinit"):
+            if getattr(self.run.train, key) != Train.model_fields[key].default:
+                raise ConfigError(f"train.{key}: {self.run.model.name!r} is fitted, not trained; leave it out")
+
+    def begin(self, folder: Path | None, digest: str) -> None:
+        """Begin, or go on where the checkpoint left off."""
+        self.progress.data = digest
+        if self.store:
+            self.store.write_text("run.yaml", write_yaml(self.run.dump()))
+        if folder is None:
+            return
+        contents.load_weights(folder, self.head)
+        self.progress = contents.load_progress(folder)
+        contents.check_data(folder, self.progress.data, digest)
+        self.progress.done = self.progress.done and self._spent  # a larger budget goes on
+
+    @property
+    def _spent(self) -> bool:
+        """Whether the budget is gone, of passes or of time."""
+        train, progress = self.run.train, self.progress
+        timed = train.time is not None and progress.elapsed >= train.time
+        return timed or (train.steps is not None and progress.step >= train.steps)
+
+    def fit(self) -> Progress:
+        """Learn until the budget is spent; a signal ends it at the last whole pass."""
+        began, budget = time.perf_counter(), self._budget()
+        with Signals() as signals:
+            if not self.progress.done:
+                self.report(Notice(f"model: {self.run.model.name!r} is fitted: a step is a pass over the data"))
+            for made in self.head.body.fit(self.data, budget) if not self._spent else ():
+                seconds, began = time.perf_counter() - began, time.perf_counter()
+                self.progress.elapsed += seconds
+                self._after(made, seconds, budget.passes)
+                if signals.got:
+                    raise Interrupted(signals.got)
+            self.progress.elapsed += time.perf_counter() - began  # since the last report
+            if not self.progress.done:
+                self._end()
+        return self.progress
+
+    def _budget(self) -> Budget:
+        train, progress = self.run.train, self.progress
+        return Budget(
+            passes=ENDLESS if train.steps is None else train.steps,
+            seconds=train.time,
+            lr=train.lr,
+            seed=train.seed,
+            done=progress.step,
+            threads=1 if train.deterministic else threads(),
+            folder=None if self.store is None else self.store.root,
+            eos=self.task.end,
+            elapsed=progress.elapsed,
+        )
+
+    def _after(self, made: Pass, seconds: float, passes: int) -> None:
+        """Report; after a whole pass save, too."""
+        step = Step(
+            step=int(made.done),
+            loss=made.loss,
+            lr=self.run.train.lr,
+            grad_norm=float("nan"),
+            tokens_per_s=round(made.tokens / max(seconds, 1e-9), 1),
+            mfu=float("nan"),
+            epoch=int(made.done),
+            elapsed=round(self.progress.elapsed, 3),
+            spent=min(1.0, made.done / passes),
+        )
+        self.report(step)
+        if made.whole:
+            self.progress.step = int(made.done)
+            self._save(best=False)
+
+    def _end(self) -> None:
+        """Judge what was learned: there is one model, and it is the best."""
+        self.progress.done = True
+        if self.evaluate is not None:
+            found = self.evaluate(self.head)
+            self.progress.best, self.progress.best_step = rank_of(self.run, self.task, found), self.progress.step
+            self.report(Eval(self.progress.step, found, best=True))
+        self._save(best=True)
+
+    def _save(self, best: bool) -> None:
+        if self.store is None:
+            return
+        path = self.store.save(self.progress.step, self._write, best)
+        self.report(Saved(self.progress.step, path))
+
+    def _write(self, folder: Path) -> None:
+        contents.write_model(folder, self.run, self.task.tokenizer, self.head)
+        contents.write_progress(folder, self.progress)
+
+
+def threads() -> int:
+    """Say how many threads may work."""
+    return torch.get_num_threads()

@@ -1,0 +1,219 @@
+"""Weights, optimiser and random states come back bit by bit; what does not fit is refused by name."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from weft.checkpoint import contents
+from weft.checkpoint.contents import Progress
+from weft.config.schema import Run, Train, read_recipe
+from weft.data.batching.loader import Position
+from weft.errors import CheckpointError, ConfigError
+from weft.models.seq2seq.model import Seq2Seq, Seq2SeqConfig
+from weft.tasks.factory import build, make_task
+from weft.tasks.prepare import fit_tokenizer
+from weft.tokenization.trainable import load_tokenizer
+from weft.training.optim import make_optimizer
+
+
+def seq2seq(seed, **settings):
+    torch.manual_seed(seed)
+    return Seq2Seq(Seq2SeqConfig(name="seq2seq", width=8, **settings), 11)
+
+
+def save_weights(folder, module):
+    save_file({name: value.contiguous() for name, value in contents.weights(module).items()}, folder / MODEL)
+
+
+MODEL = "model.safetensors"
+
+
+def equal(ours, theirs):
+    return all(torch.equal(ours[name], theirs[name]) for name in ours.keys() | theirs.keys())
+
+
+@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize("attention", ["none", "additive"])
+def test_weights_come_back(tmp_path, tie, attention):
+    model, other = (seq2seq(seed, tie=tie, attention=attention, layers=2) for seed in (1, 2))
+    assert not equal(model.state_dict(), other.state_dict())
+    save_weights(tmp_path, model)
+    contents.load_weights(tmp_path, other)
+    assert equal(model.state_dict(), other.state_dict())
+    assert (other.decoder.output.weight is other.decoder.embed.weight) == tie
+    assert other.encoder.embed.weight is other.decoder.embed.weight
+
+
+def test_tied_weights_are_saved_once(tmp_path):
+    save_weights(tmp_path, seq2seq(1, tie=True))
+    names = load_file(tmp_path / MODEL)
+    assert [name for name in names if "embed" in name] == ["encoder.embed.weight"]
+    assert "decoder.output.weight" not in names
+
+
+class Buffered(nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("table", torch.randn(4))
+        self.register_buffer("scratch", torch.randn(4), persistent=False)
+
+
+def test_buffers_are_saved_where_they_are_part_of_the_model(tmp_path):
+    module, other = Buffered(1), Buffered(2)
+    save_weights(tmp_path, module)
+    scratch = other.scratch.clone()
+    contents.load_weights(tmp_path, other)
+    assert torch.equal(other.table, module.table)
+    assert torch.equal(other.scratch, scratch)
+    assert "scratch" not in load_file(tmp_path / MODEL)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda found: found.pop("table"), r"model.safetensors: table: the file lacks it \(1 such in all\)"),
+        (lambda found: found.update(extra=torch.ones(1)), r"extra: the model has no such weight \(1 such in all\)"),
+        (lambda found: found.update(table=torch.ones(5)), r"table must be \(4,\), but is \(5,\) instead"),
+        (lambda found: found.clear(), r"the file lacks it \(3 such in all\)"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(tmp_path, change, said):
+    module = Buffered(1)
+    found = dict(contents.weights(module))
+    change(found)
+    save_file(found, tmp_path / MODEL)
+    with pytest.raises(CheckpointError, match=said):
+        contents.load_weights(tmp_path, module)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"model.safetensors: cannot be read"):
+        contents.load_weights(tmp_path, Buffered(1))
+    (tmp_path / MODEL).write_bytes(b"not tensors")
+    with pytest.raises(CheckpointError, match=r"model.safetensors: cannot be read"):
+        contents.load_weights(tmp_path, Buffered(1))
+
+
+def step(module, optimizer, seed):
+    torch.manual_seed(seed)
+    optimizer.zero_grad()
+    module.linear(torch.randn(5, 3)).square().mean().backward()
+    optimizer.step()
+
+
+def save_state(folder, module, optimizer, progress=None):
+    contents.write_state(folder, progress or Progress(), optimizer, module, {"cpu.0": torch.get_rng_state()})
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "adagrad"])
+def test_an_optimiser_goes_on_as_if_it_had_not_stopped(tmp_path, kind):
+    train = Train(steps=1, optimizer=kind, lr=0.1)
+    module, other = Buffered(1), Buffered(2)
+    optimizer = make_optimizer(module, train)
+    for seed in range(3):
+        step(module, optimizer, seed)
+    save_state(tmp_path, module, optimizer)
+    other.load_state_dict(module.state_dict())
+    resumed, fresh = make_optimizer(other, train), Buffered(3)
+    fresh.load_state_dict(module.state_dict())
+    contents.load_optimizer(tmp_path, resumed, other)
+    forgetful = make_optimizer(fresh, train)
+    for seed in range(3, 6):
+        step(module, optimizer, seed)
+        step(other, resumed, seed)
+        step(fresh, forgetful, seed)
+    assert equal(module.state_dict(), other.state_dict())
+    assert not equal(module.linear.state_dict(), fresh.linear.state_dict()), "the state must matter for this to mean it"
+
+
+def test_an_optimiser_that_has_made_no_step_can_be_saved(tmp_path):
+    module = Buffered(1)
+    save_state(tmp_path, module, make_optimizer(module, Train(steps=1)))
+    optimizer = make_optimizer(module, Train(steps=1))
+    contents.load_optimizer(tmp_path, optimizer, module)
+    step(module, optimizer, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("exp_avg.linear.wieght", torch.ones(3, 3), "exp_avg.linear.wieght: the optimiser has no such state"),
+        ("exp_avg.linear.weight", torch.ones(3, 4), r"exp_avg.linear.weight must be \(3, 3\), but is \(3, 4\) instead"),
+    ],
+)
+def test_state_that_does_not_fit_is_refused(tmp_path, name, value, said):
+    module = Buffered(1)
+    optimizer = make_optimizer(module, Train(steps=1))
+    save_state(tmp_path, module, optimizer)
+    save_file({name: value}, tmp_path / "state" / "optimizer.safetensors")
+    with pytest.raises(CheckpointError, match=said):
+        contents.load_optimizer(tmp_path, optimizer, module)
+
+
+def test_random_states_come_back(tmp_path):
+    module = Buffered(1)
+    save_state(tmp_path, module, make_optimizer(module, Train(steps=1)))
+    expected = torch.rand(5)
+    assert not torch.equal(torch.rand(5), expected)
+    torch.set_rng_state(contents.load_random(tmp_path)["cpu.0"])
+    assert torch.equal(torch.rand(5), expected)
+
+
+def test_progress_comes_back(tmp_path):
+    module = Buffered(1)
+    progress = Progress(7, Position(2, 31), 1.5, 1, 0.1 + 0.2, 3, [-0.7, 1.5], 5, 1, "abc", True)
+    save_state(tmp_path, module, make_optimizer(module, Train(steps=1)), progress)
+    found = contents.load_progress(tmp_path)
+    assert found == progress
+    assert isinstance(found.position, Position)
+
+
+def doctored(**changes):
+    return json.dumps({**asdict(Progress(7)), **changes})
+
+
+BAD = [{"step": "x"}, {"step": -100}, {"position": [-5, -7]}, {"position": ["a", "b"]}, {"best": "abc"}, {"more": 1}]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"step": 1}', '{"position": [0, 0], "stepp": 1}', None, *(doctored(**bad) for bad in BAD)]
+)
+def test_progress_that_cannot_be_read_is_refused(tmp_path, text):
+    (tmp_path / "state").mkdir()
+    if text is not None:
+        (tmp_path / "state" / "progress.json").write_text(text)
+    with pytest.raises(CheckpointError, match="this checkpoint can be used but not resumed from"):
+        contents.load_progress(tmp_path)
+
+
+def test_a_whole_model_comes_back(recipe, tmp_path):
+    run = Run.parse(read_recipe(recipe, ["tokenizer.target={name: bytes}", "task.decode.beam=3"]))
+    task, head = build(run, fit_tokenizer(run.tokenizer, run.data, make_task(run)))
+    contents.write_model(tmp_path, run, task.tokenizer, head)
+    again = contents.read_run(tmp_path)
+    assert again == run
+    _, other = build(again, load_tokenizer(again.tokenizer, tmp_path))
+    contents.load_weights(tmp_path, other)
+    assert equal(head.state_dict(), other.state_dict())
+
+
+def test_a_recipe_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"run.yaml cannot be read.*is this a checkpoint of weft"):
+        contents.read_run(tmp_path)
+    (tmp_path / "run.yaml").write_text(json.dumps({"task": {"name": "os:path"}}))
+    with pytest.raises(ConfigError, match="code from outside weft"):
+        contents.read_run(tmp_path)
+
+
+def test_other_data_are_refused(tmp_path):
+    contents.check_data(tmp_path, "a" * 64, "a" * 64)
+    with pytest.raises(
+        CheckpointError, match=r"data has changed.*its digest was aaaaaaaaaaaa, and is bbbbbbbbbbbb now"
+    ):
+        contents.check_data(tmp_path, "a" * 64, "b" * 64)

@@ -1,0 +1,102 @@
+"""`weft data prepare` on the command line; what it makes is looked at in tests/tasks/test_corpora.py."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from weft.cli import catalog
+from weft.cli import main as cli
+from weft.tasks.corpus.build import Stage
+
+RECIPE = {
+    "task": {"name": "lm"},
+    "data": {"train": "text.txt"},
+    "tokenizer": {"name": "characters"},
+    "model": {"name": "rnn", "width": 8},
+    "train": {"steps": 2},
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("one two\nthree\n" * 3)
+    (tmp_path / "recipe.yaml").write_text(json.dumps(RECIPE))
+    return tmp_path
+
+
+@pytest.fixture
+def weft(folder, monkeypatch, capfd):
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["weft", *words])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        return (code, *capfd.readouterr())
+
+    return run
+
+
+def test_a_table_says_what_was_made_and_the_folder_trains(weft, folder):
+    code, out, err = weft("data", "prepare", "recipe.yaml", "--out", "corpus")
+    assert (code, err) == (0, "")
+    size = sum(path.stat().st_size for path in (folder / "corpus" / "train").iterdir())
+    assert out.split()[-5:] == ["train", "6", "42", "36", f"{size:,}"]
+    assert weft("data", "prepare", "recipe.yaml", "--out", "corpus")[:2] == (0, out)
+    assert weft("train", "recipe.yaml", "data.train=corpus", "--out", "run")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--split", "dev"], "--split: must be train, valid, test or all, but is 'dev' instead"),
+        (["--split", "valid"], "--split: the recipe has no data.valid"),
+        (["data.train=gone.txt"], "gone.txt: there is no such file"),
+        (["task={name: translate}"], "task 'translate' needs a model"),
+        (["--workers", "0"], "--workers"),
+    ],
+)
+def test_what_cannot_be_done_is_told(weft, folder, words, told):
+    code, _, err = weft("data", "prepare", "recipe.yaml", "--out", "corpus", *words)
+    assert code == 2
+    assert told in err
+    assert not (folder / "corpus" / "corpus.json").exists()
+
+
+def test_what_was_skipped_is_told(weft, folder):
+    with (folder / "text.txt").open("ab") as file:
+        file.write(b"\xff\n")
+    code, _, err = weft("data", "prepare", "recipe.yaml", "data.on_bad_rows=skip", "--out", "corpus")
+    assert code == 0
+    assert err.startswith("data.train: skipped 1 row: text.txt:7: not UTF-8")
+
+
+def test_ctrl_c_keeps_what_is_done(weft, monkeypatch):
+    def stopped(*given, tokenizer):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weft.tasks.corpus.build.prepare", stopped)
+    code, _, err = weft("data", "prepare", "recipe.yaml", "--out", "corpus")
+    assert (code, err) == (130, "stopped; what is done is in corpus: run it again to go on\n")
+
+
+def test_a_bar_is_drawn_on_a_terminal_alone(monkeypatch, capfd):
+    for terminal in (False, True):
+        monkeypatch.setattr("rich.console.Console", lambda on=terminal, **given: Console(force_terminal=on, **given))
+        with catalog._stages() as report:
+            for done in (0, 5, 10):
+                report(Stage("train", done, 10, 1000 * done))
+        drawn = capfd.readouterr().err
+        assert ("100%" in drawn) == ("10,000 tokens" in drawn) == terminal
+
+
+def test_in_a_pipe_there_is_no_bar(folder):
+    command = [sys.executable, "-m", "weft", "data", "prepare", "recipe.yaml", "--out", "corpus"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stderr == ""
+    assert "train" in done.stdout

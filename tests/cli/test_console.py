@@ -1,0 +1,28 @@
+"""Tables in a pipe: names as they are, numbers to the right."""
+
+from weft.cli.console import MOST_LABELS, print_confusion, print_table
+from weft.tasks.metrics import Confusion
+
+
+def test_what_looks_like_markup_is_printed_as_it_is(capsys):
+    print_table(["[/i]", "n"], [["[/u]", "1"], ["[red]", "20"]], title="[/b]")
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines[0] == "[/b]"
+    assert lines[1].split() == ["[/i]", "n"]
+    assert [line.split() for line in lines[3:]] == [["[/u]", "1"], ["[red]", "20"]]
+
+
+def test_numbers_go_to_the_right(capsys):
+    print_table(["name", "number"], [["a", "1"], ["b", "1,000"]])
+    first, second = (line for line in capsys.readouterr().out.splitlines() if line.strip()[:1] in ("a", "b"))
+    assert len(first.rstrip()) == len(second.rstrip())
+
+
+def test_of_too_many_labels_the_most_confused_are_told(capsys):
+    labels = [f"label{number:02}" for number in range(MOST_LABELS + 1)]
+    said = [labels[1], *labels[1:]]
+    print_confusion(Confusion.of(labels, zip(labels, said, strict=True)))
+    out = capsys.readouterr().out
+    assert "most confused" in out
+    assert "label00" in out
+    assert "label30" not in out

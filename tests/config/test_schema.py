@@ -1,0 +1,193 @@
+"""Recipes: dotted overrides, and errors that name the place, the value and the remedy."""
+
+import sys
+from typing import ClassVar
+
+import pytest
+
+from weft.config.schema import (
+    Data,
+    Named,
+    Run,
+    Train,
+    apply_override,
+    read_recipe,
+    read_section,
+    recipe_names,
+)
+from weft.config.yaml import read_yaml, write_yaml
+from weft.errors import ConfigError, WeftError
+from weft.models.base import Model
+
+RECIPE = {
+    "task": {"name": "translate"},
+    "data": {"sample": "dates"},
+    "tokenizer": {"name": "characters"},
+    "model": {"name": "seq2seq", "width": 16},
+    "train": {"steps": 10},
+}
+
+
+def changed(*overrides):
+    return read_recipe(RECIPE, overrides)
+
+
+def test_a_recipe_is_parsed_and_dumped_to_an_equal_run():
+    run = Run.parse(RECIPE)
+    assert Run.parse(read_yaml(write_yaml(run.dump()), "place")) == run
+    with pytest.raises(Exception, match="frozen"):
+        run.train.lr = 1.0
+
+
+def test_overrides_reach_in_and_are_typed():
+    run = Run.parse(changed("train.lr=3e-5", "model.layers=3", "train.betas=[0.9, 0.98]", "task.decode.beam=4"))
+    assert (run.train.lr, run.model.layers, run.train.betas, run.task.decode.beam) == (3e-5, 3, (0.9, 0.98), 4)
+    assert "layers" not in RECIPE["model"], "the recipe that was given must not change"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.stesp=3", "train.stesp: unknown key; did you mean 'steps'?"),
+        ("modle.width=3", "modle: not a section of a recipe; did you mean 'model'?"),
+        ("model.name=seq2sqe", "model.name: there is no model 'seq2sqe'; did you mean 'seq2seq'?"),
+        ("task.name=translat", "did you mean 'translate'?"),
+        ("tokenizer.name=bpee", "tokenizer.name: there is no tokenizer 'bpee'; did you mean 'bpe'?"),
+        ("train.lr=-1", "train.lr: should be greater than 0, but is -1 instead"),
+        ("train.steps=many", "train.steps: should be a valid integer"),
+        ("train.optimizer=adm", "should be 'adamw', 'adam', 'adagrad', 'sgd' or 'asgd', but is 'adm' instead"),
+        ("train.time=soon", "train.time: must be a time such as 90s, 15m or 2h, but is 'soon' instead"),
+        ("model.width=7", "model.width must be even, half for each direction: got 7; try 8"),
+        ("task.decode.beam=0", "task.decode.beam: should be greater than or equal to 1, but is 0 instead"),
+        ("task.decode.beem=2", "task.decode.beem: unknown key; did you mean 'beam'?"),
+        ("train.steps=null", "train: needs a budget: give train.steps, or train.time such as 15m"),
+        ("data.train=file.tsv", "data: takes data.sample or data.train, not both"),
+        ("train", "'train': an override is key=value, such as train.lr=3e-5"),
+        ("train..lr=1", "an override is key=value"),
+        ("train.lr.x=1", "train.lr is"),
+        ("model=seq2seq", "model.name: must say which model, but is 'seq2seq' instead"),
+        ("model.name=nowhere.at:All", "there is no module 'nowhere'"),
+        ("model.name=weft.models.seq2seq.model:Seq2Sek", "did you mean 'Seq2Seq'?"),
+        ("train.lr=[1", "not valid YAML"),
+        ("train.lr=" + "[" * 3000, "nested too deep"),
+        ("train.steps=" + "9" * 5000, "not valid YAML"),
+        ("train.lr=!!timestamp foo", "not valid YAML"),
+        ("train.lr=.inf", "train.lr: should be a finite number"),
+        ("train.warmup=.inf", "train.warmup: should be a finite number"),
+        ("train.betas=[2, 3]", "train.betas.0: should be less than 1, but is 2 instead"),
+        ("train.seed=4611686018427387904", "train.seed: should be less than 4294967296"),
+        ("data.max_line_bytes=99999999999999999999", "data.max_line_bytes: should be less than"),
+        ("data.columns={text: true}", "data.columns.text"),
+        ("tokenizer={name: bpe, size: 99999999999999}", "tokenizer.size: should be less than or equal to 10000000"),
+        ("task.decode.max_length=99999999999", "task.decode.max_length: should be less than or equal to 100000"),
+    ],
+)
+def test_mistakes_name_the_place_and_the_remedy(override, said):
+    with pytest.raises(WeftError, match=".") as error:
+        Run.parse(changed("train.lr=1e-3", override) if override.startswith("train.lr.x") else changed(override))
+    assert said in str(error.value)
+
+
+def standing_alone(raw):
+    """Say of a recipe that starts from other weights what it would take from them."""
+    if "weights" in raw["model"]:
+        raw |= {"model": {"preset": "bert-tiny"}, "tokenizer": {"name": "wordpiece"}}
+    return raw
+
+
+def test_every_shipped_recipe_parses():
+    assert "dates" in recipe_names()
+    for name in recipe_names():
+        Run.parse(standing_alone(read_recipe(name)))
+
+
+def test_a_missing_recipe_gets_a_suggestion(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'dates'"):
+        read_recipe("datse")
+    with pytest.raises(ConfigError, match="cannot be read as a recipe"):
+        read_recipe(tmp_path)
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        read_recipe(tmp_path / "list.yaml")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("15m", 900), ("1.5h", 5400)])
+def test_times_are_read(text, seconds):
+    assert read_section(Train, {"time": text}, "train").time == seconds
+
+
+class OwnConfig(Named):
+    size: int = 3
+
+
+class Own(Model):
+    Config: ClassVar[type[Named]] = OwnConfig
+
+
+def test_a_users_own_class_is_checked_as_strictly(monkeypatch):
+    monkeypatch.setitem(sys.modules, "own_package", sys.modules[__name__])
+    run = Run.parse(changed("model={name: own_package:Own, size: 4}"))
+    assert run.model == OwnConfig(name="own_package:Own", size=4)
+    with pytest.raises(ConfigError, match=r"model.siez: unknown key; did you mean 'size'\?"):
+        Run.parse(changed("model={name: own_package:Own, siez: 4}"))
+
+
+def test_a_checkpoint_may_not_name_code_from_outside():
+    with pytest.raises(ConfigError, match="trust"):
+        Run.parse(changed("model={name: own_package:Own}"), trust=False)
+
+
+def test_data_needs_a_source():
+    with pytest.raises(ConfigError, match="must say where the examples come from"):
+        read_section(Data, {}, "data")
+
+
+def test_apply_override_makes_sections():
+    raw = {}
+    apply_override(raw, "a.b.c=1")
+    assert raw == {"a": {"b": {"c": 1}}}
+
+
+@pytest.mark.parametrize("name", ["a\0b", "n" * 5000])
+def test_what_is_no_path_is_no_recipe(name):
+    with pytest.raises(ConfigError, match="cannot be read as a recipe"):
+        read_recipe(name)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("train.lr=1", r"overrides: must be a list, such as \['train.lr=3e-5'\], but is 'train.lr=1' instead"),
+        (None, "overrides: must be a list, .*but is None instead"),
+        (3, "overrides: must be a list, .*but is 3 instead"),
+        ({"train.lr": 1}, "overrides: must be a list, .*but is {'train.lr': 1} instead"),
+        ([3], "3: an override is key=value"),
+        ([None], "None: an override is key=value"),
+    ],
+)
+def test_overrides_of_another_type_are_named(overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        read_recipe(RECIPE, overrides)
+
+
+def test_what_was_tried_of_a_union_is_no_part_of_the_key():
+    with pytest.raises(ConfigError, match=r"^train.freeze: should be 'body' or a valid integer, but is 'b' instead$"):
+        read_section(Train, {"freeze": "b", "steps": 1}, "train")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"train": 5}, r"data.train: should be a valid string or a list, such as \[a, b\], but is 5 instead"),
+        ({"train": ["a", 3]}, "data.train.1: should be a valid string, but is 3 instead"),
+        (
+            {"train": "a", "columns": {"int": True}},
+            r"data.columns.int: should be .* or a list, .*, but is True instead",
+        ),
+        ({"train": "a", "columns": {"int": [True]}}, "data.columns.int.0: should be .*, but is True instead"),
+        ({"train": "a", "columns": {3: "a"}}, "data.columns.3: should be a valid string, but is 3 instead"),
+    ],
+)
+def test_a_key_that_may_be_several_things_is_named_once_and_as_it_was_given(given, said):
+    with pytest.raises(ConfigError, match=f"^{said}$"):
+        read_section(Data, given, "data")

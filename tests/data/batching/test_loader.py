@@ -1,0 +1,119 @@
+"""Batches: every item once an epoch, within budget, by seed, by rank, from any position, by any number of workers."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.data.batching.loader import Loader, Position, plan
+from weft.data.batching.packed import pack
+from weft.tokens import Tokens
+
+
+def packed(lengths):
+    return pack((np.full(length, index, np.int32),) for index, length in enumerate(lengths))
+
+
+def collate(items, rng):
+    return Tokens.pack([item[0] for item in items]), torch.from_numpy(rng.random(2))
+
+
+def loader(data, rank=0, world=1, workers=0, seed=7):
+    return Loader(data, collate, 40, seed, rank, world, workers)
+
+
+def taken(stream, count):
+    return [(one.draw.position, one.batch[0].ids.tolist(), one.batch[1].tolist()) for one in islice(stream, count)]
+
+
+LENGTHS = np.random.default_rng(3).integers(1, 30, 200).tolist()
+lengths = st.lists(st.integers(1, 60), min_size=1, max_size=80)
+
+
+@given(lengths, st.integers(1, 100), st.none() | st.integers(0, 9), st.integers(0, 5))
+def test_an_epoch_has_every_item_once_within_the_budget(sizes, budget, seed, epoch):
+    batches = plan(packed(sizes), budget, seed, epoch)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(sizes)))
+    for batch in batches:
+        assert sum(sizes[index] for index in batch) <= budget or len(batch) == 1
+
+
+def test_batches_are_filled_and_of_like_lengths():
+    data = packed(np.random.default_rng(0).integers(1, 100, 5000).tolist())
+    batches = plan(data, 1000, 1)
+    fill = data.sizes.sum() / (1000 * len(batches))
+    assert fill > 0.9
+    padding = sum(len(b) * data.sizes[b].max() for b in batches) / data.sizes.sum()
+    assert padding < 1.05
+    unsorted = np.array_split(np.random.default_rng(0).permutation(5000), len(batches))
+    assert sum(len(b) * data.sizes[b].max() for b in unsorted) / data.sizes.sum() > 1.5  # what bucketing saves
+
+
+def test_the_order_is_a_function_of_seed_and_epoch():
+    data = packed(LENGTHS)
+
+    def order(seed, epoch):
+        return [batch.tolist() for batch in plan(data, 40, seed, epoch)]
+
+    assert order(1, 0) == order(1, 0)
+    assert order(1, 0) != order(1, 1)
+    assert order(1, 0) != order(2, 0)
+
+
+@given(st.permutations(range(40)))
+def test_without_a_seed_batches_do_not_depend_on_the_order_of_the_items(order):
+    rows = [np.array([index, index % 7][: 1 + index % 2], np.int32) for index in range(40)]
+
+    def batches(order):
+        return [[rows[order[at]].tolist() for at in batch] for batch in plan(pack((rows[i],) for i in order), 9, None)]
+
+    assert batches(order) == batches(range(40))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 150))
+def test_resuming_gives_the_same_batches(done):
+    data = packed(LENGTHS)
+    stream = loader(data).stream()
+    drawn = list(islice(stream, done))
+    after = drawn[-1].draw.after if drawn else Position()
+    assert taken(loader(data).stream(after), 5) == taken(stream, 5)
+
+
+def test_resuming_reads_nothing_that_came_before():
+    data, read = packed(LENGTHS), []
+    counting = Loader(data, lambda items, rng: read.append(1), 40, 7)
+    next(counting.stream(Position(epoch=1000, batch=50)))
+    assert len(read) == 1
+
+
+@given(st.integers(1, 5), st.integers(0, 3))
+def test_the_ranks_share_one_order(world, groups):
+    data = packed(LENGTHS)
+    alone = taken(loader(data).stream(), world * (groups + 1))
+    shares = [taken(loader(data, rank, world).stream(), groups + 1) for rank in range(world)]
+    assert [shares[index % world][index // world] for index in range(len(alone))] == alone
+
+
+def test_the_ranks_agree_on_where_they_are():
+    data = packed(LENGTHS)
+    after = {next(islice(loader(data, rank, 3).stream(), 30, None)).draw.after for rank in range(3)}
+    assert len(after) == 1
+    resumed = [taken(loader(data, rank, 3).stream(*after), 2) for rank in range(3)]
+    assert resumed == [taken(islice(loader(data, rank, 3).stream(), 31, None), 2) for rank in range(3)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_worker_processes_change_nothing(workers):
+    data = packed(LENGTHS)
+    assert taken(loader(data, workers=workers).stream(), 30) == taken(loader(data).stream(), 30)
+
+
+def test_the_randomness_of_a_batch_hangs_on_its_place_alone():
+    data = packed(LENGTHS)
+    whole = taken(loader(data).stream(), 20)
+    assert taken(loader(data).stream(Position(0, 13)), 1)[0] == whole[13]
+    assert len({tuple(drawn) for _, _, drawn in whole}) == 20

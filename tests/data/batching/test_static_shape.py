@@ -1,0 +1,70 @@
+"""Batches of one shape: everything fits, nothing is lost, little is filled up."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.data.batching.loader import Loader, Position, plan_framed
+from weft.data.batching.packed import pack
+from weft.data.batching.static_shape import Frame, cut
+
+
+def drawn(items=3000, sides=2, longest=60, seed=0):
+    rng = np.random.default_rng(seed)
+    first = rng.integers(1, longest, items)
+    return np.stack([first] + [np.clip(first + rng.integers(-5, 6, items), 1, longest) for _ in range(sides - 1)])
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=60),
+    st.integers(1, 400),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_item_is_in_one_batch_and_every_batch_fits(pairs, budget):
+    lengths = np.array(pairs).T
+    frame = Frame.of(lengths, budget)
+    batches = cut(np.arange(lengths.shape[1]), lengths, frame.room)
+    assert np.concatenate(batches).tolist() == list(range(lengths.shape[1]))
+    for batch in batches:
+        spare = np.array(frame.sizes) - lengths[:, batch].sum(1)
+        assert len(batch) <= frame.rows
+        # each filler has a token at least, and none is longer than the longest
+        assert (spare >= frame.fillers).all()
+        assert (spare <= frame.fillers * np.array(frame.longest)).all()
+
+
+def test_a_room_that_is_not_kept_to_is_noticed():
+    lengths = drawn(200)
+    frame = Frame.of(lengths, 500)
+    batches = cut(np.arange(200), lengths, frame.room * 2)
+    assert any((lengths[:, batch].sum(1) > frame.room[:2]).any() for batch in batches)
+
+
+@pytest.mark.parametrize("sides", [1, 2])
+def test_little_is_left_to_fill_up(sides):
+    lengths = drawn(sides=sides)
+    frame = Frame.of(lengths, 8192)
+    full = [lengths[:, batch].sum() / sum(frame.sizes) for batch in plan_framed(lengths, frame, 1, 0)[:-1]]
+    assert np.mean(full) > 0.95
+
+
+def test_the_order_follows_from_seed_and_epoch():
+    lengths, plans = drawn(300), []
+    frame = Frame.of(lengths, 1000)
+    for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0)):
+        plans.append([batch.tolist() for batch in plan_framed(lengths, frame, seed, epoch)])
+    assert plans[0] == plans[1]
+    assert plans[0] != plans[2]
+    assert plans[0] != plans[3]
+
+
+def test_a_loader_goes_on_from_any_batch_of_frames():
+    lengths = drawn(200, longest=9)
+    data = pack([(np.zeros(a, int), np.ones(b, int)) for a, b in lengths.T])
+    loader = Loader(data, lambda items, rng: len(items), 300, 1, lengths=lengths, frame=Frame.of(lengths, 300))
+    whole = [next_one.draw for next_one, _ in zip(loader.stream(), range(12), strict=False)]
+    later = [next_one.draw for next_one, _ in zip(loader.stream(Position(*whole[5].position)), range(7), strict=False)]
+    for one, other in zip(whole[5:], later, strict=True):
+        assert one.position == other.position
+        assert one.items.tolist() == other.items.tolist()

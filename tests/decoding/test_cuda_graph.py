@@ -1,0 +1,324 @@
+"""The search in memory that stays, turn by turn without a graph, against the search whose states are values.
+
+On CUDA, the graphs against both, and the kernels against the boards' own way.
+"""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from weft.decoding import cuda_graph, static_state
+from weft.decoding import generate as generation
+from weft.decoding.beam_search import Beam, Hypothesis
+from weft.decoding.cuda_graph import Texts, rounded
+from weft.decoding.generate import Options, generate
+from weft.decoding.static_state import Beams, Board, Lines, Walking
+from weft.errors import ConfigError, DataError, WeftError
+from weft.models.transformer import Transformer, TransformerConfig
+from weft.nn.attention.capture import capture
+from weft.nn.attention.kv_cache import FixedCache
+from weft.nn.rnn.fused import codegen_triton
+from weft.tokens import Tokens
+
+EOS = 0
+NEVER = float("-inf")
+steady = settings(max_examples=100, deadline=None, derandomize=True)
+needs_gpu = pytest.mark.skipif(
+    not (torch.cuda.is_available() and codegen_triton.available()), reason="needs CUDA and Triton"
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small() -> Iterator[None]:
+    """Small rooms and a question a turn, so that searches outgrow the one and act on the other."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"ROOM": 4, "HELD": 8, "FEW": 2, "EVERY": 1}.items():
+            patch.setattr(cuda_graph, name, value)
+        yield
+
+
+def in_place(*args: Any, **named: Any) -> list[list[Hypothesis]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generation, "capturable", lambda model, prompt: True)
+        return generate(*args, **named)
+
+
+def model(seed: int = 0, sharp: float = 4.0, **config: Any) -> Transformer:
+    torch.manual_seed(seed)
+    chosen = {"width": 8, "heads": 2, "layers": 1, "hidden": 8, **config}
+    made = Transformer(TransformerConfig(name="transformer", **chosen), 9, 7).double().eval()
+    with torch.no_grad():
+        made.output.weight.mul_(sharp)  # so that texts end, and differ
+    return made.requires_grad_(False)
+
+
+MODELS = [model(0), model(1, norm="pre", positions="learned", longest=40), model(2, heads_off={"0": [1]})]
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Tokens, Tokens]:
+    """Prompts of any length and a source each."""
+    rows, longest = draw(st.integers(1, 6)), draw(st.sampled_from([1, 3]))
+    prompts = [draw(st.lists(st.integers(0, 6), min_size=1, max_size=longest)) for _ in range(rows)]
+    sources = [draw(st.lists(st.integers(0, 8), min_size=1, max_size=5)) for _ in range(rows)]
+    return Tokens.pack(prompts), Tokens.pack(sources)
+
+
+@st.composite
+def options(draw: st.DrawFn) -> Options:
+    way = draw(st.sampled_from(["greedy", "sample", "beam"]))
+    beam, longest = draw(st.integers(2, 5)) if way == "beam" else 1, draw(st.integers(1, 14))
+    return Options(
+        beam=beam,
+        sample=way == "sample",
+        candidates=draw(st.integers(1, {"greedy": 1, "sample": 3, "beam": beam}[way])),
+        length_bias=draw(st.sampled_from(["none", "gnmt", "average"])),
+        max_length=longest,
+        min_length=draw(st.integers(0, longest)),
+        temperature=draw(st.sampled_from([0.7, 1.0])),
+        top_k=draw(st.sampled_from([None, 3])),
+        top_p=draw(st.sampled_from([None, 0.8])),
+    )
+
+
+def assert_same(found: list[list[Hypothesis]], must: list[list[Hypothesis]], tolerance: float = 1e-9) -> None:
+    texts = [[[(one.ids, one.finished) for one in group] for group in groups] for groups in (found, must)]
+    assert texts[0] == texts[1]
+    for one, other in zip(*([one for group in groups for one in group] for groups in (found, must)), strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=tolerance)
+        assert one.score == pytest.approx(other.score, abs=tolerance)
+
+
+class TestSearch:
+    @steady
+    @given(st.sampled_from(MODELS), batches(), options(), st.lists(st.integers(0, 6), max_size=2), st.booleans())
+    def test_finds_what_the_search_with_values_finds(
+        self, made: Transformer, batch: tuple[Tokens, Tokens], chosen: Options, forbid: list[int], inference: bool
+    ) -> None:
+        prompt, source = batch
+        must = generate(made, prompt, EOS, chosen, source, forbid)
+        with torch.inference_mode(inference):
+            assert_same(in_place(made, prompt, EOS, chosen, source, forbid), must)
+
+    batch = Tokens.pack([[1], [2], [3], [4], [5]]), Tokens.pack([[1, 2], [3], [4, 5, 6], [7, 8], [2]])
+
+    @pytest.mark.parametrize(
+        ("owner", "name", "wrong"),
+        [
+            (FixedCache, "select", lambda self, rows: self),  # hypotheses keep what they have read
+            (Board, "take", lambda self, other, groups: None),  # who moves forgets what it has written
+            (Beams, "reset", lambda self: None),  # the last search is still on the board
+            (cuda_graph, "_weights", lambda model: ()),  # a model whose numbers are elsewhere is taken for the old one
+        ],
+    )
+    def test_what_is_forgotten_or_kept_wrongly_is_caught(
+        self, owner: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The negative control; without the fault it holds."""
+        chosen = Options(beam=3, candidates=3, max_length=12)
+
+        def searches() -> None:
+            made = model(5)
+            for batch in (self.batch, (self.batch[0], Tokens.pack([[8]] * 5))):
+                must = generate(made, batch[0], EOS, chosen, batch[1])
+                assert_same(in_place(made, batch[0], EOS, chosen, batch[1]), must)
+            turns, made.output.weight = list(cuda_graph._kept[made]), nn.Parameter(made.output.weight.clone() * 0.1)
+            in_place(made, *self.batch[:1], EOS, chosen, self.batch[1])
+            assert not set(turns) & set(cuda_graph._kept[made])
+
+        searches()
+        monkeypatch.setattr(owner, name, wrong)
+        with pytest.raises(AssertionError):
+            searches()
+
+    def test_groups_that_are_done_leave_and_the_rest_moves_to_a_smaller_turn(self) -> None:
+        made, (prompt, source), chosen = model(31), self.batch, Options(max_length=30)
+        must = generate(made, prompt, EOS, chosen, source)
+        assert [len(group[0].ids) for group in must] == [1, 0, 30, 1, 7]
+        assert_same(in_place(made, prompt, EOS, chosen, source), must)
+        assert {turn.groups for turn in cuda_graph._kept[made]} == {6, 2, 1}
+
+    def test_a_turn_serves_the_next_batch_of_about_its_size(self) -> None:
+        made, chosen = model(7), Options(beam=2, min_length=3, max_length=3)
+        for rows in (5, 6, 5):
+            prompt, source = Tokens.pack([[1]] * rows), Tokens.pack([[row, 2] for row in range(rows)])
+            assert_same(in_place(made, prompt, EOS, chosen, source), generate(made, prompt, EOS, chosen, source))
+            assert len(cuda_graph._kept[made]) == 1
+
+    def test_not_too_many_turns_are_kept_and_none_outlives_its_model(self) -> None:
+        made = model(8)
+        for width in range(2, cuda_graph.KEPT + 4):
+            in_place(made, self.batch[0], EOS, Options(beam=width, min_length=2, max_length=2), self.batch[1])
+        assert len(cuda_graph._kept[made]) == cuda_graph.KEPT
+        turn = weakref.ref(cuda_graph._kept[made][0])
+        del made
+        gc.collect()
+        assert turn() is None
+
+    def test_weights_that_change_in_place_count(self) -> None:
+        made, chosen, (prompt, source) = model(9), Options(beam=3, max_length=9), self.batch
+        in_place(made, prompt, EOS, chosen, source)
+        with torch.no_grad():
+            made.output.weight.mul_(-1)
+        assert_same(in_place(made, prompt, EOS, chosen, source), generate(made, prompt, EOS, chosen, source))
+
+    @pytest.mark.parametrize(
+        "chosen", [Options(beam=2, min_length=20, max_length=20), Options(min_length=20, max_length=20)]
+    )
+    def test_a_text_beyond_the_learned_positions_is_refused(self, chosen: Options) -> None:
+        made, (prompt, source) = model(positions="learned", longest=7), self.batch
+        for way in (generate, in_place):
+            with pytest.raises(DataError, match="8 tokens, but the model has learned 7 positions"):
+                way(made, prompt, EOS, chosen, source)
+        short = chosen.model_copy(update={"min_length": 7, "max_length": 7})
+        assert_same(in_place(made, prompt, EOS, short, source), generate(made, prompt, EOS, short, source))
+
+    def test_groups_leave_though_the_room_is_all_that_was_learned(self) -> None:
+        made, chosen = model(8, positions="learned", longest=8), Options(beam=2, max_length=8)
+        prompt = Tokens.pack([[1]] * 12)
+        source = Tokens.pack([[1 + number % 8] * (1 + number % 5) for number in range(12)])
+        assert_same(in_place(made, prompt, EOS, chosen, source), generate(made, prompt, EOS, chosen, source))
+
+    @pytest.mark.parametrize("chosen", [Options(beam=2, max_length=5), Options(max_length=5)])
+    def test_what_is_not_a_number_is_told(self, chosen: Options) -> None:
+        made, (prompt, source) = model(3), self.batch
+        made.output.weight.fill_(float("nan"))
+        with pytest.raises(WeftError, match="not numbers"):
+            in_place(made, prompt, EOS, chosen, source)
+
+    def test_an_id_that_is_not_there_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="vocabulary"):
+            in_place(model(3), self.batch[0], 99, Options(max_length=5), self.batch[1])
+
+    def test_nothing_is_captured_on_the_cpu(self) -> None:
+        assert not cuda_graph.capturable(model(), self.batch[0])
+
+
+class TestTexts:
+    @given(st.integers(1, 5000))
+    def test_few_sizes_serve_all_counts(self, count: int) -> None:
+        assert count <= rounded(count) <= max(count * 3 // 2, count + 1)
+        assert len({rounded(one) for one in range(1, count + 1)}) <= 2 * count.bit_length()
+
+    @steady
+    @given(st.lists(st.lists(st.integers(0, 8), max_size=90), min_size=1, max_size=9), st.sampled_from([None, 90, 100]))
+    def test_what_is_filled_up_holds_the_texts_first(self, sources: list[list[int]], reads: int | None) -> None:
+        prompt, source = Tokens.pack([[1, 2]] * len(sources)), Tokens.pack(sources)
+        texts = Texts.of(prompt, source, reads)
+        prompts, filled = texts.filled(prompt, source)
+        assert filled is not None
+        assert [ids.tolist() for ids in filled.split()][: len(sources)] == sources
+        assert [ids.tolist() for ids in prompts.split()][: len(sources)] == [[1, 2]] * len(sources)
+        assert len(prompts) == len(filled) == texts.rows >= texts.prompts >= len(sources)
+        assert len(filled.ids) == texts.tokens
+        assert source.longest <= int(filled.lengths.max()) <= filled.longest == texts.longest or not len(source.ids)
+        assert texts.longest <= (reads or 10**9)
+
+
+def beam_of(width: int, keep: int) -> Beam:
+    penalty = Options(beam=2).penalty
+    return Beam(eos=2, width=width, keep=keep, max_length=6, penalty=penalty, min_length=2, forbid=(1,))
+
+
+def boards_of(kind: Any, rules: Any, logits: Tensor, groups: int) -> list[Any]:
+    found = [kind(rules, logits, groups, 8) for _ in range(2)]
+    for board in found:
+        board.tell(rules, torch.arange(groups - 1, device=logits.device))
+        board.reset()
+    return found
+
+
+def assert_boards_equal(one: Any, other: Any) -> None:
+    alive = one.logprob != NEVER if isinstance(one, Beams) else torch.ones_like(one.token, dtype=torch.bool)
+    for mine, theirs in zip(one.grouped, other.grouped, strict=True):
+        if mine.is_floating_point():
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+        elif mine.shape == alive.shape:
+            assert torch.equal(mine[alive], theirs[alive])
+        elif mine.dim() == 3:
+            at = int(one.written[0]) - 1
+            assert torch.equal(mine[:, at][alive], theirs[:, at][alive])
+        else:
+            assert torch.equal(mine, theirs)
+    assert torch.equal(one.row[alive], other.row[alive])
+
+
+@needs_gpu
+class TestCuda:
+    @pytest.mark.parametrize(
+        ("vocab", "width", "keep", "groups"),
+        [(7, 3, 2, 2), (7, 9, 9, 2), (3000, 5, 3, 4), (32000, 5, 1, 32), (50, 16, 4, 2), (100_000, 4, 2, 3)],
+    )
+    def test_the_kernels_keep_a_board_as_it_is_kept_without_them(
+        self, vocab: int, width: int, keep: int, groups: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        torch.manual_seed(0)
+        like = torch.zeros(groups * width, vocab, device="cuda")
+        rules = Walking(2, 6, Options().penalty, 2, (1,))
+        pairs = [boards_of(Beams, beam_of(width, keep), like, groups), boards_of(Lines, rules, like, groups * width)]
+        for _ in range(6):
+            logits = torch.randn_like(like) * 2
+            logits[:, 2] += 3
+            for kernels, plain in pairs:
+                with torch.no_grad():
+                    kernels.choose(logits)
+                    with monkeypatch.context() as patch:
+                        patch.setattr(static_state, "on_triton", lambda x: False)
+                        plain.choose(logits)
+                assert_boards_equal(plain, kernels)
+
+    @pytest.mark.parametrize(
+        "config", [{}, {"norm": "pre", "positions": "learned", "longest": 100, "activation": "gelu"}]
+    )
+    @pytest.mark.parametrize(
+        "chosen",
+        [
+            Options(beam=5, candidates=3, max_length=70),
+            Options(beam=2, max_length=9, min_length=3),
+            Options(max_length=70),
+            Options(sample=True, candidates=3, max_length=20, top_k=8, top_p=0.9, temperature=0.8),
+        ],
+    )
+    def test_the_graphs_find_what_the_search_with_values_finds(self, config: dict[str, Any], chosen: Options) -> None:
+        torch.manual_seed(0)
+        shape = {"width": 64, "heads": 4, "layers": 2, "hidden": 96, **config}
+        made = Transformer(TransformerConfig(name="transformer", **shape), 40, 30).cuda().eval().requires_grad_(False)
+        made.output.weight.mul_(20)
+        for rows in (1, 7, 40, 7):
+            sources = [torch.randint(40, (1 + 3 * row % 90,)).tolist() for row in range(rows)]
+            prompt = Tokens.pack([torch.randint(3, 30, (1 + row % 3,)).tolist() for row in range(rows)]).to("cuda")
+            source = Tokens.pack(sources).to("cuda")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(generation, "capturable", lambda model, prompt: False)
+                must = generate(made, prompt, 2, chosen, source, [1])
+            assert cuda_graph.capturable(made, prompt)
+            assert_same(generate(made, prompt, 2, chosen, source, [1]), must, 2e-4)  # of logits up to 100
+
+    def test_in_half_precision_what_is_found_is_as_probable_as_is_said(self) -> None:
+        torch.manual_seed(0)
+        made = Transformer(TransformerConfig(name="transformer", layers=2), 500).cuda().eval().requires_grad_(False)
+        source = Tokens.pack([torch.randint(3, 500, (5 + row,)).tolist() for row in range(33)]).to("cuda")
+        prompt, half = Tokens.pack([[1]] * 33).to("cuda"), made.bfloat16()
+        for _ in range(2):  # the second time all is captured, the reading of the source too
+            found = generate(half, prompt, 2, Options(beam=4, min_length=20, max_length=20), source)
+        read = Tokens.pack([(1, *group[0].ids[:-1]) for group in found]).to("cuda")
+        logits = made.float().logits(read, source).log_softmax(-1)
+        must = logits.gather(1, torch.tensor([id for group in found for id in group[0].ids]).cuda()[:, None])
+        for group, exact in zip(found, read.split(must), strict=True):
+            assert group[0].logprob == pytest.approx(float(exact.sum()), abs=0.5)
+
+    def test_nobody_looks_and_nothing_is_dropped_in_a_graph(self) -> None:
+        made, prompt = model().cuda(), Tokens.pack([[1]]).to("cuda")
+        assert cuda_graph.capturable(made, prompt)
+        with capture():
+            assert not cuda_graph.capturable(made, prompt)
+        with torch.autocast("cuda", torch.bfloat16):
+            assert not cuda_graph.capturable(made, prompt)
+        assert not cuda_graph.capturable(made.train(), prompt)

@@ -1,0 +1,320 @@
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.config.schema import read_section
+from weft.decoding.generate import Hypothesis, Options, _inverse_cdf, generate, stream
+from weft.errors import ConfigError, WeftError
+from weft.tokens import Tokens
+
+EOS = 0
+steady = settings(max_examples=60, deadline=None, derandomize=True)
+seeds = st.integers(0, 2**32)
+prompts = st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=5)
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("raw", "message"),
+        [
+            ({"temperature": 0}, "decode.temperature: .*greater than 0"),
+            ({"temperature": float("nan")}, "decode.temperature"),
+            ({"top_k": 0}, "decode.top_k: .*greater than or equal to 1"),
+            ({"top_p": 0}, "decode.top_p: .*greater than 0"),
+            ({"top_p": 1.5}, "decode.top_p: .*less than or equal to 1"),
+            ({"alpha": -1}, "decode.alpha"),
+            ({"beam": 0}, "decode.beam"),
+            ({"beam": 2, "candidates": 3}, "candidates must be at most beam.*got 3 and 2; try beam: 3"),
+            ({"beam": 2, "sample": True}, "sample needs beam: 1, but beam is 2"),
+            ({"min_length": 9, "max_length": 8}, "min_length must be at most max_length: got 9 and 8"),
+            ({"length_bias": "gmnt"}, "did you mean 'gnmt'"),
+            ({"beams": 4}, "did you mean 'beam'"),
+        ],
+    )
+    def test_refuses(self, raw: dict[str, object], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            read_section(Options, raw, "decode")
+
+    def test_takes_many_samples_with_one_beam(self) -> None:
+        assert read_section(Options, {"sample": True, "candidates": 9}, "decode").candidates == 9
+
+    @pytest.mark.parametrize(
+        ("bias", "alpha", "length", "expected"),
+        [
+            ("none", 0.6, 9, 1.0),
+            ("gnmt", 0.6, 7, 2**0.6),
+            ("gnmt", 1.0, 1, 1.0),
+            ("average", 1.0, 7, 7.0),
+            ("average", 0, 7, 1.0),
+        ],
+    )
+    def test_penalty(self, bias: Any, alpha: float, length: int, expected: float) -> None:
+        assert math.isclose(Options(length_bias=bias, alpha=alpha).penalty(length), expected)
+
+
+def plain_greedy(model: Any, prompt: list[int], options: Options, forbid: tuple[int, ...] = ()) -> Hypothesis:
+    ids: tuple[int, ...] = ()
+    total, token = 0.0, -1
+    while token != EOS and len(ids) < options.max_length:
+        logprobs = model.logprobs((), (*prompt, *ids))
+        barred = {*forbid, EOS} if len(ids) < options.min_length else set(forbid)
+        token = max((token for token in range(model.vocab) if token not in barred), key=lambda one: logprobs[one])
+        total += logprobs[token]
+        ids = (*ids, token)
+    finished = token == EOS
+    score = total / ((5 + len(ids)) / 6) ** options.alpha
+    return Hypothesis(ids[:-1] if finished else ids, total, score, finished)
+
+
+def assert_same(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
+    assert [(one.ids, one.finished) for one in found] == [(one.ids, one.finished) for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert math.isclose(one.logprob, other.logprob, rel_tol=1e-9, abs_tol=1e-9)
+        assert math.isclose(one.score, other.score, rel_tol=1e-9, abs_tol=1e-9)
+
+
+class TestGreedy:
+    @steady
+    @given(seeds, prompts, st.integers(4, 6), st.integers(1, 9), st.integers(0, 9), st.sampled_from([(), (2,), (1, 2)]))
+    def test_takes_the_best_token_each_time(
+        self,
+        toy: Any,
+        seed: int,
+        batch: list[list[int]],
+        vocab: int,
+        longest: int,
+        shortest: int,
+        forbid: tuple[int, ...],
+    ) -> None:
+        options = Options(max_length=longest, min_length=min(shortest, longest))
+        found = generate(toy(vocab, seed), Tokens.pack(batch), EOS, options, forbid=forbid)
+        model = toy(vocab, seed)
+        for one, prompt in zip(found, batch, strict=True):
+            assert_same(one, [plain_greedy(model, prompt, options, forbid)])
+
+    def test_a_state_that_does_not_reorder_is_caught(self, toy: Any) -> None:
+        batch = [[place] for place in range(8)]
+        options = Options(max_length=20)
+        model = toy(8, 1)
+        expected = [plain_greedy(model, prompt, options) for prompt in batch]
+        wrong = generate(toy(8, 1, forgets=True), Tokens.pack(batch), EOS, options)
+        assert [one[0] for one in generate(toy(8, 1), Tokens.pack(batch), EOS, options)] != [one[0] for one in wrong]
+        for one, other in zip(generate(toy(8, 1), Tokens.pack(batch), EOS, options), expected, strict=True):
+            assert_same(one, [other])
+
+    def test_a_tie_goes_to_the_lowest_id(self, toy: Any) -> None:
+        model = toy(5, table=lambda source, prefix: [0.0, 1.0, 3.0, 3.0, 3.0])
+        assert generate(model, Tokens.pack([[1]]), EOS, Options(max_length=3))[0][0].ids == (2, 2, 2)
+
+    def test_rows_leave_the_batch_as_they_end(self, toy: Any) -> None:
+        model = toy(3, table=lambda source, prefix: [1.0, 0.0, 0.0] if len(prefix) > prefix[0] else [0.0, 1.0, 0.0])
+        found = generate(model, Tokens.pack([[5], [2], [3], [2]]), EOS, Options(max_length=10))
+        assert [len(one[0].ids) for one in found] == [5, 2, 3, 2]
+        assert model.rows == [4, 4, 2, 1, 1]
+
+    def test_max_length_counts_eos(self, toy: Any) -> None:
+        model = toy(3, table=lambda source, prefix: [1.0, 0.0, 0.0] if len(prefix) > 3 else [0.0, 1.0, 0.0])
+        prompt = Tokens.pack([[1]])
+        assert generate(model, prompt, EOS, Options(max_length=4))[0][0].finished
+        cut = generate(model, prompt, EOS, Options(max_length=3))[0][0]
+        assert (cut.ids, cut.finished) == ((1, 1, 1), False)
+
+    def test_nothing_in_nothing_out(self, toy: Any) -> None:
+        assert generate(toy(4), Tokens.pack([]), EOS, Options()) == []
+
+    def test_refuses_nan(self, toy: Any) -> None:
+        model = toy(3, table=lambda source, prefix: [float("nan")] * 3)
+        with pytest.raises(WeftError, match="not numbers"):
+            generate(model, Tokens.pack([(1,)]), EOS, Options(max_length=3))
+
+
+def ids_of(found: list[list[Hypothesis]]) -> list[list[tuple[int, ...]]]:
+    return [[one.ids for one in group] for group in found]
+
+
+def misfit(samples: list[tuple[int, ...]], exact: dict[tuple[int, ...], float]) -> float:
+    """Pearson's chi-square, in standard deviations above its mean; infinite for a sample that cannot be."""
+    counts = Counter(samples)
+    if any(exact.get(ids, 0) == 0 for ids in counts):
+        return math.inf
+    expected = {ids: p * len(samples) for ids, p in exact.items() if p > 0}
+    degrees = len(expected) - 1
+    statistic = sum((counts[ids] - many) ** 2 / many for ids, many in expected.items())
+    return (statistic - degrees) / math.sqrt(2 * degrees)
+
+
+def filtered(logprobs: np.ndarray, options: Options, forbid: tuple[int, ...]) -> np.ndarray:
+    """The distribution that a sample is drawn from, one token at a time."""
+    weights = np.exp(logprobs / options.temperature)
+    weights[list(forbid)] = 0
+    order = np.argsort(-weights)
+    weights[order[options.top_k or len(order) :]] = 0
+    weights /= weights.sum()
+    if options.top_p is not None:
+        size = int(np.searchsorted(weights[order].cumsum(), options.top_p)) + 1
+        weights[order[size:]] = 0
+    return weights / weights.sum()
+
+
+def two_tokens(model: Any, options: Options, forbid: tuple[int, ...]) -> dict[tuple[int, ...], float]:
+    """The probability of each sample of at most two tokens after the prompt (1,)."""
+    exact = {}
+    for first, p in enumerate(filtered(model.logprobs((), (1,)), options, forbid)):
+        if first == EOS:
+            exact[()] = p
+            continue
+        for second, q in enumerate(filtered(model.logprobs((), (1, first)), options, forbid)):
+            exact[(first,) if second == EOS else (first, second)] = p * q
+    return exact
+
+
+class TestSampling:
+    @pytest.mark.parametrize(
+        "chosen",
+        [
+            {},
+            {"temperature": 0.6},
+            {"temperature": 1.7},
+            {"top_k": 3},
+            {"top_p": 0.7},
+            {"temperature": 1.3, "top_k": 5, "top_p": 0.8},
+        ],
+    )
+    def test_follows_the_exact_distribution(self, toy: Any, chosen: dict[str, Any]) -> None:
+        options, many, forbid = Options(sample=True, max_length=2, **chosen), 4000, (3,)
+        # Rows and candidates alike: both are places that a seed is made from.
+        found = generate(
+            toy(7, 11),
+            Tokens.pack([[1]] * 50),
+            EOS,
+            options.model_copy(update={"candidates": many // 50}),
+            forbid=forbid,
+        )
+        samples = [one.ids for group in found for one in group]
+        assert misfit(samples, two_tokens(toy(7, 11), options, forbid)) < 4
+        wrong = options.model_copy(update={"temperature": options.temperature * 1.2})
+        assert misfit(samples, two_tokens(toy(7, 11), wrong, forbid)) > 4, "the test has the power to tell"
+
+    def test_twenty_thousand_samples(self, toy: Any) -> None:
+        options = Options(sample=True, candidates=20_000, max_length=1, top_p=0.95)
+        found = generate(toy(12, 5), Tokens.pack([[1]]), EOS, options)[0]
+        exact = filtered(toy(12, 5).logprobs((), (1,)), options, ())
+        share = np.bincount([one.ids[0] if one.ids else EOS for one in found], minlength=12) / len(found)
+        assert np.abs(share - exact).sum() / 2 < 0.01
+        assert not share[exact == 0].any()
+
+    @steady
+    @given(seeds, prompts, st.integers(1, 4), st.sampled_from([None, 2]), st.sampled_from([None, 0.8]))
+    def test_does_not_depend_on_the_batch(
+        self, toy: Any, seed: int, batch: list[list[int]], many: int, k: int | None, p: float | None
+    ) -> None:
+        model = toy(6, seed)
+        options = Options(sample=True, candidates=many, max_length=6, seed=seed, top_k=k, top_p=p)
+        whole = generate(model, Tokens.pack(batch), EOS, options)
+        assert whole == generate(model, Tokens.pack(batch), EOS, options), "same seed, same samples"
+        cut = [
+            generate(model, Tokens.pack([prompt]), EOS, options, rows=[place])[0] for place, prompt in enumerate(batch)
+        ]
+        assert ids_of(whole) == ids_of(cut)
+        fewer = generate(model, Tokens.pack(batch), EOS, options.model_copy(update={"candidates": 1}))
+        assert all(one[0].ids in {other.ids for other in group} for one, group in zip(fewer, whole, strict=True))
+
+    def test_seeds_rows_and_candidates_differ(self, toy: Any) -> None:
+        def draw(seed: int, rows: list[int]) -> list[list[tuple[int, ...]]]:
+            options = Options(sample=True, candidates=4, max_length=12, min_length=12, seed=seed)
+            return ids_of(generate(toy(9, 2), Tokens.pack([[1]] * len(rows)), EOS, options, rows=rows))
+
+        flat = [ids for seed in (0, 1) for group in draw(seed, [0, 1, 2, 3]) for ids in group]
+        assert len(set(flat)) == 32
+        first, second = draw(0, [0, 1])
+        assert draw(0, [1, 7, 0])[::2] == [second, first]
+
+    def test_a_longer_limit_begins_the_same(self, toy: Any) -> None:
+        short, long = (
+            generate(toy(9, 2), Tokens.pack([[1]]), EOS, Options(sample=True, max_length=n, min_length=n))[0][0].ids
+            for n in (5, 40)
+        )
+        assert long[:5] == short
+
+    @pytest.mark.parametrize("chosen", [{"temperature": 1e-5}, {"temperature": 1e-300}, {"top_k": 1}, {"top_p": 1e-9}])
+    def test_tends_to_greedy(self, toy: Any, chosen: dict[str, Any]) -> None:
+        batch = Tokens.pack([[place] for place in range(10)])
+        sampled = generate(toy(9, 2), batch, EOS, Options(sample=True, max_length=20, **chosen))
+        greedy = generate(toy(9, 2), batch, EOS, Options(max_length=20))
+        assert ids_of(sampled) == ids_of(greedy)
+        warm = generate(toy(9, 2), batch, EOS, Options(sample=True, max_length=20))
+        assert ids_of(warm) != ids_of(greedy)
+
+    def test_the_log_probability_is_the_models_own(self, toy: Any) -> None:
+        options = Options(sample=True, candidates=20, max_length=6, temperature=0.5, top_k=3, top_p=0.9)
+        model = toy(9, 2)
+        for one in generate(model, Tokens.pack([[1]]), EOS, options)[0]:
+            tokens = (*one.ids, EOS) if one.finished else one.ids
+            total = sum(model.logprobs((), (1, *tokens[:place]))[token] for place, token in enumerate(tokens))
+            assert math.isclose(one.logprob, total)
+            assert math.isclose(one.score, total / ((5 + len(tokens)) / 6) ** 0.6)
+
+    def test_the_best_come_first(self, toy: Any) -> None:
+        found = generate(toy(4, 2), Tokens.pack([[1]]), EOS, Options(sample=True, candidates=30, max_length=3))[0]
+        keys = [(not one.finished, -one.score) for one in found]
+        assert keys == sorted(keys)
+        assert len({one.finished for one in found}) == 2
+
+    @steady
+    @given(st.lists(st.sampled_from([0.0, 1e-9, 0.1, 0.5]), min_size=1, max_size=9).filter(any), st.booleans())
+    def test_never_draws_what_cannot_be(self, weights: list[float], double: bool) -> None:
+        probs = torch.tensor([weights], dtype=torch.float64 if double else torch.float32)
+        probs = probs / probs.sum()
+        for uniform in (0.0, 1 - 2**-24, 0.5):
+            assert probs[0, _inverse_cdf(probs, torch.tensor([uniform]))] > 0
+
+    def test_the_edges_of_the_unit_interval(self) -> None:
+        probs = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])
+        drawn = [_inverse_cdf(probs, torch.tensor([u])).item() for u in (0.0, 0.2499, 0.25, 0.9999)]
+        assert drawn == [1, 1, 3, 3]
+        assert _inverse_cdf(probs, torch.tensor([1.0])).item() == 3, "however the sum is rounded"
+
+
+class TestStream:
+    @steady
+    @given(seeds, st.booleans(), st.integers(1, 8))
+    def test_gives_the_ids_of_generate(self, toy: Any, seed: int, sample: bool, longest: int) -> None:
+        options = Options(sample=sample, max_length=longest, seed=seed, temperature=0.9)
+        prompt, source = Tokens.pack([[1, 2]]), Tokens.pack([[3]])
+        whole = generate(toy(5, seed), prompt, EOS, options, source, forbid=[2])[0][0]
+        assert tuple(stream(toy(5, seed), prompt, EOS, options, source, forbid=[2])) == whole.ids
+
+    def test_yields_as_it_goes(self, toy: Any) -> None:
+        model = toy(5, 1)
+        flow = stream(model, Tokens.pack([[1]]), EOS, Options(min_length=9, max_length=9))
+        next(flow)
+        next(flow)
+        assert model.rows == [1]
+
+    def test_makes_no_graph_and_leaves_grad_mode_alone(self, toy: Any) -> None:
+        seen = []
+        model = toy(5, table=lambda source, prefix: [seen.append(torch.is_grad_enabled()) or 0.0, 1.0, 0.0, 0.0, 0.0])
+        flow = stream(model, Tokens.pack([[1]]), EOS, Options(max_length=3))
+        next(flow)
+        assert torch.is_grad_enabled()
+        list(flow)
+        assert seen == [False, False, False]
+
+    @pytest.mark.parametrize(
+        ("batch", "options"),
+        [
+            ([[1], [2]], Options()),
+            ([], Options()),
+            ([[1]], Options(beam=2)),
+            ([[1]], Options(sample=True, candidates=2)),
+        ],
+    )
+    def test_refuses_at_once_what_is_not_one_sequence(self, toy: Any, batch: list[list[int]], options: Options) -> None:
+        with pytest.raises(ConfigError, match="a stream is one sequence"):
+            stream(toy(5), Tokens.pack(batch), EOS, options)

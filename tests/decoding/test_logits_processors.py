@@ -1,0 +1,119 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from weft.decoding.logits_processors import NEVER, Barred, log_probs, temper, top_k, top_p
+from weft.errors import ConfigError
+
+steady = settings(max_examples=60, deadline=None, derandomize=True)
+rows = st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=12)
+
+
+def as_logits(row: list[float]) -> Tensor:
+    return torch.tensor([row], dtype=torch.float64)
+
+
+def kept(filtered: Tensor) -> set[int]:
+    return set((filtered[0] > NEVER).nonzero()[:, 0].tolist())
+
+
+class TestTopK:
+    @steady
+    @given(rows, st.integers(1, 15))
+    def test_keeps_what_fewer_than_k_are_better_than(self, row: list[float], k: int) -> None:
+        logits = as_logits(row)
+        expected = {i for i, value in enumerate(row) if sum(other > value for other in row) < k}
+        assert kept(top_k(logits, k)) == expected
+        assert logits.tolist() == [row], "a filter changes nothing in place"
+
+    def test_keeps_all_that_tie_with_the_last(self) -> None:
+        assert kept(top_k(as_logits([1.0, 3.0, 1.0, 0.0]), 2)) == {0, 1, 2}
+
+    def test_leaves_the_values_of_what_it_keeps(self) -> None:
+        assert top_k(as_logits([1.0, 3.0, 2.0]), 2).tolist() == [[NEVER, 3.0, 2.0]]
+
+
+def is_nucleus(chosen: set[int], row: list[float], p: float) -> bool:
+    """The smallest set: of mass p or more, below p without its least likely token, and of the best tokens."""
+    weights = [math.exp(value) for value in row]
+    mass = {i: weight / sum(weights) for i, weight in enumerate(weights)}
+    total, least = sum(mass[i] for i in chosen), min(mass[i] for i in chosen)
+    best = all(mass[i] <= least for i in mass if i not in chosen)
+    return best and total >= p - 1e-9 and (len(chosen) == 1 or total - least < p + 1e-9)
+
+
+class TestTopP:
+    @steady
+    @given(rows, st.floats(0.01, 1))
+    def test_is_the_nucleus(self, row: list[float], p: float) -> None:
+        logits = as_logits(row)
+        assert is_nucleus(kept(top_p(logits, p)), row, p)
+        assert logits.tolist() == [row]
+
+    def test_the_check_tells_a_nucleus_from_its_neighbours(self) -> None:
+        row = [math.log(x) for x in (0.5, 0.3, 0.15, 0.05)]
+        assert is_nucleus({0, 1}, row, 0.7)
+        assert not is_nucleus({0}, row, 0.7)
+        assert not is_nucleus({0, 1, 2}, row, 0.7)
+        assert not is_nucleus({0, 2, 3}, row, 0.7)
+
+    def test_always_keeps_the_best(self) -> None:
+        assert kept(top_p(as_logits([0.0, 9.0, 0.0]), 1e-12)) == {1}
+
+    def test_one_keeps_all_however_small(self) -> None:
+        assert kept(top_p(torch.tensor([[0.0, -60.0, -90.0]]), 1.0)) == {0, 1, 2}
+
+    def test_ties_at_the_edge_enter_by_the_lower_id(self) -> None:
+        assert kept(top_p(as_logits([0.0] * 6), 0.5)) == {0, 1, 2}
+
+    def test_goes_on_from_what_is_barred(self) -> None:
+        assert kept(top_p(as_logits([9.0, 0.0, NEVER, 8.0]), 0.999)) == {0, 3}
+
+
+class TestTemper:
+    @steady
+    @given(rows, st.floats(0.05, 20))
+    def test_softmax_is_that_of_the_quotient(self, row: list[float], temperature: float) -> None:
+        logits = as_logits(row)
+        expected = (logits / temperature).softmax(-1)
+        assert torch.allclose(temper(logits, temperature).softmax(-1), expected, rtol=1e-9, atol=1e-12)
+
+    @pytest.mark.parametrize("temperature", [1e-37, 1e-300])
+    def test_a_tiny_temperature_leaves_the_best_alone(self, temperature: float) -> None:
+        logits = torch.tensor([[300.0, 299.0, NEVER]])
+        assert temper(logits, temperature).softmax(-1).tolist() == [[1.0, 0.0, 0.0]]
+        assert not (logits / temperature).softmax(-1).isfinite().all(), "the plain quotient overflows"
+
+
+class TestBarred:
+    def test_bars_eos_until_the_minimum_is_there(self) -> None:
+        barred = Barred.over(torch.zeros(1, 9), eos=2, forbid=[5, 0], min_length=3)
+        assert [barred.after(written).tolist() for written in (0, 2, 3)] == [[0, 2, 5], [0, 2, 5], [0, 5]]
+
+    def test_log_probs_are_the_models_own(self) -> None:
+        logits = torch.tensor([[1.0, 2.0, 3.0]])
+        result = log_probs(logits, torch.tensor([2]))
+        own = logits.log_softmax(-1)
+        assert result[0, 2] == NEVER
+        assert torch.equal(result[:, :2], own[:, :2]), "not scaled up to make up for the barred ones"
+        assert logits.tolist() == [[1.0, 2.0, 3.0]]
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+    def test_log_probs_are_float32_or_better(self, dtype: torch.dtype) -> None:
+        logits = torch.linspace(-3, 3, 50).to(dtype)[None]
+        result = log_probs(logits, torch.tensor([], dtype=torch.long))
+        assert result.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert torch.allclose(result.double(), logits.double().log_softmax(-1), rtol=1e-6, atol=1e-6)
+
+    def test_refuses_ids_outside_the_vocabulary(self) -> None:
+        with pytest.raises(ConfigError, match=r"must lie in 0\.\.4.*got \[-1, 5\]"):
+            Barred.over(torch.zeros(1, 5), eos=5, forbid=[-1])
+
+    def test_refuses_to_leave_nothing(self) -> None:
+        with pytest.raises(ConfigError, match="nothing is left"):
+            Barred.over(torch.zeros(1, 3), eos=0, forbid=[1, 2], min_length=1)
+        assert Barred.over(torch.zeros(1, 3), eos=0, forbid=[1, 2]).always.tolist() == [1, 2]

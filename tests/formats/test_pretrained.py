@@ -1,0 +1,163 @@
+"""A training that starts from another one: what it takes from there, what it refuses, and that it is whole then."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.notices import Told
+
+import weft
+from weft.config.schema import Run
+from weft.data.samples import datasets as samples
+from weft.errors import CheckpointError, ConfigError
+from weft.formats.pretrained import open_model, read_run
+
+DAYS = [("Montag", "de"), ("Monday", "en"), ("lundi", "fr"), ("Dienstag", "de"), ("Tuesday", "en"), ("mardi", "fr")]
+ROWS = [(split, {"text": text, "label": label}) for split in ("train", "valid", "test") for text, label in DAYS * 3]
+TAGGED = [(split, {"words": [row["text"]], "tags": [row["label"]]}) for split, row in ROWS]
+SAMPLE = {"sample": "days"}
+QUICK = {"steps": 2, "batch_tokens": 512, "lr": 1e-3, "device": "cpu"}
+SMALL = {"name": "bert", "width": 16, "heads": 2, "layers": 2, "longest": 120}
+FIRST = {
+    "task": {"name": "classify"},
+    "data": SAMPLE,
+    "tokenizer": {"name": "characters", "size": 300},
+    "model": SMALL,
+    "train": QUICK,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_samples():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, task, rows in (("days", "classify", ROWS), ("tagged", "tag", TAGGED)):
+            sample = samples.Sample(name, "", task, tuple(rows[0][1]), lambda rows=rows: iter(rows))
+            patch.setitem(samples.SAMPLES, name, sample)
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first") / "run"
+    weft.train(FIRST, out=folder)
+    return folder
+
+
+def recipe(weights, task="classify", **model):
+    return {
+        "task": {"name": task},
+        "data": SAMPLE,
+        "model": {"weights": weights if isinstance(weights, int) else str(weights), **model},
+        "train": QUICK,
+    }
+
+
+def test_the_recipe_is_filled_in(trained):
+    run = read_run(recipe(trained))
+    first = read_run(FIRST)
+    assert run.tokenizer == first.tokenizer
+    assert run.model == first.model.model_copy(update={"weights": str(trained)})
+    assert Run.parse(run.dump()) == run, "and can be read again"
+    assert read_run(run.dump()) == run
+    assert read_run(FIRST) == Run.parse(FIRST), "one that starts from nothing stays as it is"
+
+
+def test_the_weights_are_those_of_the_other(trained, tmp_path):
+    told = Told()
+    other = {**recipe(trained), "task": {"name": "classify", "labels": ["de", "en"], "dropout": 0.3}}
+    other["data"] = {"train": str(rows(tmp_path)), "format": "tsv", "columns": {"text": 0, "label": 1}}
+    weft.train(other, ["train.steps=1"], out=tmp_path / "next", report=told)
+    then, now = (load_file(folder / "model.safetensors") for folder in (trained / "best", first_of(tmp_path / "next")))
+    bodies = [name for name in now if name.startswith("body.")]
+    assert bodies
+    assert all(torch.equal(then[name], now[name]) for name in bodies)
+    assert not torch.equal(then["output.weight"][:2], now["output.weight"]), "labels of its own start afresh"
+    (line,) = [one for one in told.notices if one.startswith("model.weights")]
+    assert line == f"model.weights: {len(bodies)} weights from {trained}; fresh: output"
+
+
+def test_the_same_labels_are_gone_on_with(trained, tmp_path):
+    weft.train(recipe(trained), out=tmp_path / "next")
+    then, now = (load_file(folder / "model.safetensors") for folder in (trained / "best", first_of(tmp_path / "next")))
+    assert all(torch.equal(then[name], now[name]) for name in now)
+
+
+def test_what_the_new_task_lacks_is_left_and_what_it_adds_is_fresh(trained, tmp_path):
+    told = Told()
+    raw = {**recipe(trained, "tag"), "data": {"sample": "tagged"}}
+    head = weft.train(raw, out=tmp_path / "tags", report=told).head
+    assert head.body.pool is None
+    assert [one for one in told.notices if "weights from" in one and one.endswith("; fresh: output")]
+
+
+def test_a_checkpoint_needs_the_other_no_more(trained, tmp_path):
+    gone = tmp_path / "gone"
+    shutil.copytree(trained, gone, symlinks=True)
+    pipeline = weft.train(recipe(gone), out=tmp_path / "next")
+    shutil.rmtree(gone)
+    again = weft.load(tmp_path / "next")
+    assert again(["Donnerstag"]) == pipeline(["Donnerstag"])
+
+
+def test_it_goes_on_where_it_was_without_the_other(trained, tmp_path):
+    gone = tmp_path / "gone"
+    shutil.copytree(trained, gone, symlinks=True)
+    whole = weft.train(recipe(gone), ["train.steps=4"], out=tmp_path / "whole")
+    weft.train(recipe(gone), ["train.steps=2"], out=tmp_path / "parts")
+    shutil.rmtree(gone)
+    parts = weft.train(recipe(gone), ["train.steps=4"], out=tmp_path / "parts", resume=True)
+    for one, other in zip(whole.head.parameters(), parts.head.parameters(), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(ConfigError, match="model.width: is 32, but model.weights was trained with 16"):
+        weft.train(recipe(gone, width=32), out=tmp_path / "parts", resume=True)
+    with pytest.raises(CheckpointError, match="model.weights: .*gone"):
+        weft.train(recipe(gone), out=tmp_path / "fresh", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"width": 32}, "model.width: is 32, but model.weights was trained with 16; leave it out"),
+        ({"activation": "relu"}, "model.activation: is 'relu', but model.weights was trained with 'gelu'"),
+        ({"name": "gpt"}, "model.name: is 'gpt', but model.weights is a 'bert'"),
+        ({"weights": 3}, "model.weights: must name a model, by its directory or on the hub, but is 3 instead"),
+    ],
+)
+def test_what_does_not_fit_the_weights_is_refused(trained, change, said):
+    with pytest.raises(ConfigError, match=said):
+        read_run(recipe(**{"weights": trained, **change}))
+
+
+def test_another_tokenizer_is_refused(trained):
+    with pytest.raises(ConfigError, match="tokenizer.name: is 'words', but the tokenizer of model.weights has 'char"):
+        read_run({**recipe(trained), "tokenizer": {"name": "words"}})
+    assert read_run({**recipe(trained), "tokenizer": {"name": "characters"}}) == read_run(recipe(trained))
+
+
+def test_what_may_differ(trained):
+    run = read_run(recipe(trained, dropout=0.4, heads_off={"0": [1]}))
+    assert (run.model.dropout, run.model.heads_off) == (0.4, {"0": (1,)})
+
+
+def test_heads_are_left_out_of_the_weights(trained, tmp_path):
+    head = weft.train(recipe(trained, heads_off={"0": [1]}), out=tmp_path / "cut").head
+    assert head.body.encoder.blocks[0].attention.output.weight.shape == (16, 8)
+
+
+def test_what_is_no_model_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="model.weights: "):
+        read_run(recipe(tmp_path))
+    with pytest.raises(CheckpointError):
+        open_model(tmp_path)
+
+
+def rows(folder):
+    path = folder / "rows.tsv"
+    path.write_text("".join(f"Montag {number}\tde\nMonday {number}\ten\n" for number in range(20)), encoding="utf-8")
+    return path
+
+
+def first_of(run):
+    """Return the checkpoint of step 0: what the training started from."""
+    return sorted(path for path in (run / "checkpoints").glob("step-*") if path.is_dir())[0]

@@ -1,0 +1,172 @@
+"""Folders of sentence-transformers: their pooling by its equations, on transformers' own states; and back out."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from tests.bert_folders import make
+
+import weft
+from weft.conversion.convert import convert
+from weft.errors import CheckpointError
+from weft.formats.sentence_transformers import Pooling, export_pooling, read_pooling, transformer_folder
+
+TEXTS = ["The lambda expression", "x", "An assignment, isn't it? " * 4, "Naïve café", ""]
+LONGEST = 20
+THEIRS = "sentence_transformers.models."
+FLAGS = ["cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"]
+POOLS = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max", "lasttoken": "last"}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """Return a folder with a bare BERT, and transformers' model and tokenizer; not to be changed."""
+    folder = tmp_path_factory.mktemp("bert") / "it"
+    return folder, *make(folder, "bert", "Model")
+
+
+def write(path, told):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(told), encoding="utf-8")
+
+
+def parts(*kinds):
+    folders = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    return [
+        {"idx": place, "name": str(place), "path": folders.get(kind, kind), "type": THEIRS + kind}
+        for place, kind in enumerate(kinds)
+    ]
+
+
+def sentences(folder, bert, pool="mean_tokens", normalize=True, **settings):
+    """Make a folder as sentence-transformers has them."""
+    shutil.copytree(bert, folder)
+    write(folder / "modules.json", parts("Transformer", "Pooling", *["Normalize"] * normalize))
+    write(folder / "1_Pooling" / "config.json", {f"pooling_mode_{flag}": flag == pool for flag in FLAGS})
+    write(folder / "sentence_bert_config.json", {"max_seq_length": LONGEST, "do_lower_case": False, **settings})
+    return folder
+
+
+@torch.no_grad()
+def pooled(model, tokenizer, pool, normalize):
+    """Pool the last layer of each text alone, by the equations."""
+    found = []
+    for text in TEXTS:
+        states = model(**tokenizer(text, truncation=True, max_length=LONGEST, return_tensors="pt")).last_hidden_state[0]
+        vector = {"mean": states.mean(0), "cls": states[0], "max": states.amax(0), "last": states[-1]}[pool]
+        found.append((vector / vector.norm() if normalize else vector).numpy())
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("theirs", POOLS)
+def test_vectors_are_pooled_as_the_folder_says(bert, tmp_path, theirs, normalize):
+    folder, model, tokenizer = bert
+    pipeline = weft.load(sentences(tmp_path / "st", folder, theirs, normalize), device="cpu")
+    assert pipeline.pooling == Pooling(POOLS[theirs], normalize, LONGEST)
+    must = pooled(model, tokenizer, POOLS[theirs], normalize)
+    np.testing.assert_allclose(pipeline.embed(TEXTS, truncate=True), must, rtol=0, atol=1e-5)
+    other = "cls" if theirs != "cls_token" else "mean"
+    assert np.abs(pipeline.embed(TEXTS, pool=other, truncate=True) - must).max() > 1e-3  # the negative control
+
+
+def test_later_versions_say_it_in_other_words(bert, tmp_path):
+    folder, model, tokenizer = bert
+    made = sentences(tmp_path / "st", folder)
+    kinds = {"Transformer": "base.modules.transformer", "Pooling": "sentence_transformer.modules.pooling"}
+    told = [
+        {**one, "type": f"sentence_transformers.{kinds[kind]}.{kind}"}
+        for kind, one in zip(kinds, parts(*kinds), strict=True)
+    ]
+    write(made / "modules.json", told)
+    write(made / "1_Pooling" / "config.json", {"embedding_dimension": 24, "pooling_mode": "lasttoken"})
+    write(made / "sentence_bert_config.json", {"transformer_task": "feature-extraction"})
+    said = json.loads((made / "tokenizer_config.json").read_text()) if (made / "tokenizer_config.json").exists() else {}
+    write(made / "tokenizer_config.json", {**said, "model_max_length": LONGEST})
+    pipeline = weft.load(made, device="cpu")
+    assert pipeline.pooling == Pooling("last", False, LONGEST)
+    must = pooled(model, tokenizer, "last", False)
+    np.testing.assert_allclose(pipeline.embed(TEXTS, truncate=True), must, rtol=0, atol=1e-5)
+
+
+def test_the_transformer_may_be_in_a_folder_of_its_own(bert, tmp_path):
+    folder, *_ = bert
+    made = sentences(tmp_path / "st", folder)
+    inside = made / "0_Transformer"
+    inside.mkdir()
+    for path in made.iterdir():
+        if path.is_file() and path.name != "modules.json":
+            shutil.move(path, inside / path.name)
+    assert transformer_folder(made) == made
+    write(
+        made / "modules.json",
+        [{**one, "path": one["path"] or "0_Transformer"} for one in parts("Transformer", "Pooling")],
+    )
+    assert transformer_folder(made) == inside
+    pipeline = weft.load(made, device="cpu")
+    assert pipeline.pooling == Pooling("mean", False, LONGEST)
+    assert pipeline.embed(TEXTS[:2]).shape == (2, 24)
+    assert convert(made, tmp_path / "ours").path == tmp_path / "ours"
+
+
+def test_lower_case_comes_before_all_else(bert, tmp_path):
+    pipeline = weft.load(sentences(tmp_path / "st", bert[0], do_lower_case=True), device="cpu")
+    assert pipeline.pooling.lowercase
+    np.testing.assert_array_equal(pipeline.embed(["THE LAMBDA"]), pipeline.embed(["the lambda"]))
+
+
+def test_a_folder_that_does_not_say_how_has_no_pooling(bert):
+    folder, *_ = bert
+    assert read_pooling(folder) is None
+    assert transformer_folder(folder) == folder
+    assert weft.load(folder, device="cpu").pooling is None
+
+
+def test_it_goes_into_a_checkpoint_and_back_out(bert, tmp_path):
+    made = sentences(tmp_path / "st", bert[0], "cls_token")
+    convert(made, tmp_path / "ours").demand()
+    convert(tmp_path / "ours", tmp_path / "theirs").demand()
+    vectors = [
+        weft.load(one, device="cpu").embed(TEXTS, truncate=True)
+        for one in (made, tmp_path / "ours", tmp_path / "theirs")
+    ]
+    for other in vectors[1:]:
+        np.testing.assert_allclose(other, vectors[0], rtol=0, atol=1e-6)
+    assert read_pooling(tmp_path / "theirs") == read_pooling(tmp_path / "ours") == Pooling("cls", True, LONGEST)
+    told = json.loads((tmp_path / "theirs" / "1_Pooling" / "config.json").read_text())
+    assert told["word_embedding_dimension"] == 24
+    assert [key for key, value in told.items() if value is True] == ["pooling_mode_cls_token"]
+
+
+@pytest.mark.parametrize("pooling", [Pooling("mean"), Pooling("last", True, 7, True), Pooling("max", False, 3)])
+def test_what_is_written_is_read_again(tmp_path, pooling):
+    export_pooling(tmp_path, pooling, 8)
+    assert read_pooling(tmp_path) == pooling
+
+
+@pytest.mark.parametrize(
+    ("file", "told", "said"),
+    [
+        ("modules.json", parts("Transformer", "Pooling", "Dense"), "has a part 'Dense', which weft does not do"),
+        ("modules.json", parts("Pooling", "Transformer"), "must have the parts Transformer, Pooling and perhaps"),
+        ("modules.json", parts("Transformer"), "must have the parts"),
+        ("modules.json", [{"path": ".."}], "must be a list of parts"),
+        ("modules.json", {"a": 1}, "must be a list of parts"),
+        ("modules.json", [{**one, "path": "../x"} for one in parts("Transformer", "Pooling")], "not inside this one"),
+        ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "pools by cls and mean, which weft does not do"),
+        ("1_Pooling/config.json", {"pooling_mode_weightedmean_tokens": True}, "pools by weightedmean"),
+        ("sentence_bert_config.json", {"max_seq_length": "x"}, "max_seq_length must be a number of tokens, but is 'x'"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task is 'fill-mask'"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "puts the prompt 'query' before every"),
+        ("pooling.json", {"pool": "median"}, "pooling.json: pool: "),
+    ],
+)
+def test_a_part_that_weft_does_not_do_is_named(bert, tmp_path, file, told, said):
+    made = sentences(tmp_path / "st", bert[0])
+    write(made / file, told)
+    with pytest.raises(CheckpointError) as error:
+        weft.load(made, device="cpu")
+    assert said in str(error.value)
+    assert str(made) in str(error.value)

@@ -1,0 +1,211 @@
+"""The Transformer beside another's: transformers' MarianMTModel, with the same fresh weights, over a padded batch.
+
+Marian lays the sines of a position in the first half of the width and its cosines in the second, where the paper turns
+them about. So its width is ours in another order: every axis of a weight that is the width is taken by `HALVES`.
+"""
+
+import pytest
+import torch
+from tests.equations import weights_of
+from torch.nn.utils.rnn import pad_sequence
+
+from weft.decoding.generate import Options, generate
+from weft.models.transformer import Transformer, TransformerConfig
+from weft.nn.attention.capture import capture
+from weft.tokens import Tokens
+
+transformers = pytest.importorskip("transformers")
+
+VOCAB, WIDTH, HEADS, LAYERS, DECODER_LAYERS, HIDDEN = 23, 16, 4, 2, 3, 40
+PAD, EOS, BOS = 0, 1, 2
+HALVES = torch.tensor([*range(0, WIDTH, 2), *range(1, WIDTH, 2)])
+TARGETS, SOURCES = [6, 1, 19, 3], [4, 18, 1, 7]
+
+# Marian's parts by ours; at the source, the keys and values are a matrix of their own.
+NORMS = {"attention": "self_attn_layer_norm", "cross": "encoder_attn_layer_norm", "feed": "final_layer_norm"}
+LOOKS = {"attention": ("self_attn", ["q", "k", "v"]), "cross": ("encoder_attn", ["q"])}
+
+
+def ours(seed=0, activation="relu"):
+    config = TransformerConfig(
+        name="transformer",
+        width=WIDTH,
+        heads=HEADS,
+        layers=LAYERS,
+        decoder_layers=DECODER_LAYERS,
+        hidden=HIDDEN,
+        activation=activation,
+        dropout=0.0,
+    )
+    torch.manual_seed(seed)
+    model = Transformer(config, VOCAB)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.normal_(mean=float("norm" in name and "weight" in name), std=0.3)
+    return model
+
+
+def block_of(w, here, there):
+    """Name the weights of one block as Marian does, with its width in halves."""
+    found = {}
+    for kind in ("weight", "bias"):
+        for part, norm in NORMS.items():
+            if f"{here}.around_{part}.norm.{kind}" in w:
+                found[f"{there}.{norm}.{kind}"] = w[f"{here}.around_{part}.norm.{kind}"][HALVES]
+        for part, (look, names) in LOOKS.items():
+            if f"{here}.{part}.query.{kind}" in w:
+                rows = w[f"{here}.{part}.query.{kind}"].split(WIDTH)
+                if part == "cross":
+                    rows, names = (*rows, *w[f"{here}.cross.memory.{kind}"].split(WIDTH)), ["q", "k", "v"]
+                for name, value in zip(names, rows, strict=True):
+                    found[f"{there}.{look}.{name}_proj.{kind}"] = value[:, HALVES] if kind == "weight" else value
+                found[f"{there}.{look}.out_proj.{kind}"] = w[f"{here}.{part}.output.{kind}"][HALVES]
+    found[f"{there}.fc1.weight"] = w[f"{here}.feed.inner.weight"][:, HALVES]
+    found[f"{there}.fc1.bias"] = w[f"{here}.feed.inner.bias"]
+    for kind in ("weight", "bias"):
+        found[f"{there}.fc2.{kind}"] = w[f"{here}.feed.outer.{kind}"][HALVES]
+    return found
+
+
+def as_marian(w):
+    """Name all our weights, or their gradients, as Marian does."""
+    found = {"model.shared.weight": w["embed.weight"][:, HALVES]}
+    for side, layers in (("encoder", LAYERS), ("decoder", DECODER_LAYERS)):
+        for layer in range(layers):
+            found |= block_of(w, f"{side}.blocks.{layer}", f"model.{side}.layers.{layer}")
+    return found
+
+
+def theirs(model, activation="relu"):
+    config = transformers.MarianConfig(
+        vocab_size=VOCAB,
+        d_model=WIDTH,
+        encoder_layers=LAYERS,
+        decoder_layers=DECODER_LAYERS,
+        encoder_attention_heads=HEADS,
+        decoder_attention_heads=HEADS,
+        encoder_ffn_dim=HIDDEN,
+        decoder_ffn_dim=HIDDEN,
+        activation_function=activation,
+        dropout=0.0,
+        scale_embedding=True,
+        max_position_embeddings=64,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        bos_token_id=BOS,
+        decoder_start_token_id=BOS,
+        forced_eos_token_id=None,
+        attn_implementation="eager",  # the one that says where it looks
+    )
+    made = transformers.MarianMTModel(config).eval()
+    own, given = dict(made.named_parameters()), as_marian(weights_of(model))
+    assert {name for name in own if "embed_positions" not in name} == set(given)
+    with torch.no_grad():
+        for name, value in given.items():
+            own[name].copy_(value)
+    assert not made.final_logits_bias.any()
+    return made
+
+
+def texts(seed=3):
+    torch.manual_seed(seed)
+    return [
+        Tokens.flat(torch.randint(3, VOCAB, (sum(lengths),)), torch.tensor(lengths)) for lengths in (TARGETS, SOURCES)
+    ]
+
+
+def padded(tokens):
+    wide = pad_sequence(tokens.split(), batch_first=True, padding_value=PAD)
+    return wide, (torch.arange(tokens.longest) < tokens.lengths[:, None]).long()
+
+
+def read_by_marian(marian, tokens, source):
+    (read, real), (given, seen) = padded(tokens), padded(source)
+    return marian(
+        input_ids=given,
+        attention_mask=seen,
+        decoder_input_ids=read,
+        decoder_attention_mask=real,
+        use_cache=False,
+        output_attentions=True,
+    ), real.bool()
+
+
+def check_outputs(model, marian):
+    tokens, source = texts()
+    got, (told, real) = model.logits(tokens, source), read_by_marian(marian, tokens, source)
+    must = told.logits[real]
+    torch.testing.assert_close(got, must, rtol=1e-5, atol=1e-5)
+    return got, must
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_logits_and_gradients_are_marians(activation):
+    model = ours(activation=activation)
+    marian = theirs(model, activation)
+    got, must = check_outputs(model, marian)
+    weigh, names = torch.randn_like(must), [name for name, _ in model.named_parameters()]
+    mine = torch.autograd.grad((got * weigh).sum(), list(model.parameters()))
+    (must * weigh).sum().backward()
+    own = dict(marian.named_parameters())
+    for name, value in as_marian(dict(zip(names, mine, strict=True))).items():
+        torch.testing.assert_close(value, own[name].grad, rtol=1e-4, atol=1e-4, msg=lambda told, n=name: f"{n}: {told}")
+
+
+def test_another_activation_or_order_of_the_width_is_caught():
+    """The negative control."""
+    model = ours()
+    with pytest.raises(AssertionError, match="not close"):
+        check_outputs(model, theirs(model, "gelu"))
+    marian = theirs(model)
+    with torch.no_grad():
+        marian.model.shared.weight.copy_(model.embed.weight)
+    with pytest.raises(AssertionError, match="not close"):
+        check_outputs(model, marian)
+
+
+@torch.no_grad()
+def test_it_looks_where_marian_looks():
+    model, (tokens, source) = ours(), texts()
+    with capture() as maps:
+        model.logits(tokens, source)
+    told, real = read_by_marian(theirs(model), tokens, source)
+    seen = padded(source)[1].bool()
+    places = {
+        "encoder": (told.encoder_attentions, seen, LAYERS),
+        "decoder": (told.decoder_attentions, real, DECODER_LAYERS),
+        "cross": (told.cross_attentions, real, DECODER_LAYERS),
+    }
+    for place, (must, asked, layers) in places.items():
+        for layer in range(layers):
+            (weights,) = maps.weights[place, layer]
+            # Marian lets a place past the end look too.
+            torch.testing.assert_close(weights, must[layer] * asked[:, None, :, None], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_greedy_generation_is_marians_step_by_step():
+    model, (_, source) = ours(), texts()
+    model.eval()
+    given, seen = padded(source)
+    found = theirs(model).generate(
+        input_ids=given,
+        attention_mask=seen,
+        max_new_tokens=12,
+        num_beams=1,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    prompt = Tokens.pack([[BOS]] * len(source))
+    ours_found = generate(model, prompt, EOS, Options(max_length=12), source)
+    read = found.sequences[:, 1:].tolist()
+    ended = [row[: row.index(EOS)] if EOS in row else row for row in read]
+    assert [list(candidates[0].ids) for candidates in ours_found] == ended
+    assert any(EOS in row for row in read)
+    assert len(set(map(tuple, ended))) > 1
+    logits, state = model.start(prompt, source)
+    for step, must in enumerate(found.logits):
+        live = torch.tensor([EOS not in row[:step] for row in read])  # after its end, a row is filled with padding
+        torch.testing.assert_close(logits[live], must[live], rtol=1e-5, atol=1e-5)
+        logits, state = model.step(found.sequences[:, step + 1], state)

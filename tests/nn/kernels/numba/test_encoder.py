@@ -1,0 +1,152 @@
+"""A stack in compiled loops says what it says operation by operation."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from weft.nn.attention.capture import capture
+from weft.nn.attention.multihead import Layout
+from weft.nn.kernels.numba import encoder
+from weft.nn.kernels.numba.attention import FEW
+from weft.nn.layers.quantization import lower
+from weft.nn.transformer import blocks as transformer_blocks
+from weft.nn.transformer.blocks import ACTIVATIONS, Blocks, Shape
+from weft.tokens import Tokens
+
+pytestmark = pytest.mark.isa
+quick = settings(deadline=None, derandomize=True, max_examples=15)
+WIDTH = 24
+
+
+def made(norm="post", causal=False, **shape):
+    torch.manual_seed(0)
+    blocks = Blocks(Shape(WIDTH, 3, 40, norm=norm, **shape), 2, "self", causal).eval()
+    for parameter in blocks.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return blocks
+
+
+def asked(lengths, seed=0):
+    torch.manual_seed(seed)
+    tokens = Tokens.flat(torch.zeros(sum(lengths), dtype=torch.long), torch.tensor(lengths))
+    return torch.randn(sum(lengths), WIDTH), Layout.itself(tokens)
+
+
+def both(blocks, x, layout):
+    """What the loops make of it, and what operations do."""
+    assert len(x) < transformer_blocks._MUCH
+    with torch.inference_mode():
+        return encoder.read(blocks, x, layout.at), blocks(x, layout)
+
+
+def check(blocks, lengths):
+    got, must = both(blocks, *asked(lengths))
+    assert len(got) == len(must) == 3
+    for one, other in zip(got, must, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@quick
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(any))
+@example([FEW + 1, 3, 0, 1])  # too long for the loops of attention
+def test_every_layer_is_the_same(norm, causal, lengths):
+    check(made(norm, causal), lengths)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_is_the_same(activation):
+    check(made(activation=activation), [5, 9])
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_layers_are_chosen(norm):
+    blocks, (x, layout) = made(norm), asked([5, 9])
+    with torch.inference_mode():
+        whole = encoder.read(blocks, x, layout.at)
+        for layers in ([-1], [0], [1, -1], [-2, 0, -2]):
+            for found in (encoder.read(blocks, x, layout.at, layers), blocks(x, layout, layers=layers)):
+                assert len(found) == len(layers)
+                for one, layer in zip(found, layers, strict=True):
+                    torch.testing.assert_close(one, whole[layer], rtol=1e-5, atol=1e-5)
+
+
+def test_heads_that_are_off_and_the_norms_own_number_count():
+    check(made(off={"0": [1], "1": [0, 2]}, eps=0.1), [5, 9])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_parts_and_threads_change_nothing(threads, monkeypatch):
+    monkeypatch.setattr(encoder, "_PART", 8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check(made(), [5, 1, 0, 30, 2, 2, 0, 7, 8, 9, 11])
+        check(made("pre"), [40])
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_cuts_leave_nothing_out(monkeypatch):
+    monkeypatch.setattr(encoder, "_PART", 8)
+    tokens = asked([5, 1, 0, 30, 2, 2, 0, 7, 8, 9, 11])[1].at
+    cuts = encoder._cuts(tokens)
+    assert cuts[0] == 0
+    assert cuts[-1] == len(tokens)
+    assert cuts == sorted(set(cuts))
+    assert len(cuts) > 4
+    assert encoder._cuts(asked([40])[1].at) == [0, 1]
+
+
+def test_int8_is_near_and_a_sequence_alone_is_itself():
+    blocks, lengths = made(), [7, 3, 11]
+    x, layout = asked(lengths)
+    with torch.inference_mode():
+        exact = blocks(x, layout)[-1]
+        lower(blocks, "int8")
+        together = blocks(x, layout)[-1]
+        alone = [blocks(part, asked([len(part)])[1])[-1] for part in x.split(lengths)]
+    assert 1e-5 < (together - exact).norm() / exact.norm() < 0.05
+    torch.testing.assert_close(torch.cat(alone), together)
+
+
+@pytest.fixture
+def loops(monkeypatch):
+    """Count the calls of the loops; they are for any size."""
+    seen, read = [], encoder.read
+    monkeypatch.setattr(transformer_blocks, "_MUCH", 1)
+    monkeypatch.setattr(encoder, "read", lambda *given: seen.append(1) or read(*given))
+    return seen
+
+
+def test_they_answer_much_and_do_not_learn(loops):
+    blocks, (x, layout) = made(dropout=0.1), asked([5, 9])
+    with torch.no_grad():
+        blocks(x, layout)
+        assert loops.pop()
+        blocks(x, layout, keep=[])
+        deepcopy(blocks).double()(x.double(), layout)
+        with capture() as maps:
+            blocks(x, layout)
+        assert maps
+        with torch.autocast("cpu", torch.bfloat16):
+            blocks(x, layout)
+        blocks.train()(x, layout)
+    blocks.eval()(x, layout)
+    assert not loops
+
+
+def test_little_is_not_worth_it(monkeypatch, loops):
+    blocks, (x, layout) = made(), asked([5, 9])
+    monkeypatch.setattr(transformer_blocks, "_MUCH", 15)
+    with torch.inference_mode():
+        blocks(x, layout)
+        assert not loops
+        lower(blocks, "int8")
+        blocks(x, layout)
+    assert loops

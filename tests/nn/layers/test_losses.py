@@ -1,0 +1,109 @@
+"""The sum of cross-entropies, by torch's own and by its definition."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from weft.nn.layers.losses import binary_cross_entropy_sum, cross_entropy_sum, read_out_sum, squared_error_sum
+from weft.nn.transformer.output import Readout
+
+quick = settings(deadline=None, derandomize=True, max_examples=50)
+
+
+@quick
+@given(st.integers(1, 9), st.integers(2, 12), st.sampled_from([0.0, 0.1, 0.5]), st.integers(0, 99))
+def test_it_is_torchs_mean_times_the_count_and_the_definition(rows, vocab, smoothing, seed):
+    torch.manual_seed(seed)
+    logits = torch.randn(rows, vocab, dtype=torch.float64) * 5
+    targets = torch.randint(vocab, (rows,))
+    got = cross_entropy_sum(logits, targets, smoothing)
+    torch.testing.assert_close(got, F.cross_entropy(logits, targets, label_smoothing=smoothing) * rows)
+    asked = F.one_hot(targets, vocab) * (1 - smoothing) + smoothing / vocab  # Szegedy et al. 2016, section 7
+    torch.testing.assert_close(got, -(asked * logits.log_softmax(-1)).sum())
+
+
+def test_its_gradient_is_softmax_less_target():
+    torch.manual_seed(0)
+    logits, targets = torch.randn(4, 5, dtype=torch.float64, requires_grad=True), torch.tensor([1, 0, 4, 4])
+    cross_entropy_sum(logits, targets).backward()
+    torch.testing.assert_close(logits.grad, logits.detach().softmax(-1) - F.one_hot(targets, 5))
+    assert torch.autograd.gradcheck(lambda x: cross_entropy_sum(x, targets, 0.1), (logits,))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_summed_in_float32(dtype):
+    torch.manual_seed(0)
+    logits, targets = torch.randn(4096, 7).to(dtype), torch.randint(7, (4096,))
+    got = cross_entropy_sum(logits, targets)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, cross_entropy_sum(logits.double(), targets).float(), rtol=1e-5, atol=0)
+    coarse = F.cross_entropy(logits, targets, reduction="sum").float()  # the negative control
+    assert not torch.isclose(got, coarse, rtol=1e-5, atol=0)
+
+
+def test_with_the_output_layer_it_is_that_of_the_logits():
+    torch.manual_seed(0)
+    output, states, targets = Readout(8, 13), torch.randn(5, 8), torch.tensor([1, 0, 12, 4, -100])
+    got = read_out_sum(output, states, targets, 0.1)
+    torch.testing.assert_close(got, cross_entropy_sum(output(states), targets, 0.1))
+    assert not torch.isclose(got, read_out_sum(output, states, targets))  # the negative control
+
+
+def test_no_tokens_cost_nothing():
+    logits = torch.randn(0, 5, requires_grad=True)
+    loss = cross_entropy_sum(logits, torch.zeros(0, dtype=torch.long))
+    loss.backward()
+    assert loss.item() == 0
+
+
+@quick
+@given(st.integers(1, 9), st.integers(2, 6), st.sampled_from([0.0, 0.3]), st.integers(0, 99))
+def test_weights_multiply_the_terms_of_their_targets(rows, vocab, smoothing, seed):
+    torch.manual_seed(seed)
+    logits, targets = torch.randn(rows, vocab, dtype=torch.float64), torch.randint(vocab, (rows,))
+    weights = torch.rand(vocab, dtype=torch.float64) + 0.1
+    asked = F.one_hot(targets, vocab) * (1 - smoothing) + smoothing / vocab
+    got = cross_entropy_sum(logits, targets, smoothing, weights)
+    torch.testing.assert_close(got, -(weights[targets, None] * asked * logits.log_softmax(-1)).sum())
+
+
+@quick
+@given(st.integers(1, 9), st.integers(1, 6), st.sampled_from([0.0, 0.3]), st.booleans(), st.integers(0, 99))
+def test_questions_of_yes_and_no_are_summed_by_their_definition(rows, vocab, smoothing, weighted, seed):
+    torch.manual_seed(seed)
+    logits, targets = torch.randn(rows, vocab, dtype=torch.float64), torch.randint(2, (rows, vocab)).double()
+    weights = torch.rand(vocab, dtype=torch.float64) + 0.1 if weighted else None
+    soft, likely = targets * (1 - smoothing) + smoothing / 2, logits.sigmoid()
+    terms = soft * likely.log() * (1 if weights is None else weights) + (1 - soft) * (1 - likely).log()
+    torch.testing.assert_close(binary_cross_entropy_sum(logits, targets, smoothing, weights), -terms.sum())
+    assert binary_cross_entropy_sum(logits.bfloat16(), targets.float()).dtype == torch.float32
+
+
+def test_the_squared_error_is_by_its_definition():
+    found, targets = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.0, -100.0, 0.5])
+    assert squared_error_sum(found, targets) == 1 + 98**2
+    assert squared_error_sum(found.bfloat16(), targets).dtype == torch.float32
+
+
+LOSSES = {
+    "weighted": (lambda x, y: cross_entropy_sum(x, y, 0.1, torch.tensor([1.0, 2.0, 0.5])), torch.tensor([2, 0, 1])),
+    "several": (lambda x, y: binary_cross_entropy_sum(x, y, 0.1, torch.tensor([1.0, 2.0, 0.5])), torch.eye(3)),
+    "number": (lambda x, y: squared_error_sum(x[:, 0], y), torch.tensor([0.3, -100.0, 7.0])),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_has_no_target_counts_for_nothing_and_sends_nothing_back(name):
+    loss, targets = LOSSES[name]
+    torch.manual_seed(0)
+    scores = torch.randn(5, 3, requires_grad=True)
+    unread = torch.full((2, *targets.shape[1:]), float("nan") if targets.is_floating_point() else -100).to(targets)
+    filled = loss(scores, torch.cat([targets, unread]))
+    (grad,) = torch.autograd.grad(filled, scores)
+    must = loss(scores[:3], targets)
+    torch.testing.assert_close(filled, must)
+    torch.testing.assert_close(grad, torch.autograd.grad(must, scores)[0])
+    assert not grad[3:].any()
+    assert not torch.isclose(loss(scores, torch.cat([targets, targets[:2]])), must)  # the control: they are read

@@ -1,0 +1,61 @@
+"""Compiled stages are kept on the disk, and are found there by the next process."""
+
+import pytest
+import torch
+
+from weft.nn.rnn.fused import codegen_numba
+from weft.nn.rnn.fused.codegen_numba import Shape
+
+
+def add(known, product, state, vectors):
+    return (known[0] + state[0],)
+
+
+def subtract(known, product, state, vectors):
+    return (known[0] - state[0],)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(codegen_numba, "KEPT", tmp_path / "kept")
+    return tmp_path / "kept"
+
+
+def step(pointwise, dtype=torch.float64):
+    """Return what a stage makes of 5 and 3, as a process that has compiled nothing yet would make it."""
+    shape = Shape(known=1, product=0, state=1, vectors=0, values=1)
+    forward = codegen_numba.stepper.__wrapped__(pointwise, shape, (True,), dtype).forward
+    known, state, out = (torch.full((2, 1, 1), value, dtype=dtype) for value in (5, 3, 0))
+    forward(1, 1, {"known": known, "state0": state, "out0": out})(0)
+    return out[1].item()
+
+
+def compiled(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.nbc")}
+
+
+def test_what_is_compiled_is_found_again_and_another_stage_is_not_taken_for_it(folder):
+    assert step(add) == 8
+    kept = compiled(folder)
+    assert len(kept) == 1
+    assert step(add) == 8
+    assert compiled(folder) == kept, "it was compiled again"
+    assert step(subtract) == 2
+    assert step(add, torch.float32) == 8
+    assert len(compiled(folder)) == 3
+    assert compiled(folder).items() > kept.items()
+    assert not [path for path in folder.iterdir() if path.suffix != ".py" and path.is_file()]
+
+
+def test_a_stage_of_another_version_is_compiled_anew(folder, tmp_path, monkeypatch):
+    step(add)
+    (tmp_path / "kernels.py").write_text("# another")
+    monkeypatch.setattr(codegen_numba, "__file__", str(tmp_path / "kernels.py"))
+    assert step(add) == 8
+    assert len(compiled(folder)) == 2
+
+
+def test_where_nothing_may_be_written_it_is_compiled_each_time(folder):
+    folder.write_text("in the way")
+    assert step(add) == 8
+    assert folder.read_text() == "in the way"

@@ -1,0 +1,106 @@
+"""Flat to grid and back loses nothing, and what stands in empty places never reaches a result."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from weft.nn.rnn.time_major import Grid
+from weft.tokens import Tokens
+
+quick = settings(deadline=None, derandomize=True, max_examples=50)
+
+ragged = st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any)
+
+
+def tokens_of(lengths: list[int]) -> Tokens:
+    return Tokens.flat(torch.arange(sum(lengths)), torch.tensor(lengths))
+
+
+def poisoned(grid: Grid, laid: torch.Tensor) -> torch.Tensor:
+    return torch.where(grid.real[..., None], laid, float("nan"))
+
+
+@quick
+@given(ragged, st.integers(0, 3))
+def test_a_place_holds_its_token(lengths, spare):
+    tokens = tokens_of(lengths)
+    grid = Grid(replace(tokens, longest=tokens.longest + spare))  # longest is an upper bound
+    laid, back = grid.lay(tokens.ids), grid.lay(tokens.ids, reverse=True)
+    assert laid.shape == back.shape == grid.real.shape == (max(lengths) + spare, len(lengths))
+    for row, ids in enumerate(tokens.split()):
+        assert laid[: len(ids), row].tolist() == ids.tolist()
+        assert back[: len(ids), row].tolist() == ids.flip(0).tolist()
+        assert grid.real[:, row].tolist() == [True] * len(ids) + [False] * (grid.steps - len(ids))
+
+
+@quick
+@given(ragged, st.booleans())
+def test_gather_undoes_lay(lengths, reverse):
+    tokens = tokens_of(lengths)
+    grid, flat = Grid(tokens), torch.randn(sum(lengths), 2, 3)
+    assert torch.equal(grid.gather(grid.lay(flat, reverse), reverse), flat)
+
+
+@quick
+@given(ragged)
+def test_gather_and_last_read_no_empty_place(lengths):
+    tokens = tokens_of(lengths)
+    grid, flat = Grid(tokens), torch.randn(sum(lengths), 2)
+    laid = poisoned(grid, grid.lay(flat))
+    assert torch.equal(grid.gather(laid), flat)
+    ends = [part[-1] if len(part) else torch.zeros(2) for part in tokens.split(flat)]
+    assert torch.equal(grid.last(laid), torch.stack(ends))
+
+
+@quick
+@given(ragged)
+def test_empty_places_get_no_gradient_and_real_ones_get_one(lengths):
+    tokens = tokens_of(lengths)
+    grid, flat = Grid(tokens), torch.randn(sum(lengths), 2, requires_grad=True)
+    laid = grid.lay(flat)
+    laid.retain_grad()
+    (grid.gather(laid).sum() + grid.gather(grid.lay(flat, True), True).sum()).backward()
+    assert torch.equal(laid.grad, grid.real[..., None].expand_as(laid).float())
+    assert torch.equal(flat.grad, torch.full_like(flat, 2.0))
+
+
+@quick
+@given(ragged, st.booleans())
+def test_a_walk_over_poisoned_places_carries_none_of_it_back(lengths, reverse):
+    torch.manual_seed(sum(lengths))
+    tokens, walk = tokens_of(lengths), nn.LSTM(3, 4)
+    grid, flat = Grid(tokens), torch.randn(sum(lengths), 3)
+    with torch.no_grad():
+        clean, _ = walk(grid.lay(flat, reverse))
+        dirty, _ = walk(poisoned(grid, grid.lay(flat, reverse)))
+    torch.testing.assert_close(grid.gather(dirty, reverse), grid.gather(clean, reverse))
+    torch.testing.assert_close(grid.last(dirty), grid.last(clean))
+
+
+def test_the_poison_works():
+    """The negative control: a walk back over the grid as a whole starts in the empty places."""
+    tokens, walk = tokens_of([1, 3]), nn.LSTM(3, 4)
+    grid = Grid(tokens)
+    dirty, _ = walk(poisoned(grid, grid.lay(torch.randn(4, 3))).flip(0))
+    assert grid.gather(dirty.flip(0)).isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "full"),
+    [([3], True), ([2, 2, 2], True), ([2, 1], False), ([2, 0, 2], False), ([0, 0], True), ([], True)],
+)
+def test_full_says_whether_there_is_an_empty_place(lengths, full):
+    grid = Grid(tokens_of(lengths))
+    assert grid.full is full
+    assert bool(grid.real.all()) is full
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
+def test_a_batch_with_no_token_has_a_grid_with_no_step(lengths):
+    grid, flat = Grid(tokens_of(lengths)), torch.randn(0, 2)
+    assert grid.lay(flat).shape == (0, len(lengths), 2)
+    assert grid.gather(grid.lay(flat, reverse=True), reverse=True).shape == (0, 2)

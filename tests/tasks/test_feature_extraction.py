@@ -1,0 +1,50 @@
+"""A bare encoder: it makes vectors, and says what it cannot do."""
+
+import pytest
+
+import weft
+from weft.config.schema import Run
+from weft.errors import RoleError
+from weft.pipeline import Pipeline
+from weft.tasks.factory import build
+from weft.tokenization.trainable import train_tokenizer
+
+
+def made(summary=True):
+    raw = {
+        "task": {"name": "embed", "summary": summary},
+        "data": {"train": [], "longest": 20},
+        "tokenizer": {"name": "characters"},
+        "model": {"name": "bert", "width": 8, "heads": 2, "layers": 1, "longest": 32},
+        "train": {"steps": 1},
+    }
+    run = Run.parse(raw)
+    tokenizer = train_tokenizer(run.tokenizer, iter(["abc", "de"]))
+    task, head = build(run, tokenizer)
+    return Pipeline(run, task, tokenizer, head.eval())
+
+
+def test_it_makes_vectors():
+    assert made().embed(["abc", "d"]).shape == (2, 8)
+    names = {name.partition(".")[0] for name, _ in made().head.body.named_parameters()}
+    assert not {"transform", "output"} & names, "it fills nothing"
+
+
+def test_it_has_a_summary_or_none():
+    whole, bare = made(), made(summary=False)
+    assert whole.head.body.pool is not None
+    assert bare.head.body.pool is None
+    own = {name for name, _ in whole.head.named_parameters()} - {name for name, _ in bare.head.named_parameters()}
+    assert own == {"body.pool.weight", "body.pool.bias"}
+
+
+def test_it_answers_and_learns_nothing(tmp_path):
+    pipeline = made()
+    with pytest.raises(RoleError, match=r"'embed' is a bare encoder, .* name it in that recipe's model.weights"):
+        pipeline("abc")
+    with pytest.raises(RoleError, match="bare encoder"):
+        pipeline.evaluate([{"text": "abc"}])
+    with pytest.raises(RoleError, match="bare encoder"):
+        pipeline.head(None)
+    pipeline.save(tmp_path / "it")
+    assert (weft.load(tmp_path / "it", device="cpu").embed("abc") == pipeline.embed("abc")).all()

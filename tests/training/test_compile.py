@@ -1,0 +1,120 @@
+"""Batches of one shape teach what batches of any shape teach, and a run that cannot be compiled says why."""
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.config.schema import Run
+from weft.data.batching.packed import pack
+from weft.data.batching.static_shape import Frame
+from weft.models.transformer import Transformer, TransformerConfig
+from weft.registry import resolve
+from weft.tasks.base import UNREAD
+from weft.tasks.factory import make_task
+from weft.tasks.translate import TranslateHead
+from weft.training.compile import Framed, make_loader
+from weft.training.distributed import World
+
+RECIPE = {
+    "task": {"name": "translate"},
+    "data": {"sample": "dates"},
+    "tokenizer": {"name": "bpe", "size": 300},
+    "model": {"name": "transformer", "width": 16, "heads": 2, "layers": 1, "hidden": 16},
+    "train": {"steps": 1, "batch_tokens": 400, "precision": "bf16"},
+}
+VOCAB = 50
+CUDA = World(0, 1, torch.device("cuda"))
+CPU = World(0, 1, torch.device("cpu"))
+
+
+def items(count=80, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        (rng.integers(0, VOCAB, rng.integers(1, 20)), rng.integers(0, VOCAB, rng.integers(2, 25))) for _ in range(count)
+    ]
+
+
+def changed(**sections):
+    return Run.parse({name: {**part, **sections.get(name, {})} for name, part in RECIPE.items()})
+
+
+@pytest.fixture(scope="module")
+def head():
+    torch.manual_seed(0)
+    config = TransformerConfig(name="transformer", width=16, heads=2, layers=2, hidden=32, dropout=0)
+    return TranslateHead(Transformer(config, VOCAB).double(), 1, [0], 0.1)
+
+
+def learnt(head, batch):
+    head.zero_grad()
+    loss = head(batch)[0]["tokens"]
+    loss.backward()
+    return [loss.detach(), *(value.grad.clone() for value in head.parameters())]
+
+
+def test_what_fills_a_batch_up_changes_neither_the_loss_nor_a_gradient(head):
+    task, data = make_task(changed()), pack(items())
+    frame = Frame.of(task.sides(data), 400)
+    batch = task.collate([data[number] for number in range(9)], np.random.default_rng(0))
+    framed = batch.framed(frame)
+    for got, must in zip(learnt(head, framed), learnt(head, batch), strict=True):
+        torch.testing.assert_close(got, must, rtol=1e-9, atol=1e-9)
+    # the negative control: fillers that a loss reads
+    read = framed.targets.masked_fill(framed.targets == UNREAD, 3)
+
+    assert abs(learnt(head, replace(framed, targets=read))[0] - learnt(head, batch)[0]) > 1
+
+
+def test_all_batches_have_one_shape_and_count_their_real_tokens():
+    task, data = make_task(changed()), pack(items())
+    loader = make_loader(changed(), task, Transformer, data, CUDA)
+    shapes = set()
+    for drawn, _ in zip(loader.stream(), range(15), strict=False):
+        batch = drawn.batch
+        shapes.add((len(batch.tokens.ids), len(batch.source.ids), len(batch.tokens), batch.tokens.longest))
+        assert batch.size == sum(len(data[n][0]) + len(data[n][1]) - 1 for n in drawn.draw.items.tolist())
+        assert batch.counts["tokens"] == int((batch.targets != UNREAD).sum())
+    assert len(shapes) == 1
+
+
+def test_without_a_gpu_nothing_is_compiled_unless_asked_for_which_is_refused():
+    task, data = make_task(changed()), pack(items())
+    assert make_loader(changed(), task, Transformer, data, CPU).frame is None
+    assert make_loader(changed(train={"compile": False}), task, Transformer, data, CUDA).frame is None
+    with pytest.raises(weft.ConfigError, match=r"train\.compile: pays on a GPU in bf16, but this is cpu in bf16"):
+        make_loader(changed(train={"compile": True}), task, Transformer, data, CPU)
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"train": {"precision": "fp32"}}, "this is cuda in fp32"),
+        ({"model": {}}, "the model 'seq2seq' does not go into one graph"),
+    ],
+)
+def test_what_does_not_go_into_one_graph_is_said(sections, told):
+
+    train = {"compile": True, **sections.pop("train", {})}
+    model = {"name": "seq2seq", "width": 16} if "model" in sections else RECIPE["model"]
+    run = Run.parse({**RECIPE, "model": model, "train": {**RECIPE["train"], **train}})
+    with pytest.raises(weft.ConfigError, match=told):
+        make_loader(run, make_task(run), resolve("model", run.model.name), pack(items()), CUDA)
+
+
+def test_a_task_without_sides_is_not_compiled():
+    run = changed(train={"compile": True})
+    task = make_task(run)
+    task.sides = lambda data: None
+    with pytest.raises(weft.ConfigError, match="the batches of the task 'translate' have no one shape"):
+        make_loader(run, task, Transformer, pack(items()), CUDA)
+
+
+def test_a_framed_collate_goes_to_workers():
+
+    framed = Framed(make_task(changed()), Frame.of(np.array([[3, 4], [5, 6]]), 64))
+    again = pickle.loads(pickle.dumps(framed))
+    assert again.frame == framed.frame
