@@ -43,7 +43,7 @@ from weft.training.distributed import join_world
 from weft.training.run import make_trainer
 from weft.training.trainer import Trainer
 
-CLIP, RATE, SHARE, UNREAD = 1.0, 1e-4, 0.15, -100
+CLIP, RATE, SHARE, IGNORE_INDEX = 1.0, 1e-4, 0.15, -100
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 Sizes = dict[str, int]
 
@@ -93,7 +93,7 @@ def padded(size: Sizes, lengths: np.ndarray, pairs: bool, device: str) -> dict[s
     real = torch.arange(size["most"] if not pairs else size["full"]) < torch.from_numpy(lengths)[:, None]
     ids = torch.randint(len(SPECIALS), size["vocab"], real.shape)
     chosen = (torch.rand(real.shape) < SHARE) & real
-    given = {"input_ids": ids, "labels": torch.where(chosen, ids, UNREAD)}
+    given = {"input_ids": ids, "labels": torch.where(chosen, ids, IGNORE_INDEX)}
     if pairs:
         given["token_type_ids"] = (torch.arange(real.shape[1]) >= real.shape[1] // 2).long().expand(real.shape)
         given["next_sentence_label"] = torch.randint(2, (len(real),))
@@ -166,7 +166,7 @@ def train_weft(size: Sizes, ragged: bool, args: argparse.Namespace) -> Result:
         assert isinstance(trainer, Trainer)
         batch = next(trainer.loader.stream(trainer.progress.position)).batch
         lengths = (batch.bare or batch).tokens.lengths.numpy()
-        ratio = 3 * trainer.head.operations(batch) / useful(size, lengths, batch.counts["masked"])
+        ratio = 3 * trainer.head.flops(batch) / useful(size, lengths, batch.counts["masked"])
         print(
             f"{len(lengths)} rows of {lengths.mean():.1f} tokens; operations as counted here x {ratio:.3f}", flush=True
         )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from weft.nn.rnn.cells import LSTM, Cell, make_cell
-from weft.nn.rnn.self_attentive import Intra
+from weft.nn.rnn.self_attentive import LSTMN
 
 PEER = "torch.nn.LSTM"
 
@@ -27,7 +27,7 @@ def layers(width: int) -> dict[str, nn.Module]:
         PEER: nn.LSTM(width, width),
         **{name: make_cell(name, width, width) for name in ("elman", "jordan", "lstm", "peephole", "gru")},
         "lstm, own scan": OwnScan(width, width),
-        "lstm + intra-attention": Intra(make_cell("lstm", width, width), "dot"),
+        "lstm + intra-attention": LSTMN(make_cell("lstm", width, width), "dot"),
     }
 
 

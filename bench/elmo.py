@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from weft.formats.elmo import import_elmo
-from weft.nn.rnn.projected_lstm import Projected
+from weft.nn.rnn.projected_lstm import ProjectedLSTM
 from weft.nn.rnn.time_major import Grid
 from weft.pipeline import load
 from weft.tokens import Tokens, spell
@@ -64,7 +64,7 @@ def check_words(name, folder, model, special):
 
 
 def measure(rows, steps, width, cells, rounds=5):
-    ours, theirs = Projected(width, width, cells, 3.0), nn.LSTM(width, cells, proj_size=width)
+    ours, theirs = ProjectedLSTM(width, width, cells, 3.0), nn.LSTM(width, cells, proj_size=width)
     inputs = torch.randn(steps, rows, width)
     times = {"weft": [], "torch": []}
     for _ in range(rounds + 1):

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 from training import Listener, Result, Span, first, learner, peak, top, wait
 from weft.config.schema import Run
-from weft.decoding.generate import Options, generate
+from weft.decoding.generate import DecodingConfig, generate
 from weft.formats.huggingface.gpt import GPT2_MAP
 from weft.models.gpt import GPT, GPTConfig
 from weft.tasks.factory import make_task
@@ -145,7 +145,7 @@ def train_weft(run: Run, tokenizer: Tokenizer, size: dict[str, int], args: argpa
         trainer = make_trainer(run, tokenizer, join_world(args.device), None, stack, None, heard)
         assert isinstance(trainer, Trainer)
         batch = next(trainer.loader.stream(trainer.progress.position)).batch
-        assert 3 * trainer.head.operations(batch) == useful(size), "counted alike"
+        assert 3 * trainer.head.flops(batch) == useful(size), "counted alike"
         trainer.fit()
     spans = [Span(step.tokens_per_s, step.mfu) for step in heard.steps[1:]]  # the first is to warm up
     return Result(spans, peak(args.device), size["rows"] * size["longest"])
@@ -239,7 +239,9 @@ def ids_of(model: nn.Module, prompts: Tensor, length: int, cache: str | None) ->
 def going_on(model: GPT, prompts: Tensor, length: int) -> list[list[int]]:
     """What weft writes."""
     given = Tokens.flat(prompts.flatten(), torch.full((len(prompts),), PROMPT))
-    return [list(group[0].ids) for group in generate(model, given, 0, Options(min_length=length, max_length=length))]
+    return [
+        list(group[0].ids) for group in generate(model, given, 0, DecodingConfig(min_length=length, max_length=length))
+    ]
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.nn.attention.multihead import Layout, MultiHead
+from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.rnn.cells import make_cell
 from weft.tokens import Tokens
 
@@ -64,7 +64,7 @@ def layers(length: int, dim: int, rows: int = 1, device: str = "cpu") -> dict[st
     """Return what runs each layer over `rows` texts, by the names of the laws."""
     tokens = Tokens.pack([range(length)] * rows).to(device)
     heads = next(count for count in range(max(1, dim // HEAD), 0, -1) if dim % count == 0)
-    attention = MultiHead(dim, heads, "encoder", 0)
+    attention = MultiHeadAttention(dim, heads, "encoder", 0)
     made = [attention, make_cell("lstm", dim, dim), nn.Conv1d(dim, dim, KERNEL, padding=KERNEL // 2)]
     kind = torch.bfloat16 if device.startswith("cuda") else torch.float32
     attention, lstm, convolution = (layer.to(device, kind).eval() for layer in made)
@@ -72,7 +72,7 @@ def layers(length: int, dim: int, rows: int = 1, device: str = "cpu") -> dict[st
         torch.randn(*shape, device=device, dtype=kind)
         for shape in ((rows * length, dim), (length, rows, dim), (rows, dim, length))
     )
-    layout = Layout.itself(tokens)
+    layout = AttentionLayout.itself(tokens)
     runs = [partial(attention, flat, layout), lambda: lstm(steps)[0], partial(convolution, planes)]
     return {law.name: run for law, run in zip(LAWS, runs, strict=True)}
 

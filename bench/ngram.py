@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from weft.data.batching.packed import Packed
+from weft.data.batching.packed import PackedItems
 from weft.models.base import Budget
 from weft.models.ngram.model import NGram, NGramConfig
 from weft.tokenization.whitespace import Spaces
@@ -46,13 +46,13 @@ def read(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").replace("<unk>", "<UNK>").splitlines()
 
 
-def numbered(text: str) -> tuple[dict[str, int], Packed]:
+def numbered(text: str) -> tuple[dict[str, int], PackedItems]:
     """Number the words of a text, and lay its lines out as documents."""
     words = ["<unk>", "<s>", "</s>", *dict.fromkeys(text.split())]
     vocab = {word: id for id, word in enumerate(words)}
     numbers, sizes = spaces(vocab).flat(text.splitlines())
     ids, starts = begun(numbers, sizes)
-    return vocab, Packed(ids.astype(np.int32), starts, np.arange(len(starts)), "")
+    return vocab, PackedItems(ids.astype(np.int32), starts, np.arange(len(starts)), "")
 
 
 def spaces(vocab: dict[str, int]) -> Spaces:
@@ -69,7 +69,7 @@ def begun(numbers: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return ids, starts
 
 
-def estimated(data: Packed, vocab: int) -> NGram:
+def estimated(data: PackedItems, vocab: int) -> NGram:
     model = NGram(NGramConfig(name="ngram", order=ORDER), vocab)
     for _ in model.fit(data, Budget(1, None, 1.0, 1, threads=THREADS, eos=EOS)):
         pass

@@ -40,7 +40,7 @@ import weft
 from weft.config.schema import Run, preset_names
 from weft.conversion.convert import convert
 from weft.data.batching.loader import Loader
-from weft.data.batching.static_shape import Frame
+from weft.data.batching.static_shape import StaticShape
 from weft.formats.huggingface.folder import is_hf, save_hf
 from weft.formats.pretrained import read_run
 from weft.tasks.base import Batch
@@ -65,7 +65,7 @@ class Job:
     device: str
     rate: float
     workers: int
-    compiles: bool  # the Trainer
+    supports_compile: bool  # the Trainer
     seed: int
     examples: int
     tokens: int = 0  # a batch of weft
@@ -140,7 +140,7 @@ def cut(data: Path, weights: Path, framed: bool, seed: int) -> tuple[int, int]:
     def batches(tokens: int) -> int:
         loader: Loader[Batch] = Loader(packed, task.collate, tokens, seed)
         if framed:  # as `weft.training.compile` does
-            loader.lengths, loader.frame = lengths, Frame.of(lengths, tokens)
+            loader.lengths, loader.frame = lengths, StaticShape.of(lengths, tokens)
         return len(loader.epoch(0))
 
     some = [round(float(lengths.mean()) * rows) for rows in range(BATCH // 2, 3 * BATCH // 2)]
@@ -194,7 +194,7 @@ def arguments(job: Job) -> Any:
         optim="adamw_torch_fused",
         bf16=job.half,
         use_cpu=not job.half,
-        torch_compile=job.compiles,
+        torch_compile=job.supports_compile,
         dataloader_num_workers=job.workers,
         dataloader_persistent_workers=job.workers > 0,
         dataloader_pin_memory=job.half,

@@ -35,12 +35,12 @@ from torch.nn import functional as F
 from translators import HIDDEN, LAYERS, PAD, VOCAB, WIDTH, marian_config
 from weft.config.schema import Run
 from weft.data.batching.loader import plan
-from weft.data.batching.packed import Packed
+from weft.data.batching.packed import PackedItems
 from weft.tasks.factory import make_task
 from weft.tasks.prepare import fit_tokenizer, pack_split
 from weft.tokenization.trainable import Tokenizer
 from weft.training.distributed import join_world
-from weft.training.flops import ceiling
+from weft.training.flops import peak_flops
 from weft.training.reporting import Notice, Record, Step
 from weft.training.run import make_trainer
 
@@ -154,7 +154,7 @@ def first(update: Callable[[], None], device: str) -> None:
     print(f"transformers: the first update, with compiling, took {time.perf_counter() - began:.1f} s", flush=True)
 
 
-def train_marian(packed: Packed, args: argparse.Namespace) -> Result:
+def train_marian(packed: PackedItems, args: argparse.Namespace) -> Result:
     """Train a span to warm up and then those that count."""
     from transformers import MarianMTModel
 
@@ -225,7 +225,7 @@ def train_weft(run: Run, tokenizer: Tokenizer, args: argparse.Namespace) -> Resu
         items = [trainer.loader.data[item] for item in range(8)]
         batch = trainer.task.collate(items, np.random.default_rng(0))
         lengths = [np.array([len(item[side]) - side for item in items]) for side in (0, 1)]
-        assert 3 * trainer.head.operations(batch) == useful(lengths[0], lengths[1], layers), "counted alike"
+        assert 3 * trainer.head.flops(batch) == useful(lengths[0], lengths[1], layers), "counted alike"
         trainer.fit()
     spans = [Span(step.tokens_per_s, step.mfu) for step in heard.steps[1:]]  # the first is to warm up
     tokens = [
@@ -256,7 +256,7 @@ def peak(device: str) -> int:
 
 def top(device: str) -> float:
     """Operations a second of a large product."""
-    return ceiling(join_world(device).device, "bf16" if device == "cuda" else "fp32")
+    return peak_flops(join_world(device).device, "bf16" if device == "cuda" else "fp32")
 
 
 def main() -> None:

@@ -40,13 +40,13 @@ from translators import (
     UNK,
     VOCAB,
     WIDTH,
+    BlockSchedule,
     CTranslate2,
     Found,
     Marian,
     Setting,
     Side,
     Weft,
-    Work,
     convert,
     load_ctranslate2,
     make_marian,
@@ -55,11 +55,11 @@ from translators import (
 BANDWIDTH = 4.2e12  # bytes/s that an H200 was measured to read
 
 
-class Measured(NamedTuple):
+class Metrics(NamedTuple):
     """One pass over the work."""
 
     seconds: float
-    grown: int  # bytes, at the peak
+    data_sized_buffers: int  # bytes, at the peak
     found: list[Found]
 
 
@@ -92,7 +92,7 @@ def _forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _measure(work: Work, setting: Setting) -> Measured:
+def _measure(work: BlockSchedule, setting: Setting) -> Metrics:
     """Translate all; a side that a setting is new to gets ready for it first, which does not count."""
     if setting.how != _Here.how:
         _Here.side.prepare(setting.how)
@@ -106,7 +106,7 @@ def _measure(work: Work, setting: Setting) -> Measured:
         torch.cuda.synchronize()
     seconds = time.perf_counter() - began
     assert all(len(one.ids) == work.length and EOS not in one.ids for one in found)
-    return Measured(seconds, _memory(peak=True) - _Here.base, found)
+    return Metrics(seconds, _memory(peak=True) - _Here.base, found)
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Worker:
     pool: ProcessPoolExecutor
     settings: list[Setting]
 
-    def run(self, work: Work, setting: Setting) -> Measured:
+    def run(self, work: BlockSchedule, setting: Setting) -> Metrics:
         """Make one pass."""
         return self.pool.submit(_measure, work, setting).result()
 
@@ -140,7 +140,7 @@ def start(
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
-def choose(worker: Worker, work: Work) -> list[Setting]:
+def choose(worker: Worker, work: BlockSchedule) -> list[Setting]:
     """Return the setting with which a side is fastest; those that it cannot do are left out, aloud."""
     seconds = {}
     for setting in worker.settings:
@@ -154,17 +154,17 @@ def choose(worker: Worker, work: Work) -> list[Setting]:
     return sorted(seconds, key=lambda setting: seconds[setting])[:1]
 
 
-def rate(work: Work, seconds: float) -> float:
+def rate(work: BlockSchedule, seconds: float) -> float:
     """Output tokens a second."""
     return len(work.sources) * work.length / seconds
 
 
-def compare(title: str, workers: list[Worker], work: Work, rounds: int, exact: Sequence[str] = ()) -> None:
+def compare(title: str, workers: list[Worker], work: BlockSchedule, rounds: int, exact: Sequence[str] = ()) -> None:
     """Time all sides in turn and print the table; the sides named in `exact` must agree with the first."""
     print(f"\n{title}: {len(work.sources)} sentences x {work.length} tokens, beam {work.beam}", flush=True)
     settings = {worker.name: setting for worker in workers for setting in choose(worker, work)}
     workers = [worker for worker in workers if worker.name in settings]
-    runs: dict[str, list[Measured]] = {worker.name: [] for worker in workers}
+    runs: dict[str, list[Metrics]] = {worker.name: [] for worker in workers}
     for _ in range(rounds + 1):  # the first is to warm up
         for worker in workers:
             runs[worker.name].append(worker.run(work, settings[worker.name]))
@@ -174,7 +174,7 @@ def compare(title: str, workers: list[Worker], work: Work, rounds: int, exact: S
     for name, passes in runs.items():
         setting, reference = settings[name], runs[first][-1].found
         flying = min(setting.batch * parallel(setting), len(work.sources)) * work.length
-        grown = max(run.grown for run in passes) / flying
+        grown = max(run.data_sized_buffers for run in passes) / flying
         same = np.mean([one.ids == other.ids for one, other in zip(passes[-1].found, reference, strict=True)])
         print(f"{name:{width}}  {speeds[name]:9,.0f} tokens/s {speeds[name] / work.length:9,.1f} sentences/s", end="")
         print(
@@ -231,7 +231,7 @@ def on_cpu(stack: ExitStack, folder: Path, args: argparse.Namespace) -> None:
     ]
     workers = [one for name, make, settings in sides for one in start(stack, name, make, args, settings)]
     exact = [worker.name for worker in workers if worker.name.endswith("fp32")]
-    compare("captions", workers, Work(sources, args.length or 20, args.beam), args.rounds, exact)
+    compare("captions", workers, BlockSchedule(sources, args.length or 20, args.beam), args.rounds, exact)
 
 
 def on_cuda(stack: ExitStack, folder: Path, args: argparse.Namespace) -> None:
@@ -253,7 +253,7 @@ def on_cuda(stack: ExitStack, folder: Path, args: argparse.Namespace) -> None:
             workers = [
                 one for name, make, how in sides for one in start(inner, name, make, args, [Setting(count, how)])
             ]
-            compare(title, workers, Work(sources[:count], length, beam), args.rounds)
+            compare(title, workers, BlockSchedule(sources[:count], length, beam), args.rounds)
     print(f"floor for one alone: {floor(48, length):,.0f} tokens/s, by {BANDWIDTH / 1e12} TB/s")
 
 

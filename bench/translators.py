@@ -13,7 +13,7 @@ PAD, BOS, EOS, UNK = range(4)
 VOCAB, WIDTH, HEADS, LAYERS, HIDDEN = 32_000, 512, 8, 6, 2048
 
 
-class Work(NamedTuple):
+class BlockSchedule(NamedTuple):
     """What is to be translated, and how."""
 
     sources: list[list[int]]
@@ -44,7 +44,7 @@ class Side(Protocol):
     def prepare(self, how: str) -> None:
         """Get ready for a setting."""
 
-    def translate(self, work: Work, setting: Setting) -> list[Found]:
+    def translate(self, work: BlockSchedule, setting: Setting) -> list[Found]:
         """Return the best translation of each source."""
 
 
@@ -122,14 +122,14 @@ class Marian:
     def prepare(self, how: str) -> None:
         self.cache = how.removesuffix(" cache") if how else None
 
-    def translate(self, work: Work, setting: Setting) -> list[Found]:
+    def translate(self, work: BlockSchedule, setting: Setting) -> list[Found]:
         from weft.tasks.inference import side_by_side
 
         over = side_by_side if self.device == "cpu" else map  # as `weft predict` does
         return by_length(work.sources, setting.batch, partial(self._batch, work), over)
 
     @torch.inference_mode()
-    def _batch(self, work: Work, sources: list[list[int]]) -> list[Found]:
+    def _batch(self, work: BlockSchedule, sources: list[list[int]]) -> list[Found]:
         from transformers import GenerationConfig
 
         rows = [torch.tensor(ids) for ids in sources]
@@ -204,7 +204,7 @@ class CTranslate2:
             str(self.folder), compute_type=self.type, inter_threads=inter, intra_threads=intra
         )
 
-    def translate(self, work: Work, setting: Setting) -> list[Found]:
+    def translate(self, work: BlockSchedule, setting: Setting) -> list[Found]:
         names = [[str(id) if id > UNK else "</s>" for id in ids] for ids in work.sources]
         out = self.translator.translate_batch(
             names,
@@ -227,16 +227,16 @@ class CTranslate2:
 
 # weft's names for transformers' modules; several of the latter are one matrix here.
 PARTS = {
-    "attention.query": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-    "attention.output": ["self_attn.out_proj"],
-    "around_attention.norm": ["self_attn_layer_norm"],
-    "cross.query": ["encoder_attn.q_proj"],
-    "cross.memory": ["encoder_attn.k_proj", "encoder_attn.v_proj"],
-    "cross.output": ["encoder_attn.out_proj"],
-    "around_cross.norm": ["encoder_attn_layer_norm"],
-    "feed.inner": ["fc1"],
-    "feed.outer": ["fc2"],
-    "around_feed.norm": ["final_layer_norm"],
+    "attention.in_proj": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    "attention.out_proj": ["self_attn.out_proj"],
+    "attention_residual.norm": ["self_attn_layer_norm"],
+    "cross_attention.in_proj": ["encoder_attn.q_proj"],
+    "cross_attention.kv_proj": ["encoder_attn.k_proj", "encoder_attn.v_proj"],
+    "cross_attention.out_proj": ["encoder_attn.out_proj"],
+    "cross_attention_residual.norm": ["encoder_attn_layer_norm"],
+    "feed_forward.fc1": ["fc1"],
+    "feed_forward.fc2": ["fc2"],
+    "feed_forward_residual.norm": ["final_layer_norm"],
 }
 # Of a position, Marian has all sines, then all cosines; in weft, as in the paper, they take turns: so does width.
 TURNS = torch.arange(WIDTH).view(2, -1).T.flatten()
@@ -279,7 +279,7 @@ class Weft:
     def prepare(self, how: str) -> None:
         pass
 
-    def translate(self, work: Work, setting: Setting) -> list[Found]:
+    def translate(self, work: BlockSchedule, setting: Setting) -> list[Found]:
         from weft.nn.layers.linear import frozen_weights
         from weft.tasks.inference import side_by_side
 
@@ -288,11 +288,11 @@ class Weft:
             return by_length(work.sources, setting.batch, partial(self._batch, work), over)
 
     @torch.inference_mode()
-    def _batch(self, work: Work, sources: list[list[int]]) -> list[Found]:
-        from weft.decoding.generate import Options, generate
+    def _batch(self, work: BlockSchedule, sources: list[list[int]]) -> list[Found]:
+        from weft.decoding.generate import DecodingConfig, generate
         from weft.tokens import Tokens
 
         prompt = Tokens.pack([[BOS]] * len(sources)).to(self.device)
-        options = Options(beam=work.beam, min_length=work.length, max_length=work.length)
+        options = DecodingConfig(beam=work.beam, min_length=work.length, max_length=work.length)
         found = generate(self.model, prompt, EOS, options, Tokens.pack(sources).to(self.device))
         return [Found(candidates[0].ids, candidates[0].logprob) for candidates in found]

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from weft.analysis.word_vectors import WordVectors
-from weft.data.batching.packed import Packed, pack
+from weft.data.batching.packed import PackedItems, pack
 from weft.models.base import Budget
 from weft.models.word2vec.model import Word2Vec, Word2VecConfig
 
@@ -30,7 +30,7 @@ LEAST, WIDTH, WINDOW, DRAWN, SAMPLE, LR = 5, 100, 5, 5, 1e-3, 0.025
 @dataclass(frozen=True)
 class Text:
     words: list[str]  # the vocabulary, the most frequent first
-    data: Packed
+    data: PackedItems
     size: int  # words of the text, rare ones too
     lines: list[list[str]]  # for gensim; none in what was packed
 
@@ -47,7 +47,7 @@ def read_text(path: Path) -> Text:
 def read_packed(path: Path) -> Text:
     found = np.load(path)
     items = np.arange(len(found["starts"]))
-    return Text(found["words"].tolist(), Packed(found["ids"], found["starts"], items, ""), int(found["size"]), [])
+    return Text(found["words"].tolist(), PackedItems(found["ids"], found["starts"], items, ""), int(found["size"]), [])
 
 
 def train_weft(text: Text, method: str, args: argparse.Namespace, seed: int, passes: int) -> tuple[float, np.ndarray]:

@@ -36,13 +36,13 @@ def copy_bert(theirs, ours):
         own = layer.attention.self
         for name in ("weight", "bias"):
             stacked = torch.cat([getattr(part, name) for part in (own.query, own.key, own.value)])
-            getattr(block.attention.query, name).copy_(stacked)
+            getattr(block.attention.in_proj, name).copy_(stacked)
         pairs += [
-            (block.attention.output, layer.attention.output.dense),
-            (block.around_attention.norm, layer.attention.output.LayerNorm),
-            (block.feed.inner, layer.intermediate.dense),
-            (block.feed.outer, layer.output.dense),
-            (block.around_feed.norm, layer.output.LayerNorm),
+            (block.attention.out_proj, layer.attention.output.dense),
+            (block.attention_residual.norm, layer.attention.output.LayerNorm),
+            (block.feed_forward.fc1, layer.intermediate.dense),
+            (block.feed_forward.fc2, layer.output.dense),
+            (block.feed_forward_residual.norm, layer.output.LayerNorm),
         ]
     if ours.pool is not None:
         pairs.append((ours.pool, theirs.pooler.dense))

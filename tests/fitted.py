@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from weft.config.schema import Named
-from weft.data.batching.packed import Packed
+from weft.data.batching.packed import PackedItems
 from weft.models.base import Budget, Model, Pass, Role
 
 
@@ -27,9 +27,9 @@ class Unigram(Model):
 
     @classmethod
     def roles(cls, config):
-        return frozenset({Role.SCORER})
+        return frozenset({Role.LANGUAGE_MODEL})
 
-    def fit(self, data: Packed, budget: Budget) -> Iterator[Pass]:
+    def fit(self, data: PackedItems, budget: Budget) -> Iterator[Pass]:
         began = time.perf_counter() - budget.elapsed
         for number in range(budget.done, budget.passes):
             if self.config.stop_after == number:

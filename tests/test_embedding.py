@@ -54,7 +54,7 @@ def made(body, tokenizer="words", longest=28):
     run = Run.parse(raw)
     torch.manual_seed(0)
     task, head = build(run, train_tokenizer(run.tokenizer, iter(TEXTS)))
-    if not task.spells:  # what fills a spelling up must stay nought
+    if not task.uses_chars:  # what fills a spelling up must stay nought
         for parameter in head.parameters():  # or vectors of a fresh word2vec would be next to nothing
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=0.5)
@@ -92,7 +92,7 @@ def alone(pipeline, text, layers=(-1,)):
     if name == "word2vec":
         ids = [id for id in ids if id != task.tokenizer.specials.unk]
     tokens = Tokens.pack([[*before, *ids, *after]])
-    if task.spells:
+    if task.uses_chars:
         tokens = tokens.spelt([np.concatenate(task.spelt([text])[0])])
     return pipeline.head.body.encode(tokens, layers), tokens
 

@@ -34,7 +34,7 @@ MODELS = [
     ("cnn", {"width": 18}),
     ("word2vec", {"width": 16}),
 ]
-LOWERED = [(name, config) for name, config in MODELS if resolve("model", name).lowers]
+LOWERED = [(name, config) for name, config in MODELS if resolve("model", name).supports_low_precision]
 # Of the norm of all answers. Each number is rounded to 2^-9 and 2^-12 of itself, in some ten steps on its way.
 ERROR = {torch.bfloat16: 10 * 2**-9, torch.float16: 10 * 2**-12}
 

@@ -44,7 +44,7 @@ class Running(Model):
 
     @classmethod
     def roles(cls, config):
-        return {Role.ENCODER, Role.SCORER, Role.GENERATOR}
+        return {Role.ENCODER, Role.LANGUAGE_MODEL, Role.GENERATOR}
 
     def means(self, tokens: Tokens) -> Tensor:
         parts = tokens.split(self.embed(tokens.ids))
@@ -78,7 +78,7 @@ class Filling(Running):
 
     @classmethod
     def roles(cls, config):
-        return frozenset({Role.FILLER})
+        return frozenset({Role.MASKED_LM})
 
     def means(self, tokens):
         parts = tokens.split(self.embed(tokens.ids))
@@ -90,7 +90,7 @@ class Answering(Running):
 
     @classmethod
     def roles(cls, config):
-        return {Role.GENERATOR, Role.CONDITIONAL}
+        return {Role.GENERATOR, Role.SEQ2SEQ}
 
     def start(self, prompt, source):
         asked = torch.stack([part.mean(0) for part in source.split(self.embed(source.ids))])
@@ -241,7 +241,7 @@ class MixesWhatItFills(Filling):
 
 
 class CountsPadding(Running):
-    def operations(self, tokens, source=None):
+    def flops(self, tokens, source=None):
         return 2 * self.output.weight.numel() * tokens.longest * len(tokens)
 
 
@@ -400,7 +400,7 @@ def test_a_broken_model_fails_by_the_right_property(kind, broken, told):
 class ReadsFromTheWrongEnd(Running):
     @classmethod
     def roles(cls, config):
-        return {Role.SCORER}
+        return {Role.LANGUAGE_MODEL}
 
     @classmethod
     def directions(cls, config):
@@ -413,7 +413,7 @@ class ReadsFromTheWrongEnd(Running):
 class SeesItself(ReadsFromTheWrongEnd):
     @classmethod
     def roles(cls, config):
-        return {Role.FILLER}
+        return {Role.MASKED_LM}
 
     @classmethod
     def directions(cls, config):

@@ -42,25 +42,25 @@ def attention(Q: Tensor, K: Tensor, V: Tensor, causal: bool) -> tuple[Tensor, Te
 def multi_head(w: Weights, kind: Kind, place: Place, x: Tensor, memory: Tensor) -> Tensor:
     """Section 3.2.2: [head_1 ; … ; head_H] W_O."""
     if place[0] == "cross":
-        Q, (K, V) = affine(w, "query", x), affine(w, "memory", memory).chunk(2, 1)
+        Q, (K, V) = affine(w, "in_proj", x), affine(w, "kv_proj", memory).chunk(2, 1)
     else:
-        Q, K, V = affine(w, "query", x).chunk(3, 1)
+        Q, K, V = affine(w, "in_proj", x).chunk(3, 1)
     found, looks = [], []
     for head, parts in enumerate(zip(*(one.chunk(kind.heads, 1) for one in (Q, K, V)), strict=True)):
         answer, weights = attention(*parts, causal=place[0] == "decoder")
         found.append(torch.zeros_like(answer) if head in kind.off.get(place, ()) else answer)
         looks.append(weights)
     kind.seen[place] = torch.stack(looks)
-    return affine(w, "output", torch.cat(found, 1))
+    return affine(w, "out_proj", torch.cat(found, 1))
 
 
 def feed(w: Weights, kind: Kind, x: Tensor) -> Tensor:
     """Equation 2; GELU is Hendrycks & Gimpel 2016, SiLU Elfwing et al. 2018."""
-    x = affine(w, "inner", x)
+    x = affine(w, "fc1", x)
     near = torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))
     act = {"relu": x.clamp(min=0), "gelu": x * (1 + torch.erf(x / 2**0.5)) / 2, "silu": x / (1 + torch.exp(-x))}
     act["gelu-tanh"] = x * (1 + near) / 2
-    return affine(w, "outer", act[kind.activation])
+    return affine(w, "fc2", act[kind.activation])
 
 
 def layer_norm(w: Weights, x: Tensor) -> Tensor:
@@ -73,13 +73,13 @@ def block(w: Weights, kind: Kind, place: Place, x: Tensor, memory: Tensor | None
     """Section 3.1; norms before the layers are Xiong et al. 2020, figure 1 (b)."""
     layers = {
         "attention": lambda y: multi_head(below(w, "attention"), kind, place, y, y),
-        "cross": lambda y: multi_head(below(w, "cross"), kind, ("cross", place[1]), y, memory),
-        "feed": lambda y: feed(below(w, "feed"), kind, y),
+        "cross_attention": lambda y: multi_head(below(w, "cross_attention"), kind, ("cross", place[1]), y, memory),
+        "feed_forward": lambda y: feed(below(w, "feed_forward"), kind, y),
     }
     for name, layer in layers.items():
-        if name == "cross" and memory is None:
+        if name == "cross_attention" and memory is None:
             continue
-        norm = below(w, f"around_{name}.norm")
+        norm = below(w, f"{name}_residual.norm")
         x = x + layer(layer_norm(norm, x)) if kind.norm == "pre" else layer_norm(norm, x + layer(x))
     return x
 

@@ -12,7 +12,7 @@ from weft.analysis.render.page import heading, page, table
 from weft.checkpoint.store import Store
 from weft.config.schema import Run
 from weft.data.readers.examples import Skipped
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import CheckpointError, ConfigError, RoleError
 from weft.formats.pretrained import read_run
 from weft.pipeline import Pipeline, run_name, train
@@ -81,7 +81,7 @@ class Comparison:
         """Return a few unseen examples with what each contender makes of them."""
         examples = self.unseen()
         columns = [[one.pipeline.task.line(answer) for answer in one.pipeline(examples)] for one in self.contenders]
-        asked = [self.contenders[0].pipeline.task.shown(example) for example in examples]
+        asked = [self.contenders[0].pipeline.task.preview(example) for example in examples]
         headers = ["text", "should be", *(one.name for one in self.contenders)]
         return headers, [[*pair, *answers] for pair, *answers in zip(asked, *columns, strict=True)]
 
@@ -92,13 +92,13 @@ class Comparison:
         some = [
             example for _, example in islice(read_split(data, split, first.task, Skipped()), 64) if self._fits(example)
         ]
-        some.sort(key=lambda example: -len(first.task.shown(example)[0]))
+        some.sort(key=lambda example: -len(first.task.preview(example)[0]))
         return some[:: max(1, len(some) // SHOWN)][:SHOWN]
 
     def _fits(self, example: Any) -> bool:
         """Whether it is short enough for the tokenizers of all."""
         pipelines = (one.pipeline for one in self.contenders)
-        return all(p.task.encode(example, p.tokenizer, Limit(p.run.data.longest, "drop")) for p in pipelines)
+        return all(p.task.encode(example, p.tokenizer, TruncationPolicy(p.run.data.longest, "drop")) for p in pipelines)
 
     def page(self) -> str:
         """Return the report as one page that needs no network."""

@@ -103,8 +103,8 @@ class Embedder:
     ) -> None:
         check_encodes(head)
         self.task, self.head, self.choice = task, head.eval(), choice
-        self.layers = chosen_layers(choice.layers, head.body.levels)
-        self.before, self.after = task.marks
+        self.layers = chosen_layers(choice.layers, head.body.mixable_layers)
+        self.before, self.after = task.special_token_affixes
         self.longest, self.truncate, self.lowercase = longest, truncate, lowercase
         self.cut = 0  # texts that were too long
         weight = next(head.parameters())
@@ -149,7 +149,7 @@ class Embedder:
         numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         distinct, given = list(numbers), np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
         cut, marks = self.task.cut(distinct), len(self.before) + len(self.after)
-        spelt = self.task.spelt(distinct) if self.task.spells else None
+        spelt = self.task.spelt(distinct) if self.task.uses_chars else None
         lengths = np.fromiter(map(len, cut), np.int64, len(cut))
         room = None if self.longest is None else max(0, self.longest - marks)
         if room is not None and lengths.max(initial=0) > room:
@@ -292,4 +292,4 @@ def _shortened(spelt: list[np.ndarray], room: int, before: int, after: int) -> l
 
 def _one_token(task: Task) -> Tokens:
     tokens = Tokens.pack([[task.tokenizer.specials.eos]])
-    return tokens.spelt([task.spelt([""])[0][-1]]) if task.spells else tokens
+    return tokens.spelt([task.spelt([""])[0][-1]]) if task.uses_chars else tokens

@@ -11,13 +11,13 @@ import torch
 from pydantic import BaseModel
 
 from weft.analysis.attention import Attention, views_of
-from weft.analysis.gradients import Reach, trace
+from weft.analysis.gradients import GradientNorms, trace
 from weft.analysis.layer_probing import LayerScores, choices_for, read_task, score_layers
 from weft.checkpoint import contents
 from weft.checkpoint.store import save_folder
 from weft.config.schema import Run
 from weft.data.corpus.format import find_corpus, read_manifest
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.embedding import Choice, Combine, Embedder, Layers, Pool
 from weft.errors import CheckpointError, ConfigError, DataError, RoleError
 from weft.formats.huggingface.hub import find_model
@@ -28,7 +28,7 @@ from weft.nn.layers.quantization import lower
 from weft.tasks.base import Answer, Batch, Head, Task
 from weft.tasks.corpus.reuse import prepared_split
 from weft.tasks.factory import numbers_of
-from weft.tasks.inference import Verdict, judge, judge_prepared, outputs, predict, reread
+from weft.tasks.inference import EvaluationResult, judge, judge_prepared, outputs, predict, reread
 from weft.tasks.lm.minimal_pairs import Judged, judge_pairs
 from weft.tasks.lm.task import LM
 from weft.tasks.mlm.task import MLM
@@ -94,7 +94,7 @@ class Pipeline:
 
     def judge(
         self, data: str | Path | Iterable[Asked] | None = None, tell: Callable[[str], object] | None = None
-    ) -> Verdict:
+    ) -> EvaluationResult:
         """Do what `evaluate` does; return the metrics and, where answers are labels, the confusion matrix."""
         found = self._judge_prepared(data) if data is None or isinstance(data, str | Path) else None
         if found is None:
@@ -106,7 +106,7 @@ class Pipeline:
             tell(found.note)
         return found
 
-    def _judge_prepared(self, data: str | Path | None) -> Verdict | None:
+    def _judge_prepared(self, data: str | Path | None) -> EvaluationResult | None:
         """Judge by a prepared corpus, if it is one; of one that is named, by its split `test`, else `valid`."""
         recipe, split = data_for(self.run.data, data)
         if data is not None and (folder := find_corpus(str(data))):
@@ -190,7 +190,7 @@ class Pipeline:
     ) -> Attention:
         """Read the winning output again and return where each step looked, in all layers and heads or the chosen."""
         asked = self.example(example)
-        source, target, batch = self.reread(asked)
+        source, target, batch = self.teacher_forced(asked)
         with torch.inference_mode(), capture(layers, heads) as maps:
             self.head.eval()(batch)
         if not maps.weights and layers is not None:
@@ -199,22 +199,22 @@ class Pipeline:
             raise RoleError(f"model: {self.run.model.name!r}, as configured, has no attention to look at")
         if missing := set(layers or ()) - {layer for _, layer in maps.weights}:
             raise ConfigError(f"layers: {min(missing)} has no attention to look at; layers are counted from 0")
-        text = example if isinstance(example, str) else self.task.shown(asked)[0]
+        text = example if isinstance(example, str) else self.task.preview(asked)[0]
         answer = self(asked)[0] if self.task.has_question(asked) else {"logprob": self.log_probs([asked.text])[0]}
         read = self.read(batch)
         views = views_of(maps, source if batch.source else read, target, read)
         return Attention(text, answer, self.task.line(answer), views)
 
-    def gradients(self, example: Asked, name: str = "") -> list[Reach]:
+    def gradients(self, example: Asked, name: str = "") -> list[GradientNorms]:
         """Say how strongly the loss of the last step of its own answer reaches back to each step that was read."""
         if self.precision == "int8":
             raise ConfigError("precision: int8 is for answers and has no gradients; load the model in fp32 or bf16")
-        source, _, batch = self.reread(example)
+        source, _, batch = self.teacher_forced(example)
         tokens = {"source": source, "target": self.read(batch), "text": self.read(batch)}
         found = trace(self.task, self.head, batch)
-        return [Reach(name or self.run.model.name, side, tokens[side], norms) for side, norms in found.items()]
+        return [GradientNorms(name or self.run.model.name, side, tokens[side], norms) for side, norms in found.items()]
 
-    def reread(self, example: Asked) -> tuple[list[str], list[str], Batch]:
+    def teacher_forced(self, example: Asked) -> tuple[list[str], list[str], Batch]:
         """Answer; return the tokens on both sides, and the batch in which the model reads the answer that it chose."""
         source, target, batch = reread(self.task, self.head, self.example(example), self._limit())
         return source, target, batch.to(self.device)
@@ -265,10 +265,10 @@ class Pipeline:
             check_answer(self.task, f"example {number}", example)
         return examples, ""
 
-    def _limit(self, policy: str | None = None) -> Limit:
+    def _limit(self, policy: str | None = None) -> TruncationPolicy:
         """A question that is too long is an error, unless its windows are answered, which leaves nothing out."""
         asked = "window" if self.run.data.too_long == "window" else "error"
-        return Limit(self.run.data.longest, policy or asked, asked=policy is None)  # type: ignore[arg-type]
+        return TruncationPolicy(self.run.data.longest, policy or asked, asked=policy is None)  # type: ignore[arg-type]
 
     def __sklearn_clone__(self) -> "Pipeline":
         """What scikit-learn's clones of an estimator have in common: nothing changes it."""
@@ -341,7 +341,7 @@ def load(
         raise CheckpointError(f"{str(path)!r}: no folder has such a name; give a run's directory")
     run, task, head = open_model(path, trust, overrides)
     head.to(pick_device(device, "device")).eval()
-    if precision != "fp32" and not head.body.lowers:
+    if precision != "fp32" and not head.body.supports_low_precision:
         raise ConfigError(
             f"precision: the model {run.model.name!r} answers in fp32 alone, but {precision!r} is asked for"
         )

@@ -10,7 +10,7 @@ from tests.conftest import reversed_pairs
 from torch import nn
 
 import weft
-from weft.analysis.gradients import GAINS, STEPS, Reach, fresh, trace
+from weft.analysis.gradients import GAINS, STEPS, GradientNorms, fresh, trace
 from weft.errors import DataError, RoleError
 from weft.nn.rnn.cells import CELLS
 from weft.tasks.base import Batch
@@ -50,7 +50,7 @@ def exact(trained_run):
 
 
 def test_the_norms_are_those_of_the_derivative(exact):
-    _, _, batch = exact.reread(WORD)
+    _, _, batch = exact.teacher_forced(WORD)
     found = trace(exact.task, exact.head, batch)
     assert [len(found["source"]), len(found["target"])] == [len(WORD) + 1, len(WORD) + 1]
     sides = {"source": batch.source.ids, "target": batch.tokens.ids}
@@ -77,7 +77,7 @@ def test_nothing_of_the_model_changes(reverser):
 
 
 def test_points_count_back_from_the_last_step():
-    assert Reach("m", "text", "abc", [1e-3, 0.1, 2.0]).points == [(2, 1e-3), (1, 0.1), (0, 2.0)]
+    assert GradientNorms("m", "text", "abc", [1e-3, 0.1, 2.0]).points == [(2, 1e-3), (1, 0.1), (0, 2.0)]
 
 
 def test_a_model_without_steps_says_so(reverser):

@@ -123,7 +123,7 @@ def test_any_body_will_do(body):
     pipeline = made(body)
     for name in ("reviews", "marked"):
         found = pipeline.layer_scores(name)
-        assert {one.choice.layers for one in found.scores} >= {(level,) for level in pipeline.head.body.levels}
+        assert {one.choice.layers for one in found.scores} >= {(level,) for level in pipeline.head.body.mixable_layers}
 
 
 def test_blocks_and_batches_change_nothing(bert, monkeypatch):

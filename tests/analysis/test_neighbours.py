@@ -56,7 +56,7 @@ def vectors(task, head, text, word, layers=(-1,)):
     """Return what a word has in a text, use by use, with nothing else in the batch."""
     cut, special = task.tokenizer.encode(text), task.tokenizer.specials
     tokens = Tokens.pack([[special.bos, *cut.ids, special.eos]])
-    if task.spells:
+    if task.uses_chars:
         tokens = tokens.spelt([torch.cat([torch.from_numpy(one) for one in spelt(task, text, cut)]).numpy()])
     with torch.no_grad():
         states = torch.cat(list(head.eval().body.encode(tokens, layers)), -1)

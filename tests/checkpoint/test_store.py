@@ -85,7 +85,7 @@ class Faults:
     def __init__(
         self, at: int, strike: Callable[[], None], operations: tuple[str, ...] = OPERATIONS, lasting: bool = False
     ) -> None:
-        self.at, self.strike, self.operations, self.lasting, self.count = at, strike, operations, lasting, 0
+        self.at, self.strike, self.flops, self.lasting, self.count = at, strike, operations, lasting, 0
         self.trace: list[tuple[str, str]] = []
         self._paths: dict[int, str] = {}
 
@@ -112,7 +112,7 @@ class Faults:
     @contextmanager
     def __call__(self) -> Iterator["Faults"]:
         with pytest.MonkeyPatch.context() as patch:
-            for name in self.operations:
+            for name in self.flops:
                 patch.setattr(os, name, self._wrap(name, getattr(os, name)))
             yield self
 

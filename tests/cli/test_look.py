@@ -10,7 +10,7 @@ from tests.conftest import recipe_for, reversed_pairs, write_pairs
 
 import weft
 from weft.analysis.attention import Attention, View
-from weft.analysis.gradients import Reach
+from weft.analysis.gradients import GradientNorms
 from weft.analysis.render.export import Reached, check_out, render_attention, render_gradients, save
 from weft.cli import main as cli
 from weft.errors import ConfigError
@@ -76,9 +76,9 @@ def test_a_picture_is_a_png():
 REACHED = Reached(
     "a b",
     [
-        Reach("elman", "source", ["a", "b"], [1e-9, 1.0]),
-        Reach("elman", "target", ["x"], [2.0]),
-        Reach("lstm", "source", ["a", "b"], [0.1, 0.9]),
+        GradientNorms("elman", "source", ["a", "b"], [1e-9, 1.0]),
+        GradientNorms("elman", "target", ["x"], [2.0]),
+        GradientNorms("lstm", "source", ["a", "b"], [0.1, 0.9]),
     ],
 )
 
@@ -93,7 +93,9 @@ def test_gradients_have_a_chart_for_each_side_with_a_line_for_each_model():
 
 
 def test_models_that_read_different_tokens_have_no_names_in_common():
-    found = Reached("a b", [Reach("one", "text", ["a", "b"], [1, 2]), Reach("two", "text", ["a b"], [1])])
+    found = Reached(
+        "a b", [GradientNorms("one", "text", ["a", "b"], [1, 2]), GradientNorms("two", "text", ["a b"], [1])]
+    )
     page = render_gradients([found], ".html", "t", "", quiet).decode()
     data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page)[1])
     assert [label for _, label in data["stops"]] == ["steps back 0", "steps back 1"]

@@ -133,10 +133,10 @@ def test_what_has_changed_on_the_way_is_told(folder, tmp_path, monkeypatch):
 
     def save(path, run, tokenizer, head):
         with torch.no_grad():
-            head.body.decoder.blocks[1].around_feed.norm.bias += 0.01
+            head.body.decoder.blocks[1].feed_forward_residual.norm.bias += 0.01
         written(path, run, tokenizer, head)
         with torch.no_grad():
-            head.body.decoder.blocks[1].around_feed.norm.bias -= 0.01
+            head.body.decoder.blocks[1].feed_forward_residual.norm.bias -= 0.01
 
     written = conversion.save_hf
     monkeypatch.setattr(conversion, "save_hf", save)

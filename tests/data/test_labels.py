@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from weft.config.schema import Data, Named
 from weft.data.labels import Label, Labels, balanced
 from weft.data.readers.examples import Skipped
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
 from weft.tasks.base import Example, Task
 from weft.tasks.prepare import encode_all, read_split
@@ -80,7 +80,7 @@ def read(tmp_path):
 
     def reading(skipped):
         rows = read_split(data, "train", task, Skipped())
-        return list(encode_all(rows, task, None, Limit(9, "error"), skipped))
+        return list(encode_all(rows, task, None, TruncationPolicy(9, "error"), skipped))
 
     return reading
 

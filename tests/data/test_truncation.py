@@ -3,14 +3,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
 
 
 def test_a_sequence_that_fits_is_untouched_under_every_policy():
     ids = [1, 2, 3]
     for policy in ("error", "cut", "drop", "window"):
-        limit = Limit(3, policy)
+        limit = TruncationPolicy(3, policy)
         (same,) = limit.apply(ids)
         assert same is ids
         assert str(limit) == ""
@@ -18,7 +18,7 @@ def test_a_sequence_that_fits_is_untouched_under_every_policy():
 
 def test_error_names_both_lengths_and_the_remedy():
     with pytest.raises(DataError) as caught:
-        Limit(1024, "error").apply(range(1203))
+        TruncationPolicy(1024, "error").apply(range(1203))
     assert str(caught.value) == (
         "got 1,203 tokens, data.longest is 1,024; set data.too_long: cut, drop or window, or raise data.longest"
     )
@@ -29,30 +29,30 @@ def test_error_names_both_lengths_and_the_remedy():
 )
 def test_who_asks_a_model_is_not_told_to_set_what_a_question_does_not_have(windows, remedy):
     with pytest.raises(DataError) as caught:
-        Limit(3, "error", asked=True).apply(range(4), windows=windows)
+        TruncationPolicy(3, "error", asked=True).apply(range(4), windows=windows)
     assert str(caught.value) == f"got 4 tokens, data.longest is 3; {remedy}"
 
 
 def test_windows_are_not_offered_where_a_task_takes_none():
     with pytest.raises(DataError, match="set data.too_long: cut or drop, or raise data.longest"):
-        Limit(3, "error").apply(range(4), windows=False)
+        TruncationPolicy(3, "error").apply(range(4), windows=False)
 
 
 def test_cut_keeps_the_start():
-    limit = Limit(2, "cut")
+    limit = TruncationPolicy(2, "cut")
     assert limit.apply([1, 2, 3]) == [[1, 2]]
     assert (limit.cut, limit.dropped, limit.windowed) == (1, 0, 0)
 
 
 def test_drop_keeps_nothing():
-    limit = Limit(2, "drop")
+    limit = TruncationPolicy(2, "drop")
     assert limit.apply([1, 2, 3]) == []
     assert (limit.cut, limit.dropped, limit.windowed) == (0, 1, 0)
 
 
 def test_windows_of_an_array_are_views_of_it():
     ids = np.arange(7, dtype=np.uint16)
-    windows = Limit(3, "window").apply(ids)
+    windows = TruncationPolicy(3, "window").apply(ids)
     assert [window.tolist() for window in windows] == [[0, 1, 2], [3, 4, 5], [6]]
     assert all(window.base is ids for window in windows)
 
@@ -67,7 +67,7 @@ def covers(ids, windows, longest):
 @settings(derandomize=True)
 @given(st.lists(st.integers(0, 9), min_size=1), st.integers(1, 8))
 def test_windows_cover_the_sequence_once(ids, longest):
-    assert covers(ids, Limit(longest, "window").apply(ids), longest)
+    assert covers(ids, TruncationPolicy(longest, "window").apply(ids), longest)
 
 
 def test_windows_that_overlap_or_lose_the_end_would_be_caught():
@@ -78,21 +78,24 @@ def test_windows_that_overlap_or_lose_the_end_would_be_caught():
 
 
 def test_the_report_counts_sequences_not_windows():
-    limit = Limit(1, "window")
+    limit = TruncationPolicy(1, "window")
     limit.apply([1, 2, 3])
     assert str(limit) == "windowed 1 sequence longer than data.longest=1"
-    assert str(Limit(1024, "cut", cut=3, dropped=2)) == "cut 3, dropped 2 sequences longer than data.longest=1024"
-    assert str(Limit(9, "drop", dropped=1200)) == "dropped 1,200 sequences longer than data.longest=9"
+    assert (
+        str(TruncationPolicy(1024, "cut", cut=3, dropped=2))
+        == "cut 3, dropped 2 sequences longer than data.longest=1024"
+    )
+    assert str(TruncationPolicy(9, "drop", dropped=1200)) == "dropped 1,200 sequences longer than data.longest=9"
 
 
 def test_what_else_a_task_did_is_counted_and_told():
-    limit, part = Limit(2, "cut"), Limit(2, "cut")
+    limit, part = TruncationPolicy(2, "cut"), TruncationPolicy(2, "cut")
     limit.apply([1, 2, 3])
     limit.note("cut", "question", "to 64 tokens")
     for _ in range(2):
         part.note("cut", "question", "to 64 tokens")
         part.note("taught", "answer", "as a whole")
-    assert str(Limit(2, "cut")) == ""
+    assert str(TruncationPolicy(2, "cut")) == ""
     assert str(part) == "cut 2 questions to 64 tokens; taught 2 answers as a whole"
     limit.add(part)
     assert str(limit) == (

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.decoding.beam_search import Beam, Front, Hypothesis, Pool
-from weft.decoding.generate import Options, generate
+from weft.decoding.beam_search import ActiveBeams, Beam, FinishedPool, Hypothesis
+from weft.decoding.generate import DecodingConfig, generate
 from weft.errors import WeftError
 from weft.tokens import Tokens
 
@@ -17,7 +17,7 @@ BIASES = ["none", "gnmt", "average"]
 steady = settings(max_examples=60, deadline=None, derandomize=True)
 
 
-def penalty(options: Options, length: int) -> float:
+def penalty(options: DecodingConfig, length: int) -> float:
     if options.length_bias == "none":
         return 1.0
     return (((5 + length) / 6) if options.length_bias == "gnmt" else length) ** options.alpha
@@ -27,13 +27,17 @@ def rank(found: list[Hypothesis], keep: int) -> list[Hypothesis]:
     return sorted(found, key=lambda one: (not one.finished, -one.score))[:keep]
 
 
-def allowed(options: Options, forbid: tuple[int, ...], vocab: int, written: int) -> list[int]:
+def allowed(options: DecodingConfig, forbid: tuple[int, ...], vocab: int, written: int) -> list[int]:
     early = {EOS} if written < options.min_length else set()
     return [token for token in range(vocab) if token not in early | set(forbid)]
 
 
 def brute_force(
-    model: Any, prompt: tuple[int, ...], options: Options, source: tuple[int, ...] = (), forbid: tuple[int, ...] = ()
+    model: Any,
+    prompt: tuple[int, ...],
+    options: DecodingConfig,
+    source: tuple[int, ...] = (),
+    forbid: tuple[int, ...] = (),
 ) -> list[Hypothesis]:
     """Score every sequence of up to max_length tokens."""
     found = []
@@ -55,7 +59,11 @@ def brute_force(
 
 
 def plain_beam(
-    model: Any, prompt: tuple[int, ...], options: Options, source: tuple[int, ...] = (), forbid: tuple[int, ...] = ()
+    model: Any,
+    prompt: tuple[int, ...],
+    options: DecodingConfig,
+    source: tuple[int, ...] = (),
+    forbid: tuple[int, ...] = (),
 ) -> list[Hypothesis]:
     """Search one sequence by the rule of the module's docstring, in plain Python, with no early stop."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -82,7 +90,7 @@ def assert_same(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
         assert math.isclose(one.score, other.score, rel_tol=1e-9, abs_tol=1e-9)
 
 
-def beam_of(options: Options, kind: type[Beam] = Beam, forbid: tuple[int, ...] = ()) -> Beam:
+def beam_of(options: DecodingConfig, kind: type[Beam] = Beam, forbid: tuple[int, ...] = ()) -> Beam:
     return kind(
         eos=EOS,
         width=options.beam,
@@ -97,24 +105,24 @@ def beam_of(options: Options, kind: type[Beam] = Beam, forbid: tuple[int, ...] =
 class Patient(Beam):
     """Never stops early."""
 
-    def _done(self, front: Front, pool: Pool, length: int) -> Tensor:
+    def _done(self, front: ActiveBeams, pool: FinishedPool, length: int) -> Tensor:
         return torch.zeros_like(pool.score[:, 0], dtype=torch.bool)
 
 
 class Hasty(Beam):
     """The rule that is not right: stop as soon as the pool is full."""
 
-    def _done(self, front: Front, pool: Pool, length: int) -> Tensor:
+    def _done(self, front: ActiveBeams, pool: FinishedPool, length: int) -> Tensor:
         return pool.score[:, -1] > float("-inf")
 
 
 @st.composite
-def searches(draw: st.DrawFn, exhaustive: bool = False) -> tuple[int, Options]:
+def searches(draw: st.DrawFn, exhaustive: bool = False) -> tuple[int, DecodingConfig]:
     """A vocabulary and options; exhaustive: a beam that holds every prefix."""
     vocab = draw(st.integers(2, 4 if exhaustive else 9))
     longest = draw(st.integers(1, {2: 6, 3: 4, 4: 3}[vocab] if exhaustive else 9))
     width = vocab**longest if exhaustive else draw(st.integers(1, 6))
-    return vocab, Options(
+    return vocab, DecodingConfig(
         beam=width,
         candidates=draw(st.integers(1, width)),
         length_bias=draw(st.sampled_from(BIASES)),
@@ -130,7 +138,7 @@ seeds = st.integers(0, 2**32)
 class TestExhaustive:
     @steady
     @given(searches(exhaustive=True), seeds, st.booleans())
-    def test_equals_brute_force(self, toy: Any, search: tuple[int, Options], seed: int, bar: bool) -> None:
+    def test_equals_brute_force(self, toy: Any, search: tuple[int, DecodingConfig], seed: int, bar: bool) -> None:
         vocab, options = search
         model, forbid = toy(vocab, seed), (vocab - 1,) if bar and vocab > 2 else ()
         prompts, sources = [(1,), (1, 1, 0)], [(3,), ()]
@@ -139,7 +147,7 @@ class TestExhaustive:
             assert_same(one, brute_force(model, prompt, options, source, forbid))
 
     def test_a_state_that_does_not_reorder_is_caught(self, toy: Any) -> None:
-        options = Options(beam=81, candidates=81, max_length=4)
+        options = DecodingConfig(beam=81, candidates=81, max_length=4)
         prompt = Tokens.pack([(1,)])
         expected = brute_force(toy(3, 5), (1,), options)
         assert_same(generate(toy(3, 5), prompt, EOS, options)[0], expected)
@@ -147,7 +155,7 @@ class TestExhaustive:
             assert_same(generate(toy(3, 5, forgets=True), prompt, EOS, options)[0], expected)
 
     def test_width_beyond_the_number_of_sequences_returns_each_once(self, toy: Any) -> None:
-        options = Options(beam=50, candidates=50, max_length=3)
+        options = DecodingConfig(beam=50, candidates=50, max_length=3)
         found = generate(toy(2, 1), Tokens.pack([(1,)]), EOS, options)[0]
         assert {one.ids for one in found} == {(), (1,), (1, 1), (1, 1, 1)}
         assert len(found) == 4
@@ -157,7 +165,7 @@ class TestExhaustive:
 class TestRule:
     @steady
     @given(searches(), seeds)
-    def test_equals_a_plain_beam_search(self, toy: Any, search: tuple[int, Options], seed: int) -> None:
+    def test_equals_a_plain_beam_search(self, toy: Any, search: tuple[int, DecodingConfig], seed: int) -> None:
         vocab, options = search
         model = toy(vocab, seed)
         found = beam_of(options).search(model, Tokens.pack([(2, 1)]))
@@ -167,7 +175,7 @@ class TestRule:
         model = toy(
             4, table=lambda source, prefix: [-3.0, 0.0, -0.1, -0.2] if len(prefix) == 1 else [9.0, 0.0, 0.0, 0.0]
         )
-        options = Options(beam=3, candidates=3, length_bias="none", max_length=5)
+        options = DecodingConfig(beam=3, candidates=3, length_bias="none", max_length=5)
         found = generate(model, Tokens.pack([(1,)]), EOS, options)[0]
         assert [one.ids for one in found] == [(1,), (2,), (3,)]
         wide = options.model_copy(update={"beam": 4, "candidates": 4})
@@ -175,7 +183,7 @@ class TestRule:
 
     def test_unfinished_hypotheses_come_last_whatever_their_score(self, toy: Any) -> None:
         model = toy(3, table=lambda source, prefix: [0.0, 2.0, -1.0])
-        options = Options(beam=2, candidates=2, length_bias="average", alpha=1.0, max_length=2, min_length=1)
+        options = DecodingConfig(beam=2, candidates=2, length_bias="average", alpha=1.0, max_length=2, min_length=1)
         ended, cut = generate(model, Tokens.pack([(1,)]), EOS, options)[0]
         assert (ended.ids, ended.finished) == ((1,), True)
         assert (cut.ids, cut.finished) == ((1, 1), False)
@@ -183,7 +191,7 @@ class TestRule:
 
     def test_a_model_that_never_ends_is_cut_off(self, toy: Any) -> None:
         model = toy(3, table=lambda source, prefix: [float("-inf"), 1.0, 0.0])
-        options = Options(beam=2, candidates=2, length_bias="average", alpha=1.0, max_length=7)
+        options = DecodingConfig(beam=2, candidates=2, length_bias="average", alpha=1.0, max_length=7)
         best, second = generate(model, Tokens.pack([(1,)]), EOS, options)[0]
         assert best.ids == (1,) * 7
         assert not best.finished
@@ -195,7 +203,7 @@ class TestRule:
 class TestEarlyStop:
     @steady
     @given(searches(), seeds)
-    def test_changes_no_answer(self, toy: Any, search: tuple[int, Options], seed: int) -> None:
+    def test_changes_no_answer(self, toy: Any, search: tuple[int, DecodingConfig], seed: int) -> None:
         vocab, options = search
         eager, patient = toy(vocab, seed), toy(vocab, seed)
         prompt = Tokens.pack([(1,), (1, 1), (0,)])
@@ -203,7 +211,7 @@ class TestEarlyStop:
         assert sum(eager.rows) <= sum(patient.rows)
 
     def test_saves_steps(self, toy: Any) -> None:
-        options = Options(beam=4, candidates=2, length_bias="gnmt", max_length=40)
+        options = DecodingConfig(beam=4, candidates=2, length_bias="gnmt", max_length=40)
         eager, patient = toy(8, 3), toy(8, 3)
         prompt = Tokens.pack([(1,), (2,), (3,)])
         assert beam_of(options).search(eager, prompt) == beam_of(options, Patient).search(patient, prompt)
@@ -212,7 +220,7 @@ class TestEarlyStop:
     def test_stopping_when_the_pool_is_full_would_change_it(self, toy: Any) -> None:
         first, later = [math.log(x) for x in (0.4, 0.5, 0.1)], [math.log(x) for x in (0.5, 0.49, 0.01)]
         model = toy(3, table=lambda source, prefix: first if len(prefix) == 1 else later)
-        options = Options(beam=2, length_bias="average", alpha=1.0, max_length=4)
+        options = DecodingConfig(beam=2, length_bias="average", alpha=1.0, max_length=4)
         prompt = Tokens.pack([(1,)])
         assert beam_of(options, Hasty).search(model, prompt)[0][0].ids == ()
         assert generate(model, prompt, EOS, options)[0][0].ids == (1,)
@@ -222,13 +230,13 @@ class TestEarlyStop:
         """The bound logprob / lp(length now) is tempting and wrong: a longer hypothesis may gain by its length."""
 
         class Tempted(Beam):
-            def _done(self, front: Front, pool: Pool, length: int) -> Tensor:
+            def _done(self, front: ActiveBeams, pool: FinishedPool, length: int) -> Tensor:
                 return front.logprob[:, 0] / self.penalty(1) <= pool.score[:, -1]
 
         sure = [-9.0, 9.0, -9.0]
         tables = {1: [math.log(x) for x in (0.4, 0.3, 0.3)], 2: sure, 3: sure, 4: [9.0, -9.0, -9.0]}
         model = toy(3, table=lambda source, prefix: tables[min(len(prefix), 4)])
-        options = Options(beam=2, length_bias="average", alpha=1.0, max_length=6)
+        options = DecodingConfig(beam=2, length_bias="average", alpha=1.0, max_length=6)
         prompt = Tokens.pack([(1,)])
         assert beam_of(options, Tempted).search(model, prompt)[0][0].ids == ()
         assert beam_of(options).search(model, prompt)[0][0].ids == (1, 1, 1)
@@ -238,7 +246,7 @@ class TestBatch:
     @steady
     @given(searches(), seeds, st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=5))
     def test_equals_one_at_a_time(
-        self, toy: Any, search: tuple[int, Options], seed: int, sources: list[list[int]]
+        self, toy: Any, search: tuple[int, DecodingConfig], seed: int, sources: list[list[int]]
     ) -> None:
         vocab, options = search
         model = toy(vocab, seed)
@@ -253,20 +261,20 @@ class TestBatch:
             return [20.0, 0.0, -1.0, -2.0] if len(prefix) > source[0] else [-20.0, 0.0, -1.0, -2.0]
 
         model = toy(4, table=table)
-        options = Options(beam=3, length_bias="none", max_length=20)
+        options = DecodingConfig(beam=3, length_bias="none", max_length=20)
         sources = [[6], [2], [4], [2]]
         found = generate(model, Tokens.pack([[1]] * 4), EOS, options, Tokens.pack(sources))
         assert [len(one[0].ids) for one in found] == [6, 2, 4, 2]
         assert model.rows == [12, 12, 6, 6, 3, 3]
 
     def test_nothing_in_nothing_out(self, toy: Any) -> None:
-        assert generate(toy(4), Tokens.pack([]), EOS, Options(beam=3)) == []
+        assert generate(toy(4), Tokens.pack([]), EOS, DecodingConfig(beam=3)) == []
 
 
 class TestNumbers:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
     def test_adds_in_float32(self, toy: Any, dtype: torch.dtype) -> None:
-        options = Options(beam=3, candidates=3, max_length=60, min_length=50)
+        options = DecodingConfig(beam=3, candidates=3, max_length=60, min_length=50)
         model, prompt = toy(6, 2, dtype=dtype), Tokens.pack([(1,)])
         for one in generate(model, prompt, EOS, options)[0]:
             tokens, total = (*one.ids, EOS) if one.finished else one.ids, 0.0
@@ -278,7 +286,7 @@ class TestNumbers:
     def test_refuses_nan(self, toy: Any) -> None:
         model = toy(3, table=lambda source, prefix: [float("nan")] * 3)
         with pytest.raises(WeftError, match="not numbers"):
-            generate(model, Tokens.pack([(1,)]), EOS, Options(beam=2, max_length=3))
+            generate(model, Tokens.pack([(1,)]), EOS, DecodingConfig(beam=2, max_length=3))
 
     def test_makes_no_graph(self, toy: Any) -> None:
         weight = torch.ones((), requires_grad=True)
@@ -294,5 +302,5 @@ class TestNumbers:
                 logits, state = inner.step(ids, state)
                 return logits * weight, state
 
-        generate(Trained(), Tokens.pack([(1,)]), EOS, Options(beam=2, max_length=3))
+        generate(Trained(), Tokens.pack([(1,)]), EOS, DecodingConfig(beam=2, max_length=3))
         assert seen == [False]

@@ -18,12 +18,12 @@ from weft.decoding import cuda_graph, static_state
 from weft.decoding import generate as generation
 from weft.decoding.beam_search import Beam, Hypothesis
 from weft.decoding.cuda_graph import Texts, rounded
-from weft.decoding.generate import Options, generate
-from weft.decoding.static_state import Beams, Board, Lines, Walking
+from weft.decoding.generate import DecodingConfig, generate
+from weft.decoding.static_state import BeamState, DecodingState, GreedyState, Walking
 from weft.errors import ConfigError, DataError, WeftError
 from weft.models.transformer import Transformer, TransformerConfig
 from weft.nn.attention.capture import capture
-from weft.nn.attention.kv_cache import FixedCache
+from weft.nn.attention.kv_cache import StaticKVCache
 from weft.nn.rnn.fused import codegen_triton
 from weft.tokens import Tokens
 
@@ -72,10 +72,10 @@ def batches(draw: st.DrawFn) -> tuple[Tokens, Tokens]:
 
 
 @st.composite
-def options(draw: st.DrawFn) -> Options:
+def options(draw: st.DrawFn) -> DecodingConfig:
     way = draw(st.sampled_from(["greedy", "sample", "beam"]))
     beam, longest = draw(st.integers(2, 5)) if way == "beam" else 1, draw(st.integers(1, 14))
-    return Options(
+    return DecodingConfig(
         beam=beam,
         sample=way == "sample",
         candidates=draw(st.integers(1, {"greedy": 1, "sample": 3, "beam": beam}[way])),
@@ -100,7 +100,12 @@ class TestSearch:
     @steady
     @given(st.sampled_from(MODELS), batches(), options(), st.lists(st.integers(0, 6), max_size=2), st.booleans())
     def test_finds_what_the_search_with_values_finds(
-        self, made: Transformer, batch: tuple[Tokens, Tokens], chosen: Options, forbid: list[int], inference: bool
+        self,
+        made: Transformer,
+        batch: tuple[Tokens, Tokens],
+        chosen: DecodingConfig,
+        forbid: list[int],
+        inference: bool,
     ) -> None:
         prompt, source = batch
         must = generate(made, prompt, EOS, chosen, source, forbid)
@@ -112,9 +117,9 @@ class TestSearch:
     @pytest.mark.parametrize(
         ("owner", "name", "wrong"),
         [
-            (FixedCache, "select", lambda self, rows: self),  # hypotheses keep what they have read
-            (Board, "take", lambda self, other, groups: None),  # who moves forgets what it has written
-            (Beams, "reset", lambda self: None),  # the last search is still on the board
+            (StaticKVCache, "select", lambda self, rows: self),  # hypotheses keep what they have read
+            (DecodingState, "take", lambda self, other, groups: None),  # who moves forgets what it has written
+            (BeamState, "reset", lambda self: None),  # the last search is still on the board
             (cuda_graph, "_weights", lambda model: ()),  # a model whose numbers are elsewhere is taken for the old one
         ],
     )
@@ -122,7 +127,7 @@ class TestSearch:
         self, owner: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The negative control; without the fault it holds."""
-        chosen = Options(beam=3, candidates=3, max_length=12)
+        chosen = DecodingConfig(beam=3, candidates=3, max_length=12)
 
         def searches() -> None:
             made = model(5)
@@ -139,14 +144,14 @@ class TestSearch:
             searches()
 
     def test_groups_that_are_done_leave_and_the_rest_moves_to_a_smaller_turn(self) -> None:
-        made, (prompt, source), chosen = model(31), self.batch, Options(max_length=30)
+        made, (prompt, source), chosen = model(31), self.batch, DecodingConfig(max_length=30)
         must = generate(made, prompt, EOS, chosen, source)
         assert [len(group[0].ids) for group in must] == [1, 0, 30, 1, 7]
         assert_same(in_place(made, prompt, EOS, chosen, source), must)
         assert {turn.groups for turn in cuda_graph._kept[made]} == {6, 2, 1}
 
     def test_a_turn_serves_the_next_batch_of_about_its_size(self) -> None:
-        made, chosen = model(7), Options(beam=2, min_length=3, max_length=3)
+        made, chosen = model(7), DecodingConfig(beam=2, min_length=3, max_length=3)
         for rows in (5, 6, 5):
             prompt, source = Tokens.pack([[1]] * rows), Tokens.pack([[row, 2] for row in range(rows)])
             assert_same(in_place(made, prompt, EOS, chosen, source), generate(made, prompt, EOS, chosen, source))
@@ -155,7 +160,7 @@ class TestSearch:
     def test_not_too_many_turns_are_kept_and_none_outlives_its_model(self) -> None:
         made = model(8)
         for width in range(2, cuda_graph.KEPT + 4):
-            in_place(made, self.batch[0], EOS, Options(beam=width, min_length=2, max_length=2), self.batch[1])
+            in_place(made, self.batch[0], EOS, DecodingConfig(beam=width, min_length=2, max_length=2), self.batch[1])
         assert len(cuda_graph._kept[made]) == cuda_graph.KEPT
         turn = weakref.ref(cuda_graph._kept[made][0])
         del made
@@ -163,16 +168,16 @@ class TestSearch:
         assert turn() is None
 
     def test_weights_that_change_in_place_count(self) -> None:
-        made, chosen, (prompt, source) = model(9), Options(beam=3, max_length=9), self.batch
+        made, chosen, (prompt, source) = model(9), DecodingConfig(beam=3, max_length=9), self.batch
         in_place(made, prompt, EOS, chosen, source)
         with torch.no_grad():
             made.output.weight.mul_(-1)
         assert_same(in_place(made, prompt, EOS, chosen, source), generate(made, prompt, EOS, chosen, source))
 
     @pytest.mark.parametrize(
-        "chosen", [Options(beam=2, min_length=20, max_length=20), Options(min_length=20, max_length=20)]
+        "chosen", [DecodingConfig(beam=2, min_length=20, max_length=20), DecodingConfig(min_length=20, max_length=20)]
     )
-    def test_a_text_beyond_the_learned_positions_is_refused(self, chosen: Options) -> None:
+    def test_a_text_beyond_the_learned_positions_is_refused(self, chosen: DecodingConfig) -> None:
         made, (prompt, source) = model(positions="learned", longest=7), self.batch
         for way in (generate, in_place):
             with pytest.raises(DataError, match="8 tokens, but the model has learned 7 positions"):
@@ -181,13 +186,13 @@ class TestSearch:
         assert_same(in_place(made, prompt, EOS, short, source), generate(made, prompt, EOS, short, source))
 
     def test_groups_leave_though_the_room_is_all_that_was_learned(self) -> None:
-        made, chosen = model(8, positions="learned", longest=8), Options(beam=2, max_length=8)
+        made, chosen = model(8, positions="learned", longest=8), DecodingConfig(beam=2, max_length=8)
         prompt = Tokens.pack([[1]] * 12)
         source = Tokens.pack([[1 + number % 8] * (1 + number % 5) for number in range(12)])
         assert_same(in_place(made, prompt, EOS, chosen, source), generate(made, prompt, EOS, chosen, source))
 
-    @pytest.mark.parametrize("chosen", [Options(beam=2, max_length=5), Options(max_length=5)])
-    def test_what_is_not_a_number_is_told(self, chosen: Options) -> None:
+    @pytest.mark.parametrize("chosen", [DecodingConfig(beam=2, max_length=5), DecodingConfig(max_length=5)])
+    def test_what_is_not_a_number_is_told(self, chosen: DecodingConfig) -> None:
         made, (prompt, source) = model(3), self.batch
         made.output.weight.fill_(float("nan"))
         with pytest.raises(WeftError, match="not numbers"):
@@ -195,7 +200,7 @@ class TestSearch:
 
     def test_an_id_that_is_not_there_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="vocabulary"):
-            in_place(model(3), self.batch[0], 99, Options(max_length=5), self.batch[1])
+            in_place(model(3), self.batch[0], 99, DecodingConfig(max_length=5), self.batch[1])
 
     def test_nothing_is_captured_on_the_cpu(self) -> None:
         assert not cuda_graph.capturable(model(), self.batch[0])
@@ -223,7 +228,7 @@ class TestTexts:
 
 
 def beam_of(width: int, keep: int) -> Beam:
-    penalty = Options(beam=2).penalty
+    penalty = DecodingConfig(beam=2).penalty
     return Beam(eos=2, width=width, keep=keep, max_length=6, penalty=penalty, min_length=2, forbid=(1,))
 
 
@@ -236,7 +241,7 @@ def boards_of(kind: Any, rules: Any, logits: Tensor, groups: int) -> list[Any]:
 
 
 def assert_boards_equal(one: Any, other: Any) -> None:
-    alive = one.logprob != NEVER if isinstance(one, Beams) else torch.ones_like(one.token, dtype=torch.bool)
+    alive = one.logprob != NEVER if isinstance(one, BeamState) else torch.ones_like(one.token, dtype=torch.bool)
     for mine, theirs in zip(one.grouped, other.grouped, strict=True):
         if mine.is_floating_point():
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
@@ -261,8 +266,11 @@ class TestCuda:
     ) -> None:
         torch.manual_seed(0)
         like = torch.zeros(groups * width, vocab, device="cuda")
-        rules = Walking(2, 6, Options().penalty, 2, (1,))
-        pairs = [boards_of(Beams, beam_of(width, keep), like, groups), boards_of(Lines, rules, like, groups * width)]
+        rules = Walking(2, 6, DecodingConfig().penalty, 2, (1,))
+        pairs = [
+            boards_of(BeamState, beam_of(width, keep), like, groups),
+            boards_of(GreedyState, rules, like, groups * width),
+        ]
         for _ in range(6):
             logits = torch.randn_like(like) * 2
             logits[:, 2] += 3
@@ -280,13 +288,15 @@ class TestCuda:
     @pytest.mark.parametrize(
         "chosen",
         [
-            Options(beam=5, candidates=3, max_length=70),
-            Options(beam=2, max_length=9, min_length=3),
-            Options(max_length=70),
-            Options(sample=True, candidates=3, max_length=20, top_k=8, top_p=0.9, temperature=0.8),
+            DecodingConfig(beam=5, candidates=3, max_length=70),
+            DecodingConfig(beam=2, max_length=9, min_length=3),
+            DecodingConfig(max_length=70),
+            DecodingConfig(sample=True, candidates=3, max_length=20, top_k=8, top_p=0.9, temperature=0.8),
         ],
     )
-    def test_the_graphs_find_what_the_search_with_values_finds(self, config: dict[str, Any], chosen: Options) -> None:
+    def test_the_graphs_find_what_the_search_with_values_finds(
+        self, config: dict[str, Any], chosen: DecodingConfig
+    ) -> None:
         torch.manual_seed(0)
         shape = {"width": 64, "heads": 4, "layers": 2, "hidden": 96, **config}
         made = Transformer(TransformerConfig(name="transformer", **shape), 40, 30).cuda().eval().requires_grad_(False)
@@ -307,7 +317,7 @@ class TestCuda:
         source = Tokens.pack([torch.randint(3, 500, (5 + row,)).tolist() for row in range(33)]).to("cuda")
         prompt, half = Tokens.pack([[1]] * 33).to("cuda"), made.bfloat16()
         for _ in range(2):  # the second time all is captured, the reading of the source too
-            found = generate(half, prompt, 2, Options(beam=4, min_length=20, max_length=20), source)
+            found = generate(half, prompt, 2, DecodingConfig(beam=4, min_length=20, max_length=20), source)
         read = Tokens.pack([(1, *group[0].ids[:-1]) for group in found]).to("cuda")
         logits = made.float().logits(read, source).log_softmax(-1)
         must = logits.gather(1, torch.tensor([id for group in found for id in group[0].ids]).cuda()[:, None])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.config.schema import read_section
-from weft.decoding.generate import Hypothesis, Options, _inverse_cdf, generate, stream
+from weft.decoding.generate import DecodingConfig, Hypothesis, _inverse_cdf, generate, stream
 from weft.errors import ConfigError, WeftError
 from weft.tokens import Tokens
 
@@ -39,10 +39,10 @@ class TestOptions:
     )
     def test_refuses(self, raw: dict[str, object], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
-            read_section(Options, raw, "decode")
+            read_section(DecodingConfig, raw, "decode")
 
     def test_takes_many_samples_with_one_beam(self) -> None:
-        assert read_section(Options, {"sample": True, "candidates": 9}, "decode").candidates == 9
+        assert read_section(DecodingConfig, {"sample": True, "candidates": 9}, "decode").candidates == 9
 
     @pytest.mark.parametrize(
         ("bias", "alpha", "length", "expected"),
@@ -55,10 +55,10 @@ class TestOptions:
         ],
     )
     def test_penalty(self, bias: Any, alpha: float, length: int, expected: float) -> None:
-        assert math.isclose(Options(length_bias=bias, alpha=alpha).penalty(length), expected)
+        assert math.isclose(DecodingConfig(length_bias=bias, alpha=alpha).penalty(length), expected)
 
 
-def plain_greedy(model: Any, prompt: list[int], options: Options, forbid: tuple[int, ...] = ()) -> Hypothesis:
+def plain_greedy(model: Any, prompt: list[int], options: DecodingConfig, forbid: tuple[int, ...] = ()) -> Hypothesis:
     ids: tuple[int, ...] = ()
     total, token = 0.0, -1
     while token != EOS and len(ids) < options.max_length:
@@ -92,7 +92,7 @@ class TestGreedy:
         shortest: int,
         forbid: tuple[int, ...],
     ) -> None:
-        options = Options(max_length=longest, min_length=min(shortest, longest))
+        options = DecodingConfig(max_length=longest, min_length=min(shortest, longest))
         found = generate(toy(vocab, seed), Tokens.pack(batch), EOS, options, forbid=forbid)
         model = toy(vocab, seed)
         for one, prompt in zip(found, batch, strict=True):
@@ -100,7 +100,7 @@ class TestGreedy:
 
     def test_a_state_that_does_not_reorder_is_caught(self, toy: Any) -> None:
         batch = [[place] for place in range(8)]
-        options = Options(max_length=20)
+        options = DecodingConfig(max_length=20)
         model = toy(8, 1)
         expected = [plain_greedy(model, prompt, options) for prompt in batch]
         wrong = generate(toy(8, 1, forgets=True), Tokens.pack(batch), EOS, options)
@@ -110,28 +110,28 @@ class TestGreedy:
 
     def test_a_tie_goes_to_the_lowest_id(self, toy: Any) -> None:
         model = toy(5, table=lambda source, prefix: [0.0, 1.0, 3.0, 3.0, 3.0])
-        assert generate(model, Tokens.pack([[1]]), EOS, Options(max_length=3))[0][0].ids == (2, 2, 2)
+        assert generate(model, Tokens.pack([[1]]), EOS, DecodingConfig(max_length=3))[0][0].ids == (2, 2, 2)
 
     def test_rows_leave_the_batch_as_they_end(self, toy: Any) -> None:
         model = toy(3, table=lambda source, prefix: [1.0, 0.0, 0.0] if len(prefix) > prefix[0] else [0.0, 1.0, 0.0])
-        found = generate(model, Tokens.pack([[5], [2], [3], [2]]), EOS, Options(max_length=10))
+        found = generate(model, Tokens.pack([[5], [2], [3], [2]]), EOS, DecodingConfig(max_length=10))
         assert [len(one[0].ids) for one in found] == [5, 2, 3, 2]
         assert model.rows == [4, 4, 2, 1, 1]
 
     def test_max_length_counts_eos(self, toy: Any) -> None:
         model = toy(3, table=lambda source, prefix: [1.0, 0.0, 0.0] if len(prefix) > 3 else [0.0, 1.0, 0.0])
         prompt = Tokens.pack([[1]])
-        assert generate(model, prompt, EOS, Options(max_length=4))[0][0].finished
-        cut = generate(model, prompt, EOS, Options(max_length=3))[0][0]
+        assert generate(model, prompt, EOS, DecodingConfig(max_length=4))[0][0].finished
+        cut = generate(model, prompt, EOS, DecodingConfig(max_length=3))[0][0]
         assert (cut.ids, cut.finished) == ((1, 1, 1), False)
 
     def test_nothing_in_nothing_out(self, toy: Any) -> None:
-        assert generate(toy(4), Tokens.pack([]), EOS, Options()) == []
+        assert generate(toy(4), Tokens.pack([]), EOS, DecodingConfig()) == []
 
     def test_refuses_nan(self, toy: Any) -> None:
         model = toy(3, table=lambda source, prefix: [float("nan")] * 3)
         with pytest.raises(WeftError, match="not numbers"):
-            generate(model, Tokens.pack([(1,)]), EOS, Options(max_length=3))
+            generate(model, Tokens.pack([(1,)]), EOS, DecodingConfig(max_length=3))
 
 
 def ids_of(found: list[list[Hypothesis]]) -> list[list[tuple[int, ...]]]:
@@ -149,7 +149,7 @@ def misfit(samples: list[tuple[int, ...]], exact: dict[tuple[int, ...], float]) 
     return (statistic - degrees) / math.sqrt(2 * degrees)
 
 
-def filtered(logprobs: np.ndarray, options: Options, forbid: tuple[int, ...]) -> np.ndarray:
+def filtered(logprobs: np.ndarray, options: DecodingConfig, forbid: tuple[int, ...]) -> np.ndarray:
     """The distribution that a sample is drawn from, one token at a time."""
     weights = np.exp(logprobs / options.temperature)
     weights[list(forbid)] = 0
@@ -162,7 +162,7 @@ def filtered(logprobs: np.ndarray, options: Options, forbid: tuple[int, ...]) ->
     return weights / weights.sum()
 
 
-def two_tokens(model: Any, options: Options, forbid: tuple[int, ...]) -> dict[tuple[int, ...], float]:
+def two_tokens(model: Any, options: DecodingConfig, forbid: tuple[int, ...]) -> dict[tuple[int, ...], float]:
     """The probability of each sample of at most two tokens after the prompt (1,)."""
     exact = {}
     for first, p in enumerate(filtered(model.logprobs((), (1,)), options, forbid)):
@@ -187,7 +187,7 @@ class TestSampling:
         ],
     )
     def test_follows_the_exact_distribution(self, toy: Any, chosen: dict[str, Any]) -> None:
-        options, many, forbid = Options(sample=True, max_length=2, **chosen), 4000, (3,)
+        options, many, forbid = DecodingConfig(sample=True, max_length=2, **chosen), 4000, (3,)
         # Rows and candidates alike: both are places that a seed is made from.
         found = generate(
             toy(7, 11),
@@ -202,7 +202,7 @@ class TestSampling:
         assert misfit(samples, two_tokens(toy(7, 11), wrong, forbid)) > 4, "the test has the power to tell"
 
     def test_twenty_thousand_samples(self, toy: Any) -> None:
-        options = Options(sample=True, candidates=20_000, max_length=1, top_p=0.95)
+        options = DecodingConfig(sample=True, candidates=20_000, max_length=1, top_p=0.95)
         found = generate(toy(12, 5), Tokens.pack([[1]]), EOS, options)[0]
         exact = filtered(toy(12, 5).logprobs((), (1,)), options, ())
         share = np.bincount([one.ids[0] if one.ids else EOS for one in found], minlength=12) / len(found)
@@ -215,7 +215,7 @@ class TestSampling:
         self, toy: Any, seed: int, batch: list[list[int]], many: int, k: int | None, p: float | None
     ) -> None:
         model = toy(6, seed)
-        options = Options(sample=True, candidates=many, max_length=6, seed=seed, top_k=k, top_p=p)
+        options = DecodingConfig(sample=True, candidates=many, max_length=6, seed=seed, top_k=k, top_p=p)
         whole = generate(model, Tokens.pack(batch), EOS, options)
         assert whole == generate(model, Tokens.pack(batch), EOS, options), "same seed, same samples"
         cut = [
@@ -227,7 +227,7 @@ class TestSampling:
 
     def test_seeds_rows_and_candidates_differ(self, toy: Any) -> None:
         def draw(seed: int, rows: list[int]) -> list[list[tuple[int, ...]]]:
-            options = Options(sample=True, candidates=4, max_length=12, min_length=12, seed=seed)
+            options = DecodingConfig(sample=True, candidates=4, max_length=12, min_length=12, seed=seed)
             return ids_of(generate(toy(9, 2), Tokens.pack([[1]] * len(rows)), EOS, options, rows=rows))
 
         flat = [ids for seed in (0, 1) for group in draw(seed, [0, 1, 2, 3]) for ids in group]
@@ -237,7 +237,9 @@ class TestSampling:
 
     def test_a_longer_limit_begins_the_same(self, toy: Any) -> None:
         short, long = (
-            generate(toy(9, 2), Tokens.pack([[1]]), EOS, Options(sample=True, max_length=n, min_length=n))[0][0].ids
+            generate(toy(9, 2), Tokens.pack([[1]]), EOS, DecodingConfig(sample=True, max_length=n, min_length=n))[0][
+                0
+            ].ids
             for n in (5, 40)
         )
         assert long[:5] == short
@@ -245,14 +247,14 @@ class TestSampling:
     @pytest.mark.parametrize("chosen", [{"temperature": 1e-5}, {"temperature": 1e-300}, {"top_k": 1}, {"top_p": 1e-9}])
     def test_tends_to_greedy(self, toy: Any, chosen: dict[str, Any]) -> None:
         batch = Tokens.pack([[place] for place in range(10)])
-        sampled = generate(toy(9, 2), batch, EOS, Options(sample=True, max_length=20, **chosen))
-        greedy = generate(toy(9, 2), batch, EOS, Options(max_length=20))
+        sampled = generate(toy(9, 2), batch, EOS, DecodingConfig(sample=True, max_length=20, **chosen))
+        greedy = generate(toy(9, 2), batch, EOS, DecodingConfig(max_length=20))
         assert ids_of(sampled) == ids_of(greedy)
-        warm = generate(toy(9, 2), batch, EOS, Options(sample=True, max_length=20))
+        warm = generate(toy(9, 2), batch, EOS, DecodingConfig(sample=True, max_length=20))
         assert ids_of(warm) != ids_of(greedy)
 
     def test_the_log_probability_is_the_models_own(self, toy: Any) -> None:
-        options = Options(sample=True, candidates=20, max_length=6, temperature=0.5, top_k=3, top_p=0.9)
+        options = DecodingConfig(sample=True, candidates=20, max_length=6, temperature=0.5, top_k=3, top_p=0.9)
         model = toy(9, 2)
         for one in generate(model, Tokens.pack([[1]]), EOS, options)[0]:
             tokens = (*one.ids, EOS) if one.finished else one.ids
@@ -261,7 +263,9 @@ class TestSampling:
             assert math.isclose(one.score, total / ((5 + len(tokens)) / 6) ** 0.6)
 
     def test_the_best_come_first(self, toy: Any) -> None:
-        found = generate(toy(4, 2), Tokens.pack([[1]]), EOS, Options(sample=True, candidates=30, max_length=3))[0]
+        found = generate(toy(4, 2), Tokens.pack([[1]]), EOS, DecodingConfig(sample=True, candidates=30, max_length=3))[
+            0
+        ]
         keys = [(not one.finished, -one.score) for one in found]
         assert keys == sorted(keys)
         assert len({one.finished for one in found}) == 2
@@ -285,14 +289,14 @@ class TestStream:
     @steady
     @given(seeds, st.booleans(), st.integers(1, 8))
     def test_gives_the_ids_of_generate(self, toy: Any, seed: int, sample: bool, longest: int) -> None:
-        options = Options(sample=sample, max_length=longest, seed=seed, temperature=0.9)
+        options = DecodingConfig(sample=sample, max_length=longest, seed=seed, temperature=0.9)
         prompt, source = Tokens.pack([[1, 2]]), Tokens.pack([[3]])
         whole = generate(toy(5, seed), prompt, EOS, options, source, forbid=[2])[0][0]
         assert tuple(stream(toy(5, seed), prompt, EOS, options, source, forbid=[2])) == whole.ids
 
     def test_yields_as_it_goes(self, toy: Any) -> None:
         model = toy(5, 1)
-        flow = stream(model, Tokens.pack([[1]]), EOS, Options(min_length=9, max_length=9))
+        flow = stream(model, Tokens.pack([[1]]), EOS, DecodingConfig(min_length=9, max_length=9))
         next(flow)
         next(flow)
         assert model.rows == [1]
@@ -300,7 +304,7 @@ class TestStream:
     def test_makes_no_graph_and_leaves_grad_mode_alone(self, toy: Any) -> None:
         seen = []
         model = toy(5, table=lambda source, prefix: [seen.append(torch.is_grad_enabled()) or 0.0, 1.0, 0.0, 0.0, 0.0])
-        flow = stream(model, Tokens.pack([[1]]), EOS, Options(max_length=3))
+        flow = stream(model, Tokens.pack([[1]]), EOS, DecodingConfig(max_length=3))
         next(flow)
         assert torch.is_grad_enabled()
         list(flow)
@@ -309,12 +313,14 @@ class TestStream:
     @pytest.mark.parametrize(
         ("batch", "options"),
         [
-            ([[1], [2]], Options()),
-            ([], Options()),
-            ([[1]], Options(beam=2)),
-            ([[1]], Options(sample=True, candidates=2)),
+            ([[1], [2]], DecodingConfig()),
+            ([], DecodingConfig()),
+            ([[1]], DecodingConfig(beam=2)),
+            ([[1]], DecodingConfig(sample=True, candidates=2)),
         ],
     )
-    def test_refuses_at_once_what_is_not_one_sequence(self, toy: Any, batch: list[list[int]], options: Options) -> None:
+    def test_refuses_at_once_what_is_not_one_sequence(
+        self, toy: Any, batch: list[list[int]], options: DecodingConfig
+    ) -> None:
         with pytest.raises(ConfigError, match="a stream is one sequence"):
             stream(toy(5), Tokens.pack(batch), EOS, options)

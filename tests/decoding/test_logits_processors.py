@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.decoding.logits_processors import NEVER, Barred, log_probs, temper, top_k, top_p
+from weft.decoding.logits_processors import NEVER, ForbiddenTokens, apply_temperature, log_probs, top_k, top_p
 from weft.errors import ConfigError
 
 steady = settings(max_examples=60, deadline=None, derandomize=True)
@@ -80,18 +80,18 @@ class TestTemper:
     def test_softmax_is_that_of_the_quotient(self, row: list[float], temperature: float) -> None:
         logits = as_logits(row)
         expected = (logits / temperature).softmax(-1)
-        assert torch.allclose(temper(logits, temperature).softmax(-1), expected, rtol=1e-9, atol=1e-12)
+        assert torch.allclose(apply_temperature(logits, temperature).softmax(-1), expected, rtol=1e-9, atol=1e-12)
 
     @pytest.mark.parametrize("temperature", [1e-37, 1e-300])
     def test_a_tiny_temperature_leaves_the_best_alone(self, temperature: float) -> None:
         logits = torch.tensor([[300.0, 299.0, NEVER]])
-        assert temper(logits, temperature).softmax(-1).tolist() == [[1.0, 0.0, 0.0]]
+        assert apply_temperature(logits, temperature).softmax(-1).tolist() == [[1.0, 0.0, 0.0]]
         assert not (logits / temperature).softmax(-1).isfinite().all(), "the plain quotient overflows"
 
 
 class TestBarred:
     def test_bars_eos_until_the_minimum_is_there(self) -> None:
-        barred = Barred.over(torch.zeros(1, 9), eos=2, forbid=[5, 0], min_length=3)
+        barred = ForbiddenTokens.over(torch.zeros(1, 9), eos=2, forbid=[5, 0], min_length=3)
         assert [barred.after(written).tolist() for written in (0, 2, 3)] == [[0, 2, 5], [0, 2, 5], [0, 5]]
 
     def test_log_probs_are_the_models_own(self) -> None:
@@ -111,9 +111,9 @@ class TestBarred:
 
     def test_refuses_ids_outside_the_vocabulary(self) -> None:
         with pytest.raises(ConfigError, match=r"must lie in 0\.\.4.*got \[-1, 5\]"):
-            Barred.over(torch.zeros(1, 5), eos=5, forbid=[-1])
+            ForbiddenTokens.over(torch.zeros(1, 5), eos=5, forbid=[-1])
 
     def test_refuses_to_leave_nothing(self) -> None:
         with pytest.raises(ConfigError, match="nothing is left"):
-            Barred.over(torch.zeros(1, 3), eos=0, forbid=[1, 2], min_length=1)
-        assert Barred.over(torch.zeros(1, 3), eos=0, forbid=[1, 2]).always.tolist() == [1, 2]
+            ForbiddenTokens.over(torch.zeros(1, 3), eos=0, forbid=[1, 2], min_length=1)
+        assert ForbiddenTokens.over(torch.zeros(1, 3), eos=0, forbid=[1, 2]).always.tolist() == [1, 2]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.decoding.generate import Options, generate, stream
+from weft.decoding.generate import DecodingConfig, generate, stream
 from weft.tokens import Tokens
 
 EOS = 0
@@ -16,11 +16,11 @@ PROMPT = Tokens.pack([[1]])
 steady = settings(max_examples=80, deadline=None, derandomize=True)
 
 
-def searched(model: Any, options: Options, forbid: tuple[int, ...] = ()) -> list[Any]:
+def searched(model: Any, options: DecodingConfig, forbid: tuple[int, ...] = ()) -> list[Any]:
     return generate(model, PROMPT, EOS, options, None, forbid)[0]
 
 
-def plain(model: Any, options: Options, forbid: tuple[int, ...]) -> list[tuple[tuple[int, ...], float]]:
+def plain(model: Any, options: DecodingConfig, forbid: tuple[int, ...]) -> list[tuple[tuple[int, ...], float]]:
     """Search as transformers does, in plain Python: return the texts in the pool, best first, and their scores."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     pool: list[tuple[float, tuple[int, ...]]] = []
@@ -46,9 +46,9 @@ def plain(model: Any, options: Options, forbid: tuple[int, ...]) -> list[tuple[t
 
 
 @st.composite
-def early(draw: st.DrawFn) -> tuple[int, Options, tuple[int, ...]]:
+def early(draw: st.DrawFn) -> tuple[int, DecodingConfig, tuple[int, ...]]:
     beam = draw(st.integers(2, 4))
-    options = Options(
+    options = DecodingConfig(
         beam=beam,
         candidates=draw(st.integers(1, beam)),
         length_bias="average",
@@ -61,7 +61,7 @@ def early(draw: st.DrawFn) -> tuple[int, Options, tuple[int, ...]]:
     return draw(st.integers(0, 1000)), options, draw(st.sampled_from([(), (2,), (2, 3)]))
 
 
-def check(toy: Any, seed: int, options: Options, forbid: tuple[int, ...]) -> None:
+def check(toy: Any, seed: int, options: DecodingConfig, forbid: tuple[int, ...]) -> None:
     model = toy(6, seed)
     found = [(one.ids, one.score) for one in searched(model, options, forbid) if one.finished]
     must = plain(model, options, forbid)
@@ -82,7 +82,7 @@ def test_another_stop_is_caught(toy):
     """The negative control: each of the rules gives its own answers."""
     texts = {}
     for stopping in ("sure", "soon", "first"):
-        options = Options(beam=3, length_bias="average", alpha=1.0, max_length=9, stopping=stopping)
+        options = DecodingConfig(beam=3, length_bias="average", alpha=1.0, max_length=9, stopping=stopping)
         texts[stopping] = [searched(toy(6, seed), options)[0].ids for seed in range(60)]
     assert len({tuple(found) for found in texts.values()}) == 3
 
@@ -91,8 +91,8 @@ def test_another_stop_is_caught(toy):
 def test_a_text_that_must_end_ends(toy, beam):
     """Its last token costs nothing, since it has no choice."""
     never = toy(4, table=lambda source, prefix: [-50.0, 0.0, 1.0, 2.0])
-    cut = searched(never, Options(beam=beam, max_length=4))[0]
-    ended = searched(never, Options(beam=beam, max_length=4, finish=True))[0]
+    cut = searched(never, DecodingConfig(beam=beam, max_length=4))[0]
+    ended = searched(never, DecodingConfig(beam=beam, max_length=4, finish=True))[0]
     assert (len(cut.ids), cut.finished) == (4, False)
     assert (len(ended.ids), ended.finished) == (3, True)
     best = 2.0 - math.log(sum(math.exp(one) for one in (-50.0, 0.0, 1.0, 2.0)))
@@ -101,14 +101,14 @@ def test_a_text_that_must_end_ends(toy, beam):
 
 def test_a_stream_ends_where_a_text_must(toy):
     never = toy(4, table=lambda source, prefix: [-50.0, 0.0, 1.0, 2.0])
-    assert list(stream(never, PROMPT, EOS, Options(max_length=4, finish=True))) == [3, 3, 3]
+    assert list(stream(never, PROMPT, EOS, DecodingConfig(max_length=4, finish=True))) == [3, 3, 3]
 
 
 @pytest.mark.parametrize("options", [{}, {"sample": True, "seed": 3}, {"beam": 2}])
 def test_what_is_barred_leaves_its_share_to_the_others(toy, options):
     model = toy(3, table=lambda source, prefix: [0.0, 1.0, 5.0])
     kept, scaled = (
-        searched(model, Options(max_length=1, rescale=rescale, **options), forbid=(1, 2))[0]
+        searched(model, DecodingConfig(max_length=1, rescale=rescale, **options), forbid=(1, 2))[0]
         for rescale in (False, True)
     )
     assert kept.ids == scaled.ids == ()
@@ -118,7 +118,7 @@ def test_what_is_barred_leaves_its_share_to_the_others(toy, options):
 
 def test_before_its_least_length_the_end_is_barred_and_scaled_too(toy):
     model = toy(3, table=lambda source, prefix: [5.0, 1.0, 1.0])
-    found = searched(model, Options(max_length=2, min_length=1, rescale=True))[0]
+    found = searched(model, DecodingConfig(max_length=2, min_length=1, rescale=True))[0]
     sure = 5.0 - math.log(math.exp(5.0) + 2 * math.e)
     assert found.logprob == pytest.approx(math.log(0.5) + sure)
     assert torch.isfinite(torch.tensor(found.logprob))

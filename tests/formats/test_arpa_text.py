@@ -141,7 +141,7 @@ def test_n_grams_that_a_file_lacks_are_filled_in(tmp_path):
     np.testing.assert_allclose(scores(model, words, "b c c"), [-0.5 - 0.6, -0.125 - 0.7, -0.7, -0.8], atol=1e-6)
     np.testing.assert_allclose(scores(model, words, "a x"), [-0.3, -0.2 - 0.25 - 1.0, -0.8], atol=1e-6)
     assert np.diff(model.orders.numpy()).tolist() == [6, 3, 1]
-    assert model.sound()
+    assert model.is_consistent()
     assert model.logits(Tokens.pack([[1, 3]]))[:, 1].tolist() == [-math.inf, -math.inf]
 
 

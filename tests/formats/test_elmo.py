@@ -70,7 +70,7 @@ def encoded(pipeline, sentences=SENTENCES):
     ids = [[special.bos, *pipeline.tokenizer.ids([" ".join(one)])[0], special.eos] for one in sentences]
     tokens = Tokens.pack(ids).spelt([spell(["", *one, ""]) for one in sentences])
     with torch.inference_mode():
-        layers = pipeline.head.body.encode(tokens, pipeline.head.body.levels)
+        layers = pipeline.head.body.encode(tokens, pipeline.head.body.mixable_layers)
     return [torch.stack([tokens.split(layer)[row] for layer in layers]) for row in range(len(sentences))]
 
 

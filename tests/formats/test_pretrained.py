@@ -142,7 +142,7 @@ def test_what_may_differ(trained):
 
 def test_heads_are_left_out_of_the_weights(trained, tmp_path):
     head = weft.train(recipe(trained, heads_off={"0": [1]}), out=tmp_path / "cut").head
-    assert head.body.encoder.blocks[0].attention.output.weight.shape == (16, 8)
+    assert head.body.encoder.blocks[0].attention.out_proj.weight.shape == (16, 8)
 
 
 def test_what_is_no_model_is_named(tmp_path):

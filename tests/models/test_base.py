@@ -13,7 +13,7 @@ class Reader(Model):
 
     @classmethod
     def roles(cls, config):
-        return frozenset({Role.ENCODER, Role.FILLER})
+        return frozenset({Role.ENCODER, Role.MASKED_LM})
 
 
 CONFIG = Named(name="reader")
@@ -26,7 +26,7 @@ def test_a_model_that_can_do_all_that_is_needed_is_taken():
 
 def test_a_model_that_lacks_a_role_is_refused_with_what_it_does_and_lacks():
     with pytest.raises(RoleError) as caught:
-        check_roles("translate", {Role.GENERATOR, Role.CONDITIONAL}, "reader", Reader.roles(CONFIG))
+        check_roles("translate", {Role.GENERATOR, Role.SEQ2SEQ}, "reader", Reader.roles(CONFIG))
     assert str(caught.value) == (
         "model.name: task 'translate' needs a model that takes a source and generates; 'reader', as configured, "
         "encodes and fills: it lacks 'takes a source and generates'"
@@ -35,12 +35,12 @@ def test_a_model_that_lacks_a_role_is_refused_with_what_it_does_and_lacks():
 
 def test_only_what_is_missing_is_named_as_missing():
     with pytest.raises(RoleError, match=r"needs a model that encodes and scores.*it lacks 'scores'$"):
-        check_roles("lm", [Role.SCORER, Role.ENCODER], "reader", Reader.roles(CONFIG))
+        check_roles("lm", [Role.LANGUAGE_MODEL, Role.ENCODER], "reader", Reader.roles(CONFIG))
 
 
 def test_a_model_with_no_roles_does_nothing():
     with pytest.raises(RoleError, match="'idle', as configured, does nothing: it lacks 'scores'"):
-        check_roles("lm", {Role.SCORER}, "idle", ())
+        check_roles("lm", {Role.LANGUAGE_MODEL}, "idle", ())
 
 
 def test_a_class_that_names_no_roles_is_told_to():
@@ -65,16 +65,16 @@ def test_a_model_keeps_all_of_itself_unless_it_says_what_it_can_drop():
 
     class Dropping(Whole):
         def keep(self, needs):
-            if Role.FILLER not in needs:
+            if Role.MASKED_LM not in needs:
                 del self.output
 
-    for needs in (set(), {Role.ENCODER}, [Role.FILLER], frozenset(Role)):
+    for needs in (set(), {Role.ENCODER}, [Role.MASKED_LM], frozenset(Role)):
         model = Whole(CONFIG, 3)
         before = set(model.state_dict())
         model.keep(needs)
         assert set(model.state_dict()) == before
     dropped, held = Dropping(CONFIG, 3), Dropping(CONFIG, 3)
     dropped.keep({Role.ENCODER})
-    held.keep({Role.ENCODER, Role.FILLER})
+    held.keep({Role.ENCODER, Role.MASKED_LM})
     assert set(dropped.state_dict()) == {"embed.weight"}
     assert set(held.state_dict()) == before

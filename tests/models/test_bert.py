@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from weft.checkpoint import contents
 from weft.config.schema import read_preset, read_section
-from weft.data.batching.static_shape import Frame
+from weft.data.batching.static_shape import StaticShape
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Role
 from weft.models.bert import BERT, BERTConfig
 from weft.nn.attention.capture import capture
-from weft.tasks.base import UNREAD, Batch
+from weft.tasks.base import IGNORE_INDEX, Batch
 from weft.testing import PROPERTIES, check_model
 from weft.tokens import Tokens
 
@@ -82,7 +82,7 @@ def reference(model: BERT, tokens: Tokens, config: BERTConfig) -> list[Tensor]:
 
 def check_against_reference(model: BERT, lengths: list[int], config: BERTConfig | None = None) -> None:
     tokens = draw(lengths)
-    got = [model.encode(tokens, model.levels), model.summary(tokens), model.logits(tokens)]
+    got = [model.encode(tokens, model.mixable_layers), model.summary(tokens), model.logits(tokens)]
     agree(got, reference(model, tokens, config or model.config), dict(model.named_parameters()))
 
 
@@ -121,8 +121,8 @@ def test_another_configuration_is_caught(change):
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_keeps_what_every_model_keeps(kind):
     found = check_model(BERT, {**SMALL, **KINDS[kind]}, VOCAB)
-    assert BERT.roles(config_of()) == {Role.ENCODER, Role.FILLER}
-    assert len(found) == sum(needs <= {Role.ENCODER, Role.FILLER, "masked"} for needs in PROPERTIES.values())
+    assert BERT.roles(config_of()) == {Role.ENCODER, Role.MASKED_LM}
+    assert len(found) == sum(needs <= {Role.ENCODER, Role.MASKED_LM, "masked"} for needs in PROPERTIES.values())
 
 
 class Causal(BERT):
@@ -176,10 +176,10 @@ def test_shared_layers_are_one():
     model = make(shared=True, layers=5)
     names = {name for name in contents.weights(model) if name.startswith("encoder")}
     assert {name.split(".")[2] for name in names} == {"0"}
-    assert len(model.floors()) == 2
+    assert len(model.layer_groups()) == 2
     with torch.no_grad():
-        model.encoder.blocks[3].feed.inner.weight.zero_()
-    assert not model.encoder.blocks[0].feed.inner.weight.any()
+        model.encoder.blocks[3].feed_forward.fc1.weight.zero_()
+    assert not model.encoder.blocks[0].feed_forward.fc1.weight.any()
     with capture() as maps:
         model.encode(draw([4, 2]))
     assert {layer for _, layer in maps.weights} == set(range(5))
@@ -188,32 +188,32 @@ def test_shared_layers_are_one():
 def test_what_a_task_does_not_need_is_dropped():
     model = make()
     model.keep({Role.ENCODER})
-    model.without_summary()
+    model.drop_pooler()
     assert not {name.split(".")[0] for name, _ in model.named_parameters()} & {"pool", "transform", "output"}
     assert model.encode(draw([3])).shape == (1, 3, 12)
 
 
 def test_the_loss_of_chosen_places_is_that_of_their_logits():
     model, tokens = make(), draw([4, 9, 2])
-    at, targets = torch.tensor([0, 3, 8, 14, 0]), torch.tensor([1, 5, 2, 7, UNREAD])
+    at, targets = torch.tensor([0, 3, 8, 14, 0]), torch.tensor([1, 5, 2, 7, IGNORE_INDEX])
     loss, summary = model.fill_loss(tokens, at, targets)
-    must = F.cross_entropy(model.logits(tokens)[at], targets, ignore_index=UNREAD, reduction="sum")
+    must = F.cross_entropy(model.logits(tokens)[at], targets, ignore_index=IGNORE_INDEX, reduction="sum")
     torch.testing.assert_close(loss, must)
     torch.testing.assert_close(summary, model.summary(tokens))
 
 
 def test_what_fills_a_batch_up_changes_nothing():
     model, tokens = make(), draw([4, 9, 2])
-    filled = Batch(tokens).framed(Frame((24,), (12,), 6, 2)).tokens
+    filled = Batch(tokens).to_static_shape(StaticShape((24,), (12,), 6, 2)).tokens
     torch.testing.assert_close(model.encode(filled)[:, :15], model.encode(tokens))
     torch.testing.assert_close(model.summary(filled)[:3], model.summary(tokens))
 
 
 def test_the_floors_hold_all_but_what_stands_on_top():
     model = make(embedding=6)
-    held = {id(weight) for floor in model.floors() for part in floor for weight in part.parameters()}
+    held = {id(weight) for floor in model.layer_groups() for part in floor for weight in part.parameters()}
     above = {name.split(".")[0] for name, weight in model.named_parameters() if id(weight) not in held}
-    assert len(model.floors()) == 3
+    assert len(model.layer_groups()) == 3
     assert above == {"pool", "transform", "transform_norm", "output"}
 
 

@@ -35,7 +35,7 @@ def made(seed=0, **config):
     torch.manual_seed(seed)
     model = ELMo(ELMoConfig(name="elmo", **{**SMALL, **config}), len(WORDS)).double().eval()
     scatter(model, seed)
-    model.learn_spelling(table())
+    model.set_char_table(table())
     return model
 
 
@@ -67,7 +67,7 @@ CONFIGS = [
 @pytest.mark.parametrize("chars", [True, False])
 def test_it_is_its_equations_forward_and_backward(config, chars):
     model, tokens = made(1, **config), packed(chars=chars)
-    got = list(model.encode(tokens, model.levels))
+    got = list(model.encode(tokens, model.mixable_layers))
     agree(got, reference(model), {name: value for name, value in model.named_parameters() if "output" not in name})
 
 
@@ -124,7 +124,7 @@ def test_the_equations_tell_a_broken_one(broken):
     model = made(4, clip=0.2)
     other = broken(model.config, len(WORDS)).double().eval()
     other.load_state_dict(model.state_dict())
-    other.learn_spelling(table())
+    other.set_char_table(table())
     assert (other.encode(packed())[0] - reference(model)[-1]).abs().max() > 1e-3
 
 
@@ -132,7 +132,7 @@ def test_single_precision_is_close_to_the_reference():
     model = made(5, cells=24, width=16)
     single = ELMo(model.config, len(WORDS))
     single.load_state_dict(model.state_dict())
-    single.learn_spelling(table())
+    single.set_char_table(table())
     learning = single.eval().encode(packed())[0]  # in kernels
     with torch.no_grad():
         asked = single.encode(packed())[0]
@@ -222,18 +222,18 @@ def test_operations_are_those_of_products():
     count, signs = len(tokens.ids), int((model._chars(tokens) != PAD).sum())
     filters = 3 * (1 * 2 + 2 * 3 + 5 * 2)
     rest = 2 * 2 * 7 * 7 + 7 * 3 + 2 * 2 * (5 * 4 * (3 + 3) + 5 * 3) + 2 * 3 * len(WORDS)
-    assert model.operations(tokens) == 2 * (filters * signs + rest * count)
+    assert model.flops(tokens) == 2 * (filters * signs + rest * count)
     model = made()
     model.keep(set())
-    assert model.operations(tokens) == 2 * (filters * signs + (rest - 2 * 3 * len(WORDS)) * count)
+    assert model.flops(tokens) == 2 * (filters * signs + (rest - 2 * 3 * len(WORDS)) * count)
 
 
 @pytest.mark.parametrize("chars", [True, False])
 def test_operations_of_a_batch_are_counted_where_it_is_and_not_where_the_model_is(chars):
     model, tokens = made(), packed(chars=chars)
-    must = model.operations(tokens)
+    must = model.flops(tokens)
     assert model.to("meta").spelling.is_meta  # what is on it cannot be read, as what is on a GPU should not be
-    assert model.operations(tokens) == must
+    assert model.flops(tokens) == must
 
 
 @pytest.mark.parametrize(("size", "millions"), [("original", 93.6), ("medium", 28.0), ("small", 13.6)])

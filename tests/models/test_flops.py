@@ -66,10 +66,10 @@ class Pair(Model):
 
 def test_by_default_each_matrix_meets_each_token():
     tokens, source = draw([2, 3]), draw([7, 1])
-    assert Pair("reader").operations(tokens) == 2 * (16 + 4 * VOCAB) * 5
-    assert Pair("reader").operations(tokens, source) == 2 * (16 + 4 * VOCAB) * (5 + 8)
-    assert Pair("encoder").operations(tokens, source) == 2 * (16 * 8 + 4 * VOCAB * 5)
-    assert Pair("encoder").operations(draw([]), draw([])) == 0
+    assert Pair("reader").flops(tokens) == 2 * (16 + 4 * VOCAB) * 5
+    assert Pair("reader").flops(tokens, source) == 2 * (16 + 4 * VOCAB) * (5 + 8)
+    assert Pair("encoder").flops(tokens, source) == 2 * (16 * 8 + 4 * VOCAB * 5)
+    assert Pair("encoder").flops(draw([]), draw([])) == 0
 
 
 # Each model against torch.
@@ -79,7 +79,7 @@ def test_by_default_each_matrix_meets_each_token():
 def test_cnn(config):
     model = CNN(CNNConfig(name="cnn", **{"width": 6, **config}), VOCAB).double().eval()
     tokens = draw([4, 1, 7])  # nothing is padded here
-    assert model.operations(tokens) == counted(lambda: model.encode(tokens))
+    assert model.flops(tokens) == counted(lambda: model.encode(tokens))
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward", "both"])
@@ -89,20 +89,20 @@ def test_rnn(config, cell, direction):
     model = RNN(RNNConfig(name="rnn", cell=cell, width=4, direction=direction, **config), VOCAB).double().eval()
     tokens = draw([STEPS] * ROWS)
     model.keep({Role.ENCODER})
-    assert model.operations(tokens) == counted(lambda: model.encode(tokens))
+    assert model.flops(tokens) == counted(lambda: model.encode(tokens))
 
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_the_output_of_an_rnn_counts_tied_or_not(tie):
     model = RNN(RNNConfig(name="rnn", cell="jordan", width=4, tie=tie), VOCAB).double().eval()
     tokens = draw([STEPS] * ROWS)
-    assert model.operations(tokens) == counted(lambda: model.logits(tokens))
+    assert model.flops(tokens) == counted(lambda: model.logits(tokens))
 
 
 def test_a_peephole_multiplies_too_though_no_matrix_does():
     model = RNN(RNNConfig(name="rnn", cell="peephole", width=4), VOCAB).double().eval()
     tokens = draw([STEPS] * ROWS)
-    assert model.operations(tokens) == counted(lambda: model.logits(tokens)) + 2 * 3 * 4 * STEPS * ROWS
+    assert model.flops(tokens) == counted(lambda: model.logits(tokens)) + 2 * 3 * 4 * STEPS * ROWS
 
 
 @pytest.mark.parametrize("direction", ["forward", "both"])
@@ -116,15 +116,15 @@ def test_looks_at_its_own_past(score, direction):
     # The first step has nothing to look at, so that it needs neither the query's matrix nor its strength.
     unused = {"additive": 4 * 4 // len(model.recurrent.ways), "cosine": 4}.get(score, 0)
     expected = counted(lambda: model.logits(tokens, direction=direction)) + vectors + 2 * 2 * unused * ROWS
-    assert model.operations(tokens) == expected
+    assert model.flops(tokens) == expected
 
 
 def test_filters_meet_characters():
     model = RNN(RNNConfig(name="rnn", cell="jordan", width=4, chars=6), VOCAB).double().eval()
     tokens = draw([STEPS] * ROWS).spelt([spell(["abc"] * STEPS)] * ROWS)
-    assert model.operations(tokens) == counted(lambda: model.encode(tokens))
+    assert model.flops(tokens) == counted(lambda: model.encode(tokens))
     longer = draw([STEPS] * ROWS).spelt([spell(["abc"] * (STEPS - 1) + ["abcdef"])] * ROWS)
-    assert model.operations(longer) - model.operations(tokens) == 2 * (30 * 3 * 6) * 3 * ROWS  # its padding is none
+    assert model.flops(longer) - model.flops(tokens) == 2 * (30 * 3 * 6) * 3 * ROWS  # its padding is none
 
 
 PLACES = [{"place": "before"}, {"place": "after"}, {"place": "after", "input_feeding": True}]
@@ -136,14 +136,14 @@ PLACES = [{"place": "before"}, {"place": "after"}, {"place": "after", "input_fee
 def test_seq2seq(score, place, shape):
     model = seq2seq(attention=score, locations=SOURCES, **place, **shape)
     tokens, source = draw([STEPS] * ROWS, TARGET_VOCAB), draw([SOURCES] * ROWS)
-    assert model.operations(tokens, source) == counted(lambda: model.logits(tokens, source))
+    assert model.flops(tokens, source) == counted(lambda: model.logits(tokens, source))
 
 
 @pytest.mark.parametrize("config", [{}, {"feedback": False}, {"layers": 3}], ids=str)
 def test_seq2seq_without_attention(config):
     model = seq2seq(attention="none", **config)
     tokens, source = draw([STEPS] * ROWS, TARGET_VOCAB), draw([SOURCES] * ROWS)
-    assert model.operations(tokens, source) == counted(lambda: model.logits(tokens, source))
+    assert model.flops(tokens, source) == counted(lambda: model.logits(tokens, source))
 
 
 def seq2seq(**config):
@@ -153,20 +153,20 @@ def seq2seq(**config):
 def test_a_source_is_looked_at_as_far_as_there_are_locations():
     few, many = (seq2seq(attention="location", place="after", locations=number) for number in (3, 40))
     tokens, source = draw([2], TARGET_VOCAB), draw([5])
-    assert many.operations(tokens, source) - few.operations(tokens, source) == 4 * 6 * 2 * (5 - 3)
+    assert many.flops(tokens, source) - few.flops(tokens, source) == 4 * 6 * 2 * (5 - 3)
 
 
 def test_what_is_looked_up_for_nothing_would_be_caught():
     """The default of the base would take the keys of the source for the target's, and forget the looks."""
     model = seq2seq(attention="general", place="after")
     tokens, source = draw([STEPS] * ROWS, TARGET_VOCAB), draw([SOURCES] * ROWS)
-    assert Model.operations(model, tokens, source) != counted(lambda: model.logits(tokens, source))
+    assert Model.flops(model, tokens, source) != counted(lambda: model.logits(tokens, source))
 
 
 def test_torch_counts_padding_and_we_do_not():
     model = seq2seq(attention="dot", place="after")
     ragged, source = draw([STEPS, 1, 2], TARGET_VOCAB), draw([SOURCES] * ROWS)
-    assert model.operations(ragged, source) < counted(lambda: model.logits(ragged, source))
+    assert model.flops(ragged, source) < counted(lambda: model.logits(ragged, source))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_torch_counts_padding_and_we_do_not():
 def test_a_batch_takes_what_its_sequences_take(model, lengths):
     def count(pairs):
         given = (draw([source for _, source in pairs]),) if isinstance(model, Seq2Seq) else ()
-        return model.operations(draw([steps for steps, _ in pairs], TARGET_VOCAB), *given)
+        return model.flops(draw([steps for steps, _ in pairs], TARGET_VOCAB), *given)
 
     assert count(lengths) == sum(count([pair]) for pair in lengths)
 

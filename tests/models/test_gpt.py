@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.config.schema import read_preset, read_section
 from weft.decoding import cuda_graph
 from weft.decoding import generate as generation
-from weft.decoding.generate import Options, generate
+from weft.decoding.generate import DecodingConfig, generate
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Capturable, Role
 from weft.models.gpt import GPT, GPTConfig
@@ -125,7 +125,7 @@ def test_the_gradient_is_the_difference_of_the_loss():
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_it_keeps_what_every_model_keeps(kind):
     found = check_model(GPT, {**SMALL, **kind}, VOCAB)
-    roles = {Role.ENCODER, Role.SCORER, Role.GENERATOR}
+    roles = {Role.ENCODER, Role.LANGUAGE_MODEL, Role.GENERATOR}
     assert GPT.roles(config_of(**kind)) == roles
     assert len(found) == sum(needs <= {*roles, "forward"} for needs in PROPERTIES.values())
 
@@ -216,7 +216,7 @@ def test_weights_start_as_the_papers_say():
             if "norm" in name or name.endswith("bias"):
                 assert weight.unique().tolist() == [float(name.endswith("norm.weight"))], name
             else:
-                last = "attention.output" in name or "feed.outer" in name
+                last = "attention.out_proj" in name or "feed_forward.fc2" in name
                 assert float(weight.detach().std()) == pytest.approx(0.02 / (smaller if last else 1), rel=0.02), name
 
 
@@ -263,9 +263,9 @@ def test_it_answers_in_fewer_bits(precision, apart):
 # Searches.
 
 SEARCHES = [
-    Options(max_length=12),
-    Options(sample=True, candidates=3, max_length=12),
-    Options(beam=3, candidates=2, max_length=12),
+    DecodingConfig(max_length=12),
+    DecodingConfig(sample=True, candidates=3, max_length=12),
+    DecodingConfig(beam=3, candidates=2, max_length=12),
 ]
 
 
@@ -291,7 +291,7 @@ def test_a_cache_in_place_that_forgets_is_caught(monkeypatch):
     model, prompts, options = make(2), draw([2, 3], 3), SEARCHES[2]
     together = generate(model, prompts, EOS, options)
     monkeypatch.setattr(generation, "capturable", lambda model, prompt: True)
-    monkeypatch.setattr(kv_cache.FixedCache, "select", lambda self, rows: self)
+    monkeypatch.setattr(kv_cache.StaticKVCache, "select", lambda self, rows: self)
     in_place = generate(model, prompts, EOS, options)
     assert [[one.ids for one in row] for row in in_place] != [[one.ids for one in row] for row in together]
 
@@ -303,8 +303,8 @@ def test_operations_are_matrices_and_pairs():
     model, lengths = make(width=12, heads=3, layers=2), [3, 1]
     matrices = 2 * (12 * 36 + 12 * 12 + 2 * 12 * 48) + 12 * VOCAB
     pairs = 6 + 1
-    assert model.operations(draw(lengths)) == 2 * matrices * 4 + 2 * 4 * 12 * pairs
-    assert make(heads_off={0: [1]}).operations(draw(lengths)) < model.operations(draw(lengths))
+    assert model.flops(draw(lengths)) == 2 * matrices * 4 + 2 * 4 * 12 * pairs
+    assert make(heads_off={0: [1]}).flops(draw(lengths)) < model.flops(draw(lengths))
 
 
 @pytest.mark.parametrize(

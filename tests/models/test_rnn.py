@@ -471,11 +471,11 @@ def config_of(**config: object) -> RNNConfig:
 
 
 def test_its_roles_follow_from_its_direction():
-    assert RNN.roles(config_of()) == {Role.ENCODER, Role.SCORER, Role.GENERATOR}
-    assert RNN.roles(config_of(direction="both")) == {Role.ENCODER, Role.FILLER}
-    assert RNN.roles(config_of(direction="backward")) == {Role.ENCODER, Role.SCORER}
+    assert RNN.roles(config_of()) == {Role.ENCODER, Role.LANGUAGE_MODEL, Role.GENERATOR}
+    assert RNN.roles(config_of(direction="both")) == {Role.ENCODER, Role.MASKED_LM}
+    assert RNN.roles(config_of(direction="backward")) == {Role.ENCODER, Role.LANGUAGE_MODEL}
     assert RNN.roles(config_of(direction="both", layers=2)) == {Role.ENCODER}, "what meets below has seen the word"
-    assert RNN.roles(config_of(direction="both", layers=2, apart=True)) == {Role.ENCODER, Role.FILLER}
+    assert RNN.roles(config_of(direction="both", layers=2, apart=True)) == {Role.ENCODER, Role.MASKED_LM}
     assert RNN.roles(config_of(chars=3)) == {Role.ENCODER}
 
 
@@ -497,9 +497,11 @@ def test_keep_drops_the_output_where_nothing_is_scored(needs):
     assert torch.equal(model.encode(tokens), before[0])
 
 
-@pytest.mark.parametrize("needs", [{Role.SCORER}, {Role.GENERATOR}, {Role.FILLER}, {Role.ENCODER, Role.FILLER}])
+@pytest.mark.parametrize(
+    "needs", [{Role.LANGUAGE_MODEL}, {Role.GENERATOR}, {Role.MASKED_LM}, {Role.ENCODER, Role.MASKED_LM}]
+)
 def test_keep_keeps_the_output_where_something_is(needs):
-    model = make(19, direction="both" if Role.FILLER in needs else "forward")
+    model = make(19, direction="both" if Role.MASKED_LM in needs else "forward")
     before = dict(model.state_dict())
     model.keep(needs)
     assert model.output is not None

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from weft.checkpoint import contents
 from weft.config.schema import read_section
-from weft.decoding.generate import Options, generate
+from weft.decoding.generate import DecodingConfig, generate
 from weft.errors import CheckpointError, ConfigError, DataError
 from weft.models.base import Role
 from weft.models.transformer import Transformer, TransformerConfig
 from weft.nn.attention import kv_cache, multihead
 from weft.nn.attention.capture import capture
-from weft.nn.attention.multihead import MultiHead
+from weft.nn.attention.multihead import MultiHeadAttention
 from weft.testing import PROPERTIES, check_model
 from weft.tokens import Tokens
 
@@ -158,7 +158,7 @@ def test_single_precision_is_close_to_the_reference():
 )
 def test_it_keeps_what_every_model_keeps(kind, target_vocab):
     found = check_model(Transformer, {**SMALL, **kind}, VOCAB, target_vocab)
-    roles = {Role.CONDITIONAL, Role.SCORER, Role.GENERATOR}
+    roles = {Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR}
     assert Transformer.roles(config_of(**kind)) == roles
     assert len(found) == sum(needs <= {*roles, "forward"} for needs in PROPERTIES.values())
 
@@ -410,7 +410,7 @@ class Anew:
         return self.model.logits(Tokens.pack(state.read), Tokens.pack(state.sources), at=last)
 
 
-def searched(model, options: Options, rows: int = 5) -> list[list[tuple[tuple[int, ...], float]]]:
+def searched(model, options: DecodingConfig, rows: int = 5) -> list[list[tuple[tuple[int, ...], float]]]:
     torch.manual_seed(2)
     lengths = torch.randint(1, 9, (rows,)).tolist()
     source, prompt = draw(lengths, TARGET_VOCAB), draw([1 + row % 3 for row in range(rows)], TARGET_VOCAB)
@@ -427,10 +427,10 @@ def same_search(one, other) -> None:
 
 EOS = 6  # not too rare with the weights below, so that some end before others
 SEARCHES = [
-    Options(beam=5, candidates=3, max_length=12),
-    Options(beam=3, max_length=20, min_length=4),
-    Options(max_length=12),
-    Options(sample=True, candidates=3, max_length=12),
+    DecodingConfig(beam=5, candidates=3, max_length=12),
+    DecodingConfig(beam=3, max_length=20, min_length=4),
+    DecodingConfig(max_length=12),
+    DecodingConfig(sample=True, candidates=3, max_length=12),
 ]
 
 
@@ -447,9 +447,9 @@ def test_a_search_finds_what_it_finds_without_a_cache(kind, options, monkeypatch
 def test_a_search_on_a_cache_that_forgets_is_caught(monkeypatch):
     """The negative control: each hypothesis goes on with what the one in its row had read."""
     model = spread(make().double(), 1)
-    own = kv_cache.Cache.select
+    own = kv_cache.KVCache.select
     monkeypatch.setattr(
-        kv_cache.Cache, "select", lambda self, rows: own(self, torch.arange(len(rows)) % len(self.first))
+        kv_cache.KVCache, "select", lambda self, rows: own(self, torch.arange(len(rows)) % len(self.first))
     )
     with pytest.raises(AssertionError):
         same_search(searched(model, SEARCHES[0]), searched(Anew(model), SEARCHES[0]))
@@ -481,7 +481,9 @@ def test_weights_of_all_heads_are_cut_and_the_rest_is_as_if_they_said_nothing(no
     assert apart(got, whole.logits(tokens, source)) > 1e-3  # the negative control: what they say counts
     fewer = sum(value.numel() for value in whole.parameters()) - sum(value.numel() for value in cut.parameters())
     heads = sum(
-        len(off_by_place(cut.config)[part.place, part.layer]) for part in cut.modules() if isinstance(part, MultiHead)
+        len(off_by_place(cut.config)[part.place, part.layer])
+        for part in cut.modules()
+        if isinstance(part, MultiHeadAttention)
     )
     assert fewer == heads * (4 * 4 * 12 + 3 * 4)  # of each, four matrices of 12 by 4 and three biases
 
@@ -492,7 +494,7 @@ def test_what_is_cut_is_saved_and_read_as_it_is(tmp_path):
     saved(model, tmp_path)
     contents.load_weights(tmp_path, other)
     assert all(torch.equal(*two) for two in zip(model.parameters(), other.parameters(), strict=True))
-    with pytest.raises(CheckpointError, match=r"query.weight must be \(36, 12\), but is \(24, 12\) instead"):
+    with pytest.raises(CheckpointError, match=r"in_proj.weight must be \(36, 12\), but is \(24, 12\) instead"):
         contents.load_weights(tmp_path, make())  # what is gone does not come back
 
 

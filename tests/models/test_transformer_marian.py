@@ -9,7 +9,7 @@ import torch
 from tests.equations import weights_of
 from torch.nn.utils.rnn import pad_sequence
 
-from weft.decoding.generate import Options, generate
+from weft.decoding.generate import DecodingConfig, generate
 from weft.models.transformer import Transformer, TransformerConfig
 from weft.nn.attention.capture import capture
 from weft.tokens import Tokens
@@ -22,8 +22,12 @@ HALVES = torch.tensor([*range(0, WIDTH, 2), *range(1, WIDTH, 2)])
 TARGETS, SOURCES = [6, 1, 19, 3], [4, 18, 1, 7]
 
 # Marian's parts by ours; at the source, the keys and values are a matrix of their own.
-NORMS = {"attention": "self_attn_layer_norm", "cross": "encoder_attn_layer_norm", "feed": "final_layer_norm"}
-LOOKS = {"attention": ("self_attn", ["q", "k", "v"]), "cross": ("encoder_attn", ["q"])}
+NORMS = {
+    "attention": "self_attn_layer_norm",
+    "cross_attention": "encoder_attn_layer_norm",
+    "feed_forward": "final_layer_norm",
+}
+LOOKS = {"attention": ("self_attn", ["q", "k", "v"]), "cross_attention": ("encoder_attn", ["q"])}
 
 
 def ours(seed=0, activation="relu"):
@@ -50,20 +54,20 @@ def block_of(w, here, there):
     found = {}
     for kind in ("weight", "bias"):
         for part, norm in NORMS.items():
-            if f"{here}.around_{part}.norm.{kind}" in w:
-                found[f"{there}.{norm}.{kind}"] = w[f"{here}.around_{part}.norm.{kind}"][HALVES]
+            if f"{here}.{part}_residual.norm.{kind}" in w:
+                found[f"{there}.{norm}.{kind}"] = w[f"{here}.{part}_residual.norm.{kind}"][HALVES]
         for part, (look, names) in LOOKS.items():
-            if f"{here}.{part}.query.{kind}" in w:
-                rows = w[f"{here}.{part}.query.{kind}"].split(WIDTH)
-                if part == "cross":
-                    rows, names = (*rows, *w[f"{here}.cross.memory.{kind}"].split(WIDTH)), ["q", "k", "v"]
+            if f"{here}.{part}.in_proj.{kind}" in w:
+                rows = w[f"{here}.{part}.in_proj.{kind}"].split(WIDTH)
+                if part == "cross_attention":
+                    rows, names = (*rows, *w[f"{here}.cross_attention.kv_proj.{kind}"].split(WIDTH)), ["q", "k", "v"]
                 for name, value in zip(names, rows, strict=True):
                     found[f"{there}.{look}.{name}_proj.{kind}"] = value[:, HALVES] if kind == "weight" else value
-                found[f"{there}.{look}.out_proj.{kind}"] = w[f"{here}.{part}.output.{kind}"][HALVES]
-    found[f"{there}.fc1.weight"] = w[f"{here}.feed.inner.weight"][:, HALVES]
-    found[f"{there}.fc1.bias"] = w[f"{here}.feed.inner.bias"]
+                found[f"{there}.{look}.out_proj.{kind}"] = w[f"{here}.{part}.out_proj.{kind}"][HALVES]
+    found[f"{there}.fc1.weight"] = w[f"{here}.feed_forward.fc1.weight"][:, HALVES]
+    found[f"{there}.fc1.bias"] = w[f"{here}.feed_forward.fc1.bias"]
     for kind in ("weight", "bias"):
-        found[f"{there}.fc2.{kind}"] = w[f"{here}.feed.outer.{kind}"][HALVES]
+        found[f"{there}.fc2.{kind}"] = w[f"{here}.feed_forward.fc2.{kind}"][HALVES]
     return found
 
 
@@ -198,7 +202,7 @@ def test_greedy_generation_is_marians_step_by_step():
         output_logits=True,
     )
     prompt = Tokens.pack([[BOS]] * len(source))
-    ours_found = generate(model, prompt, EOS, Options(max_length=12), source)
+    ours_found = generate(model, prompt, EOS, DecodingConfig(max_length=12), source)
     read = found.sequences[:, 1:].tolist()
     ended = [row[: row.index(EOS)] if EOS in row else row for row in read]
     assert [list(candidates[0].ids) for candidates in ours_found] == ended

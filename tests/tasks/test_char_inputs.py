@@ -8,7 +8,7 @@ from tests.labelling import made
 import weft
 from weft.config.schema import Run, read_recipe
 from weft.data.batching.packed import pack
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.models.base import Role
 from weft.models.rnn import RNN, RNNConfig
 from weft.tasks.classification.task import ClassifyExample
@@ -16,7 +16,7 @@ from weft.tasks.factory import make_task
 from weft.tasks.tagging import TagExample
 from weft.tokens import BEGIN, END, PAD
 
-LIMIT = Limit(1024, "error")
+LIMIT = TruncationPolicy(1024, "error")
 # A name ends in "-ov", whatever it is; a verb in "-ing". Each stands there once, so that none is in the vocabulary.
 ENDINGS = {"ov": "NAME", "ing": "VERB"}
 STEMS = ["Ban", "tur", "Mel", "dak", "Pis", "gor", "Lam", "ker", "Sod", "fil", "Rop", "vun"]
@@ -80,7 +80,7 @@ def test_a_word_is_spelt_as_it_was_given(recipe):
 
 def test_only_a_model_that_asks_gets_it(recipe):
     task, _ = made(recipe, "model.chars=0")
-    assert not task.spells
+    assert not task.uses_chars
     assert len(encoded(task, TagExample(words=["the"]))[0]) == 2
     assert collated(task, TagExample(words=["the"])).tokens.chars is None
 
@@ -89,7 +89,7 @@ def test_a_spelling_is_no_token_of_the_budget(recipe):
     task, _ = made(recipe)
     items = encoded(task, TagExample(words=["the", "Banov"], tags=["O", "NAME"]), TagExample(words=["the"]))
     assert [len(item) for item in items] == [4, 3]
-    assert pack(items, counted=task.counted).sizes.tolist() == [4, 3]
+    assert pack(items, num_token_arrays=task.num_token_arrays).sizes.tolist() == [4, 3]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -109,7 +109,7 @@ def test_every_piece_of_a_word_is_spelt_as_the_word(recipe, name):
 def test_each_window_has_its_own_words(recipe, policy):
     task, _ = made(recipe)
     words = ["one", "two-fold", "three"]
-    items = encoded(task, TagExample(words=words), limit=Limit(3, policy))
+    items = encoded(task, TagExample(words=words), limit=TruncationPolicy(3, policy))
     spelt = [read(task.collate([item], np.random.default_rng(0)).tokens.chars) for item in items]
     assert spelt == [["", "one", ""], ["", "two-fold", "two-fold", "two-fold", ""], ["", "three", ""]][: len(items)]
     assert len(items) == {"window": 3, "cut": 1}[policy]
@@ -136,7 +136,7 @@ def test_a_text_is_spelt_token_by_token(sorts, name):
 def test_a_text_that_is_cut_keeps_the_spelling_of_what_is_left(sorts):
     task, _ = made(sorts, "data.too_long=cut")
     example = ClassifyExample(text="one two three four", pair="five six")
-    spelt = read(collated(task, example, limit=Limit(4, "cut")).tokens.chars)
+    spelt = read(collated(task, example, limit=TruncationPolicy(4, "cut")).tokens.chars)
     assert spelt == ["", "one", "two", "", "five", "six", ""]
 
 
@@ -148,8 +148,8 @@ def test_it_neither_scores_nor_fills_nor_generates():
         config = RNNConfig(name="rnn", width=8, direction=direction, chars=4)
         assert RNN.roles(config) == {Role.ENCODER}
         assert RNN(config, 9).output is None
-        assert RNN.spells(config)
-    assert not RNN.spells(RNNConfig(name="rnn"))
+        assert RNN.uses_chars(config)
+    assert not RNN.uses_chars(RNNConfig(name="rnn"))
 
 
 @pytest.mark.parametrize("chars", [-1, 1.5, "many"])
@@ -193,7 +193,7 @@ def test_texts_are_sorted_by_their_letters(sorts, tmp_path):
 
 
 def test_the_answer_is_read_again_with_its_spelling(trained):
-    words, tags, batch = trained.reread("the Banov.")
+    words, tags, batch = trained.teacher_forced("the Banov.")
     assert (words, tags) == (["<s>", "the", "<unk>", ".", "</s>"], ["O", "NAME", "O"])
     assert read(batch.tokens.chars) == ["", "the", "Banov", ".", ""]
     assert (batch.tokens.chars[1] == PAD).any()

@@ -11,7 +11,7 @@ from tests.conftest import reversed_pairs
 from tests.test_embedding import made
 
 from weft.data.batching.packed import pack
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
 from weft.tasks import inference as module
 from weft.tasks.inference import evaluate, mean_loss, predict
@@ -19,7 +19,7 @@ from weft.tasks.translate import Translate, TranslateExample
 
 WORDS = [word for word, _ in reversed_pairs()]
 ODD = ["", "a", "fedcba" * 6, "zz"]  # of other lengths than it was trained on, and unknown letters
-LIMIT = Limit(1024, "error")
+LIMIT = TruncationPolicy(1024, "error")
 
 
 def ask(pipeline, words, budget=16384, task=None, **options):
@@ -128,7 +128,7 @@ def test_an_example_that_is_dropped_or_too_long_is_named(reverser):
     chosen = reverser.task.options()
     for policy, said in (("drop", "example 12: nothing is left of it"), ("error", "example 12: got 9 tokens")):
         with pytest.raises(DataError, match=said):
-            list(predict(reverser.task, reverser.head, examples, Limit(5, policy), chosen, start=10))
+            list(predict(reverser.task, reverser.head, examples, TruncationPolicy(5, policy), chosen, start=10))
 
 
 def test_an_example_that_the_model_cannot_read_is_named():
@@ -156,10 +156,10 @@ def test_where_nothing_was_cut_nothing_is_said_of_it(reverser):
 def test_what_is_right_is_not_needed_to_answer(reverser):
     example = TranslateExample(text=WORDS[0], target="a" * 999)
     chosen = reverser.task.options()
-    (answer,) = predict(reverser.task, reverser.head, [example], Limit(20, "error"), chosen)
+    (answer,) = predict(reverser.task, reverser.head, [example], TruncationPolicy(20, "error"), chosen)
     assert answer["text"] == WORDS[0][::-1]
     with pytest.raises(DataError, match="got 999 tokens"):
-        evaluate(reverser.task, reverser.head, [example], Limit(20, "error"))
+        evaluate(reverser.task, reverser.head, [example], TruncationPolicy(20, "error"))
 
 
 def test_the_mean_loss_weighs_tokens_and_not_batches(reverser):
@@ -191,10 +191,10 @@ def test_evaluation_leaves_dropout_as_it_was(reverser):
 
 def test_evaluation_judges_what_is_left(reverser):
     examples = [TranslateExample(text=word, target=word[::-1]) for word in [*WORDS, "a" * 50]]
-    found = evaluate(reverser.task, reverser.head, examples, Limit(20, "drop"))
+    found = evaluate(reverser.task, reverser.head, examples, TruncationPolicy(20, "drop"))
     assert found["exact_match"] == 1
     with pytest.raises(DataError, match="not one example is left to evaluate on"):
-        evaluate(reverser.task, reverser.head, examples, Limit(1, "drop"))
+        evaluate(reverser.task, reverser.head, examples, TruncationPolicy(1, "drop"))
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ from torch.nn import functional as F
 import weft
 from weft.config.schema import Section
 from weft.data.batching.packed import pack
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.tasks.multiple_choice import Choice, ChoiceConfig, ChoiceExample
 
 quick = settings(
     deadline=None, derandomize=True, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-LIMIT = Limit(1024, "error")
+LIMIT = TruncationPolicy(1024, "error")
 ROWS = [
     ("the cat", ["sat down", "is red", "was two"], 0),
     ("the sum", ["sat down", "was two"], "was two"),
@@ -125,7 +125,7 @@ def test_choices_of_all_questions_share_a_batch(recipe):
 def test_the_size_of_an_item_is_what_it_brings_to_a_batch(recipe):
     task, _ = made(recipe)
     items = encoded(task, *EXAMPLES)
-    packed = pack(items, counted=task.counted)
+    packed = pack(items, num_token_arrays=task.num_token_arrays)
     for index, size in enumerate(packed.sizes.tolist()):
         assert size == len(task.collate([packed[index]], np.random.default_rng(0)).tokens.ids)
     assert pack(items).sizes.tolist() != packed.sizes.tolist()  # were all arrays tokens
@@ -142,15 +142,15 @@ def test_what_is_prepared_in_16_bits_is_the_same(recipe):
 def test_a_long_one_is_cut_the_longer_text_first_dropped_or_an_error(recipe):
     task, _ = made(recipe)
     long = ask("the cat sat down the cat", ["ran", "is red was two my"], 1)
-    limit = Limit(6, "cut")
+    limit = TruncationPolicy(6, "cut")
     ((ids, sizes, second, _),) = encoded(task, long, limit=limit)
     assert (sizes.tolist(), second.tolist()) == ([9, 9], [7, 5])
     words = [task.tokenizer.token(int(id)) for id in ids]
     assert words[9:] == ["<s>", "the", "cat", "sat", "</s>", "is", "red", "was", "</s>"]
     assert str(limit) == "cut 1 sequence longer than data.longest=6"
-    assert encoded(task, long, limit=Limit(6, "drop")) == []
+    assert encoded(task, long, limit=TruncationPolicy(6, "drop")) == []
     with pytest.raises(DataError, match="got 11 tokens, data.longest is 6; set data.too_long: cut or drop, or raise"):
-        encoded(task, long, limit=Limit(6, "error"))
+        encoded(task, long, limit=TruncationPolicy(6, "error"))
     with pytest.raises(ConfigError, match="data.too_long: task 'choice' cannot use 'window'; try cut"):
         made(recipe, "data.too_long=window")
 
@@ -228,8 +228,8 @@ def test_an_answer_has_the_number_the_text_and_the_scores():
     answer = task.answer(EXAMPLES[0], [[0.2, 0.7, 0.1]])
     assert answer == {"choice": 1, "text": "is red", "scores": [0.2, 0.7, 0.1]}
     assert task.line(answer) == "is red"
-    assert task.shown(EXAMPLES[1]) == ("the sum | sat down | was two", "was two")
-    assert task.shown(EXAMPLES[3]) == (" | ran | is red", "")
+    assert task.preview(EXAMPLES[1]) == ("the sum | sat down | was two", "was two")
+    assert task.preview(EXAMPLES[3]) == (" | ran | is red", "")
     assert task.score([answer, {"choice": 1}], EXAMPLES[:2]) == {"accuracy": 0.5}
 
 
@@ -244,7 +244,7 @@ def test_it_learns_answers_and_reads_questions_from_json(recipe, tmp_path, model
         pipeline("the cat")
     look = pipeline.attention(KNOWN[2])
     assert look.answer["text"] == "is red"
-    names, chosen, batch = pipeline.reread(KNOWN[2])
+    names, chosen, batch = pipeline.teacher_forced(KNOWN[2])
     assert (names, chosen) == (["<s>", "my", "coat", "</s>", "is", "red", "</s>"], ["is", "red"])
     assert len(batch.tokens) == 1
 
@@ -255,7 +255,7 @@ def test_it_learns_answers_and_reads_questions_from_json(recipe, tmp_path, model
 def test_any_body_that_encodes_will_do(recipe, tmp_path, model):
     pipeline = weft.train({**recipe, "model": model}, ["train.steps=3"], tmp_path / "run")
     assert pipeline(EXAMPLES) == weft.load(tmp_path / "run")(EXAMPLES)
-    names, chosen, batch = pipeline.reread(KNOWN[2])
+    names, chosen, batch = pipeline.teacher_forced(KNOWN[2])
     assert batch.tokens.chars is None or len(batch.tokens.chars) == len(names)
     assert names[-1 - len(chosen) : -1] == chosen
 

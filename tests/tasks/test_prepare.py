@@ -198,7 +198,7 @@ def test_columns_of_a_sample_make_a_list(recipe):
     recipe["data"] = {"sample": "dates", "columns": {"text": "text", "choices": ["text", "target"]}}
     run = Run.parse(recipe)
     task = make_task(run)
-    task.taught = ()
+    task.label_fields = ()
     _, example = next(read_split(run.data, "test", task, Skipped()))
     assert example.choices[0] == example.text != example.choices[1]
     wrong = run.data.model_copy(update={"columns": {"text": "text", "choices": ["text", "tarqet"]}})

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import weft
 from weft.cli.vectors import vectors_app
 from weft.config.schema import Run
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Role
 from weft.tasks.factory import make_task
@@ -112,9 +112,9 @@ def test_a_run_gone_on_with_is_the_run(trained, corpus, tmp_path):
 def test_unknown_words_are_left_out_of_items(trained):
     task, tokenizer = trained[0].task, trained[0].tokenizer
     example = task.Example(text="cow zebra barn")
-    ((item,),) = task.encode(example, tokenizer, Limit(1, "error"))  # no text is too long
+    ((item,),) = task.encode(example, tokenizer, TruncationPolicy(1, "error"))  # no text is too long
     assert [tokenizer.token(id) for id in item] == ["cow", "barn"]
-    assert task.encode(task.Example(text="zebra"), tokenizer, Limit(9, "error")) == []
+    assert task.encode(task.Example(text="zebra"), tokenizer, TruncationPolicy(9, "error")) == []
 
 
 def test_only_a_model_that_learns_by_itself_will_do(corpus):
@@ -156,7 +156,7 @@ def test_it_is_a_body_for_labels_and_starts_from_vectors(trained, tmp_path, task
         "train": {"steps": 40, "lr": 3e-2, "device": "cpu"},
     }
     pipeline = weft.train(run, out=tmp_path / "run")
-    assert Role.FITTED not in pipeline.task.needs
+    assert Role.SELF_FITTED not in pipeline.task.needs
     assert "body.output.weight" not in pipeline.head.state_dict()
     (answer,) = pipeline([unseen])  # words that only the vectors know
     assert {key: answer[key] for key in must} == must

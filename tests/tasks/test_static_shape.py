@@ -9,11 +9,11 @@ from tests.labelling import made
 
 from weft.config.schema import Run, read_recipe
 from weft.data.batching.packed import pack
-from weft.data.batching.static_shape import Frame
+from weft.data.batching.static_shape import StaticShape
 from weft.data.readers.examples import Skipped
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.registry import resolve
-from weft.tasks.base import UNREAD, Batch
+from weft.tasks.base import IGNORE_INDEX, Batch
 from weft.tasks.factory import make_task
 from weft.tasks.prepare import read_split
 from weft.tokens import Tokens
@@ -77,8 +77,8 @@ def packed(recipe):
     task, head = made(recipe)
     run = Run.parse(read_recipe(recipe, ()))
     examples = [example for _, example in read_split(run.data, "train", task, Skipped())]
-    items = [item for one in task.encode_batch(examples, task.tokenizer, Limit(60, "error")) for item in one]
-    return task, head.double().train(), pack(items, counted=task.counted)
+    items = [item for one in task.encode_batch(examples, task.tokenizer, TruncationPolicy(60, "error")) for item in one]
+    return task, head.double().train(), pack(items, num_token_arrays=task.num_token_arrays)
 
 
 def learnt(head, batch):
@@ -90,9 +90,9 @@ def learnt(head, batch):
 
 
 def bare_and_framed(task, data, numbers):
-    frame = Frame.of(task.sides(data), BUDGET)
+    frame = StaticShape.of(task.sequence_lengths(data), BUDGET)
     batch = task.collate([data[number] for number in numbers], np.random.default_rng(0))
-    return batch, batch.framed(frame)
+    return batch, batch.to_static_shape(frame)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -123,7 +123,7 @@ def test_all_batches_of_a_compiled_run_have_one_shape(recipes, case):
         batch = drawn.batch
         sides = [side for side in (batch.tokens, batch.source, batch.at) if side is not None]
         shapes.add((*((side.ids.shape, side.starts.shape, side.longest) for side in sides), batch.targets.shape))
-        taught = batch.targets.isfinite() if batch.targets.is_floating_point() else batch.targets != UNREAD
+        taught = batch.targets.isfinite() if batch.targets.is_floating_point() else batch.targets != IGNORE_INDEX
         assert int((taught if taught.ndim == 1 else taught.all(-1)).sum()) == sum(batch.counts.values())
         read += batch.size
     assert len(shapes) == 1
@@ -134,31 +134,31 @@ def test_all_batches_of_a_compiled_run_have_one_shape(recipes, case):
 def test_what_has_no_one_shape_says_so(recipes, changes):
     recipe = recipes("tags")
     run = Run.parse({**recipe, **changes})
-    assert make_task(run).sides(pack([])) is None
-    assert not resolve("model", "rnn").compiles
+    assert make_task(run).sequence_lengths(pack([])) is None
+    assert not resolve("model", "rnn").supports_compile
 
 
 def test_targets_of_tokens_stay_with_their_tokens_even_where_each_sequence_has_one():
-    frame, tokens = Frame.of(np.array([[1, 1, 4]]), 64), Tokens.pack([[5], [6]])
-    framed = Batch(tokens, torch.tensor([7, 8])).framed(frame)
+    frame, tokens = StaticShape.of(np.array([[1, 1, 4]]), 64), Tokens.pack([[5], [6]])
+    framed = Batch(tokens, torch.tensor([7, 8])).to_static_shape(frame)
     assert len(framed.targets) == len(framed.tokens.ids) != len(framed.tokens)
-    labelled = Batch(Tokens.pack([[5, 5], [6]]), torch.tensor([7, 8])).framed(frame)
-    assert labelled.targets.tolist() == [7, 8] + [UNREAD] * (len(labelled.tokens) - 2)
+    labelled = Batch(Tokens.pack([[5, 5], [6]]), torch.tensor([7, 8])).to_static_shape(frame)
+    assert labelled.targets.tolist() == [7, 8] + [IGNORE_INDEX] * (len(labelled.tokens) - 2)
 
 
 def test_places_that_fill_a_batch_up_are_within_it():
-    frame = Frame.of(np.array([[3, 2, 4]]), 64)
+    frame = StaticShape.of(np.array([[3, 2, 4]]), 64)
     batch = Batch(
         Tokens.pack([[5, 6, 7], [8, 9]]),
         torch.tensor([1, 2, 3]),
         at=Tokens.pack([[0, 2], [4]]),
         labels=torch.tensor([1, 0]),
     )
-    framed = batch.framed(frame)
+    framed = batch.to_static_shape(frame)
     assert framed.at.ids[:3].tolist() == [0, 2, 4]
     assert not framed.at.ids[3:].any()
     assert framed.targets[:3].tolist() == [1, 2, 3]
-    assert set(framed.targets[3:].tolist()) == {UNREAD}
+    assert set(framed.targets[3:].tolist()) == {IGNORE_INDEX}
     assert len(framed.targets) == len(framed.at.ids)
-    assert framed.labels.tolist() == [1, 0] + [UNREAD] * (len(framed.tokens) - 2)
+    assert framed.labels.tolist() == [1, 0] + [IGNORE_INDEX] * (len(framed.tokens) - 2)
     assert framed.at.starts[-1] == len(framed.at.ids)

@@ -14,14 +14,14 @@ from torch.nn import functional as F
 import weft
 from weft.config.schema import Run, read_recipe
 from weft.data.batching.packed import pack
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.tasks.factory import make_task
 from weft.tasks.tagging import Tag, TagConfig, TagExample, _windows
 from weft.tokenization.trainable import BPE
 
 transformers = pytest.importorskip("transformers")
-LIMIT = Limit(1024, "error")
+LIMIT = TruncationPolicy(1024, "error")
 ROWS = [
     ("on Monday morning", "O B-DAY B-TIME"),
     ("May 12", "B-DATE I-DATE"),
@@ -72,7 +72,7 @@ def test_an_item_has_the_sub_words_where_each_word_begins_and_the_tags(recipe):
     assert begins.tolist() == [1, 4]
     assert [task.labels.names[tag] for tag in tags] == ["B-DATE", "O"]
     assert len(encoded(task, ask("May 12"))[0]) == 2
-    assert pack(encoded(task, ask("May 12", "O O")), counted=task.counted).sizes.tolist() == [7]
+    assert pack(encoded(task, ask("May 12", "O O")), num_token_arrays=task.num_token_arrays).sizes.tolist() == [7]
 
 
 @pytest.mark.parametrize("name", ["words", "characters", "bytes", "bpe", "wordpiece", "unigram"])
@@ -207,7 +207,7 @@ def test_a_sentence_with_the_wrong_number_of_tags_names_its_place(recipe, tmp_pa
 @given(st.lists(st.integers(1, 6), max_size=12), st.integers(1, 9))
 def test_windows_are_whole_words_in_order_that_fit(sizes, longest):
     pieces = [[0] * size for size in sizes]
-    windows = _windows(pieces, Limit(longest, "window"))
+    windows = _windows(pieces, TruncationPolicy(longest, "window"))
     assert [one for window in windows for one in pieces[window]] == pieces
     for window in windows:
         inside = [min(len(one), longest) for one in pieces[window]]
@@ -226,17 +226,17 @@ def test_windows_are_whole_words_in_order_that_fit(sizes, longest):
     ],
 )
 def test_a_long_sentence_is_windowed_cut_or_dropped_and_counted(recipe, policy, lengths, told):
-    task, limit = made(recipe)[0], Limit(8, policy)
+    task, limit = made(recipe)[0], TruncationPolicy(8, policy)
     found = encoded(task, ask("on Monday morning", "O B-DAY B-TIME"), limit=limit)
     assert [len(tags) for _, _, tags in found] == lengths
     assert [len(ids) - 2 for ids, *_ in found] == [8, 7][: len(lengths)]
     assert str(limit) == told
     with pytest.raises(DataError, match="got 15 tokens, data.longest is 8"):
-        encoded(task, ask("on Monday morning"), limit=Limit(8, "error"))
+        encoded(task, ask("on Monday morning"), limit=TruncationPolicy(8, "error"))
 
 
 def test_a_word_longer_than_a_window_keeps_its_place(recipe):
-    task, limit = made(recipe)[0], Limit(3, "window")
+    task, limit = made(recipe)[0], TruncationPolicy(3, "window")
     found = encoded(task, ask("in Monday on"), limit=limit)
     assert [len(begins) for _, begins in found] == [1, 1, 1]
     assert [len(ids) - 2 for ids, _ in found] == [2, 3, 2]
@@ -248,7 +248,7 @@ def test_the_answers_of_windows_are_joined_again(recipe, tmp_path):
     assert whole.evaluate()["accuracy"] == 1
     assert cut.evaluate()["accuracy"] > 0.7
     task, head = cut.task, cut.head
-    outputs = head.predict(collated(task, ask("see you in May"), limit=Limit(9, "window")), task.options())
+    outputs = head.predict(collated(task, ask("see you in May"), limit=TruncationPolicy(9, "window")), task.options())
     answer = task.answer(ask("see you in May"), outputs)
     assert len(outputs) == 2
     assert answer == cut("see you in May")[0]
@@ -439,7 +439,7 @@ def test_an_answer_has_the_words_as_given():
     assert answer == {"words": ["x y", "Z"], "tags": ["B", "A"], "scores": [0.75, 0.5]}
     assert task.line(answer) == "x y/B Z/A"
     assert task.line({"words": ["a\n"], "tags": ["A"]}) == "a /A"
-    assert task.shown(ask("a b", "A B")) == ("a b", "a/A b/B")
+    assert task.preview(ask("a b", "A B")) == ("a b", "a/A b/B")
 
 
 @pytest.mark.parametrize("crf", ["false", "true"])
@@ -452,7 +452,7 @@ def test_it_learns_and_tags_plain_text(recipe, tmp_path, crf):
     again = weft.load(tmp_path / "run")
     assert again.run.task.labels == ("B-DATE", "B-DAY", "B-TIME", "I-DATE", "O")
     assert again({"words": ["May", "12"]})[0]["tags"] == ["B-DATE", "I-DATE"]
-    names, tags, batch = again.task.reread(
+    names, tags, batch = again.task.teacher_forced(
         again.task.encode(again.example("May"), again.tokenizer, LIMIT), [([0], [0.9])]
     )
     assert (names, tags, batch.targets.tolist()) == (["<s>", "M", "a", "y", "</s>"], ["B-DATE"], [0])

@@ -6,14 +6,14 @@ import torch
 from tests.conftest import reversed_pairs
 
 from weft.config.schema import Run, read_recipe
-from weft.data.truncation import Limit
-from weft.decoding.generate import Hypothesis, Options
+from weft.data.truncation import TruncationPolicy
+from weft.decoding.generate import DecodingConfig, Hypothesis
 from weft.errors import DataError
 from weft.tasks.factory import build, make_task
 from weft.tasks.prepare import fit_tokenizer
 from weft.tasks.translate import TranslateExample
 
-LIMIT = Limit(1024, "error")
+LIMIT = TruncationPolicy(1024, "error")
 
 
 def made(recipe, *overrides):
@@ -70,7 +70,7 @@ def test_a_batch_reads_each_target_token_after_the_true_ones_before_it(task):
     [("cut", 1, "cut 2 sequences longer than data.longest=3"), ("drop", 0, "dropped 2 sequences longer than")],
 )
 def test_long_sides_are_cut_or_dropped_and_counted(task, policy, items, told):
-    limit = Limit(3, policy)
+    limit = TruncationPolicy(3, policy)
     found = task.encode(pair("abcdef", "fedcba"), task.tokenizer, limit)
     assert len(found) == items
     assert told in str(limit)
@@ -80,7 +80,7 @@ def test_long_sides_are_cut_or_dropped_and_counted(task, policy, items, told):
 
 def test_a_long_pair_is_an_error_unless_the_recipe_says(task):
     with pytest.raises(DataError, match="got 4 tokens, data.longest is 3"):
-        task.encode(pair("abc", "abcd"), task.tokenizer, Limit(3, "error"))
+        task.encode(pair("abc", "abcd"), task.tokenizer, TruncationPolicy(3, "error"))
 
 
 @torch.no_grad()
@@ -108,7 +108,7 @@ def test_what_is_asked_does_not_hang_on_the_target_that_comes_with_it(recipe):
     task, head = made(recipe)
     head.eval()
     with torch.inference_mode():
-        blind, told = (head.predict(collated(task, ("abc", target)), Options()) for target in (None, "cba"))
+        blind, told = (head.predict(collated(task, ("abc", target)), DecodingConfig()) for target in (None, "cba"))
     assert blind == told
 
 
@@ -118,9 +118,9 @@ def test_specials_are_never_written(recipe):
     special = task.tokenizer.specials
     with torch.inference_mode():
         batch = collated(task, *((word, None) for word, _ in reversed_pairs()))
-        found = head.predict(batch, Options(sample=True, temperature=5.0, max_length=40))
+        found = head.predict(batch, DecodingConfig(sample=True, temperature=5.0, max_length=40))
         head.forbid = ()
-        free = head.predict(batch, Options(sample=True, temperature=5.0, max_length=40))
+        free = head.predict(batch, DecodingConfig(sample=True, temperature=5.0, max_length=40))
     written = {id for row in found for one in row for id in one.ids}
     assert not written & {special.bos, special.unk, special.eos}
     assert {id for row in free for one in row for id in one.ids} & {special.bos, special.unk}
@@ -144,14 +144,14 @@ def test_scores_and_what_tables_show(task):
     examples = [pair("ab", "ba"), pair("cd", "dc")]
     scores = task.score([{"text": "ba"}, {"text": "cd"}], examples)
     assert scores == {"exact_match": 0.5, "bleu": 0.0}
-    assert task.shown(examples[0]) == ("ab", "ba")
-    assert task.shown(pair("ab")) == ("ab", "")
+    assert task.preview(examples[0]) == ("ab", "ba")
+    assert task.preview(pair("ab")) == ("ab", "")
 
 
 def test_an_output_is_read_again_with_its_end(task):
     ids = task.tokenizer.ids(["ba"])[0]
     items = task.encode(pair("ab"), task.tokenizer, LIMIT)
-    source, target, batch = task.reread(items, [[Hypothesis(tuple(ids), -1.0, -1.0, True)]])
+    source, target, batch = task.teacher_forced(items, [[Hypothesis(tuple(ids), -1.0, -1.0, True)]])
     assert (source, target) == (["a", "b", "</s>"], ["b", "a", "</s>"])
     assert batch.tokens.ids.tolist() == [task.tokenizer.specials.bos, *ids]
 
@@ -179,7 +179,7 @@ def test_pieces_join_to_the_answer_for_every_tokenizer(recipe, tmp_path, tokeniz
     halves = 0
     for seed in range(12):
         # Untrained weights write anything: half characters, line ends, spaces in a row.
-        options = Options(sample=True, temperature=2.0, max_length=30, seed=seed)
+        options = DecodingConfig(sample=True, temperature=2.0, max_length=30, seed=seed)
         with torch.inference_mode():
             batch = task.collate(task.encode(pair("May"), task.tokenizer, LIMIT), np.random.default_rng(0))
             answer = task.answer(pair("May"), head.predict(batch, options))["text"]

@@ -10,10 +10,10 @@ import torch
 import weft
 from weft.config.schema import Run
 from weft.data.batching.packed import pack
-from weft.data.batching.static_shape import Frame
+from weft.data.batching.static_shape import StaticShape
 from weft.models.transformer import Transformer, TransformerConfig
 from weft.registry import resolve
-from weft.tasks.base import UNREAD
+from weft.tasks.base import IGNORE_INDEX
 from weft.tasks.factory import make_task
 from weft.tasks.translate import TranslateHead
 from weft.training.compile import Framed, make_loader
@@ -58,13 +58,13 @@ def learnt(head, batch):
 
 def test_what_fills_a_batch_up_changes_neither_the_loss_nor_a_gradient(head):
     task, data = make_task(changed()), pack(items())
-    frame = Frame.of(task.sides(data), 400)
+    frame = StaticShape.of(task.sequence_lengths(data), 400)
     batch = task.collate([data[number] for number in range(9)], np.random.default_rng(0))
-    framed = batch.framed(frame)
+    framed = batch.to_static_shape(frame)
     for got, must in zip(learnt(head, framed), learnt(head, batch), strict=True):
         torch.testing.assert_close(got, must, rtol=1e-9, atol=1e-9)
     # the negative control: fillers that a loss reads
-    read = framed.targets.masked_fill(framed.targets == UNREAD, 3)
+    read = framed.targets.masked_fill(framed.targets == IGNORE_INDEX, 3)
 
     assert abs(learnt(head, replace(framed, targets=read))[0] - learnt(head, batch)[0]) > 1
 
@@ -77,7 +77,7 @@ def test_all_batches_have_one_shape_and_count_their_real_tokens():
         batch = drawn.batch
         shapes.add((len(batch.tokens.ids), len(batch.source.ids), len(batch.tokens), batch.tokens.longest))
         assert batch.size == sum(len(data[n][0]) + len(data[n][1]) - 1 for n in drawn.draw.items.tolist())
-        assert batch.counts["tokens"] == int((batch.targets != UNREAD).sum())
+        assert batch.counts["tokens"] == int((batch.targets != IGNORE_INDEX).sum())
     assert len(shapes) == 1
 
 
@@ -108,13 +108,13 @@ def test_what_does_not_go_into_one_graph_is_said(sections, told):
 def test_a_task_without_sides_is_not_compiled():
     run = changed(train={"compile": True})
     task = make_task(run)
-    task.sides = lambda data: None
+    task.sequence_lengths = lambda data: None
     with pytest.raises(weft.ConfigError, match="the batches of the task 'translate' have no one shape"):
         make_loader(run, task, Transformer, pack(items()), CUDA)
 
 
 def test_a_framed_collate_goes_to_workers():
 
-    framed = Framed(make_task(changed()), Frame.of(np.array([[3, 4], [5, 6]]), 64))
+    framed = Framed(make_task(changed()), StaticShape.of(np.array([[3, 4], [5, 6]]), 64))
     again = pickle.loads(pickle.dumps(framed))
     assert again.frame == framed.frame

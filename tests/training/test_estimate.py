@@ -50,7 +50,7 @@ def test_what_is_measured_is_in_its_bounds(planned):
     _, plan = planned
     assert 0 < plan.mfu < 1.5
     assert 0 < plan.step.tokens <= 200
-    assert plan.step.operations > 3 * 2 * plan.step.tokens
+    assert plan.step.flops > 3 * 2 * plan.step.tokens
     assert 2 <= plan.measured <= 20
     assert 4 * 4 * plan.parameters < plan.held < plan.memory  # weights, gradients, Adam's two moments, and its steps
     assert plan.evaluation > 0
@@ -113,7 +113,7 @@ def plan_of(seconds=0.5, **train):
     run = Run.parse(read_recipe(recipe_for("pairs.tsv"), changes))
     return Plan(
         train=run.train, place="cpu", parameters=1000, vocabulary=(10,), items=80, epoch=8.0, measured=20,
-        step=Work(200, 3_000_000, seconds), ceiling=1e9, start=4.0, memory=10**9, resident=False, held=16_000,
+        step=Work(200, 3_000_000, seconds), peak_flops=1e9, start=4.0, memory=10**9, resident=False, held=16_000,
         evaluation=2.0, checkpoint=12_000,
     )  # fmt: skip
 

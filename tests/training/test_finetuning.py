@@ -12,7 +12,7 @@ from tests.training.test_trainer import Listener
 
 import weft
 from weft.config.schema import Train
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.formats.pretrained import read_run
 from weft.models.rnn import RNN
 from weft.nn.rnn.time_major import Grid
@@ -103,7 +103,7 @@ def losses(run):
 @pytest.mark.parametrize("model", SMALL)
 def test_floors_are_apart_and_leave_only_what_stands_on_top(folder, model):
     _, _, head = head_of(reviews(folder, model))
-    floors = [names_of(head, floor) for floor in head.body.floors()]
+    floors = [names_of(head, floor) for floor in head.body.layer_groups()]
     assert len(floors) == FLOORS[model]
     assert all(floors)
     assert sum(map(len, floors)) == len(set().union(*floors)), "no parameter is on two floors"
@@ -116,7 +116,7 @@ def test_those_of_a_transformer_are_the_encoders_before_the_decoders(tmp_path):
     recipe = recipe_for(write_pairs(tmp_path / "pairs.tsv"))
     recipe["model"] = {"name": "transformer", "width": 8, "heads": 2, "layers": 2, "decoder_layers": 1, "norm": "pre"}
     _, _, head = head_of(recipe)
-    floors = [names_of(head, floor) for floor in head.body.floors()]
+    floors = [names_of(head, floor) for floor in head.body.layer_groups()]
     assert len(floors) == 4
     assert "body.encoder.norm.weight" in floors[2]
     assert "body.decoder.norm.weight" in floors[3]
@@ -125,7 +125,7 @@ def test_those_of_a_transformer_are_the_encoders_before_the_decoders(tmp_path):
 
 def test_a_model_that_says_nothing_is_one_floor(tmp_path):
     _, _, head = head_of(recipe_for(write_pairs(tmp_path / "pairs.tsv")))
-    assert head.body.floors() == [[head.body]]
+    assert head.body.layer_groups() == [[head.body]]
 
 
 # Freezing.
@@ -151,7 +151,7 @@ def test_frozen_floors_stay_as_they_are_and_all_else_learns(folder, tmp_path, mo
     recipe = reviews(folder, model, freeze=freeze)
     weft.train(recipe, out=tmp_path / "run")
     _, _, head = head_of(recipe)
-    fixed = names_of(head, [part for floor in head.body.floors()[:floors] for part in floor])
+    fixed = names_of(head, [part for floor in head.body.layer_groups()[:floors] for part in floor])
     assert changed(tmp_path / "run", 4) == set(dict(head.named_parameters())) - fixed
 
 
@@ -166,7 +166,9 @@ def test_where_nothing_is_frozen_all_of_it_learns(folder, tmp_path):
 def test_what_is_frozen_reads_a_text_always_the_same_and_keeps_no_graph(folder, model, share):
     floors = round(share * FLOORS[model])
     run, task, head = head_of(reviews(folder, model, freeze=floors))
-    items = [task.encode(task.Example(text="a lovely day it was"), task.tokenizer, Limit(16, "error"))[0]] * 9
+    items = [
+        task.encode(task.Example(text="a lovely day it was"), task.tokenizer, TruncationPolicy(16, "error"))[0]
+    ] * 9
     tokens = task.collate(items, None).tokens
     deep = 4 if (model, floors) == ("albert", 2) else floors  # its layers are one floor
     with frozen(head, run.train):
@@ -189,10 +191,10 @@ def test_an_evaluation_in_between_leaves_what_is_frozen_as_it_was(folder):
     run, task, head = head_of(reviews(folder), "train.freeze=2")
     with frozen(head, run.train):
         head.train()
-        evaluate(task, head, [task.Example(text="a warm day", label="good")], Limit(16, "error"))
-        assert not any(part.training for floor in head.body.floors()[:2] for part in floor)
+        evaluate(task, head, [task.Example(text="a warm day", label="good")], TruncationPolicy(16, "error"))
+        assert not any(part.training for floor in head.body.layer_groups()[:2] for part in floor)
         assert head.training
-        assert all(part.training for floor in head.body.floors()[2:] for part in floor)
+        assert all(part.training for floor in head.body.layer_groups()[2:] for part in floor)
 
 
 def test_the_optimiser_has_no_state_of_what_is_frozen(folder, tmp_path):
@@ -221,13 +223,15 @@ def test_how_much_learns_is_told(folder, tmp_path):
 
 def test_less_work_is_counted(folder):
     run, task, head = head_of(reviews(folder, "gpt"), "train.freeze=body")
-    items = [task.encode(task.Example(text="a lovely day", label="good"), task.tokenizer, Limit(16, "error"))[0]]
+    items = [
+        task.encode(task.Example(text="a lovely day", label="good"), task.tokenizer, TruncationPolicy(16, "error"))[0]
+    ]
     batch, whole, part = task.collate(items, None), Work(), Work()
     whole.add(head, [batch])
-    assert whole.operations == 3 * head.operations(batch)
+    assert whole.flops == 3 * head.flops(batch)
     with frozen(head, run.train):
         part.add(head, [batch])
-    assert head.operations(batch) < part.operations < 1.1 * head.operations(batch)
+    assert head.flops(batch) < part.flops < 1.1 * head.flops(batch)
 
 
 @pytest.mark.parametrize("freeze", [5, -5, 99])
@@ -270,7 +274,14 @@ def test_patience_ends_a_training_that_is_frozen(folder, tmp_path):
 
 # Rates.
 
-BLOCK = ("attention.query", "attention.output", "around_attention.norm", "feed.inner", "feed.outer", "around_feed.norm")
+BLOCK = (
+    "attention.in_proj",
+    "attention.out_proj",
+    "attention_residual.norm",
+    "feed_forward.fc1",
+    "feed_forward.fc2",
+    "feed_forward_residual.norm",
+)
 
 
 def group_of(optimizer, one):
@@ -318,7 +329,7 @@ def plain_groups(head, train):
 
 def learn(folder, make, decay=1.0):
     run, task, head = head_of(reviews(folder), f"train.layer_decay={decay}", "train.weight_decay=0.1")
-    optimizer, limit = make(head, run.train), Limit(16, "error")
+    optimizer, limit = make(head, run.train), TruncationPolicy(16, "error")
     items = [task.encode(task.Example(text="a dull day", label="bad"), task.tokenizer, limit)[0]] * 5
     torch.manual_seed(1)
     for step in range(1, 6):
@@ -354,7 +365,7 @@ def test_every_optimiser_steps_by_the_factor(folder, optimizer):
         before = head.body.embed.weight.detach().double().clone()
         made = ours(head, run.train)
         set_lr(made, 0.25)
-        items = [task.encode(task.Example(text="grey", label="bad"), task.tokenizer, Limit(16, "error"))[0]]
+        items = [task.encode(task.Example(text="grey", label="bad"), task.tokenizer, TruncationPolicy(16, "error"))[0]]
         head(task.collate(items, None))[0]["texts"].backward()
         made.step()
         steps.append(head.body.embed.weight.detach().double() - before)
@@ -391,7 +402,7 @@ def test_fresh_layers_hang_on_the_seed_alone(pretrained, folder, tmp_path):
     first = start(pretrained, folder, tmp_path, "train.reinit=1", name="1")
     again = start(pretrained, folder, tmp_path, "train.reinit=1", name="2")
     other = start(pretrained, folder, tmp_path, "train.reinit=1", "train.seed=2", name="3")
-    name = "body.encoder.blocks.2.feed.inner.weight"
+    name = "body.encoder.blocks.2.feed_forward.fc1.weight"
     assert torch.equal(first[name], again[name])
     assert not torch.equal(first[name], other[name])
 
@@ -455,7 +466,7 @@ def test_the_average_of_checkpoints_leaves_what_is_frozen_as_it_was(folder, tmp_
     weft.train(recipe, out=tmp_path / "run")
     _, _, head = head_of(recipe)
     before, after = weights_at(tmp_path / "run", 0), load_file(tmp_path / "run" / "best" / "model.safetensors")
-    for name in names_of(head, [part for floor in head.body.floors()[:2] for part in floor]):
+    for name in names_of(head, [part for floor in head.body.layer_groups()[:2] for part in floor]):
         assert torch.equal(before[name], after[name]), name
 
 

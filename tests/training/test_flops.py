@@ -8,11 +8,11 @@ from tests.labelling import made
 from torch.utils.flop_counter import FlopCounterMode
 
 from weft.config.schema import Run, read_recipe
-from weft.data.batching.static_shape import Frame
-from weft.data.truncation import Limit
+from weft.data.batching.static_shape import StaticShape
+from weft.data.truncation import TruncationPolicy
 from weft.models.base import matrix_numbers
 from weft.tasks.prepare import read_whole
-from weft.training.flops import PASSES, Work, ceiling
+from weft.training.flops import PASSES, Work, peak_flops
 from weft.training.reporting import Step, read_metrics
 from weft.training.run import train_run
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def fresh():
     """Let the ceiling be measured anew, as at the start of a process."""
-    ceiling.cache_clear()
+    peak_flops.cache_clear()
 
 
 # The ceiling.
@@ -30,17 +30,17 @@ def fresh():
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_machine_makes_more_than_a_million_operations_a_second(fresh, precision):
-    assert 1e8 < ceiling(CPU, precision) < 1e14
+    assert 1e8 < peak_flops(CPU, precision) < 1e14
 
 
 def test_the_ceiling_is_measured_once(fresh):
-    assert ceiling(CPU, "fp32") == ceiling(CPU, "fp32")
-    assert ceiling.cache_info().misses == 1
+    assert peak_flops(CPU, "fp32") == peak_flops(CPU, "fp32")
+    assert peak_flops.cache_info().misses == 1
 
 
 def test_measuring_draws_no_number_that_dropout_would_have_drawn(fresh):
     before = torch.get_rng_state()
-    ceiling(CPU, "fp32")
+    peak_flops(CPU, "fp32")
     assert torch.equal(torch.get_rng_state(), before)
     torch.randn(1)
     assert not torch.equal(torch.get_rng_state(), before), "the state must show it if something is drawn"
@@ -49,7 +49,7 @@ def test_measuring_draws_no_number_that_dropout_would_have_drawn(fresh):
 def test_deterministic_kernels_can_be_asked_for(fresh):
     torch.use_deterministic_algorithms(True)
     try:
-        assert ceiling(CPU, "fp32") > 0
+        assert peak_flops(CPU, "fp32") > 0
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -74,7 +74,7 @@ def first_batch(recipe):
     """Return the head of a recipe and a batch of its first examples."""
     task, head = made(recipe)
     examples, _ = read_whole(Run.parse(recipe).data, "train", task, task.tokenizer)
-    encoded = task.encode_batch(examples[:5], task.tokenizer, Limit(1024, "error"))
+    encoded = task.encode_batch(examples[:5], task.tokenizer, TruncationPolicy(1024, "error"))
     return head, task.collate([item for items in encoded for item in items], None)
 
 
@@ -83,19 +83,19 @@ def test_learning_takes_three_times_the_operations_of_reading(recipe):
     work = Work()
     work.add(head, [batch, batch])
     assert PASSES == 3
-    assert work.operations == 2 * 3 * head.body.operations(batch.tokens, batch.source)
+    assert work.flops == 2 * 3 * head.body.flops(batch.tokens, batch.source)
     assert (work.tokens, work.seconds) == (2 * batch.size, 0)
 
 
 def test_what_fills_a_batch_up_is_no_work(recipe):
     head, batch = first_batch(recipe)
     sizes = [len(side.ids) + 9 for side in (batch.source, batch.tokens)]
-    filled = batch.framed(Frame(tuple(sizes), (9, 9), rows=len(batch.tokens), fillers=3))
+    filled = batch.to_static_shape(StaticShape(tuple(sizes), (9, 9), rows=len(batch.tokens), fillers=3))
     assert len(filled.tokens.ids) > len(batch.tokens.ids)
     bare, full, careless = Work(), Work(), Work()
     bare.add(head, [batch])
     full.add(head, [filled])
-    careless.add(head, [replace(filled, bare=None)])
+    careless.add(head, [replace(filled, unpadded=None)])
     assert full == bare != careless
 
 
@@ -116,8 +116,8 @@ def test_the_scores_of_labels_count_too(tmp_path, task, name, rows, places):
     head, batch = first_batch(recipe)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         head.eval()(batch)
-    assert head.operations(batch) == counter.get_total_flops()
-    assert head.operations(batch) - head.body.operations(batch.tokens) == 2 * matrix_numbers(head.output) * places
+    assert head.flops(batch) == counter.get_total_flops()
+    assert head.flops(batch) - head.body.flops(batch.tokens) == 2 * matrix_numbers(head.output) * places
 
 
 # In training.
@@ -135,7 +135,7 @@ def test_every_row_has_the_share_of_the_ceiling(recipe, tmp_path):
     width, vocab = 16, len(trained.task.tokenizer)
     least, most = 6 * vocab * width / 2, 6 * sum(one.numel() for one in trained.head.parameters())
     for row in rows:
-        assert least < row["mfu"] * ceiling(CPU, "fp32") / row["tokens_per_s"] < most
+        assert least < row["mfu"] * peak_flops(CPU, "fp32") / row["tokens_per_s"] < most
 
 
 def losses(recipe, folder, heard=lambda record: None):
@@ -145,7 +145,7 @@ def losses(recipe, folder, heard=lambda record: None):
 
 def test_a_run_that_measures_and_one_that_need_not_have_the_same_losses(recipe, tmp_path, fresh):
     first = losses(recipe, tmp_path / "measures")
-    assert ceiling.cache_info().misses == 1
+    assert peak_flops.cache_info().misses == 1
     assert losses(recipe, tmp_path / "knows") == first
-    assert ceiling.cache_info().misses == 1
+    assert peak_flops.cache_info().misses == 1
     assert losses(recipe, tmp_path / "draws", lambda record: torch.randn(1)) != first

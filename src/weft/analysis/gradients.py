@@ -24,7 +24,7 @@ GAINS = (0.7, 1.0, 2.0, 3.0)
 
 
 @dataclass(frozen=True)
-class Reach:
+class GradientNorms:
     """What one model read of one kind, and how strongly the loss at the end reaches each step of it."""
 
     model: str
@@ -113,16 +113,16 @@ def _loss(scores: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(scores.double(), targets)  # where p is near 1, float32 sees no loss
 
 
-def fresh(seed: int = 0) -> list[Reach]:
+def fresh(seed: int = 0) -> list[GradientNorms]:
     """Compare cells at the start of training, on one random sequence; and one with its weights made larger."""
     side, inputs, target = "fresh cells, one random sequence", *_random(seed)
-    found = [Reach(name, side, (), _through(_cell(name, seed), inputs, target)) for name in CELLS]
+    found = [GradientNorms(name, side, (), _through(_cell(name, seed), inputs, target)) for name in CELLS]
     side = "elman, its weights from state to state enlarged"
     for gain in GAINS:
         cell = _cell("elman", seed)
         with torch.no_grad():
             cell.stages()[0].weight.mul_(gain)
-        found.append(Reach(f"×{gain:g}", side, (), _through(cell, inputs, target)))
+        found.append(GradientNorms(f"×{gain:g}", side, (), _through(cell, inputs, target)))
     return found
 
 

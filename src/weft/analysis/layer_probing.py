@@ -19,10 +19,10 @@ import torch
 from weft.analysis.logistic_regression import Probe, blocks, mapped
 from weft.config.schema import Data, Named, Run, Train, read_recipe, read_section, recipe_names
 from weft.data.batching.loader import plan
-from weft.data.batching.packed import Packed, pack
+from weft.data.batching.packed import PackedItems, pack
 from weft.data.readers.examples import Skipped
 from weft.data.samples.datasets import SAMPLES
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.embedding import Choice, Combine, Layers, Pool, check_encodes, chosen_layers, pooled
 from weft.errors import ConfigError, DataError
 from weft.registry import resolve
@@ -118,10 +118,12 @@ def score_layers(
         if tell and told:
             tell(told)
     cache, labels = encode(task, head, packed, pool)
-    test, _ = encode(task, head, pack((item for items in encoded for item in items), counted=task.counted), pool)
+    test, _ = encode(
+        task, head, pack((item for items in encoded for item in items), num_token_arrays=task.num_token_arrays), pool
+    )
     scores = []
     for choice in choices:
-        places = [head.body.levels.index(layer) for layer in choice.layers]
+        places = [head.body.mixable_layers.index(layer) for layer in choice.layers]
         features = combine_layers(cache, places, choice.combine)
         probe = Probe.fit(features, labels, len(task.labels))
         found = probe.predict(combine_layers(test, places, choice.combine))
@@ -156,7 +158,7 @@ def read_task(
     task.tokenizer = tokenizer
     assert isinstance(task, Classify | Tag)
     reads = getattr(head.body, "reads", None)
-    longest = own.longest if reads is None else min(own.longest, max(1, reads - task.signs))
+    longest = own.longest if reads is None else min(own.longest, max(1, reads - task.num_special_tokens))
     return fresh.model_copy(update={"data": own.model_copy(update={"longest": longest})}), task
 
 
@@ -171,7 +173,7 @@ def _recipe(data: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     return {"task": {"name": "tag" if words else "classify"}, "data": {"train": name}}
 
 
-def _check_labels(data: Packed, task: Labelling) -> None:
+def _check_labels(data: PackedItems, task: Labelling) -> None:
     """Refuse data with one label before it is encoded."""
     found = {int(label) for number in range(len(data)) for label in np.unique(data[number][-1])}
     if len(found) < 2:
@@ -189,7 +191,7 @@ def choices_for(head: Head, given: Sequence[tuple[Layers, Combine]], pool: Pool)
         raise ConfigError(f"pool: must be one of {', '.join(POOLS)} where layers are compared, but is {pool!r} instead")
     for layers, combine in given:
         Choice(pool, layers, combine)
-    return choices_of(head.body.levels, given)
+    return choices_of(head.body.mixable_layers, given)
 
 
 def choices_of(levels: Sequence[int], given: Sequence[tuple[Layers, Combine]] = ()) -> list[LayerChoice]:
@@ -217,18 +219,18 @@ def _counted(layers: Sequence[int], levels: Sequence[int]) -> tuple[int, ...]:
     return tuple(layer if layer in levels else levels[layer] for layer in layers)
 
 
-def encode(task: Labelling, head: Head, data: Packed, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
+def encode(task: Labelling, head: Head, data: PackedItems, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
     """Return all layers (L, rows, D) of each text, or of each word, and their labels (rows,) by number."""
     body, device = head.eval().body, next(head.parameters()).device
     words = isinstance(task, Tag)
     sizes = np.array([len(data[number][1]) if words else 1 for number in range(len(data))], np.int64)
     ends = sizes.cumsum()
-    cache, labels = mapped(len(body.levels), int(ends[-1]), body.width), np.zeros(int(ends[-1]), np.int64)
+    cache, labels = mapped(len(body.mixable_layers), int(ends[-1]), body.width), np.zeros(int(ends[-1]), np.int64)
     for chosen in plan(data, BUDGET if device.type == "cpu" else BUDGET_ON_GPU, seed=None):
         batch = task.collate([data[number] for number in chosen.tolist()], np.random.default_rng(0)).to(device)
         assert batch.targets is not None
         with torch.inference_mode():
-            states = body.encode(batch.tokens, body.levels)
+            states = body.encode(batch.tokens, body.mixable_layers)
             if batch.at is not None:
                 found = states[:, batch.at.ids].float()
             else:
@@ -255,7 +257,7 @@ def combine_layers(cache: np.ndarray, places: Sequence[int], combine: Combine) -
 
 def _judged(data: Data, split: str, task: Task) -> tuple[list[Any], list[list[Any]]]:
     """Read the examples to score on, and what each is encoded to."""
-    skipped, limit = Skipped(), Limit(data.longest, data.too_long)
+    skipped, limit = Skipped(), TruncationPolicy(data.longest, data.too_long)
     placed = list(read_split(data, split, task, skipped))
     encoded = encode_all(placed, task, task.tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
     both = [(example, items) for (_, example), items in zip(placed, encoded, strict=True) if items]

@@ -126,7 +126,7 @@ class Finder:
 
     def _spelt(self, text: str, offsets: Sequence[tuple[int, int]]) -> list[np.ndarray] | None:
         """Spell the tokens of a text as the task does, with those of beginning and end."""
-        if not self.task.spells:
+        if not self.task.uses_chars:
             return None
         if isinstance(self.task, LM):
             return Spelling.of(self.task.tokenizer).of_texts([text])[0]
@@ -135,7 +135,7 @@ class Finder:
     def _vectors(self, uses: Sequence[_Use]) -> Tensor:
         """Return the vector of each use, of length 1: (U, L·D)."""
         tokens = Tokens.pack([use.ids for use in uses])
-        if self.task.spells:
+        if self.task.uses_chars:
             tokens = tokens.spelt([use.spelling for use in uses if use.spelling is not None])
         device = next(self.head.parameters()).device
         with torch.inference_mode():

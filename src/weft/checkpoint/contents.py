@@ -22,7 +22,7 @@ from weft.config.yaml import read_yaml, write_yaml
 from weft.data.batching.loader import Position
 from weft.errors import CheckpointError
 from weft.models.base import Model
-from weft.nn.attention.multihead import MultiHead
+from weft.nn.attention.multihead import MultiHeadAttention
 from weft.tokenization.trainable import Tokenizer
 
 OPTIMIZER_KEYS = ("step", "exp_avg", "exp_avg_sq", "sum", "aside", "averaged")  # Adam's, Adagrad's, averaged SGD's
@@ -191,20 +191,22 @@ def fill(head: nn.Module, found: dict[str, Tensor], folder: Path) -> None:
             setattr(grown[name], name.rpartition(".")[2], found[name])
         else:
             value.copy_(found[name])
-    if not all(body.sound() for body in set(grown.values())):
+    if not all(body.is_consistent() for body in set(grown.values())):
         raise CheckpointError(f"{folder}/model.safetensors: its tables do not fit together; use another checkpoint")
 
 
 def _grown(head: nn.Module) -> dict[str, Model]:
     """Name the buffers whose sizes follow from data, with their owners: they are taken as the file has them, mapped."""
-    bodies = {place: body for place, body in head.named_modules() if isinstance(body, Model) and body.grown}
+    bodies = {
+        place: body for place, body in head.named_modules() if isinstance(body, Model) and body.data_sized_buffers
+    }
     return {f"{place}.{name}".strip("."): body for place, body in bodies.items() for name in dict(body.named_buffers())}
 
 
 def without_heads(found: dict[str, Tensor], head: nn.Module) -> dict[str, Tensor]:
     """Cut the heads that the recipe turns off out of weights that were trained with them."""
     for place, module in head.named_modules():
-        if isinstance(module, MultiHead):
+        if isinstance(module, MultiHeadAttention):
             names = {f"{place}.{name}": name for name, _ in module.named_parameters()}
             found |= {full: module.cut(name, found[full]) for full, name in names.items() if full in found}
     return found

@@ -201,7 +201,7 @@ def _corpus(pipeline: "Pipeline", files: list[str]) -> Iterator[tuple[str, str]]
     if not files and not (data.sample or data.train):
         raise ConfigError("--neighbours: the model does not say what it was trained on; name a corpus, a text file")
     for place, example in () if files else read_split(data, "train", pipeline.task, Skipped()):
-        yield str(place), pipeline.task.shown(example)[0]
+        yield str(place), pipeline.task.preview(example)[0]
 
 
 def _numbers(option: str, text: str | None) -> list[int] | None:

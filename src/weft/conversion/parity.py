@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.conversion import parity_seq2seq
-from weft.decoding.generate import Options, generate
+from weft.decoding.generate import DecodingConfig, generate
 from weft.errors import CheckpointError
 from weft.formats.huggingface.folder import class_for, family_for
 from weft.models.base import Role
@@ -113,7 +113,7 @@ def _answers(pipeline: Pipeline, read: Tokens, room: int) -> Answers:
     found |= {what: [logits] for what, logits in _logits(pipeline, read).items()}
     if Role.GENERATOR in roles:
         steps = min(STEPS, room - len(read.ids))
-        (best,) = generate(body, read, specials.eos, Options(max_length=steps))[0]
+        (best,) = generate(body, read, specials.eos, DecodingConfig(max_length=steps))[0]
         found["greedy text"] = [torch.tensor([*best.ids, specials.eos][:steps])]
     return found
 

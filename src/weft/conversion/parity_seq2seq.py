@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.decoding.generate import Options, generate
+from weft.decoding.generate import DecodingConfig, generate
 from weft.pipeline import Pipeline
 from weft.tokens import Tokens
 
@@ -45,7 +45,7 @@ def answers(pipeline: Pipeline, source: list[int], target: list[int], steps: int
     return found
 
 
-def searches(pipeline: Pipeline, steps: int) -> dict[str, Options]:
+def searches(pipeline: Pipeline, steps: int) -> dict[str, DecodingConfig]:
     """Name the searches that are compared: the greedy one, and the model's own where that is a beam."""
     own: Any = pipeline.task.options()
     short = own.model_copy(update={"max_length": min(own.max_length, steps), "min_length": 0, "candidates": 1})

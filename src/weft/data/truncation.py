@@ -15,7 +15,7 @@ Ids = TypeVar("Ids", Sequence[int], npt.NDArray[np.integer[Any]])
 
 
 @dataclass
-class Limit:
+class TruncationPolicy:
     """`data.longest` and `data.too_long`, and how many sequences each policy touched."""
 
     longest: int
@@ -49,7 +49,7 @@ class Limit:
             remedy = "shorten it" + (", or train with data.too_long: window" if windows else "")
         raise DataError(f"got {len(ids):,} tokens, data.longest is {self.longest:,}; {remedy}")
 
-    def add(self, part: "Limit") -> None:
+    def add(self, part: "TruncationPolicy") -> None:
         """Add what another one did with a part of the sequences."""
         self.cut += part.cut
         self.dropped += part.dropped

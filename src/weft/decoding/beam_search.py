@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from weft.decoding.logits_processors import NEVER, Barred, ending, log_probs
+from weft.decoding.logits_processors import NEVER, ForbiddenTokens, ending, log_probs
 from weft.errors import WeftError
 from weft.models.base import Generator
 from weft.tokens import Tokens
@@ -56,22 +56,22 @@ class Hypothesis:
             )
 
 
-class Pool(NamedTuple):
+class FinishedPool(NamedTuple):
     """The best hypotheses of each source, best first; an empty place has the score -inf."""
 
     score: Tensor  # (A, n)
     node: Tensor  # (A, n) the last token before eos, in the tree
 
-    def select(self, rows: Tensor) -> "Pool":
+    def select(self, rows: Tensor) -> "FinishedPool":
         """Keep the sources `rows`."""
-        return Pool(*(part[rows] for part in self))
+        return FinishedPool(*(part[rows] for part in self))
 
-    def merge(self, other: "Pool") -> "Pool":
+    def merge(self, other: "FinishedPool") -> "FinishedPool":
         """Keep the n best of both; a tie goes to what was here."""
         places = self.score.shape[1]
         score, order = torch.cat([self.score, other.score], 1).sort(dim=1, descending=True, stable=True)
         node = torch.cat([self.node, other.node], 1).gather(1, order[:, :places])
-        return Pool(score[:, :places], node)
+        return FinishedPool(score[:, :places], node)
 
 
 class Tree:
@@ -99,7 +99,7 @@ class Tree:
         return [tuple(row[row >= 0].tolist()) for row in grid]
 
 
-class Front(NamedTuple):
+class ActiveBeams(NamedTuple):
     """The live beams of each active source, best first."""
 
     logprob: Tensor  # (A, k); -inf where there are not so many
@@ -107,9 +107,9 @@ class Front(NamedTuple):
     row: Tensor  # (A, k) the row of the state that it continues
     node: Tensor  # (A, k) its place in the tree
 
-    def select(self, rows: Tensor) -> "Front":
+    def select(self, rows: Tensor) -> "ActiveBeams":
         """Keep the sources `rows`."""
-        return Front(*(part[rows] for part in self))
+        return ActiveBeams(*(part[rows] for part in self))
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ class Beam:
     def search(self, model: Generator, prompt: Tokens, source: Tokens | None = None) -> list[list[Hypothesis]]:
         """Return the `keep` best hypotheses of each prompt, best first (fewer where there are not so many)."""
         logits, state = model.start(prompt, source)
-        barred = Barred.over(logits, self.eos, self.forbid, self.min_length)
+        barred = ForbiddenTokens.over(logits, self.eos, self.forbid, self.min_length)
         active = torch.arange(len(prompt), device=logits.device)  # (A,) the sources that are not done
         front, pool, tree = *self._begin(active, logits.dtype), Tree(active.device)
-        found: list[tuple[Tensor, Pool, bool]] = []
+        found: list[tuple[Tensor, FinishedPool, bool]] = []
         logprobs: Tensor | None = None
         for length in range(1, self.max_length + 1):
             logprobs = log_probs(logits, barred.after(length - 1), logprobs, self.rescale)
@@ -164,32 +164,36 @@ class Beam:
             if not left:
                 break
             logits, state = model.step(front.token.flatten(), state.select(front.row.flatten()))
-        cut = Pool(front.logprob / self.penalty(self.max_length), front.node)
+        cut = FinishedPool(front.logprob / self.penalty(self.max_length), front.node)
         return self._collect([*found, (active, pool, True), (active, cut, False)], tree, len(prompt))
 
-    def _begin(self, active: Tensor, dtype: torch.dtype) -> tuple[Front, Pool]:
+    def _begin(self, active: Tensor, dtype: torch.dtype) -> tuple[ActiveBeams, FinishedPool]:
         """One empty prefix a source, at the root, and no hypothesis yet."""
         node = torch.zeros_like(active)[:, None]
         logprob = torch.zeros_like(node, dtype=torch.promote_types(dtype, torch.float32))
-        empty = Pool((logprob + NEVER).expand(-1, self.places), node.expand(-1, self.places))
-        return Front(logprob, node, node, node), empty
+        empty = FinishedPool((logprob + NEVER).expand(-1, self.places), node.expand(-1, self.places))
+        return ActiveBeams(logprob, node, node, node), empty
 
-    def _extend(self, logprobs: Tensor, front: Front, tree: Tree, length: int) -> tuple[Front, Pool]:
+    def _extend(
+        self, logprobs: Tensor, front: ActiveBeams, tree: Tree, length: int
+    ) -> tuple[ActiveBeams, FinishedPool]:
         """Continue each beam by each token: the best that go on, and those that end."""
         sources, beams = front.logprob.shape
         going, token, parent, ending = extend(logprobs, front.logprob, self.eos, self.width)
         row = parent + torch.arange(0, sources * beams, beams, device=parent.device)[:, None]
         node = tree.grow(front.node.gather(1, parent), token)
-        return Front(going, token, row, node), Pool(ending / self.penalty(length), front.node)
+        return ActiveBeams(going, token, row, node), FinishedPool(ending / self.penalty(length), front.node)
 
-    def _done(self, front: Front, pool: Pool, length: int) -> Tensor:
+    def _done(self, front: ActiveBeams, pool: FinishedPool, length: int) -> Tensor:
         """Say of each source whether no live beam can still enter its pool: the bounds of the module's docstring."""
         if self.stopping == "first":
             return pool.score[:, -1] > NEVER
         bound = self.penalty(self.max_length if self.stopping == "sure" else length)
         return front.logprob[:, 0] / bound <= pool.score[:, -1]
 
-    def _collect(self, found: list[tuple[Tensor, Pool, bool]], tree: Tree, sources: int) -> list[list[Hypothesis]]:
+    def _collect(
+        self, found: list[tuple[Tensor, FinishedPool, bool]], tree: Tree, sources: int
+    ) -> list[list[Hypothesis]]:
         """Read the hypotheses out of the tree; of each source, those found first come first."""
         owner = torch.cat([active[:, None].expand_as(pool.score).flatten() for active, pool, _ in found])
         whole = [finished for _, pool, finished in found for _ in range(pool.score.numel())]

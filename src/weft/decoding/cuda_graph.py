@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.decoding.beam_search import Hypothesis
-from weft.decoding.static_state import Board, R
+from weft.decoding.static_state import DecodingState, R
 from weft.models.base import Capturable, FixedState, State
 from weft.nn.attention.capture import watched
 from weft.tokens import Tokens
@@ -46,7 +46,7 @@ def capturable(model: object, prompt: Tokens) -> TypeGuard[Capturable]:
 
 @torch.no_grad()
 def search(
-    model: Capturable, kind: type[Board[R]], rules: R, prompt: Tokens, source: Tokens | None = None
+    model: Capturable, kind: type[DecodingState[R]], rules: R, prompt: Tokens, source: Tokens | None = None
 ) -> list[list[Hypothesis]]:
     """Return the hypotheses of each group, `rules.copies` groups a prompt, best first."""
     texts = Texts.of(prompt, source, model.reads)
@@ -109,14 +109,16 @@ class Texts:
         return prompt, source.filled(self.tokens, self.longest, fillers, self.rows)
 
 
-class Turn(Generic[R]):
+class GraphStep(Generic[R]):
     """The state and the board of a search, and on CUDA the graph that takes both one token on."""
 
-    def __init__(self, key: tuple[Hashable, ...], model: Capturable, state: FixedState, board: Board[R]) -> None:
+    def __init__(
+        self, key: tuple[Hashable, ...], model: Capturable, state: FixedState, board: DecodingState[R]
+    ) -> None:
         self.key, self.state, self.board = key, state, board
         self.groups, self.width = board.row.shape
         self.few = self.groups // 2 if self.groups * self.width > FEW else 0  # that would fit a smaller turn
-        self.opening: Opening | None = None
+        self.opening: GraphPrefill | None = None
         self.graph = _captured(lambda: self._once(model)) if board.row.is_cuda else None
         if self.graph is not None:
             self._answers = [torch.zeros(self.groups, dtype=torch.bool).pin_memory() for _ in range(2)]
@@ -132,7 +134,7 @@ class Turn(Generic[R]):
             return self._read(model, rules.copies, *texts)
         if self.opening is None:
             with torch.inference_mode(False), torch.no_grad():
-                self.opening = Opening(texts, lambda held: self._read(model, rules.copies, *held))
+                self.opening = GraphPrefill(texts, lambda held: self._read(model, rules.copies, *held))
         return self.opening(texts)
 
     def _read(self, model: Capturable, copies: int, prompt: Tokens, source: Tokens | None) -> None:
@@ -141,7 +143,7 @@ class Turn(Generic[R]):
         self.board.reset()
         self.board.token.copy_(prompt.ids[prompt.starts[1:].long() - 1][owner].view_as(self.board.token))
 
-    def follow(self, rules: R, before: "Turn[R]", groups: Tensor, numbers: Tensor) -> None:
+    def follow(self, rules: R, before: "GraphStep[R]", groups: Tensor, numbers: Tensor) -> None:
         """Go on with these groups of another turn, which have these numbers in the search."""
         self.board.tell(rules, numbers)
         self.board.reset()
@@ -177,7 +179,7 @@ class Turn(Generic[R]):
         return wait
 
 
-class Opening:
+class GraphPrefill:
     """What reads texts, in a graph, and the memory from which it reads them."""
 
     def __init__(self, texts: Read, read: Callable[[Read], None]) -> None:
@@ -206,15 +208,22 @@ def _captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-_kept: WeakKeyDictionary[Any, list[Turn[Any]]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Any, list[GraphStep[Any]]] = WeakKeyDictionary()
 _inside: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # parameters and parts of parts: slow to go through
 _lock = threading.Lock()
 _capturing = threading.Lock()  # all captures have one stream
 
 
 def _turn(
-    model: Capturable, kind: type[Board[R]], rules: R, texts: Texts, groups: int, columns: int, more: int, state: Start
-) -> Turn[R]:
+    model: Capturable,
+    kind: type[DecodingState[R]],
+    rules: R,
+    texts: Texts,
+    groups: int,
+    columns: int,
+    more: int,
+    state: Start,
+) -> GraphStep[R]:
     """Find a turn for so many groups, for texts of so many columns and `more` to come, or make one for `state()`."""
     room, weights = ROOM, _weights(model)
     while room < columns + min(more, max(ROOM, HELD // (groups * rules.width) // ROOM * ROOM)):
@@ -234,10 +243,10 @@ def _turn(
         logits, _ = model.step(ids, fixed)  # what is compiled or loaded at the first call is so before the capture
         board = kind(rules, logits, groups, fixed.room)
         board.choose(logits)
-        return Turn(key, model, fixed, board)
+        return GraphStep(key, model, fixed, board)
 
 
-def _keep(model: Capturable, turn: Turn[Any]) -> None:
+def _keep(model: Capturable, turn: GraphStep[Any]) -> None:
     """Let a turn wait for the next search; those that have waited longest go."""
     with _lock:
         kept = _kept.setdefault(model, [])

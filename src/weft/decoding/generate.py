@@ -17,16 +17,16 @@ from weft.config.schema import Section
 from weft.decoding import cuda_graph
 from weft.decoding.beam_search import Beam, Hypothesis, Stopping
 from weft.decoding.cuda_graph import capturable
-from weft.decoding.logits_processors import Barred, ending, log_probs, temper, top_k, top_p
-from weft.decoding.static_state import Beams, Lines, Pick, Walking
+from weft.decoding.logits_processors import ForbiddenTokens, apply_temperature, ending, log_probs, top_k, top_p
+from weft.decoding.static_state import BeamState, GreedyState, Pick, Walking
 from weft.errors import ConfigError
 from weft.models.base import Generator
 from weft.tokens import Tokens
 
-__all__ = ["Hypothesis", "Options", "generate", "stream"]
+__all__ = ["DecodingConfig", "Hypothesis", "generate", "stream"]
 
 
-class Options(Section):
+class DecodingConfig(Section):
     """How to decode: part of a task's recipe and of each call."""
 
     beam: int = Field(1, ge=1)  # 1: greedy, or sampled
@@ -45,7 +45,7 @@ class Options(Section):
     seed: int = Field(0, ge=0)
 
     @model_validator(mode="after")
-    def _agree(self) -> "Options":
+    def _agree(self) -> "DecodingConfig":
         if self.sample and self.beam > 1:
             raise ValueError(
                 f"sample draws and beam searches, so sample needs beam: 1, but beam is {self.beam} instead"
@@ -74,7 +74,7 @@ def generate(
     model: Generator,
     prompt: Tokens,
     eos: int,
-    options: Options,
+    options: DecodingConfig,
     source: Tokens | None = None,
     forbid: Sequence[int] = (),
     rows: Sequence[int] = (),
@@ -102,11 +102,11 @@ def generate(
             finish=options.finish,
         )
         if options.plain and capturable(model, prompt):
-            return cuda_graph.search(model, Beams, beam, prompt, source)
+            return cuda_graph.search(model, BeamState, beam, prompt, source)
         return beam.search(model, prompt, source)
     rules = _walking(eos, options, forbid, rows or range(len(prompt)), prompt.device)
     if options.plain and capturable(model, prompt):
-        found = [one for group in cuda_graph.search(model, Lines, rules, prompt, source) for one in group]
+        found = [one for group in cuda_graph.search(model, GreedyState, rules, prompt, source) for one in group]
     else:
         found = _walk_all(model, rules, prompt, source)
     return _best_first(found, options.candidates)
@@ -116,7 +116,7 @@ def stream(
     model: Generator,
     prompt: Tokens,
     eos: int,
-    options: Options,
+    options: DecodingConfig,
     source: Tokens | None = None,
     forbid: Sequence[int] = (),
     row: int = 0,
@@ -131,7 +131,9 @@ def stream(
     return (token for step in steps if (token := int(step.token)) != eos)
 
 
-def _walking(eos: int, options: Options, forbid: Sequence[int], rows: Sequence[int], device: torch.device) -> Walking:
+def _walking(
+    eos: int, options: DecodingConfig, forbid: Sequence[int], rows: Sequence[int], device: torch.device
+) -> Walking:
     """Set a greedy search up, or a sampled one, for which every number that it can need is drawn at once."""
     rules = Walking(
         eos,
@@ -159,7 +161,7 @@ class _Step(NamedTuple):
 def _walk(model: Generator, rules: Walking, prompt: Tokens, source: Tokens | None) -> Iterator[_Step]:
     """Choose token after token for each sequence and candidate, until eos or max_length."""
     logits, state = model.start(prompt, source)
-    barred = Barred.over(logits, rules.eos, rules.forbid, rules.min_length)
+    barred = ForbiddenTokens.over(logits, rules.eos, rules.forbid, rules.min_length)
     row = torch.arange(len(prompt) * rules.copies, device=logits.device)
     if rules.copies > 1:
         copies = row // rules.copies
@@ -189,7 +191,7 @@ def _walk_all(model: Generator, rules: Walking, prompt: Tokens, source: Tokens |
     return [rules.hypothesis(ids.tolist(), logprob) for ids, logprob in zip(parts, total, strict=True)]
 
 
-def _draws(options: Options, rows: Sequence[int]) -> Tensor:
+def _draws(options: DecodingConfig, rows: Sequence[int]) -> Tensor:
     """Draw from [0, 1) for each row, candidate and token (R, max_length): each row has a generator of its own."""
     generator = torch.Generator()
     draws = [
@@ -204,7 +206,7 @@ def _picker(temperature: float, best: int | None, mass: float | None) -> Pick:
     """Sample by log-probabilities (A, V) and a number a row (A,)."""
 
     def pick(logprobs: Tensor, uniform: Tensor) -> Tensor:
-        kept = temper(logprobs, temperature)
+        kept = apply_temperature(logprobs, temperature)
         kept = kept if best is None else top_k(kept, best)
         kept = kept if mass is None else top_p(kept, mass)
         return _inverse_cdf(kept.softmax(-1), uniform)

@@ -15,7 +15,7 @@ NEVER = float("-inf")
 
 
 @dataclass(frozen=True)
-class Barred:
+class ForbiddenTokens:
     """The ids that may not be produced: some at no step, and eos not before `min_length` tokens."""
 
     always: Tensor
@@ -23,7 +23,7 @@ class Barred:
     min_length: int
 
     @classmethod
-    def over(cls, logits: Tensor, eos: int, forbid: Collection[int] = (), min_length: int = 0) -> "Barred":
+    def over(cls, logits: Tensor, eos: int, forbid: Collection[int] = (), min_length: int = 0) -> "ForbiddenTokens":
         """Check the ids against the vocabulary and keep them on the logits' device."""
         vocab, asked = logits.shape[-1], {eos, *forbid}
         if outside := sorted(token for token in asked if not 0 <= token < vocab):
@@ -66,7 +66,7 @@ def ending(logprobs: Tensor, eos: int) -> Tensor:
     return logprobs
 
 
-def temper(logits: Tensor, temperature: float) -> Tensor:
+def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
     """Divide by the temperature, counting down from the best, so that a tiny temperature overflows to -inf alone."""
     tiny = torch.finfo(logits.dtype).tiny
     return (logits - logits.amax(-1, keepdim=True)) / max(temperature, tiny)

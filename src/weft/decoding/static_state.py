@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.decoding.beam_search import Beam, Hypothesis, Pool, extend
-from weft.decoding.logits_processors import NEVER, Barred, log_probs
+from weft.decoding.beam_search import Beam, FinishedPool, Hypothesis, extend
+from weft.decoding.logits_processors import NEVER, ForbiddenTokens, log_probs
 from weft.nn.attention.kv_cache import on_triton
 
 NARROW = 16  # beams that one kernel can look through at once
@@ -56,11 +56,11 @@ class Rules(Protocol):
 R = TypeVar("R", bound=Rules)
 
 
-class Board(ABC, Generic[R]):
+class DecodingState(ABC, Generic[R]):
     """What all searches write; a tensor of the groups has them as its first axis."""
 
     def __init__(self, rules: R, logits: Tensor, groups: int, room: int) -> None:
-        Barred.over(logits, rules.eos, rules.forbid, rules.min_length)  # an id that is not there is refused
+        ForbiddenTokens.over(logits, rules.eos, rules.forbid, rules.min_length)  # an id that is not there is refused
         self.eos, self.like, self.room = rules.eos, logits[:0], room
         self.token = self.new(groups, rules.width, dtype=torch.long)  # what the model reads next
         self.row = self.new(groups, rules.width, dtype=torch.long)  # whom each row continues
@@ -82,7 +82,7 @@ class Board(ABC, Generic[R]):
 
     def tell(self, rules: R, groups: Tensor) -> None:
         """Say what the rules are, and which groups of the search are here."""
-        barred = Barred.over(self.like, rules.eos, rules.forbid, rules.min_length)
+        barred = ForbiddenTokens.over(self.like, rules.eos, rules.forbid, rules.min_length)
         self.barred.zero_().index_fill_(0, barred.always, True)
         self.numbers.copy_(torch.tensor(self.rule(rules, len(groups)), dtype=torch.float64))
 
@@ -97,7 +97,7 @@ class Board(ABC, Generic[R]):
         self.done.copy_(rows[: len(self.done)] >= self.count)
         self.written.zero_()
 
-    def take(self, other: "Board[R]", groups: Tensor) -> None:
+    def take(self, other: "DecodingState[R]", groups: Tensor) -> None:
         """Go on with these groups of another board."""
         for mine, theirs in zip(self.grouped, other.grouped, strict=True):
             mine[(slice(len(groups)), *map(slice, theirs.shape[1:]))] = theirs[groups]
@@ -122,7 +122,7 @@ class Board(ABC, Generic[R]):
         return self.written[:1].long()
 
 
-class Beams(Board[Beam]):
+class BeamState(DecodingState[Beam]):
     """A beam search; a hypothesis of n tokens that ends in beam j is the node n · k + j of its source."""
 
     def __init__(self, rules: Beam, logits: Tensor, groups: int, room: int) -> None:
@@ -158,7 +158,7 @@ class Beams(Board[Beam]):
         at, width = self.column(), self.row.shape[1]
         going, token, parent, ending = extend(self.log_probs(logits), self.logprob, self.eos, width)
         node = self.written[:, None] * width + torch.arange(width, dtype=torch.int32, device=at.device)
-        pool = Pool(self.score, self.node).merge(Pool(ending / self.penalty[at + 1], node))
+        pool = FinishedPool(self.score, self.node).merge(FinishedPool(ending / self.penalty[at + 1], node))
         self.score.copy_(pool.score)
         self.node.copy_(pool.node)
         self.parents.index_copy_(1, at, parent[:, None].int())
@@ -243,7 +243,7 @@ class Walking:
         return Hypothesis(tuple(ids[:-1] if finished else ids), logprob, logprob / self.penalty(len(ids)), finished)
 
 
-class Lines(Board[Walking]):
+class GreedyState(DecodingState[Walking]):
     """Sequences, each on its own."""
 
     def __init__(self, rules: Walking, logits: Tensor, groups: int, room: int) -> None:

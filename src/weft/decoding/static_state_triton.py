@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.decoding.static_state import Beams, Lines
+from weft.decoding.static_state import BeamState, GreedyState
 from weft.nn.kernels.triton.decode_attention import early, let_in
 
 PIECE, PIECES = 128, 256  # ids in a piece, at least as many as there are beams; more where there are more pieces
@@ -183,7 +183,7 @@ def _best(board, logits, width):
     return values, ids, ends
 
 
-def beam(board: Beams, logits: torch.Tensor) -> None:
+def beam(board: BeamState, logits: torch.Tensor) -> None:
     """Do what `weft.decoding.static_state.Beams.choose` does."""
     (groups, width), keep = board.row.shape, board.score.shape[1]
     _beam[(groups,)](
@@ -193,7 +193,7 @@ def beam(board: Beams, logits: torch.Tensor) -> None:
     )  # fmt: skip
 
 
-def greedy(board: Lines, logits: torch.Tensor) -> None:
+def greedy(board: GreedyState, logits: torch.Tensor) -> None:
     """Do what `weft.decoding.static_state.Lines.choose` does, with the best token."""
     _greedy[(triton.cdiv(len(board.row), 128),)](
         *_best(board, logits, 1), board.tokens, board.logprobs, board.token, board.done, board.written, board.least,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.config.schema import Named
-from weft.data.batching.packed import Packed
+from weft.data.batching.packed import PackedItems
 from weft.errors import RoleError
 from weft.nn.layers.losses import cross_entropy_sum
 from weft.tokens import Tokens
@@ -28,11 +28,13 @@ class Role(Enum):
     """What a model can do; the value completes "a model that ..."."""
 
     ENCODER = "encodes"  # encode(tokens, layers=(-1,)) -> (L, N, D); summary(tokens) -> (B, D)
-    SCORER = "scores"  # logits(tokens, at=None, direction) -> (N or len(at), V): position i never sees its target
-    FILLER = "fills"  # logits at i are for position i, seen from both sides; fill_loss(tokens, at, targets)
-    CONDITIONAL = "takes a source"  # the methods take a source: Tokens
+    LANGUAGE_MODEL = (
+        "scores"  # logits(tokens, at=None, direction) -> (N or len(at), V): position i never sees its target
+    )
+    MASKED_LM = "fills"  # logits at i are for position i, seen from both sides; fill_loss(tokens, at, targets)
+    SEQ2SEQ = "takes a source"  # the methods take a source: Tokens
     GENERATOR = "generates"  # start, step
-    FITTED = "learns by itself"  # fit, with what it needs for it
+    SELF_FITTED = "learns by itself"  # fit, with what it needs for it
 
 
 class State(Protocol):
@@ -123,7 +125,7 @@ class Pass:
 class Fitted(Protocol):
     """A model that learns from its data by counting, or by updates of its own: no gradient, no trainer."""
 
-    def fit(self, data: Packed, budget: Budget) -> Iterator[Pass]:
+    def fit(self, data: PackedItems, budget: Budget) -> Iterator[Pass]:
         """Learn, and say now and then how far it has come."""
         ...
 
@@ -132,9 +134,11 @@ class Model(nn.Module):
     """The root of all models, weft's and users' own."""
 
     Config: ClassVar[type[Named]]
-    grown: ClassVar[bool] = False  # whether the sizes of its buffers follow from the data it was fitted to
-    compiles: ClassVar[bool] = False  # whether torch.compile makes one graph of it, and so a faster training
-    lowers: ClassVar[bool] = False  # whether it can answer in bf16 and in int8 (weft.nn.layers.quantization)
+    data_sized_buffers: ClassVar[bool] = False  # whether the sizes of its buffers follow from the data it was fitted to
+    supports_compile: ClassVar[bool] = False  # whether torch.compile makes one graph of it, and so a faster training
+    supports_low_precision: ClassVar[bool] = (
+        False  # whether it can answer in bf16 and in int8 (weft.nn.layers.quantization)
+    )
     width: int  # of one that encodes: the D of `encode` and `summary`
 
     def __init__(self, config: Named, vocab: int, target_vocab: int | None = None) -> None:
@@ -146,10 +150,10 @@ class Model(nn.Module):
     def keep(self, needs: Collection[Role]) -> None:
         """Drop what only other roles than these use, such as an output layer where nothing is scored."""
 
-    def without_summary(self) -> None:
+    def drop_pooler(self) -> None:
         """Drop what only `summary` uses: the task does not ask for it."""
 
-    def floors(self) -> list[list[nn.Module]]:
+    def layer_groups(self) -> list[list[nn.Module]]:
         """Say what stands on what: the embeddings, then what each layer has; here the whole is one."""
         return [[self]]
 
@@ -164,19 +168,19 @@ class Model(nn.Module):
         return ("forward",)
 
     @classmethod
-    def spells(cls, config: Named) -> bool:
+    def uses_chars(cls, config: Named) -> bool:
         """Say whether a model of this configuration reads `Tokens.chars`: a task then spells the tokens out for it."""
         return False
 
-    def learn_spelling(self, table: Tensor) -> None:
+    def set_char_table(self, table: Tensor) -> None:
         """Take how each token of the vocabulary is spelt, (V, C), where `spells` and generating needs it."""
 
     @property
-    def levels(self) -> tuple[int, ...]:
+    def mixable_layers(self) -> tuple[int, ...]:
         """The layers of `encode` that are of one width, for a task to mix; here the last alone."""
         return (-1,)
 
-    def sound(self) -> bool:
+    def is_consistent(self) -> bool:
         """Say whether the buffers of a grown model fit together: they are taken as they are in a file."""
         return True
 
@@ -207,7 +211,7 @@ class Model(nn.Module):
         found: Tensor = logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
         return found
 
-    def operations(self, tokens: Tokens, source: Tokens | None = None) -> int:
+    def flops(self, tokens: Tokens, source: Tokens | None = None) -> int:
         """Count the useful operations of a forward pass over these sequences: a multiply-add is two, padding is none.
 
         They follow from lengths alone, and are those of products. By default each matrix meets each token once: the

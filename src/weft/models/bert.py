@@ -25,11 +25,11 @@ from weft.config.schema import Named
 from weft.errors import RoleError
 from weft.models.attention_config import StackConfig
 from weft.models.base import Direction, Model, Role
-from weft.nn.attention.multihead import Layout, MultiHead
+from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.positions import Learned, check_position, positions_of
 from weft.nn.layers.losses import read_out_sum
-from weft.nn.transformer.blocks import ACTIVATIONS, Activation, Blocks, Shape
-from weft.nn.transformer.output import Readout
+from weft.nn.transformer.blocks import ACTIVATIONS, Activation, BlockConfig, Blocks
+from weft.nn.transformer.output import OutputProjection
 from weft.tokens import Tokens
 
 _SPREAD = 0.02  # the standard deviation that weights start with
@@ -63,13 +63,13 @@ class BERT(Model):
     """Embeddings, blocks, and what a summary and filling need on top."""
 
     Config: ClassVar[type[Named]] = BERTConfig
-    compiles: ClassVar[bool] = True
-    lowers: ClassVar[bool] = True
+    supports_compile: ClassVar[bool] = True
+    supports_low_precision: ClassVar[bool] = True
     config: BERTConfig
     pool: nn.Linear | None
     transform: nn.Linear | None
     transform_norm: nn.LayerNorm | None
-    output: Readout | None
+    output: OutputProjection | None
 
     def __init__(self, config: BERTConfig, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__(config, vocab, target_vocab)
@@ -84,11 +84,11 @@ class BERT(Model):
         self.pool = None if config.pooler == "none" else nn.Linear(width, width)
         self.transform, self.transform_norm = nn.Linear(width, narrow), nn.LayerNorm(narrow, config.eps)
         self.activation = ACTIVATIONS[config.activation]
-        self.output = Readout(narrow, vocab, bias=True)
+        self.output = OutputProjection(narrow, vocab, bias=True)
         self._start_weights()
         if config.tie:
             self.output.weight = self.embed.weight
-        self._looks = tuple(part for part in self.modules() if isinstance(part, MultiHead))
+        self._looks = tuple(part for part in self.modules() if isinstance(part, MultiHeadAttention))
 
     def _start_weights(self) -> None:
         for part in self.modules():
@@ -100,7 +100,7 @@ class BERT(Model):
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
         """Say what it can do: encode and fill."""
-        return frozenset({Role.ENCODER, Role.FILLER})
+        return frozenset({Role.ENCODER, Role.MASKED_LM})
 
     @classmethod
     def directions(cls, config: Named) -> tuple[Direction, ...]:
@@ -108,7 +108,7 @@ class BERT(Model):
         return ("masked",)
 
     @property
-    def levels(self) -> tuple[int, ...]:
+    def mixable_layers(self) -> tuple[int, ...]:
         """Every layer, the embeddings too."""
         return tuple(range(self.config.layers + 1))
 
@@ -119,14 +119,14 @@ class BERT(Model):
 
     def keep(self, needs: Collection[Role]) -> None:
         """Drop what fills where nothing is filled."""
-        if Role.FILLER not in needs:
+        if Role.MASKED_LM not in needs:
             self.transform = self.transform_norm = self.output = None
 
-    def without_summary(self) -> None:
+    def drop_pooler(self) -> None:
         """Drop the pooler."""
         self.pool = None
 
-    def floors(self) -> list[list[nn.Module]]:
+    def layer_groups(self) -> list[list[nn.Module]]:
         """The embeddings, then each layer; layers that share their weights are one."""
         below = (self.embed, self.positions, self.segments, self.norm, self.dropout, self.project)
         blocks = list(self.encoder.blocks)
@@ -156,7 +156,7 @@ class BERT(Model):
         assert self.output is not None
         return read_out_sum(self.output, self._transformed(states.index_select(0, at)), targets), summary
 
-    def operations(self, tokens: Tokens, source: Tokens | None = None) -> int:
+    def flops(self, tokens: Tokens, source: Tokens | None = None) -> int:
         """Count the matrices of the layers for each token, 4 D for each pair of them, and the pooler once a text."""
         read, pairs = int(tokens.lengths.sum()), int((tokens.lengths**2).sum())
         narrow, wide = self.config.embedding, self.width
@@ -175,7 +175,7 @@ class BERT(Model):
             x = x + (self.segments.weight[0] if kinds is None else self.segments(kinds))
         x = self.dropout(self.norm(x))
         x = x if self.project is None else self.project(x)
-        found: list[Tensor] = self.encoder(x, Layout.itself(tokens), layers=layers)
+        found: list[Tensor] = self.encoder(x, AttentionLayout.itself(tokens), layers=layers)
         return found
 
     def _summed(self, states: Tensor, tokens: Tokens) -> Tensor:
@@ -195,9 +195,9 @@ class BERT(Model):
         return made
 
 
-def _shape(config: BERTConfig) -> Shape:
+def _shape(config: BERTConfig) -> BlockConfig:
     assert config.hidden is not None
-    return Shape(
+    return BlockConfig(
         config.width,
         config.heads,
         config.hidden,

@@ -68,7 +68,7 @@ class CNN(Model):
         """Say what it can do: encode."""
         return frozenset({Role.ENCODER})
 
-    def floors(self) -> list[list[nn.Module]]:
+    def layer_groups(self) -> list[list[nn.Module]]:
         """The embeddings, then the filters: to freeze the first is the paper's CNN-static."""
         return [[self.embed, self.dropout], [self.filters]]
 

@@ -11,7 +11,7 @@ A layer from the second on adds what it read, →h_{k,j} = →h_{k,j-1} + LSTM(�
 h_{k,j} = [→h_{k,j} ; ←h_{k,j}], and h_{k,0} = [x_k ; x_k]; a task mixes them (`weft.nn.layers.scalar_mix`).
 
 A token is spelt as `Tokens.chars` has it. Where that says nothing, as of a text's beginning and end, and where a token
-comes without it or was just generated, it is spelt as the vocabulary has it: `learn_spelling` tells.
+comes without it or was just generated, it is spelt as the vocabulary has it: `set_char_table` tells.
 
 Departures: every text is read from its beginning and alone, where bilm-tf carries states from batch to batch, and the
 softmax is of all words, where it draws 8192 of them in training. The spelling of a word is computed once a batch.
@@ -31,11 +31,11 @@ from weft.errors import ConfigError, RoleError
 from weft.models.base import Direction, Model, Role, matrix_numbers
 from weft.nn.layers.char_cnn import CharFilters, Highway
 from weft.nn.rnn.cells import State
-from weft.nn.rnn.projected_lstm import Projected
+from weft.nn.rnn.projected_lstm import ProjectedLSTM
 from weft.nn.rnn.time_major import Grid
 from weft.tokens import END, LONGEST_SPELLING, PAD, Tokens
 
-SCORES = {Role.SCORER, Role.GENERATOR}
+SCORES = {Role.LANGUAGE_MODEL, Role.GENERATOR}
 
 
 class ELMoConfig(Pretrained):
@@ -97,7 +97,7 @@ class Speller(nn.Module):
         return found
 
 
-class Way(nn.Module):
+class DirectionalLSTM(nn.Module):
     """The LSTMs of one direction, layer on layer."""
 
     def __init__(self, config: ELMoConfig, reverse: bool) -> None:
@@ -106,7 +106,7 @@ class Way(nn.Module):
         self.reverse, self.residual = reverse, config.residual
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(
-            Projected(half, half, config.cells, config.clip or None) for _ in range(config.layers)
+            ProjectedLSTM(half, half, config.cells, config.clip or None) for _ in range(config.layers)
         )
 
     def forward(self, flat: Tensor, grid: Grid) -> list[Tensor]:
@@ -140,7 +140,7 @@ class ELMo(Model):
         super().__init__(config, vocab, target_vocab)
         self.width = config.width
         self.speller = Speller(config)
-        self.ahead, self.back = Way(config, reverse=False), Way(config, reverse=True)
+        self.ahead, self.back = DirectionalLSTM(config, reverse=False), DirectionalLSTM(config, reverse=True)
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(config.width // 2, vocab)
         nn.init.normal_(self.output.weight, std=(config.width // 2) ** -0.5)
@@ -159,22 +159,22 @@ class ELMo(Model):
         return "forward", "backward"
 
     @classmethod
-    def spells(cls, config: Named) -> bool:
+    def uses_chars(cls, config: Named) -> bool:
         """It knows words by their characters."""
         return True
 
     @property
-    def levels(self) -> tuple[int, ...]:
+    def mixable_layers(self) -> tuple[int, ...]:
         """Every layer, that of the words' spelling too."""
         return tuple(range(self.config.layers + 1))
 
-    def learn_spelling(self, table: Tensor) -> None:
+    def set_char_table(self, table: Tensor) -> None:
         """Take how each token of the vocabulary is spelt, (V, C), by the signs of `weft.tokens`."""
         assert len(table) == self.vocab, "a spelling for every token"
         self.spelling = table.to(self.speller.project.weight.device, torch.int16)
         self._sizes = (table != PAD).sum(1).cpu()
 
-    def floors(self) -> list[list[nn.Module]]:
+    def layer_groups(self) -> list[list[nn.Module]]:
         """The spelling, then each layer, of both directions."""
         return [[self.speller], *(list(pair) for pair in zip(self.ahead.layers, self.back.layers, strict=True))]
 
@@ -183,10 +183,10 @@ class ELMo(Model):
         if not SCORES & set(needs):
             self.output = None
 
-    def operations(self, tokens: Tokens, source: Tokens | None = None) -> int:
+    def flops(self, tokens: Tokens, source: Tokens | None = None) -> int:
         """Count each matrix for each token, filters for each of its characters, the softmax for each direction."""
         read = int(tokens.lengths.sum())
-        count = super().operations(tokens) + 2 * matrix_numbers(self.speller.filters) * (self._signs(tokens) - read)
+        count = super().flops(tokens) + 2 * matrix_numbers(self.speller.filters) * (self._signs(tokens) - read)
         return count if self.output is None else count + 2 * matrix_numbers(self.output) * read
 
     def encode(self, tokens: Tokens, layers: Sequence[int] = (-1,)) -> Tensor:
@@ -225,7 +225,7 @@ class ELMo(Model):
         outputs, after = self.ahead.walk(embedded[None], state.layers)
         return self._score(outputs[-1][0]), ELMoState(after)
 
-    def _way(self, direction: Direction) -> Way:
+    def _way(self, direction: Direction) -> DirectionalLSTM:
         if direction == "both":
             raise RoleError("direction: elmo scores forward and backward, each on its own, but both is asked for")
         return self.ahead if direction == "forward" else self.back
@@ -246,7 +246,7 @@ class ELMo(Model):
         if chars is None and table is None:
             raise ConfigError(
                 "model.name: elmo knows words by their spelling, and here neither the tokens come with it nor the "
-                "vocabulary; give Tokens.chars, or call learn_spelling"
+                "vocabulary; give Tokens.chars, or call set_char_table"
             )
         if chars is None or table is None:
             return table[tokens.ids].int() if chars is None else chars  # type: ignore[index]

@@ -23,12 +23,12 @@ from weft.config.schema import Named
 from weft.errors import RoleError
 from weft.models.attention_config import StackConfig
 from weft.models.base import Direction, Model, Role
-from weft.nn.attention.kv_cache import Cache, FixedCache, but_last, on_triton
-from weft.nn.attention.multihead import Layout, MultiHead
+from weft.nn.attention.kv_cache import KVCache, StaticKVCache, but_last, on_triton
+from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.positions import Learned, check_position, positions_of
 from weft.nn.layers.losses import read_out_sum
-from weft.nn.transformer.blocks import Activation, Block, Blocks, Shape
-from weft.nn.transformer.output import Readout
+from weft.nn.transformer.blocks import Activation, Block, BlockConfig, Blocks
+from weft.nn.transformer.output import OutputProjection
 from weft.tokens import Tokens
 
 _SPREAD = 0.02  # the standard deviation that weights start with
@@ -48,10 +48,10 @@ class GPT(Model):
     """Embeddings and positions, blocks, and, where it scores, an output. Its state is the cache of keys and values."""
 
     Config: ClassVar[type[Named]] = GPTConfig
-    compiles: ClassVar[bool] = True
-    lowers: ClassVar[bool] = True
+    supports_compile: ClassVar[bool] = True
+    supports_low_precision: ClassVar[bool] = True
     config: GPTConfig
-    output: Readout | None
+    output: OutputProjection | None
 
     def __init__(self, config: GPTConfig, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__(config, vocab, target_vocab)
@@ -60,15 +60,15 @@ class GPT(Model):
         self.positions = Learned(config.longest, width)
         self.dropout = nn.Dropout(config.dropout)
         assert config.hidden is not None
-        shape = Shape(
+        shape = BlockConfig(
             width, config.heads, config.hidden, config.activation, config.norm, config.dropout, config.heads_off
         )
         self.decoder = Blocks(shape, config.layers, "decoder", causal=True)
-        self.output = Readout(width, vocab)
+        self.output = OutputProjection(width, vocab)
         self._start_weights()
         if config.tie:
             self.output.weight = self.embed.weight
-        self._looks = tuple(part for part in self.modules() if isinstance(part, MultiHead))
+        self._looks = tuple(part for part in self.modules() if isinstance(part, MultiHeadAttention))
 
     def _start_weights(self) -> None:
         for part in self.modules():
@@ -77,27 +77,27 @@ class GPT(Model):
         if self.config.norm == "pre":
             for block in self.decoder.blocks:
                 assert isinstance(block, Block)
-                for part in (block.attention.output, block.feed.outer):
+                for part in (block.attention.out_proj, block.feed_forward.fc2):
                     nn.init.normal_(part.weight, std=_SPREAD / (2 * self.config.layers) ** 0.5)
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
         """Say what it can do: encode, score and generate."""
-        return frozenset({Role.ENCODER, Role.SCORER, Role.GENERATOR})
+        return frozenset({Role.ENCODER, Role.LANGUAGE_MODEL, Role.GENERATOR})
 
     @property
-    def levels(self) -> tuple[int, ...]:
+    def mixable_layers(self) -> tuple[int, ...]:
         """Every layer, the embeddings too."""
         return tuple(range(self.config.layers + 1))
 
-    def floors(self) -> list[list[nn.Module]]:
+    def layer_groups(self) -> list[list[nn.Module]]:
         """The embeddings, then each layer; the norm at the end goes with the last."""
         below: list[nn.Module] = [self.embed, self.positions, self.dropout]
-        return [below, *self.decoder.floors()]
+        return [below, *self.decoder.layer_groups()]
 
     def keep(self, needs: Collection[Role]) -> None:
         """Drop the output where nothing is scored."""
-        if not {Role.SCORER, Role.GENERATOR} & set(needs):
+        if not {Role.LANGUAGE_MODEL, Role.GENERATOR} & set(needs):
             self.output = None
 
     def encode(self, tokens: Tokens, layers: Sequence[int] = (-1,)) -> Tensor:
@@ -124,24 +124,24 @@ class GPT(Model):
         assert self.output is not None
         return [read_out_sum(self.output, self._states(tokens)[-1], targets[0])]
 
-    def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, Cache]:
+    def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, KVCache]:
         """Read the prompts; return the logits (B, V) of what follows, and the state."""
         return self.step(prompt.ids[_last(prompt)], self.prime(prompt))
 
-    def prime(self, prompt: Tokens, source: Tokens | None = None) -> Cache:
+    def prime(self, prompt: Tokens, source: Tokens | None = None) -> KVCache:
         """Read the prompts up to their last tokens."""
         before = but_last(prompt)
         if not len(before.ids):
             empty = self.embed.weight.detach()
-            return Cache.of(before, [empty.new_zeros(0, 2, *shape) for shape in self.decoder.shapes])
+            return KVCache.of(before, [empty.new_zeros(0, 2, *shape) for shape in self.decoder.shapes])
         keep: list[Tensor] = []
         self._states(before, keep)
-        return Cache.of(before, keep)
+        return KVCache.of(before, keep)
 
-    def fixed(self, state: Cache, rows: int, room: int) -> FixedCache:
+    def fixed(self, state: KVCache, rows: int, room: int) -> StaticKVCache:
         """Make a state that stays where it is, for so many hypotheses of so many tokens."""
         check_position(int(state.at) + 1, self.config.longest)  # `end` of a fixed one is its room
-        return FixedCache.like(state, rows, min(room, self.config.longest))
+        return StaticKVCache.like(state, rows, min(room, self.config.longest))
 
     @property
     def steady(self) -> bool:
@@ -153,25 +153,25 @@ class GPT(Model):
         """How many positions were learned."""
         return self.config.longest
 
-    def step(self, ids: Tensor, state: Cache) -> tuple[Tensor, Cache]:
+    def step(self, ids: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         """Read one more token a hypothesis."""
         cache = state.opened()
         check_position(cache.end, self.config.longest)
         return self._score(self.decoder.step(self._next(ids, cache), cache)), cache
 
-    def operations(self, tokens: Tokens, source: Tokens | None = None) -> int:
+    def flops(self, tokens: Tokens, source: Tokens | None = None) -> int:
         """Count the matrices for each token, and 4 D for each token and one that it may see."""
         pairs = int((tokens.lengths * (tokens.lengths + 1)).sum()) // 2
-        return super().operations(tokens) + 4 * pairs * sum(len(look.kept) * look.size for look in self._looks)
+        return super().flops(tokens) + 4 * pairs * sum(len(look.kept) * look.size for look in self._looks)
 
     def _states(self, tokens: Tokens, keep: list[Tensor] | None = None) -> list[Tensor]:
         """Return the embeddings and what comes out of each block, (N, D) each."""
         self.positions.check(tokens)
         x = self.dropout(self.embed(tokens.ids) + self.positions(positions_of(tokens)))
-        found: list[Tensor] = self.decoder(x, Layout.itself(tokens), keep=keep)
+        found: list[Tensor] = self.decoder(x, AttentionLayout.itself(tokens), keep=keep)
         return found
 
-    def _next(self, ids: Tensor, cache: Cache) -> Tensor:
+    def _next(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Embed one token a hypothesis, which stands in the cache's last column."""
         words = self.embed.weight
         if on_triton(words) and not self.training:

@@ -36,8 +36,8 @@ from weft.nn.attention.scores import Additive
 from weft.nn.layers.char_cnn import CharCNN
 from weft.nn.layers.dropout import SequenceDropout, WordDropout
 from weft.nn.rnn.cells import State
-from weft.nn.rnn.self_attentive import Intra
-from weft.nn.rnn.stack import Stack
+from weft.nn.rnn.self_attentive import LSTMN
+from weft.nn.rnn.stack import RecurrentStack
 from weft.nn.rnn.time_major import Grid
 from weft.tokens import PAD, Tokens
 
@@ -116,7 +116,7 @@ class RNN(Model):
             SequenceDropout(config.dropout if own is None else own, config.variational)
             for own in (config.dropout_input, config.dropout_output)
         )
-        self.recurrent = Stack(
+        self.recurrent = RecurrentStack(
             config.cell,
             size + config.chars,
             config.width,
@@ -142,7 +142,11 @@ class RNN(Model):
         met = config.direction == "both" and config.layers > 1 and not config.apart
         if config.chars or met:
             return frozenset({Role.ENCODER})
-        by_direction = {"forward": {Role.SCORER, Role.GENERATOR}, "both": {Role.FILLER}, "backward": {Role.SCORER}}
+        by_direction = {
+            "forward": {Role.LANGUAGE_MODEL, Role.GENERATOR},
+            "both": {Role.MASKED_LM},
+            "backward": {Role.LANGUAGE_MODEL},
+        }
         return frozenset({Role.ENCODER, *by_direction[config.direction]})
 
     @classmethod
@@ -152,35 +156,35 @@ class RNN(Model):
         return (config.direction,)
 
     @classmethod
-    def spells(cls, config: Named) -> bool:
+    def uses_chars(cls, config: Named) -> bool:
         """Say whether it reads characters."""
         assert isinstance(config, RNNConfig)
         return config.chars > 0
 
     @property
-    def levels(self) -> tuple[int, ...]:
+    def mixable_layers(self) -> tuple[int, ...]:
         """The recurrent layers, as far as they are of the last one's width."""
         same = self.config.layers if self.config.width == self.width else 1  # type: ignore[attr-defined]
         return tuple(range(-same, 0))
 
-    def floors(self) -> list[list[nn.Module]]:
+    def layer_groups(self) -> list[list[nn.Module]]:
         """The embeddings, then each layer."""
         below = (self.embed, self.chars, self.drop_embed, self.drop_input)
         return [[part for part in below if part is not None], *([layer] for layer in self.recurrent.layers)]
 
     def keep(self, needs: Collection[Role]) -> None:
         """Drop the output where nothing is scored."""
-        if not {Role.SCORER, Role.GENERATOR, Role.FILLER} & set(needs):
+        if not {Role.LANGUAGE_MODEL, Role.GENERATOR, Role.MASKED_LM} & set(needs):
             self.output = None
 
-    def operations(self, tokens: Tokens, source: Tokens | None = None) -> int:
+    def flops(self, tokens: Tokens, source: Tokens | None = None) -> int:
         """Count each matrix for each token, filters for each character, and a layer's looks for each earlier state."""
-        count, read = super().operations(tokens), int(tokens.lengths.sum())
+        count, read = super().flops(tokens), int(tokens.lengths.sum())
         if self.chars is not None and tokens.chars is not None:
             count += 2 * matrix_numbers(self.chars) * (int((tokens.chars != PAD).sum()) - read)
         pairs = int((tokens.lengths * (tokens.lengths - 1)).sum()) // 2
         for layer in self.recurrent.ahead:
-            if isinstance(layer, Intra):
+            if isinstance(layer, LSTMN):
                 by_token = read if isinstance(layer.score, Additive) else 0  # its v meets pairs, not tokens
                 wide = layer.width * len(self.recurrent.ways)
                 count += 2 * wide * ((1 + layer.cell.states) * pairs - by_token)
@@ -233,7 +237,7 @@ class RNN(Model):
         """Return the state for the next piece of the same texts, cut off from the gradient."""
         kept = []
         for layer, old in zip(self.recurrent.ahead, state.layers, strict=True):
-            last = layer.carry(old) if isinstance(layer, Intra) else old
+            last = layer.carry(old) if isinstance(layer, LSTMN) else old
             kept.append(tuple(part.detach() for part in last))
         return RNNState(tuple(kept))
 

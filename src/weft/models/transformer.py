@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from weft.config.schema import Named, Pretrained
 from weft.models.attention_config import HeadsOff, check_heads, check_off
 from weft.models.base import Model, Role, matrix_numbers
-from weft.nn.attention.kv_cache import Cache, FixedCache, Reach, but_last, on_triton
-from weft.nn.attention.multihead import Layout, MultiHead
+from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, but_last, on_triton
+from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.positions import Learned, Sinusoidal, check_position, positions_of
 from weft.nn.rnn.fused.codegen_triton import in_half
-from weft.nn.transformer.blocks import Activation, Blocks, Shape
-from weft.nn.transformer.output import Readout
+from weft.nn.transformer.blocks import Activation, BlockConfig, Blocks
+from weft.nn.transformer.output import OutputProjection
 from weft.tokens import Tokens
 
 
@@ -63,8 +63,8 @@ class TransformerConfig(Pretrained):
 class Reading:
     """The state of generation: what each hypothesis has read, and what it reaches of the sources, held once."""
 
-    cache: Cache
-    reach: Reach
+    cache: KVCache
+    reach: KVIndex
     sources: tuple[Tensor, ...]  # a layer's keys and values of all sources, (M, 2, H, d)
 
     def select(self, rows: Tensor) -> "Reading":
@@ -76,7 +76,7 @@ class Reading:
 class FixedReading(Reading):
     """A reading that stays where it is in memory (weft.models.base.FixedState)."""
 
-    cache: FixedCache
+    cache: StaticKVCache
 
     @property
     def room(self) -> int:
@@ -100,8 +100,8 @@ class Transformer(Model):
     """Embeddings and positions, encoder, decoder."""
 
     Config: ClassVar[type[Named]] = TransformerConfig
-    compiles: ClassVar[bool] = True
-    lowers: ClassVar[bool] = True
+    supports_compile: ClassVar[bool] = True
+    supports_low_precision: ClassVar[bool] = True
     config: TransformerConfig
 
     def __init__(self, config: TransformerConfig, vocab: int, target_vocab: int | None = None) -> None:
@@ -111,12 +111,12 @@ class Transformer(Model):
         self.target_embed = self.embed if target_vocab is None else nn.Embedding(target_vocab, width)
         self.positions = self._positions(config)
         self.dropout = nn.Dropout(config.dropout)
-        shape = Shape(
+        shape = BlockConfig(
             width, config.heads, config.hidden, config.activation, config.norm, config.dropout, config.heads_off
         )
         self.encoder = Blocks(shape, config.layers, "encoder")
         self.decoder = Blocks(shape, config.decoder_layers or config.layers, "decoder", causal=True, cross=True)
-        self.output = Readout(width, self.target_vocab, bias=config.bias)
+        self.output = OutputProjection(width, self.target_vocab, bias=config.bias)
         if config.bias:
             nn.init.zeros_(self.output.bias)
         if config.tie:
@@ -124,7 +124,7 @@ class Transformer(Model):
         # In this order, each once: of a set of tensors, the order would differ from run to run.
         for matrix in dict.fromkeys((self.embed.weight, self.target_embed.weight, self.output.weight)):
             nn.init.normal_(matrix, std=width**-0.5)
-        self._looks = tuple(part for part in self.modules() if isinstance(part, MultiHead))
+        self._looks = tuple(part for part in self.modules() if isinstance(part, MultiHeadAttention))
 
     @staticmethod
     def _positions(config: TransformerConfig) -> Sinusoidal | Learned:
@@ -135,12 +135,12 @@ class Transformer(Model):
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
         """Say what it can do: score and generate, given a source."""
-        return frozenset({Role.CONDITIONAL, Role.SCORER, Role.GENERATOR})
+        return frozenset({Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR})
 
-    def floors(self) -> list[list[nn.Module]]:
+    def layer_groups(self) -> list[list[nn.Module]]:
         """The embeddings, then each layer of the encoder, then each of the decoder."""
         below: list[nn.Module] = [self.embed, self.target_embed, self.positions, self.dropout]
-        return [below, *self.encoder.floors(), *self.decoder.floors()]
+        return [below, *self.encoder.layer_groups(), *self.decoder.layer_groups()]
 
     def logits(self, tokens: Tokens, source: Tokens, at: Tensor | None = None) -> Tensor:
         """Score what follows each token, given the source: (N, V), or (len(at), V) at the flat positions `at`."""
@@ -150,7 +150,7 @@ class Transformer(Model):
 
     def states(self, tokens: Tokens, source: Tokens) -> tuple[list[Tensor], list[Tensor]]:
         """Return what goes into the first layer and what comes out of each, of the encoder and of the decoder."""
-        inside: list[Tensor] = self.encoder(self._embedded(source, self.embed), Layout.itself(source))
+        inside: list[Tensor] = self.encoder(self._embedded(source, self.embed), AttentionLayout.itself(source))
         layouts = self._layouts(tokens, inside[-1], source)
         return inside, self.decoder(self._embedded(tokens, self.target_embed), *layouts)
 
@@ -167,16 +167,16 @@ class Transformer(Model):
             layout, _, across = self._layouts(before, memory, source)
             self.decoder(self._embedded(before, self.target_embed), layout, memory, across, keep)
         sources = tuple(one.detach() for one in self.decoder.remember(memory))
-        return Reading(Cache.of(before, keep), Reach.of(source), sources)
+        return Reading(KVCache.of(before, keep), KVIndex.of(source), sources)
 
     def fixed(self, state: Reading, rows: int, room: int) -> "FixedReading":
         """Make a state that stays where it is, for so many hypotheses of so many tokens."""
         if isinstance(self.positions, Learned):
             check_position(int(state.cache.at) + 1, self.config.longest)  # `end` of a fixed one is its room
             room = min(room, self.config.longest)
-        reach = Reach(*(one.new_zeros(rows, *one.shape[1:]) for one in state.reach))
+        reach = KVIndex(*(one.new_zeros(rows, *one.shape[1:]) for one in state.reach))
         sources = tuple(torch.zeros_like(one) for one in state.sources)
-        return FixedReading(FixedCache.like(state.cache, rows, room), reach, sources)
+        return FixedReading(StaticKVCache.like(state.cache, rows, room), reach, sources)
 
     @property
     def steady(self) -> bool:
@@ -196,30 +196,32 @@ class Transformer(Model):
         states = self.decoder.step(self._next(ids, cache), cache, state.sources, state.reach)
         return self.output(states), replace(state, cache=cache)
 
-    def operations(self, tokens: Tokens, source: Tokens | None = None) -> int:
+    def flops(self, tokens: Tokens, source: Tokens | None = None) -> int:
         """Count the matrices by the tokens that meet them, and 4 D for each pair of tokens of which one may see one."""
         assert source is not None
         read, given = tokens.lengths, source.lengths
         pairs = {"encoder": given * given, "decoder": read * (read + 1) // 2, "cross": read * given}
         looks = self._looks
-        memory = sum(matrix_numbers(look.memory) for look in looks if look.memory is not None)
+        memory = sum(matrix_numbers(look.kv_proj) for look in looks if look.kv_proj is not None)
         per_source = matrix_numbers(self.encoder) + memory
         per_target = matrix_numbers(self.decoder) - memory + matrix_numbers(self.output)
         met = 2 * (per_source * int(given.sum()) + per_target * int(read.sum()))
         return met + sum(4 * len(look.kept) * look.size * int(pairs[look.place].sum()) for look in looks)
 
     def _encoded(self, source: Tokens) -> Tensor:
-        memory: Tensor = self.encoder(self._embedded(source, self.embed), Layout.itself(source))[-1]
+        memory: Tensor = self.encoder(self._embedded(source, self.embed), AttentionLayout.itself(source))[-1]
         return memory
 
-    def _layouts(self, tokens: Tokens, memory: Tensor, source: Tokens) -> tuple[Layout, Tensor, Layout]:
-        return Layout.itself(tokens), memory, Layout(tokens, source)
+    def _layouts(
+        self, tokens: Tokens, memory: Tensor, source: Tokens
+    ) -> tuple[AttentionLayout, Tensor, AttentionLayout]:
+        return AttentionLayout.itself(tokens), memory, AttentionLayout(tokens, source)
 
     def _embedded(self, tokens: Tokens, table: nn.Embedding) -> Tensor:
         self.positions.check(tokens)
         return self._placed(table(tokens.ids), self.positions(positions_of(tokens), tokens.longest))
 
-    def _next(self, ids: Tensor, cache: Cache) -> Tensor:
+    def _next(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Embed one token a hypothesis, which stands in the cache's last column."""
         words = self.target_embed.weight
         if on_triton(words) and not self.training:

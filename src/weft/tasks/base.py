@@ -18,10 +18,10 @@ from torch.nn import functional as F
 
 from weft.config.schema import Named, Run, Section
 from weft.data.batching.lm_stream import Reading
-from weft.data.batching.packed import Packed
-from weft.data.batching.static_shape import Frame
+from weft.data.batching.packed import PackedItems
+from weft.data.batching.static_shape import StaticShape
 from weft.data.corpus.format import Shards
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Model, Role
 from weft.tasks.metrics import Confusion
@@ -31,7 +31,7 @@ from weft.tokens import Tokens, spell
 Item = tuple[np.ndarray, ...]  # integer sequences that must share a batch; the task knows their meaning
 Answer = dict[str, Any]  # JSON-ready
 Sums = dict[str, Tensor]  # for each part of the loss, its sum over the batch
-UNREAD = -100  # the target of what only fills a batch up: torch's losses leave it out
+IGNORE_INDEX = -100  # the target of what only fills a batch up: torch's losses leave it out
 
 
 class Example(BaseModel):
@@ -50,20 +50,20 @@ class Batch:
     source: Tokens | None = None
     at: Tokens | None = None  # the flat positions that a head reads, such as where words begin, sequence by sequence
     labels: Tensor | None = None  # (B,) what is right of each sequence, where the targets are of tokens
-    bare: "Batch | None" = None  # of one that was filled up: what it was before, on the CPU
+    unpadded: "Batch | None" = None  # of one that was filled up: what it was before, on the CPU
     rows: Sequence[int] = ()  # each sequence's number in the caller's order: what is sampled for it hangs on this alone
 
     @property
     def size(self) -> int:
         """The number of real tokens."""
-        real = self.bare or self
+        real = self.unpadded or self
         return len(real.tokens.ids) + (len(real.source.ids) if real.source else 0)
 
     def numbered(self, rows: Sequence[int]) -> "Batch":
         """Say which of the caller's sequences these are."""
         return replace(self, rows=rows)
 
-    def framed(self, frame: Frame, places: int | None = None) -> "Batch":
+    def to_static_shape(self, frame: StaticShape, places: int | None = None) -> "Batch":
         """Bring it to the shape of all batches; what fills it up has no target, and counts for nothing.
 
         `places` says how many of them are read (`at`) in every batch; None: as many as there are tokens.
@@ -80,7 +80,7 @@ class Batch:
             source=source[0] if source else None,
             at=at,
             labels=_lengthened(self.labels, rows),
-            bare=self,
+            unpadded=self,
         )
 
     def _placed(self, places: int, rows: int) -> Tokens:
@@ -122,12 +122,12 @@ def _lengthened(targets: Tensor | None, size: int) -> Tensor | None:
     """Bring targets (M, ...) to a size: with UNREAD or, where any number could be right, with what is not a number."""
     if targets is None:
         return None
-    unread = math.nan if targets.is_floating_point() else UNREAD
+    unread = math.nan if targets.is_floating_point() else IGNORE_INDEX
     return F.pad(targets, (0, 0) * (targets.ndim - 1) + (0, size - len(targets)), value=unread)
 
 
 @dataclass(frozen=True)
-class Measured:
+class Metrics:
     """Metrics, the loss among them, and what a reader of them should know."""
 
     metrics: dict[str, float]
@@ -168,9 +168,9 @@ class Head(nn.Module):
         """Put it together again."""
         return None
 
-    def operations(self, batch: Batch) -> int:
-        """Count the useful operations of one forward pass, from the batch's lengths: see `Model.operations`."""
-        counted: int = self.body.operations(batch.tokens, batch.source)
+    def flops(self, batch: Batch) -> int:
+        """Count the useful operations of one forward pass, from the batch's lengths: see `Model.flops`."""
+        counted: int = self.body.flops(batch.tokens, batch.source)
         return counted
 
     def predict(self, batch: Batch, options: Section) -> list[Any]:
@@ -194,20 +194,22 @@ class Task:
     lower_is_better: bool = False
     asks: ClassVar[str] = "text"  # the field that a plain string given to `predict` fills
     form: ClassVar[str] = ""  # what such a string must be like where one field is not enough: an object in JSON
-    fits: ClassVar[bool] = False  # whether a model that learns by itself is left to, not trained by gradient
-    taught: tuple[str, ...] = ()  # the fields that are optional in a question, but not to learn or judge from
-    counted: int | None = None  # how many of an item's sequences, the first ones, are tokens; None: all
+    supports_fit: ClassVar[bool] = False  # whether a model that learns by itself is left to, not trained by gradient
+    label_fields: tuple[str, ...] = ()  # the fields that are optional in a question, but not to learn or judge from
+    num_token_arrays: int | None = None  # how many of an item's sequences, the first ones, are tokens; None: all
 
     reads_itself: ClassVar[bool] = False  # whether a text is looked at as it is read, with no answer to it
 
     tokenizer: Tokenizer  # set once the run has one
-    spells: bool = False  # whether the run's model reads how tokens are spelt: `collate` must then give Tokens.chars
+    uses_chars: bool = (
+        False  # whether the run's model reads how tokens are spelt: `collate` must then give Tokens.chars
+    )
 
     def __init__(self, config: Named) -> None:
         self.config = config
 
     @property
-    def signs(self) -> int:
+    def num_special_tokens(self) -> int:
         """How many special tokens a sequence may have that `data.longest` does not count."""
         return 1
 
@@ -223,7 +225,7 @@ class Task:
     def check(self, run: Run) -> None:
         """Refuse what does not go together in a recipe, before any data is read."""
 
-    def settled(self, examples: Iterable[Any]) -> Named:
+    def resolve_config(self, examples: Iterable[Any]) -> Named:
         """Return the section of the recipe with what it leaves to the training data, such as labels, filled in."""
         return self.config
 
@@ -244,7 +246,7 @@ class Task:
         raise undefined(self, "texts")
 
     @property
-    def marks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def special_token_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Say what the body reads before a text and after it, where it reads one by itself."""
         return (self.tokenizer.specials.bos,), (self.tokenizer.specials.eos,)
 
@@ -259,17 +261,17 @@ class Task:
 
     def asked(self, example: Any) -> Any:
         """Return an example as a question, without what is right: that need not be known to the model."""
-        return example.model_copy(update=dict.fromkeys(self.taught))
+        return example.model_copy(update=dict.fromkeys(self.label_fields))
 
     def has_question(self, example: Any) -> bool:
         """Whether an example asks for an answer, or, as a text may, is only to be read (`reads_itself`)."""
         return not self.reads_itself
 
-    def encode(self, example: Any, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+    def encode(self, example: Any, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         """Turn an example into items: none if it is dropped, several if it is cut into windows."""
         raise undefined(self, "encode")
 
-    def encode_batch(self, examples: Sequence[Any], tokenizer: Tokenizer, limit: Limit) -> list[list[Item]]:
+    def encode_batch(self, examples: Sequence[Any], tokenizer: Tokenizer, limit: TruncationPolicy) -> list[list[Item]]:
         """Encode many examples; a task overrides it where the tokenizer is faster on many texts at once."""
         return [self.encode(example, tokenizer, limit) for example in examples]
 
@@ -277,23 +279,23 @@ class Task:
         """Join items to a batch; all randomness, such as masks, is here."""
         raise undefined(self, "collate")
 
-    def sides(self, data: Packed) -> np.ndarray | None:
+    def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
         """Say how many tokens each item brings to a batch: (1, items), with a source before it (2, items).
 
         None, as here, is a task whose batches cannot be brought to one shape, so that nothing is compiled.
         """
         return None
 
-    def longest_of(self, data: Packed) -> int | None:
+    def longest_of(self, data: PackedItems) -> int | None:
         """Say how many tokens the longest sequence of the items has; None where that hangs on how they are read."""
-        sides = self.sides(data)
+        sides = self.sequence_lengths(data)
         return None if sides is None else int(sides.max(initial=0))
 
-    def places(self, frame: Frame) -> int:
+    def places(self, frame: StaticShape) -> int:
         """Say how many places a head reads (`Batch.at`) in a batch of one shape at most; here, every token."""
         return frame.sizes[-1]
 
-    def reading(self, data: Packed, run: Run, world: int) -> Reading | None:
+    def reading(self, data: PackedItems, run: Run, world: int) -> Reading | None:
         """Say how the data is read where it is one long stream; None, as here: item by item."""
         return None
 
@@ -309,11 +311,13 @@ class Task:
         """Turn the head's outputs for the items of one example into its answer."""
         raise undefined(self, "answer")
 
-    def reread(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
+    def teacher_forced(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
         """Return the tokens on both sides, and the batch in which the model reads the output that it chose."""
         raise RoleError(f"task: {self.config.name!r} has no output to read again")
 
-    def stream(self, head: Head, example: Any, limit: Limit, options: Section, row: int = 0) -> Iterator[str]:
+    def stream(
+        self, head: Head, example: Any, limit: TruncationPolicy, options: Section, row: int = 0
+    ) -> Iterator[str]:
         """Yield the answer's text piece by piece; a sample is the one that number `row` of a list would get."""
         raise RoleError(f"task: {self.config.name!r} does not generate text, so it cannot be streamed")
 
@@ -321,19 +325,19 @@ class Task:
         """Return an answer as one line of text."""
         return json.dumps(answer, ensure_ascii=False)
 
-    def shown(self, example: Any) -> tuple[str, str]:
+    def preview(self, example: Any) -> tuple[str, str]:
         """Return what an example asks and what its answer should be, for tables."""
         raise undefined(self, "shown")
 
-    def withheld(self, metric: str, examples: Sequence[Any]) -> str:
+    def unavailable_metric(self, metric: str, examples: Sequence[Any]) -> str:
         """Say why one of `metrics` will not be given for these examples; nothing, as here, if it will."""
         return ""
 
-    def measure(self, head: Head, examples: Sequence[Any], limit: Limit) -> Measured | None:
+    def measure(self, head: Head, examples: Sequence[Any], limit: TruncationPolicy) -> Metrics | None:
         """Judge a head by what it makes of the examples themselves; None, as here: by its answers to them."""
         return None
 
-    def measure_prepared(self, head: Head, data: Shards) -> Measured | None:
+    def measure_prepared(self, head: Head, data: Shards) -> Metrics | None:
         """Do the same with a prepared corpus, of which the texts are not kept; None, as here, if they are needed."""
         return None
 

@@ -21,7 +21,7 @@ def make_task(run: Run) -> Task:
     roles = model.roles(run.model)
     task.needs = task.needed(roles)
     check_roles(run.task.name, task.needs, run.model.name, roles)
-    task.spells = model.spells(run.model)
+    task.uses_chars = model.uses_chars(run.model)
     task.check(run)
     _check_metric(task, run)
     return task
@@ -50,15 +50,15 @@ def build(run: Run, tokenizer: Tokenizer) -> tuple[Task, Head]:
     task.tokenizer = tokenizer
     kind = resolve("model", run.model.name)
     sizes = [len(tokenizer)]
-    if Role.CONDITIONAL in kind.roles(run.model) and not tokenizer.joint:
+    if Role.SEQ2SEQ in kind.roles(run.model) and not tokenizer.joint:
         sizes.append(len(tokenizer.target))
     model = kind(run.model, *sizes)
     model.keep(task.needs)
-    if task.spells:
-        model.learn_spelling(torch.from_numpy(Spelling.of(tokenizer).table))
+    if task.uses_chars:
+        model.set_char_table(torch.from_numpy(Spelling.of(tokenizer).table))
     return task, task.head(model)
 
 
 def numbers_of(head: Head) -> int:
     """Count what was learned: parameters, and of a model that only counts its tables."""
-    return sum(one.numel() for one in (head.parameters() if not head.body.grown else head.buffers()))
+    return sum(one.numel() for one in (head.parameters() if not head.body.data_sized_buffers else head.buffers()))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from weft.config.schema import Named, Section
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import RoleError
 from weft.models.base import Role
 from weft.tasks import base
@@ -34,7 +34,7 @@ class EmbedHead(Head):
     def __init__(self, body: Any, summary: bool) -> None:
         super().__init__(body)
         if not summary:
-            body.without_summary()
+            body.drop_pooler()
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
         """Refuse: there is nothing to learn."""
@@ -55,7 +55,7 @@ class Embed(Task):
         """The text."""
         return [example.text], []
 
-    def encode(self, example: EmbedExample, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+    def encode(self, example: EmbedExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         """Refuse: there is no answer."""
         raise _no_task()
 
@@ -63,7 +63,7 @@ class Embed(Task):
         """Put nothing on a body."""
         return EmbedHead(model, self.config.summary)
 
-    def shown(self, example: EmbedExample) -> tuple[str, str]:
+    def preview(self, example: EmbedExample) -> tuple[str, str]:
         """The text."""
         return example.text, ""
 

@@ -12,9 +12,9 @@ import torch
 
 from weft.config.schema import Section
 from weft.data.batching.loader import plan
-from weft.data.batching.packed import Packed, pack
+from weft.data.batching.packed import PackedItems, pack
 from weft.data.corpus.format import Shards
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.nn.layers.linear import frozen_weights
 from weft.tasks.base import Answer, Batch, Head, Item, Task
@@ -33,7 +33,7 @@ def predict(
     task: Task,
     head: Head,
     examples: Iterable[Any],
-    limit: Limit,
+    limit: TruncationPolicy,
     options: Section,
     budget: int | None = None,
     start: int = 0,
@@ -47,7 +47,7 @@ def outputs(
     task: Task,
     head: Head,
     examples: Iterable[Any],
-    limit: Limit,
+    limit: TruncationPolicy,
     options: Section,
     budget: int | None = None,
     start: int = 0,
@@ -61,7 +61,13 @@ def outputs(
 
 
 def _chunk_outputs(
-    task: Task, head: Head, examples: Sequence[Any], limit: Limit, options: Section, budget: int | None, done: int
+    task: Task,
+    head: Head,
+    examples: Sequence[Any],
+    limit: TruncationPolicy,
+    options: Section,
+    budget: int | None,
+    done: int,
 ) -> Iterator[tuple[Any, list[Any]]]:
     encoded = _encoded(task, [task.asked(example) for example in examples], limit, done)
     for number, items in enumerate(encoded):
@@ -89,7 +95,7 @@ def _refused(task: Task, head: Head, encoded: Sequence[list[Item]], options: Sec
     return None
 
 
-def _encoded(task: Task, examples: Sequence[Any], limit: Limit, done: int = 0) -> list[list[Item]]:
+def _encoded(task: Task, examples: Sequence[Any], limit: TruncationPolicy, done: int = 0) -> list[list[Item]]:
     numbered = ((f"example {number}", example) for number, example in enumerate(examples, done + 1))
     return list(encode_all(numbered, task, task.tokenizer, limit, None))
 
@@ -97,7 +103,7 @@ def _encoded(task: Task, examples: Sequence[Any], limit: Limit, done: int = 0) -
 def _outputs(
     task: Task, head: Head, items: list[Item], options: Section, budget: int | None, done: int
 ) -> Iterator[tuple[int, Any]]:
-    data, device, scored = pack(items, counted=task.counted), _device(head), head.scored(options)
+    data, device, scored = pack(items, num_token_arrays=task.num_token_arrays), _device(head), head.scored(options)
     most = max(1, (SCORED if device.type == "cpu" else SCORED_ON_GPU) // scored) if scored else len(items)
 
     def answer(indices: np.ndarray) -> Iterator[tuple[int, Any]]:
@@ -116,7 +122,7 @@ def _budget(device: torch.device) -> int:
     return BUDGET_ON_CPU if device.type == "cpu" else BUDGET
 
 
-def _batch(task: Task, data: Packed, indices: np.ndarray) -> Batch:
+def _batch(task: Task, data: PackedItems, indices: np.ndarray) -> Batch:
     return task.collate([data[index] for index in indices.tolist()], np.random.default_rng(0))
 
 
@@ -139,7 +145,7 @@ def side_by_side(answer: Callable[[F], G], batches: Sequence[F]) -> Iterator[G]:
         torch.set_num_threads(threads)
 
 
-def reread(task: Task, head: Head, example: Any, limit: Limit) -> tuple[list[str], list[str], Batch]:
+def reread(task: Task, head: Head, example: Any, limit: TruncationPolicy) -> tuple[list[str], list[str], Batch]:
     """Answer one example and return the tokens on both sides with the batch that reads its own winning output."""
     items = task.encode(task.asked(example) if task.has_question(example) else example, task.tokenizer, limit)
     if len(items) != 1:
@@ -148,13 +154,13 @@ def reread(task: Task, head: Head, example: Any, limit: Limit) -> tuple[list[str
             "can be looked at; give a shorter text"
         )
     if task.reads_itself:
-        return task.reread(items, [])
+        return task.teacher_forced(items, [])
     outputs = [output for _, output in sorted(_outputs(task, head, items, task.options(), None, 0))]
-    return task.reread(items, outputs)
+    return task.teacher_forced(items, outputs)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EvaluationResult:
     """What an evaluation found: the metrics, and where answers are labels, which was taken for which."""
 
     metrics: dict[str, float]
@@ -163,33 +169,37 @@ class Verdict:
 
 
 def evaluate(
-    task: Task, head: Head, examples: Sequence[Any], limit: Limit, budget: int | None = None
+    task: Task, head: Head, examples: Sequence[Any], limit: TruncationPolicy, budget: int | None = None
 ) -> dict[str, float]:
     """Score a head on examples: the loss and the task's metrics."""
     return judge(task, head, examples, limit, budget).metrics
 
 
 @frozen_weights()
-def judge(task: Task, head: Head, examples: Sequence[Any], limit: Limit, budget: int | None = None) -> Verdict:
+def judge(
+    task: Task, head: Head, examples: Sequence[Any], limit: TruncationPolicy, budget: int | None = None
+) -> EvaluationResult:
     """Score a head on examples, and say which labels it took for which."""
     if not examples:
         raise DataError("not one example is left to evaluate on")
     with torch.inference_mode(), _evaluating(head):
         measured = task.measure(head, examples, limit)
     if measured is not None:
-        return Verdict(measured.metrics, None, measured.note)
+        return EvaluationResult(measured.metrics, None, measured.note)
     encoded = _encoded(task, examples, limit)
     kept = [(example, items) for example, items in zip(examples, encoded, strict=True) if items]
     if not kept:
         raise DataError("not one example is left to evaluate on")
-    loss = mean_loss(task, head, pack((item for _, items in kept for item in items), counted=task.counted), budget)
+    loss = mean_loss(
+        task, head, pack((item for _, items in kept for item in items), num_token_arrays=task.num_token_arrays), budget
+    )
     judged = [example for example, _ in kept]
     answers = list(predict(task, head, judged, limit, task.options(), budget))
-    return Verdict({"loss": loss, **task.score(answers, judged)}, task.confusion(answers, judged))
+    return EvaluationResult({"loss": loss, **task.score(answers, judged)}, task.confusion(answers, judged))
 
 
 @frozen_weights()
-def judge_prepared(task: Task, head: Head, data: Shards, place: str) -> Verdict:
+def judge_prepared(task: Task, head: Head, data: Shards, place: str) -> EvaluationResult:
     """Score a head on a prepared corpus, where the task needs no texts for that."""
     with torch.inference_mode(), _evaluating(head):
         measured = task.measure_prepared(head, data)
@@ -198,10 +208,10 @@ def judge_prepared(task: Task, head: Head, data: Shards, place: str) -> Verdict:
             f"{place}: is prepared: it has tokens, but not the texts, which the task {task.config.name!r} needs; "
             "give the text itself"
         )
-    return Verdict(measured.metrics, None, measured.note)
+    return EvaluationResult(measured.metrics, None, measured.note)
 
 
-def mean_loss(task: Task, head: Head, data: Packed, budget: int | None = None) -> float:
+def mean_loss(task: Task, head: Head, data: PackedItems, budget: int | None = None) -> float:
     """Return the sum over the parts of each part's mean."""
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}

@@ -16,13 +16,13 @@ from pydantic import BeforeValidator, Field, field_validator
 from torch import Tensor, nn
 
 from weft.config.schema import Named, Run, Section
-from weft.data.batching.packed import Packed
+from weft.data.batching.packed import PackedItems
 from weft.data.labels import Label, Labels, balanced, read_label
 from weft.data.readers.lines import count
 from weft.errors import ConfigError, DataError, did_you_mean
 from weft.models.base import Role, matrix_numbers
 from weft.nn.attention.positions import rows_of
-from weft.nn.layers.scalar_mix import Mix
+from weft.nn.layers.scalar_mix import ScalarMix
 from weft.registry import resolve
 from weft.tasks.base import Batch, Head, Item, Task, undefined
 from weft.tokens import Tokens
@@ -88,8 +88,8 @@ class LabellingHead(Head):
     ) -> None:
         super().__init__(body)
         self._unknown = (config.unknown, unknown)
-        self._layers = body.levels if config.layers == "mix" else config.layers
-        self.mix = None if config.layers == "last" else Mix(len(self._layers))
+        self._layers = body.mixable_layers if config.layers == "mix" else config.layers
+        self.mix = None if config.layers == "last" else ScalarMix(len(self._layers))
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(body.width, labels)
         self._smoothing = config.smoothing
@@ -120,10 +120,10 @@ class LabellingHead(Head):
         sums = states.new_zeros(len(tokens), states.shape[1]).index_add(0, rows_of(tokens), states)
         return sums / tokens.starts.diff().clamp(min=1)[:, None]
 
-    def operations(self, batch: Batch) -> int:
+    def flops(self, batch: Batch) -> int:
         """Count the body's, and the scores of the labels wherever there is one to learn."""
         taught = 0 if batch.targets is None else len(batch.targets)
-        return super().operations(batch) + 2 * matrix_numbers(self.output) * taught
+        return super().flops(batch) + 2 * matrix_numbers(self.output) * taught
 
     def scores(self, states: Tensor) -> Tensor:
         """Score the labels: (..., D) to (..., K)."""
@@ -145,7 +145,7 @@ class Labelling(Task):
     Config: ClassVar[type[Named]] = LabellingConfig
     Options: ClassVar[type[Section]] = Section
     needs = frozenset({Role.ENCODER})
-    counted: int = 1
+    num_token_arrays: int = 1
     orders: int = 1  # sequences of tokens in an item: the same text in another order is another
     fewest: int = 2  # labels, or there is nothing to tell apart
     fields: ClassVar[frozenset[str]] = frozenset()  # an object in JSON that has just these is no plain text
@@ -177,7 +177,7 @@ class Labelling(Task):
             if name not in self.labels.names:
                 raise ConfigError(f"task.weights: {name!r} is no label; {did_you_mean(name, self.labels)}")
 
-    def settled(self, examples: Iterable[Any]) -> LabellingConfig:
+    def resolve_config(self, examples: Iterable[Any]) -> LabellingConfig:
         """Fill in the labels, and the weights where they are to be balanced."""
         config = self.config
         if config.labels is not None and config.weights != "balanced":
@@ -207,21 +207,21 @@ class Labelling(Task):
         return torch.tensor([named.get(name, 1.0) for name in self.labels])
 
     @property
-    def signs(self) -> int:
+    def num_special_tokens(self) -> int:
         """One before the text, one after it."""
         return 2
 
     @property
     def question(self) -> int:
         """How many of an item's arrays are the question; one more where the labels are known."""
-        return self.orders + 1 + self.orders * self.spells
+        return self.orders + 1 + self.orders * self.uses_chars
 
     def tokens(self, items: Sequence[Item], order: int = 0) -> Tokens:
         """Lay the tokens of items end to end."""
         tokens = Tokens.pack([item[order] for item in items])
-        return tokens.spelt([item[self.orders + 1 + order] for item in items]) if self.spells else tokens
+        return tokens.spelt([item[self.orders + 1 + order] for item in items]) if self.uses_chars else tokens
 
-    def lengths(self, data: Packed) -> np.ndarray:
+    def lengths(self, data: PackedItems) -> np.ndarray:
         """Count the tokens of items, (orders, items)."""
         firsts = data.items[:-1] + np.arange(self.orders)[:, None]
         found: np.ndarray = data.starts[firsts + 1] - data.starts[firsts]
@@ -231,7 +231,7 @@ class Labelling(Task):
         """Return the labels of items, where those of all are known."""
         return [item[-1] for item in items] if all(len(item) > self.question for item in items) else None
 
-    def reread(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
+    def teacher_forced(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
         """Read an example with the labels chosen for it, as if they were right."""
         labels = [np.array(numbers, np.int32) for numbers, _ in outputs]
         chosen = [(*item[: self.question], own) for item, own in zip(items, labels, strict=True)]

@@ -15,12 +15,12 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from weft.config.schema import Named, Run, Section
-from weft.data.batching.packed import Packed
-from weft.data.truncation import Limit
+from weft.data.batching.packed import PackedItems
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError
 from weft.models.base import Role, matrix_numbers
 from weft.nn.attention.positions import rows_of
-from weft.nn.layers.segment_ops import log_sum_exp
+from weft.nn.layers.segment_ops import segment_logsumexp
 from weft.tasks import base
 from weft.tasks.base import Answer, Batch, Item, Sums
 from weft.tasks.metrics import exact_match
@@ -81,12 +81,12 @@ class ChoiceHead(base.Head):
         assert batch.targets is not None
         assert batch.at is not None
         scores = self.scores(batch.tokens)
-        totals = log_sum_exp(scores, rows_of(batch.at), len(batch.at))
+        totals = segment_logsumexp(scores, rows_of(batch.at), len(batch.at))
         return {"questions": totals.sum() - scores.index_select(0, batch.targets).sum()}, None
 
-    def operations(self, batch: Batch) -> int:
+    def flops(self, batch: Batch) -> int:
         """Count the body's, and a score a choice."""
-        return super().operations(batch) + 2 * matrix_numbers(self.output) * len(batch.tokens)
+        return super().flops(batch) + 2 * matrix_numbers(self.output) * len(batch.tokens)
 
     def predict(self, batch: Batch, options: Section) -> list[list[float]]:
         """Return the probability of each choice."""
@@ -108,8 +108,8 @@ class Choice(base.Task):
     metrics: tuple[str, ...] = ("accuracy",)
     metric = "accuracy"
     form = '{"text": "…", "choices": ["…", "…"]}'
-    taught = ("label",)
-    counted = 1  # all choices are in one array: the size of an item is that of all that it brings to a batch
+    label_fields = ("label",)
+    num_token_arrays = 1  # all choices are in one array: the size of an item is that of all that it brings to a batch
     config: ChoiceConfig
 
     def check(self, run: Run) -> None:
@@ -121,17 +121,19 @@ class Choice(base.Task):
         """All texts train the one tokenizer."""
         return [example.text, *example.choices], []
 
-    def encode(self, example: ChoiceExample, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+    def encode(self, example: ChoiceExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         """Encode one question."""
         return self.encode_batch([example], tokenizer, limit)[0]
 
-    def encode_batch(self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, limit: Limit) -> list[list[Item]]:
+    def encode_batch(
+        self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, limit: TruncationPolicy
+    ) -> list[list[Item]]:
         """Encode many with one call of the tokenizer."""
-        pieces = iter(cut_pieces([text for one in examples for text in self.texts(one)[0]], tokenizer, self.spells))
+        pieces = iter(cut_pieces([text for one in examples for text in self.texts(one)[0]], tokenizer, self.uses_chars))
         return [self._items(one, pieces, tokenizer, limit) for one in examples]
 
     def _items(
-        self, example: ChoiceExample, pieces: Iterator[Pieces], tokenizer: Tokenizer, limit: Limit
+        self, example: ChoiceExample, pieces: Iterator[Pieces], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[Item]:
         text, choices = next(pieces), [next(pieces) for _ in example.choices]
         fits = limit.apply(range(len(text.ids) + max(len(choice.ids) for choice in choices)), windows=False)
@@ -140,7 +142,7 @@ class Choice(base.Task):
         laid = [lay(*trimmed(text, choice, len(fits[0])), tokenizer) for choice in choices]
         parts: list[Any] = [[id for one, _ in laid for id in one.ids], [len(one.ids) for one, _ in laid]]
         parts.append([begins for _, begins in laid])
-        if self.spells:
+        if self.uses_chars:
             parts.append(spell(word for one, _ in laid for word in one.words or ()))
         if example.label is not None:
             parts.append([example.right()])
@@ -153,20 +155,20 @@ class Choice(base.Task):
         tokens = Tokens.flat(torch.from_numpy(ids), torch.from_numpy(sizes))
         places = np.arange(len(ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         tokens = replace(tokens, segments=torch.from_numpy((places >= np.repeat(second, sizes)).astype(np.int64)))
-        if self.spells:
+        if self.uses_chars:
             tokens = tokens.spelt([item[3] for item in items])
         at = Tokens.flat(torch.arange(len(sizes)), torch.tensor(counts))
-        right = [item[-1] for item in items] if all(len(item) > 3 + self.spells for item in items) else None
+        right = [item[-1] for item in items] if all(len(item) > 3 + self.uses_chars for item in items) else None
         firsts = np.cumsum(counts) - counts
         targets = None if right is None else torch.from_numpy(np.concatenate(right).astype(np.int64) + firsts)
         return Batch(tokens, targets, {"questions": len(items)}, at=at)
 
-    def longest_of(self, data: Packed) -> int | None:
+    def longest_of(self, data: PackedItems) -> int | None:
         """A choice is a sequence of its own."""
         return max((int(data[number][1].max()) for number in range(len(data))), default=0)
 
     @property
-    def signs(self) -> int:
+    def num_special_tokens(self) -> int:
         """One before the texts, one after them, and what stands between."""
         return 2 + len(self.tokenizer.between)
 
@@ -184,7 +186,7 @@ class Choice(base.Task):
         """The text of the choice."""
         return " ".join(str(answer["text"]).split())
 
-    def shown(self, example: ChoiceExample) -> tuple[str, str]:
+    def preview(self, example: ChoiceExample) -> tuple[str, str]:
         """The text with its choices, and the right one."""
         right = example.right()
         return " | ".join(self.texts(example)[0]), "" if right is None else example.choices[right]
@@ -193,13 +195,13 @@ class Choice(base.Task):
         """The share of questions for which the right choice was given."""
         return {"accuracy": exact_match([one["choice"] for one in answers], [one.right() for one in examples])}
 
-    def reread(self, items: list[Item], outputs: list[list[float]]) -> tuple[list[str], list[str], Batch]:
+    def teacher_forced(self, items: list[Item], outputs: list[list[float]]) -> tuple[list[str], list[str], Batch]:
         """Read the choice that was made, as if it were the only one: of several, one is looked at."""
         ((ids, sizes, second, *rest),), (likely,) = items, outputs
         chosen = max(range(len(likely)), key=likely.__getitem__)
         start, stop = int(sizes[:chosen].sum()), int(sizes[: chosen + 1].sum())
         item: Item = ids[start:stop], sizes[chosen : chosen + 1], second[chosen : chosen + 1]
-        if self.spells:
+        if self.uses_chars:
             ends = [0, *(np.flatnonzero(rest[0] == END) + 1).tolist()]
             item = (*item, rest[0][ends[start] : ends[stop]])
         names = [self.tokenizer.token(int(id)) for id in item[0]]

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from weft.config.schema import Data, Named
-from weft.data.batching.packed import Packed, pack
+from weft.data.batching.packed import PackedItems, pack
 from weft.data.readers.columns import Given, joined, spread
 from weft.data.readers.examples import Skipped, read_examples
 from weft.data.samples.datasets import SAMPLES, read_sample
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, did_you_mean
 from weft.tasks.base import Item, Task
 from weft.tasks.corpus.reuse import prepared_folder, prepared_split, prepared_task, prepared_tokenizer, refused
@@ -90,7 +90,7 @@ def _answered(examples: Iterable[Placed], data: Data, task: Task, skipped: Skipp
 
 def check_answer(task: Task, place: Any, example: Any) -> None:
     """Refuse an example that says what is asked but not what is right: it can neither teach nor judge."""
-    for name in task.taught:
+    for name in task.label_fields:
         if getattr(example, name) is None:
             raise DataError(f"{place}: {name}: required to train or evaluate, but not given; see data.columns")
 
@@ -98,7 +98,7 @@ def check_answer(task: Task, place: Any, example: Any) -> None:
 def settled(data: Data, task: Task) -> Named:
     """Fill in what the recipe's task leaves to the training data."""
     task = prepared_task(data, task)
-    return task.settled(example for _, example in read_split(data, "train", task, Skipped()))
+    return task.resolve_config(example for _, example in read_split(data, "train", task, Skipped()))
 
 
 def fit_tokenizer(config: Named, data: Data, task: Task) -> Tokenizer:
@@ -114,15 +114,15 @@ def fit_tokenizer(config: Named, data: Data, task: Task) -> Tokenizer:
 
 
 def encode_all(
-    examples: Iterable[Placed], task: Task, tokenizer: Tokenizer, limit: Limit, skipped: Skipped | None
+    examples: Iterable[Placed], task: Task, tokenizer: Tokenizer, limit: TruncationPolicy, skipped: Skipped | None
 ) -> Iterator[list[Item]]:
     """Encode a stream, many examples at a time; an example that cannot be is an error, or counted in `skipped`.
 
     A thread has the tokenizer, which needs no Python while it works, busy with one chunk while the next is read.
     """
 
-    def encode(chunk: list[Placed]) -> tuple[list[list[Item]], Limit] | None:
-        part = Limit(limit.longest, limit.policy)
+    def encode(chunk: list[Placed]) -> tuple[list[list[Item]], TruncationPolicy] | None:
+        part = TruncationPolicy(limit.longest, limit.policy)
         try:
             return task.encode_batch([example for _, example in chunk], tokenizer, part), part
         except DataError:
@@ -139,10 +139,10 @@ def encode_all(
 
 
 def encode_chunk(
-    chunk: Sequence[Placed], task: Task, tokenizer: Tokenizer, limit: Limit, skipped: Skipped | None
+    chunk: Sequence[Placed], task: Task, tokenizer: Tokenizer, limit: TruncationPolicy, skipped: Skipped | None
 ) -> Iterable[list[Item]]:
     """Encode some examples at once and, unlike `encode_all`, in this thread: for one of several processes."""
-    part = Limit(limit.longest, limit.policy)
+    part = TruncationPolicy(limit.longest, limit.policy)
     try:
         encoded = task.encode_batch([example for _, example in chunk], tokenizer, part)
     except DataError:
@@ -167,7 +167,7 @@ def _one_ahead(stream: Iterable[T]) -> Iterator[T]:
 
 
 def _one_by_one(
-    chunk: Iterable[Placed], task: Task, tokenizer: Tokenizer, limit: Limit, skipped: Skipped | None
+    chunk: Iterable[Placed], task: Task, tokenizer: Tokenizer, limit: TruncationPolicy, skipped: Skipped | None
 ) -> Iterator[list[Item]]:
     for place, example in chunk:
         try:
@@ -182,27 +182,27 @@ def _one_by_one(
 
 def pack_split(
     data: Data, split: str, task: Task, tokenizer: Tokenizer, folder: Path | None = None
-) -> tuple[Packed, str]:
+) -> tuple[PackedItems, str]:
     """Encode a whole split to a memory-mapped file; return it and a report of what was skipped or cut."""
     if prepared := prepared_split(data, split, task, tokenizer):
         return prepared
-    skipped, limit = Skipped(), Limit(data.longest, data.too_long)
+    skipped, limit = Skipped(), TruncationPolicy(data.longest, data.too_long)
     examples = read_split(data, split, task, skipped)
     encoded = encode_all(examples, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
-    packed = pack((item for items in encoded for item in items), folder, counted=task.counted)
+    packed = pack((item for items in encoded for item in items), folder, num_token_arrays=task.num_token_arrays)
     return packed, told(split, len(packed), skipped, limit)
 
 
 def read_whole(data: Data, split: str, task: Task, tokenizer: Tokenizer) -> tuple[list[Any], str]:
     """Read a split to evaluate on, without what is skipped or dropped; return it and a report of that."""
-    skipped, limit = Skipped(), Limit(data.longest, data.too_long)
+    skipped, limit = Skipped(), TruncationPolicy(data.longest, data.too_long)
     placed = list(read_split(data, split, task, skipped))
     encoded = encode_all(placed, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
     examples = [example for (_, example), items in zip(placed, encoded, strict=True) if items]
     return examples, told(split, len(examples), skipped, limit)
 
 
-def told(split: str, left: int, skipped: Skipped, limit: Limit) -> str:
+def told(split: str, left: int, skipped: Skipped, limit: TruncationPolicy) -> str:
     """Say what was skipped or cut; that nothing is left is an error."""
     notice = "; ".join(part for part in (str(skipped), str(limit)) if part)
     if not left:

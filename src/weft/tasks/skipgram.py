@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from weft.config.schema import Named, Section
 from weft.data.batching.packed import pack
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.models.base import Role
 from weft.tasks import base
-from weft.tasks.base import Answer, Batch, Head, Item, Measured
+from weft.tasks.base import Answer, Batch, Head, Item, Metrics
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens
 
@@ -75,11 +75,11 @@ class Skipgram(base.Task):
     Config: ClassVar[type[Named]] = SkipgramConfig
     Example = SkipgramExample
     Options = Neighbours
-    needs = frozenset({Role.ENCODER, Role.FITTED})
+    needs = frozenset({Role.ENCODER, Role.SELF_FITTED})
     metrics = ("loss",)
     metric = "loss"
     lower_is_better = True
-    fits = True
+    supports_fit = True
     config: SkipgramConfig
 
     def texts(self, example: SkipgramExample) -> tuple[list[str], list[str]]:
@@ -87,7 +87,7 @@ class Skipgram(base.Task):
         return [example.text], []
 
     @property
-    def marks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def special_token_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """No vector is learnt of marks."""
         return (), ()
 
@@ -96,11 +96,13 @@ class Skipgram(base.Task):
         unknown = self.tokenizer.specials.unk
         return [[id for id in ids if id != unknown] for ids in self.tokenizer.ids(texts)]
 
-    def encode(self, example: SkipgramExample, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+    def encode(self, example: SkipgramExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         """Encode one text."""
         return self.encode_batch([example], tokenizer, limit)[0]
 
-    def encode_batch(self, examples: Sequence[SkipgramExample], tokenizer: Tokenizer, limit: Limit) -> list[list[Item]]:
+    def encode_batch(
+        self, examples: Sequence[SkipgramExample], tokenizer: Tokenizer, limit: TruncationPolicy
+    ) -> list[list[Item]]:
         """Encode many texts, each whole: what is learnt from is a window of it, so that none is too long."""
         unknown = tokenizer.specials.unk
         found = (np.array(ids, np.int32) for ids in tokenizer.ids([example.text for example in examples]))
@@ -129,11 +131,11 @@ class Skipgram(base.Task):
         """`word 0.81, word 0.77`."""
         return " ".join(", ".join(f"{word} {cosine:.2f}" for word, cosine in answer["neighbours"]).splitlines())
 
-    def shown(self, example: SkipgramExample) -> tuple[str, str]:
+    def preview(self, example: SkipgramExample) -> tuple[str, str]:
         """The text, which is its own answer."""
         return example.text, ""
 
-    def measure(self, head: Head, examples: Sequence[SkipgramExample], limit: Limit) -> Measured:
+    def measure(self, head: Head, examples: Sequence[SkipgramExample], limit: TruncationPolicy) -> Metrics:
         """Judge by the loss of the guesses in texts that were not learnt from."""
         items = [item for one in self.encode_batch(examples, self.tokenizer, limit) for item in one]
-        return Measured({"loss": head.body.loss(pack(items))})
+        return Metrics({"loss": head.body.loss(pack(items))})

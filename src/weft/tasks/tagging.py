@@ -18,9 +18,9 @@ from pydantic import model_validator
 from torch import Tensor
 
 from weft.config.schema import Named, Run, Section
-from weft.data.batching.packed import Packed
+from weft.data.batching.packed import PackedItems
 from weft.data.labels import Label
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError
 from weft.nn.layers.crf import CRF
 from weft.nn.layers.losses import cross_entropy_sum
@@ -78,7 +78,7 @@ class TagHead(LabellingHead):
     ) -> None:
         super().__init__(body, labels, config, weights, unknown)
         self.crf = CRF(labels) if config.crf else None
-        body.without_summary()
+        body.drop_pooler()
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
         """Sum -log p of the right tags over the words."""
@@ -113,7 +113,7 @@ class Tag(Labelling):
     Example = TagExample
     metrics: tuple[str, ...] = ("f1", "precision", "recall", "accuracy")
     metric = "f1"
-    taught = ("tags",)
+    label_fields = ("tags",)
     fields = frozenset({"words"})
     config: TagConfig
 
@@ -154,14 +154,16 @@ class Tag(Labelling):
         return [np.split(item[2], np.flatnonzero(item[2] == END)[:-1] + 1) for item in self._read(texts)]
 
     def _read(self, texts: Sequence[str]) -> list[Item]:
-        examples, whole = [TagExample(text=text) for text in texts], Limit(sys.maxsize, "error")
+        examples, whole = [TagExample(text=text) for text in texts], TruncationPolicy(sys.maxsize, "error")
         return [items[0] for items in self.encode_batch(examples, self.tokenizer, whole)]
 
-    def encode(self, example: TagExample, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+    def encode(self, example: TagExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         """Encode one sentence."""
         return self.encode_batch([example], tokenizer, limit)[0]
 
-    def encode_batch(self, examples: Sequence[TagExample], tokenizer: Tokenizer, limit: Limit) -> list[list[Item]]:
+    def encode_batch(
+        self, examples: Sequence[TagExample], tokenizer: Tokenizer, limit: TruncationPolicy
+    ) -> list[list[Item]]:
         """Encode many with one call of the tokenizer, each different word once."""
         sentences = [example.cut() for example in examples]
         words = list(dict.fromkeys(chain.from_iterable(sentences)))
@@ -174,7 +176,9 @@ class Tag(Labelling):
             for example, sentence in zip(examples, sentences, strict=True)
         ]
 
-    def _items(self, example: TagExample, pieces: list[list[int]], tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+    def _items(
+        self, example: TagExample, pieces: list[list[int]], tokenizer: Tokenizer, limit: TruncationPolicy
+    ) -> list[Item]:
         numbers = (
             None if example.tags is None else np.array([self.labels.number(tag) for tag in example.tags], np.int32)
         )
@@ -186,7 +190,7 @@ class Tag(Labelling):
             begins = list(accumulate(map(len, inside), initial=1))[:-1]
             ids = [tokenizer.specials.bos, *chain.from_iterable(inside), tokenizer.specials.eos]
             item: Item = np.array(ids, np.int32), np.array(begins, np.int32)
-            if self.spells:
+            if self.uses_chars:
                 item = (*item, _spelt(example.cut()[window], inside))
             items.append(item if numbers is None else (*item, numbers[window]))
         return items
@@ -199,9 +203,9 @@ class Tag(Labelling):
         targets = None if known is None else torch.from_numpy(np.concatenate(known).astype(np.int64))
         return Batch(tokens, targets, {"words": len(at.ids)}, at=at)
 
-    def sides(self, data: Packed) -> np.ndarray | None:
+    def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
         """The sub-words of each sentence; the walk of a CRF, and spellings, have no one shape."""
-        return None if self.spells or self.config.crf else self.lengths(data)
+        return None if self.uses_chars or self.config.crf else self.lengths(data)
 
     def head(self, model: Any) -> TagHead:
         """Put the scores of the tags on a body."""
@@ -219,7 +223,7 @@ class Tag(Labelling):
         """`word/TAG word/TAG`."""
         return _line(answer["words"], answer["tags"])
 
-    def shown(self, example: TagExample) -> tuple[str, str]:
+    def preview(self, example: TagExample) -> tuple[str, str]:
         """The words, and the words with their tags."""
         words = example.cut()
         return " ".join(words), _line(words, example.tags or [""] * len(words))
@@ -248,7 +252,7 @@ def _marks_entities(labels: Iterable[str]) -> bool:
     return bool(marked) and all(label[0] in "BIES" and label[1:2] in ("", "-") for label in marked)
 
 
-def _windows(pieces: Sequence[Sequence[int]], limit: Limit) -> list[slice]:
+def _windows(pieces: Sequence[Sequence[int]], limit: TruncationPolicy) -> list[slice]:
     """Cut a sentence where its sub-words are more than the limit: between words, as few times as can be."""
     if not limit.apply(range(sum(map(len, pieces)))):
         return []

@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 
 from weft.config.schema import Named, Run, Section
-from weft.data.batching.packed import Packed
-from weft.data.truncation import Limit
-from weft.decoding.generate import Hypothesis, Options, generate, stream
+from weft.data.batching.packed import PackedItems
+from weft.data.truncation import TruncationPolicy
+from weft.decoding.generate import DecodingConfig, Hypothesis, generate, stream
 from weft.errors import ConfigError
 from weft.models.base import Role
 from weft.nn.layers.losses import cross_entropy_sum
@@ -28,7 +28,7 @@ class TranslateConfig(Named):
     smoothing: float = Field(0.0, ge=0, lt=1)
     lowercase: bool = False  # translations are judged without regard to case
     unknown: bool = False  # whether the sign for what is unknown may be produced
-    decode: Options = Options()
+    decode: DecodingConfig = DecodingConfig()
 
 
 class TranslateExample(base.Example):
@@ -53,17 +53,17 @@ class TranslateHead(Head):
 
     def predict(self, batch: Batch, options: Section) -> list[list[Hypothesis]]:
         """Search for the best translations of each source."""
-        assert isinstance(options, Options)
+        assert isinstance(options, DecodingConfig)
         rows = batch.rows or range(len(batch.tokens))
         return generate(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, rows)
 
     def scored(self, options: Section) -> int:
         """The vocabulary, for each hypothesis."""
-        assert isinstance(options, Options)
+        assert isinstance(options, DecodingConfig)
         vocab: int = self.body.target_vocab
         return vocab * max(options.beam, options.candidates)
 
-    def stream(self, batch: Batch, options: Options) -> Iterator[int]:
+    def stream(self, batch: Batch, options: DecodingConfig) -> Iterator[int]:
         """Yield the ids of one translation as they are chosen."""
         batch = batch.to(next(self.parameters()).device)
         return stream(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, *batch.rows)
@@ -79,11 +79,11 @@ class Translate(base.Task):
 
     Config: ClassVar[type[Named]] = TranslateConfig
     Example = TranslateExample
-    Options = Options
-    needs = frozenset({Role.CONDITIONAL, Role.GENERATOR})
+    Options = DecodingConfig
+    needs = frozenset({Role.SEQ2SEQ, Role.GENERATOR})
     metrics = ("exact_match", "bleu")
     metric = "exact_match"
-    taught = ("target",)
+    label_fields = ("target",)
     config: TranslateConfig
 
     def check(self, run: Run) -> None:
@@ -95,19 +95,19 @@ class Translate(base.Task):
         """Both sides train the tokenizer."""
         return [example.text], [] if example.target is None else [example.target]
 
-    def encode(self, example: TranslateExample, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+    def encode(self, example: TranslateExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         """Encode one pair."""
         return self.encode_batch([example], tokenizer, limit)[0]
 
     def encode_batch(
-        self, examples: Sequence[TranslateExample], tokenizer: Tokenizer, limit: Limit
+        self, examples: Sequence[TranslateExample], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[list[Item]]:
         """Encode many pairs with one call of the tokenizer a side."""
         sources = tokenizer.ids([example.text for example in examples])
         targets = tokenizer.target.ids([example.target or "" for example in examples])
         return [self._items(*pair, tokenizer, limit) for pair in zip(sources, targets, strict=True)]
 
-    def _items(self, source: list[int], target: list[int], tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+    def _items(self, source: list[int], target: list[int], tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         specials = tokenizer.target.specials
         fit_source, fit_target = limit.apply(source, windows=False), limit.apply(target, windows=False)
         if not fit_source or not fit_target:
@@ -122,7 +122,7 @@ class Translate(base.Task):
         source = Tokens.pack([item[0] for item in items])
         return Batch(tokens, targets, {"tokens": len(targets)}, source)
 
-    def sides(self, data: Packed) -> np.ndarray:
+    def sequence_lengths(self, data: PackedItems) -> np.ndarray:
         """The source, and the target without the one token that is predicted but not read."""
         last, first = data.shapes
         return np.stack([first, last - 1])
@@ -148,7 +148,7 @@ class Translate(base.Task):
             answer["candidates"] = candidates
         return answer
 
-    def reread(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
+    def teacher_forced(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
         """Read the winning translation, teacher-forced."""
         specials, source = self.tokenizer.target.specials, items[0][0]
         best = outputs[0][0]
@@ -158,11 +158,11 @@ class Translate(base.Task):
         return names, [self.tokenizer.target.token(id) for id in target], self.collate([item], np.random.default_rng(0))
 
     def stream(
-        self, head: Head, example: TranslateExample, limit: Limit, options: Section, row: int = 0
+        self, head: Head, example: TranslateExample, limit: TruncationPolicy, options: Section, row: int = 0
     ) -> Iterator[str]:
         """Yield the translation as it grows."""
         assert isinstance(head, TranslateHead)
-        assert isinstance(options, Options)
+        assert isinstance(options, DecodingConfig)
         batch = self.collate(self.encode(example, self.tokenizer, limit), np.random.default_rng(0)).numbered([row])
         # Not under inference_mode: between two pieces it would hold for the caller's code too.
         return grown(head.stream(batch, options), self.tokenizer.target.decode)
@@ -171,7 +171,7 @@ class Translate(base.Task):
         """The translation; a line break in it would be taken for the next answer."""
         return " ".join(str(answer["text"]).splitlines())
 
-    def shown(self, example: TranslateExample) -> tuple[str, str]:
+    def preview(self, example: TranslateExample) -> tuple[str, str]:
         """The text and its translation."""
         return example.text, example.target or ""
 

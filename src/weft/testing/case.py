@@ -21,7 +21,7 @@ class Case:
 
     def __init__(self, kind: type[Model], config: Named, vocab: int, target_vocab: int | None = None) -> None:
         self.kind, self.config, self.roles = kind, config, kind.roles(config)
-        says = bool({Role.SCORER, Role.FILLER} & set(self.roles))
+        says = bool({Role.LANGUAGE_MODEL, Role.MASKED_LM} & set(self.roles))
         self.directions: tuple[Direction, ...] = kind.directions(config) if says else ()
         self.promises: set[Role | str] = {*self.roles, *self.directions}
         self.target_vocab = target_vocab or vocab
@@ -34,11 +34,11 @@ class Case:
     def fresh(self) -> Model:
         """Make a model with new random weights."""
         model = self.kind(self.config, *self._sizes).double().eval()
-        model.keep(set(self.roles) - {Role.FITTED})  # what only a fit of its own uses gets no gradient
-        if self.kind.spells(self.config):  # as the tokens of `reads` are
+        model.keep(set(self.roles) - {Role.SELF_FITTED})  # what only a fit of its own uses gets no gradient
+        if self.kind.uses_chars(self.config):  # as the tokens of `reads` are
             words = Tokens.pack([range(self.target_vocab)]).spelt([_spelt(range(self.target_vocab))])
             assert words.chars is not None
-            model.learn_spelling(words.chars)
+            model.set_char_table(words.chars)
         return model
 
     def draw(self, length: int) -> Any:
@@ -47,8 +47,8 @@ class Case:
 
     def reads(self, rows: Rows, sources: Rows) -> list[Tokens]:
         """Pack what the methods take: the rows, and with the role a source; spelt out, if the model asks for it."""
-        packed = [Tokens.pack(rows)] + ([Tokens.pack(sources)] if Role.CONDITIONAL in self.roles else [])
-        if not self.kind.spells(self.config):
+        packed = [Tokens.pack(rows)] + ([Tokens.pack(sources)] if Role.SEQ2SEQ in self.roles else [])
+        if not self.kind.uses_chars(self.config):
             return packed
         return [one.spelt([_spelt(own.tolist()) for own in one.split()]) for one in packed]
 

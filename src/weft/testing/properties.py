@@ -119,8 +119,8 @@ def a_sequence_alone_answers_as_in_any_batch(case: Case) -> None:
 
 def a_batch_takes_the_operations_of_its_sequences(case: Case) -> None:
     """Padding that is counted, such as `longest` for every sequence, or pairs of tokens of different sequences."""
-    together = case.model.operations(*case.reads(case.rows, case.sources))
-    apart = [case.model.operations(*case.reads([row], [own])) for row, own in zip(case.rows, case.sources, strict=True)]
+    together = case.model.flops(*case.reads(case.rows, case.sources))
+    apart = [case.model.flops(*case.reads([row], [own])) for row, own in zip(case.rows, case.sources, strict=True)]
     _expect(together == sum(apart), f"operations are {together} for the batch, and {sum(apart)} for them one by one")
 
 
@@ -240,13 +240,13 @@ PROPERTIES: dict[Check, set[Role | str]] = {  # in the order of their proof, wit
     saved_weights_give_the_same_answers: set(),
     a_sequence_alone_answers_as_in_any_batch: set(),
     a_batch_takes_the_operations_of_its_sequences: set(),
-    future_tokens_change_nothing: {Role.SCORER, "forward"},
-    past_tokens_change_nothing: {Role.SCORER, "backward"},
-    a_place_is_seen_from_both_sides_and_never_itself: {Role.FILLER, "both"},
-    every_place_sees_all_of_its_sequence: {Role.FILLER, "masked"},
-    at_gives_the_rows_of_the_whole: {Role.SCORER},
-    the_source_matters: {Role.CONDITIONAL},
-    the_sources_of_others_change_nothing: {Role.CONDITIONAL},
+    future_tokens_change_nothing: {Role.LANGUAGE_MODEL, "forward"},
+    past_tokens_change_nothing: {Role.LANGUAGE_MODEL, "backward"},
+    a_place_is_seen_from_both_sides_and_never_itself: {Role.MASKED_LM, "both"},
+    every_place_sees_all_of_its_sequence: {Role.MASKED_LM, "masked"},
+    at_gives_the_rows_of_the_whole: {Role.LANGUAGE_MODEL},
+    the_source_matters: {Role.SEQ2SEQ},
+    the_sources_of_others_change_nothing: {Role.SEQ2SEQ},
     start_and_step_agree_with_reading_all_at_once: {Role.GENERATOR},
     select_reorders_repeats_and_drops_rows: {Role.GENERATOR},
     a_state_is_a_value_that_nothing_changes: {Role.GENERATOR},

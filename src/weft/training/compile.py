@@ -8,8 +8,8 @@ import torch
 
 from weft.config.schema import Run
 from weft.data.batching.loader import Loader
-from weft.data.batching.packed import Packed
-from weft.data.batching.static_shape import Frame
+from weft.data.batching.packed import PackedItems
+from weft.data.batching.static_shape import StaticShape
 from weft.errors import ConfigError
 from weft.models.base import Model
 from weft.nn.rnn.fused.codegen_triton import ampere, available
@@ -17,20 +17,20 @@ from weft.tasks.base import Batch, Item, Task
 from weft.training.distributed import World
 
 
-def make_loader(run: Run, task: Task, body: Model, data: Packed, world: World) -> Loader[Batch]:
+def make_loader(run: Run, task: Task, body: Model, data: PackedItems, world: World) -> Loader[Batch]:
     """Cut the data into batches: of like lengths, or of one shape where the run is compiled."""
     train, pin = run.train, world.device.type == "cuda" and run.data.workers > 0
     loader: Loader[Batch] = Loader(
         data, task.collate, train.batch_tokens, train.seed, world.rank, world.size, run.data.workers, pin
     )
     loader.reading = task.reading(data, run, world.size)
-    lengths, frame = task.sides(data), loader.reading.frame if loader.reading else None
+    lengths, frame = task.sequence_lengths(data), loader.reading.frame if loader.reading else None
     hindrance = _hindrance(run, task, body, lengths is not None or frame is not None, world.device)
     if train.compile and hindrance:
         raise ConfigError(f"train.compile: {hindrance}; leave it out, or set it to false")
     if not hindrance and train.compile is not False:
         loader.lengths = lengths
-        loader.frame = frame or Frame.of(lengths, train.batch_tokens)  # type: ignore[arg-type]
+        loader.frame = frame or StaticShape.of(lengths, train.batch_tokens)  # type: ignore[arg-type]
         loader.collate = Framed(task, loader.frame)
     return loader
 
@@ -41,7 +41,7 @@ def _hindrance(run: Run, task: Task, body: Model, alike: bool, device: torch.dev
         return f"pays on a GPU in bf16, but this is {device.type} in {run.train.precision}"
     if torch.cuda.is_available() and not (available() and ampere(device)):
         return "needs Triton, and a GPU of Ampere or newer"
-    if not body.compiles:
+    if not body.supports_compile:
         return f"the model {run.model.name!r} does not go into one graph"
     if not alike:
         return f"the batches of the task {run.task.name!r} have no one shape"
@@ -53,8 +53,8 @@ class Framed:
     """A task's collate, with batches brought to one shape."""
 
     task: Task
-    frame: Frame
+    frame: StaticShape
 
     def __call__(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
         """Join items to a batch, and fill it up."""
-        return self.task.collate(items, rng).framed(self.frame, self.task.places(self.frame))
+        return self.task.collate(items, rng).to_static_shape(self.frame, self.task.places(self.frame))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.data.batching.loader import Drawn
+from weft.data.batching.loader import LoadedBatch
 from weft.tasks.base import Batch
 
 
@@ -19,13 +19,13 @@ class Outcome:
     """The loss and its gradient's norm at a step, and what the step was made of."""
 
     step: int
-    drawn: list[Drawn[Batch]]
+    drawn: list[LoadedBatch[Batch]]
     lr: float
     numbers: Tensor  # (2,) on the CPU, there once `ready` has come
     ready: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, step: int, drawn: list[Drawn[Batch]], lr: float, numbers: Tensor) -> "Outcome":
+    def of(cls, step: int, drawn: list[LoadedBatch[Batch]], lr: float, numbers: Tensor) -> "Outcome":
         """Send the numbers (2,) to the CPU."""
         sent, ready = numbers.to("cpu", non_blocking=True), None
         if numbers.is_cuda:

@@ -20,7 +20,7 @@ from torch import Tensor
 from weft.checkpoint import contents
 from weft.config.schema import Run, Train
 from weft.data.batching.loader import Loader, Position
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError
 from weft.tasks.base import Batch
 from weft.tasks.factory import make_task
@@ -30,7 +30,7 @@ from weft.tasks.pretrained_embeddings import check_vectors
 from weft.training.distributed import join_world, leave_world
 from weft.training.finetuning import check_tuning
 from weft.training.fit_loop import Fitting
-from weft.training.flops import Work, ceiling
+from weft.training.flops import Work, peak_flops
 from weft.training.reporting import Notice, Record
 from weft.training.run import make_tokenizer, make_trainer, settle
 from weft.training.trainer import Trainer
@@ -51,7 +51,7 @@ class Plan:
     epoch: float  # steps to read all items once
     measured: int  # steps
     step: Work
-    ceiling: float
+    peak_flops: float
     start: float  # seconds to read and encode the data, to build the model, and of the first step
     memory: int  # bytes at the peak
     resident: bool  # whether that is of the whole process, not of a GPU
@@ -68,7 +68,7 @@ class Plan:
     @property
     def mfu(self) -> float:
         """The share of the ceiling that is made use of."""
-        return self.step.operations / self.step.seconds / self.ceiling
+        return self.step.flops / self.step.seconds / self.peak_flops
 
     @property
     def training(self) -> float:
@@ -84,10 +84,14 @@ class Plan:
             ["data", f"{self.items:,} items", f"{self.epoch:,.1f} steps an epoch"],
             ["steps", f"{self.steps:,}", f"{self.steps / self.epoch:,.1f} epochs; {self._budget()}"],
             ["tokens a step", f"{step.tokens:,}", f"mean of {self.measured} steps"],
-            ["operations a step", _scaled(step.operations, "FLOP"), "useful ones, forward and backward"],
-            ["operations in all", _scaled(step.operations * self.steps, "FLOP"), ""],
+            ["operations a step", _scaled(step.flops, "FLOP"), "useful ones, forward and backward"],
+            ["operations in all", _scaled(step.flops * self.steps, "FLOP"), ""],
             ["speed", f"{step.tokens / step.seconds:,.0f} tokens/s", f"{self.measured} steps measured"],
-            ["MFU", f"{100 * self.mfu:.3g}%", f"of {_scaled(self.ceiling, 'FLOP/s')}, measured in {train.precision}"],
+            [
+                "MFU",
+                f"{100 * self.mfu:.3g}%",
+                f"of {_scaled(self.peak_flops, 'FLOP/s')}, measured in {train.precision}",
+            ],
             ["memory", _scaled(self.memory, "B"), self._memory()],
             *self._times(),
             ["checkpoints", *self._checkpoints()],
@@ -161,10 +165,10 @@ def plan_run(run: Run, tell: Callable[[str], object]) -> Plan:
 
 def _measured(trainer: Trainer, start: float) -> Plan:
     run, world, head, loader = trainer.run, trainer.world, trainer.head, trainer.loader
-    fastest = world.sum({"all": ceiling(world.device, run.train.precision)})["all"]
+    fastest = world.sum({"all": peak_flops(world.device, run.train.precision)})["all"]
     batches = loader.epoch(0)
     first, steps = _some_steps(trainer, _longest(loader, batches))
-    done = world.sum({"tokens": trainer.work.tokens, "operations": trainer.work.operations})
+    done = world.sum({"tokens": trainer.work.tokens, "operations": trainer.work.flops})
     weights, state = _bytes(contents.weights(head)), _bytes(contents.optimizer_tensors(trainer.optimizer, head))
     still = _bytes({name: one for name, one in head.named_parameters() if not one.requires_grad})  # has no gradient
     tokenizer, peak = trainer.task.tokenizer, _peak(world.device)
@@ -177,7 +181,7 @@ def _measured(trainer: Trainer, start: float) -> Plan:
         epoch=len(batches) / (run.train.accumulate * world.size),
         measured=steps,
         step=Work(round(done["tokens"] / steps), round(done["operations"] / steps), trainer.work.seconds / steps),
-        ceiling=fastest,
+        peak_flops=fastest,
         start=start + first,
         memory=peak,
         resident=world.device.type != "cuda",
@@ -215,7 +219,7 @@ def _evaluation(trainer: Trainer) -> float | None:
     examples, _ = read_whole(run.data, "valid", task, task.tokenizer)
     some = examples[:: math.ceil(len(examples) / EXAMPLES)]
     began = time.perf_counter()
-    evaluate(task, trainer.head, some, Limit(run.data.longest, run.data.too_long))
+    evaluate(task, trainer.head, some, TruncationPolicy(run.data.longest, run.data.too_long))
     return (time.perf_counter() - began) * len(examples) / len(some)
 
 

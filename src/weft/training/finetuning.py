@@ -1,7 +1,7 @@
 """Fine-tuning: which part of a body learns, how fast, and what of it starts afresh.
 
-A body stands on floors (`Model.floors`): its embeddings, then each layer. What is in none of them stands on top: what
-the task adds, and of the body what is made of its last layer, such as a pooler or an output.
+A body stands on floors (`Model.layer_groups`): its embeddings, then each layer. What is in none of them stands on top:
+what the task adds, and of the body what is made of its last layer, such as a pooler or an output.
 
     freeze        the lowest floors stay as they are: no gradient, no dropout, no state in the optimiser
     layer_decay   η_l = ξ η_{l+1}, from the top down: each floor learns more slowly than the one above it
@@ -40,7 +40,7 @@ def check_tuning(run: Run) -> None:
 
 def frozen_floors(body: Model, train: Train) -> list[Floor]:
     """Return the floors that are to stay as they are, the lowest first."""
-    floors, asked = body.floors(), train.freeze
+    floors, asked = body.layer_groups(), train.freeze
     if asked is None:
         return []
     if asked != "body" and abs(asked) > len(floors):
@@ -83,7 +83,7 @@ def rates(head: Head, decay: float) -> dict[nn.Parameter, float]:
     if decay == 1:
         return {}
     found: dict[nn.Parameter, float] = {}
-    for above, floor in enumerate(reversed(head.body.floors()), 1):
+    for above, floor in enumerate(reversed(head.body.layer_groups()), 1):
         found |= dict.fromkeys(_parameters(floor), decay**above)  # of one on several floors, that of the lowest
     return found
 
@@ -91,7 +91,7 @@ def rates(head: Head, decay: float) -> dict[nn.Parameter, float]:
 @contextmanager
 def renewed(body: Model, layers: int) -> Iterator[None]:
     """Let the top layers of a fresh body, and what it has above them, come out as they go in, whatever is loaded."""
-    floors = body.floors()
+    floors = body.layer_groups()
     if layers > len(floors) - 1:
         raise ConfigError(
             f"train.reinit: the body has {count(len(floors) - 1, 'layer')} above its embeddings, but {layers} are to "

@@ -15,7 +15,7 @@ from weft.checkpoint.contents import Progress
 from weft.checkpoint.store import Store
 from weft.config.schema import Run, Train
 from weft.config.yaml import write_yaml
-from weft.data.batching.packed import Packed
+from weft.data.batching.packed import PackedItems
 from weft.errors import ConfigError
 from weft.models.base import Budget, Pass
 from weft.tasks.base import Head, Task
@@ -35,7 +35,7 @@ class Fitting:
     run: Run
     task: Task
     head: Head
-    data: Packed
+    data: PackedItems
     world: World
     report: Reporter
     store: Store | None = None

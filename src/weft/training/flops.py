@@ -3,7 +3,7 @@
     utilisation = useful operations / seconds / operations a second of a large product on this machine
 
 This is the model FLOPs utilisation (MFU) of Chowdhery et al. 2022, section 4.1, with a ceiling that is measured, not
-read from a data sheet. Useful operations follow from the lengths of the sequences (`Model.operations`): padding,
+read from a data sheet. Useful operations follow from the lengths of the sequences (`Model.flops`): padding,
 what is computed twice to save memory, and functions place by place are none.
 """
 
@@ -27,14 +27,14 @@ class Work:
     """What a training did in some time: real tokens read, and the operations of reading and learning from them."""
 
     tokens: int = 0
-    operations: int = 0
+    flops: int = 0
     seconds: float = 0.0
 
     def add(self, head: Head, batches: Iterable[Batch]) -> None:
         """Count what an update on these batches takes; their lengths are on the CPU, so no device is waited for."""
         for batch in batches:
             self.tokens += batch.size
-            self.operations += round(_passes(head) * head.operations(batch.bare or batch))
+            self.flops += round(_passes(head) * head.flops(batch.unpadded or batch))
 
 
 def _passes(head: Head) -> float:
@@ -46,7 +46,7 @@ def _passes(head: Head) -> float:
 
 
 @cache
-def ceiling(device: torch.device, precision: str) -> float:
+def peak_flops(device: torch.device, precision: str) -> float:
     """Measure the operations a second of a large product in this precision, the best of several; once a process."""
     side, at_once = (1024, 1) if device.type == "cpu" else (4096, 16)
     kind = torch.bfloat16 if precision == "bf16" else torch.float32

@@ -14,8 +14,8 @@ from weft.checkpoint.contents import Progress
 from weft.checkpoint.store import Store, verify_or_offer
 from weft.config.schema import Run
 from weft.config.yaml import write_yaml
-from weft.data.batching.packed import Packed
-from weft.data.truncation import Limit
+from weft.data.batching.packed import PackedItems
+from weft.data.truncation import TruncationPolicy
 from weft.errors import CheckpointError, ConfigError, DataError
 from weft.formats.pretrained import start_from_weights, started_tokenizer
 from weft.models.base import Fitted, Model
@@ -161,9 +161,9 @@ def make_trainer(
             listening(Notice(told))
     head.to(world.device)
     examples = _validation(run, task, listening)
-    if run.train.metric and (why := task.withheld(run.train.metric, examples)):
+    if run.train.metric and (why := task.unavailable_metric(run.train.metric, examples)):
         raise ConfigError(f"train.metric: {run.train.metric} will not be given for data.valid: {why}; choose another")
-    if task.fits and isinstance(head.body, Fitted):
+    if task.supports_fit and isinstance(head.body, Fitted):
         fitting = Fitting(run, task, head, packed, world, listening, store, _evaluator(run, task, examples))
         fitting.begin(folder, _digest(packed.digest, examples))
         return fitting
@@ -180,7 +180,7 @@ def _start(run: Run, head: Head, tokenizer: Tokenizer, own: int) -> str | None:
         return start_from_weights(run, head) or start_from_vectors(run, tokenizer, head.body, own)
 
 
-def _check_lengths(run: Run, task: Task, body: Model, packed: Packed) -> None:
+def _check_lengths(run: Run, task: Task, body: Model, packed: PackedItems) -> None:
     """Refuse now what the model could not read when it meets it, in the middle of the training or at its end."""
     reads = getattr(body, "reads", None)
     if reads is None or task.longest_of(packed) is None:
@@ -197,8 +197,8 @@ def _check_lengths(run: Run, task: Task, body: Model, packed: Packed) -> None:
         if longest > reads:
             raise DataError(
                 f"data.{split}: a sequence has {longest} tokens, its mark included, but the model learns {reads} "
-                f"positions; set data.longest to {reads - task.signs} and data.too_long to cut or drop, or raise "
-                "model.longest"
+                f"positions; set data.longest to {reads - task.num_special_tokens} and data.too_long to cut or drop, "
+                "or raise model.longest"
             )
 
 
@@ -239,7 +239,7 @@ def _validation(run: Run, task: Task, report: Reporter) -> list[Any]:
 
 
 def _evaluator(run: Run, task: Task, examples: list[Any]) -> Evaluate | None:
-    limit = Limit(run.data.longest, run.data.too_long)
+    limit = TruncationPolicy(run.data.longest, run.data.too_long)
     if prepared := prepared_split(run.data, "valid", task, task.tokenizer):
         return lambda head: judge_prepared(task, head, prepared[0], "data.valid").metrics
     return (lambda head: evaluate(task, head, examples, limit)) if examples else None

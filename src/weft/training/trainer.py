@@ -22,7 +22,7 @@ from weft.checkpoint.averaging import read_about
 from weft.checkpoint.contents import Progress
 from weft.checkpoint.store import Store
 from weft.config.schema import Run
-from weft.data.batching.loader import Drawn, Loader
+from weft.data.batching.loader import LoadedBatch, Loader
 from weft.errors import TrainingError
 from weft.nn.kernels.self_test import try_kernels
 from weft.nn.rnn.cells import lacking_half_kernels
@@ -31,7 +31,7 @@ from weft.training import asgd
 from weft.training.deferred_loss import Outcome
 from weft.training.distributed import World
 from weft.training.finetuning import rates
-from weft.training.flops import Work, ceiling
+from weft.training.flops import Work, peak_flops
 from weft.training.model_selection import rank_of
 from weft.training.optim import clip, lr_factor, make_optimizer, set_lr
 from weft.training.reporting import Eval, Notice, Reporter, Saved, Step
@@ -74,7 +74,7 @@ class Trainer:
         """Train until the budget or the patience is spent; a signal saves and raises `Interrupted`."""
         self.head.train()
         with Signals() as signals:
-            self._ceiling = self.world.sum({"all": ceiling(self.world.device, self.train.precision)})["all"]
+            self._ceiling = self.world.sum({"all": peak_flops(self.world.device, self.train.precision)})["all"]
             batches = self._compiled(self.loader.stream(self.progress.position))
             while not self.progress.done and not self._told(signals):
                 self.update(batches)
@@ -84,7 +84,7 @@ class Trainer:
                 raise Interrupted(signals.got)
         return self.progress
 
-    def _compiled(self, batches: Iterator[Drawn[Batch]]) -> Iterator[Drawn[Batch]]:
+    def _compiled(self, batches: Iterator[LoadedBatch[Batch]]) -> Iterator[LoadedBatch[Batch]]:
         """Try the kernels for half precision; compile, if the run is compiled, on the first batch, and say how long.
 
         Nothing is learned from it.
@@ -111,7 +111,7 @@ class Trainer:
             without = f"PyTorch has no bf16 kernel of {', '.join(lacking)} for this CPU"
             self.report(Notice(f"train.precision: {without}: those layers are computed in fp32"))
 
-    def update(self, batches: Iterator[Drawn[Batch]]) -> None:
+    def update(self, batches: Iterator[LoadedBatch[Batch]]) -> None:
         """Read the next batches and make one update; its time counts."""
         began = time.perf_counter()
         drawn = list(islice(batches, self.train.accumulate))
@@ -143,7 +143,7 @@ class Trainer:
             return (self.progress.step - 1) / self.train.steps
         return self.spent()
 
-    def _step(self, drawn: list[Drawn[Batch]]) -> None:
+    def _step(self, drawn: list[LoadedBatch[Batch]]) -> None:
         """Make one update, or none where the loss or its gradient is not finite."""
         batches = [one.batch.to(self.world.device) for one in drawn]
         numbers = self._backward(batches, [one.draw.position.batch < self.world.size for one in drawn])
@@ -252,7 +252,7 @@ class Trainer:
         progress = self.progress
         valid, better = self._evaluate() if evaluates else ({}, False)
         seconds = max(self.work.seconds, 1e-9)
-        done = self.world.sum({"tokens": self.work.tokens, "operations": self.work.operations})
+        done = self.world.sum({"tokens": self.work.tokens, "operations": self.work.flops})
         loss = progress.loss_sum / progress.loss_steps if progress.loss_steps else math.nan
         self.report(
             Step(

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from weft.analysis.attention import Attention, View
-from weft.analysis.gradients import Reach
+from weft.analysis.gradients import GradientNorms
 from weft.analysis.positions import sinusoidal
 from weft.analysis.render.export import Reached, render_attention, render_gradients, render_positions
 from weft.analysis.render.page import page
@@ -89,7 +89,7 @@ def test_pages_ask_for_nothing_and_nothing_is_complained_of(tab, tmp_path):
     point_at(tab, 1, 1)
     tab.press("Tab", "Enter", "ArrowDown")
     assert tab.complaints == []
-    reached = Reached("a b", [Reach(name, "text", ["a", "b"], [0.01, 1.0]) for name in ("elman", "lstm")])
+    reached = Reached("a b", [GradientNorms(name, "text", ["a", "b"], [0.01, 1.0]) for name in ("elman", "lstm")])
     (tmp_path / "reach.html").write_bytes(render_gradients([reached], ".html", "gradients", "", print))
     tab.open(tmp_path / "reach.html")
     tab.point(500, 400)

@@ -74,6 +74,6 @@ def test_memory_holds_lengths_not_ids():
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=6), st.integers(1, 5))
 def test_an_item_is_as_large_as_the_sequences_that_count(shapes, counted):
     items = [tuple(np.zeros(length, np.int32) for length in shape) for shape in shapes]
-    assert pack(items, counted=counted).sizes.tolist() == [sum(shape[:counted]) for shape in shapes]
+    assert pack(items, num_token_arrays=counted).sizes.tolist() == [sum(shape[:counted]) for shape in shapes]
     assert pack(items).sizes.tolist() == [sum(shape) for shape in shapes]
-    assert pack(items, counted=counted).digest == pack(items).digest
+    assert pack(items, num_token_arrays=counted).digest == pack(items).digest

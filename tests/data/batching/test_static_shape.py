@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from weft.data.batching.loader import Loader, Position, plan_framed
 from weft.data.batching.packed import pack
-from weft.data.batching.static_shape import Frame, cut
+from weft.data.batching.static_shape import StaticShape, cut
 
 
 def drawn(items=3000, sides=2, longest=60, seed=0):
@@ -23,7 +23,7 @@ def drawn(items=3000, sides=2, longest=60, seed=0):
 @settings(max_examples=60, deadline=None)
 def test_every_item_is_in_one_batch_and_every_batch_fits(pairs, budget):
     lengths = np.array(pairs).T
-    frame = Frame.of(lengths, budget)
+    frame = StaticShape.of(lengths, budget)
     batches = cut(np.arange(lengths.shape[1]), lengths, frame.room)
     assert np.concatenate(batches).tolist() == list(range(lengths.shape[1]))
     for batch in batches:
@@ -36,7 +36,7 @@ def test_every_item_is_in_one_batch_and_every_batch_fits(pairs, budget):
 
 def test_a_room_that_is_not_kept_to_is_noticed():
     lengths = drawn(200)
-    frame = Frame.of(lengths, 500)
+    frame = StaticShape.of(lengths, 500)
     batches = cut(np.arange(200), lengths, frame.room * 2)
     assert any((lengths[:, batch].sum(1) > frame.room[:2]).any() for batch in batches)
 
@@ -44,14 +44,14 @@ def test_a_room_that_is_not_kept_to_is_noticed():
 @pytest.mark.parametrize("sides", [1, 2])
 def test_little_is_left_to_fill_up(sides):
     lengths = drawn(sides=sides)
-    frame = Frame.of(lengths, 8192)
+    frame = StaticShape.of(lengths, 8192)
     full = [lengths[:, batch].sum() / sum(frame.sizes) for batch in plan_framed(lengths, frame, 1, 0)[:-1]]
     assert np.mean(full) > 0.95
 
 
 def test_the_order_follows_from_seed_and_epoch():
     lengths, plans = drawn(300), []
-    frame = Frame.of(lengths, 1000)
+    frame = StaticShape.of(lengths, 1000)
     for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0)):
         plans.append([batch.tolist() for batch in plan_framed(lengths, frame, seed, epoch)])
     assert plans[0] == plans[1]
@@ -62,7 +62,7 @@ def test_the_order_follows_from_seed_and_epoch():
 def test_a_loader_goes_on_from_any_batch_of_frames():
     lengths = drawn(200, longest=9)
     data = pack([(np.zeros(a, int), np.ones(b, int)) for a, b in lengths.T])
-    loader = Loader(data, lambda items, rng: len(items), 300, 1, lengths=lengths, frame=Frame.of(lengths, 300))
+    loader = Loader(data, lambda items, rng: len(items), 300, 1, lengths=lengths, frame=StaticShape.of(lengths, 300))
     whole = [next_one.draw for next_one, _ in zip(loader.stream(), range(12), strict=False)]
     later = [next_one.draw for next_one, _ in zip(loader.stream(Position(*whole[5].position)), range(7), strict=False)]
     for one, other in zip(whole[5:], later, strict=True):

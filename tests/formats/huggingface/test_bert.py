@@ -422,7 +422,7 @@ def test_a_bare_encoder_starts_a_training(tmp_path):
     trained = weft.train(recipe, out=tmp_path / "run")
     theirs = load_file(tmp_path / "hf" / "model.safetensors")["transformer.layer.1.ffn.lin1.weight"]
     torch.testing.assert_close(
-        trained.head.body.encoder.blocks[1].feed.inner.weight.detach(), theirs, rtol=0, atol=1e-6
+        trained.head.body.encoder.blocks[1].feed_forward.fc1.weight.detach(), theirs, rtol=0, atol=1e-6
     )
     assert trained.run.model.pooler == "relu"
     assert trained.head.body.pool is not None

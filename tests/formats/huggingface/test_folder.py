@@ -16,7 +16,7 @@ from tests.hf_folders import END, TEXTS, transformers
 
 import weft
 from weft.config.schema import Run
-from weft.decoding.generate import Options, generate
+from weft.decoding.generate import DecodingConfig, generate
 from weft.errors import CheckpointError
 from weft.formats.huggingface.families import FAMILIES
 from weft.formats.huggingface.folder import describe_hf, family_for, is_hf, load_hf, save_hf
@@ -48,7 +48,7 @@ def check_same(pipeline, model, tokenizer):
     read, body = Tokens.pack([[pipeline.tokenizer.specials.bos, *one] for one in ids]), pipeline.head.body
     layers = range(pipeline.run.model.layers + 1)
     states, logits = body.encode(read, layers), body.logits(read)
-    found = generate(body, read, pipeline.tokenizer.specials.eos, Options(max_length=STEPS))
+    found = generate(body, read, pipeline.tokenizer.specials.eos, DecodingConfig(max_length=STEPS))
     for row, one in enumerate(read.split()):
         told = model(one[None], output_hidden_states=True)
         here = slice(int(read.starts[row]), int(read.starts[row + 1]))
@@ -139,7 +139,7 @@ def test_heads_are_left_out_of_what_is_read(folders):
     assert cut.head.body.decoder.blocks[1].attention.kept == [1]
     read = Tokens.pack([[5, 6, 7]])
     with torch.no_grad():
-        whole.head.body.decoder.blocks[1].attention.output.weight.view(24, 3, 8)[:, [0, 2]] = 0
+        whole.head.body.decoder.blocks[1].attention.out_proj.weight.view(24, 3, 8)[:, [0, 2]] = 0
         torch.testing.assert_close(cut.head.body.logits(read), whole.head.body.logits(read))
     with pytest.raises(CheckpointError, match=r"was trained with model.hidden=96, which cannot be 192 now"):
         weft.load(folder, "cpu", overrides=["model.width=48"])
@@ -169,7 +169,7 @@ def test_log_probabilities_and_the_loss_are_those_of_transformers(folders):
     end = pipeline.tokenizer.specials.eos
     read = [end, *pipeline.tokenizer.encode("The lambda").ids]
     written = generate(
-        pipeline.head.body, Tokens.pack([read]), end, Options(sample=True, seed=4, max_length=12), rows=[0]
+        pipeline.head.body, Tokens.pack([read]), end, DecodingConfig(sample=True, seed=4, max_length=12), rows=[0]
     )[0][0]
     logs = model(torch.tensor([[*read, *written.ids]])).logits[0].log_softmax(-1)
     must = [float(logs[len(read) - 1 + place, token]) for place, token in enumerate(written.ids)]
@@ -476,12 +476,12 @@ def test_a_map_that_splits_what_is_one_here_is_read_in_both_directions(folders, 
     pipeline = weft.load(folders["gpt2"][0], device="cpu")
     one, other = FAMILIES["gpt"]
     parts = tuple(f"h.{{layer}}.attn.{name}" for name in ("query", "key", "value"))
-    split = {**one.modules, "decoder.blocks.{layer}.attention.query": parts}
+    split = {**one.modules, "decoder.blocks.{layer}.attention.in_proj": parts}
     changed = HFMap(**{**vars(one), "modules": split, "turned": (*one.turned, "key")})
     monkeypatch.setitem(FAMILIES, "gpt", (changed, other))
     save_hf(tmp_path / "it", pipeline.run, pipeline.tokenizer, pipeline.head)
     tensors = load_file(tmp_path / "it" / "model.safetensors")
-    rows = pipeline.head.body.decoder.blocks[1].attention.query.weight.detach()
+    rows = pipeline.head.body.decoder.blocks[1].attention.in_proj.weight.detach()
     assert torch.equal(tensors["transformer.h.1.attn.query.weight"], rows[:24])
     assert torch.equal(tensors["transformer.h.1.attn.key.weight"], rows[24:48].t())
     _, _, head = load_hf(tmp_path / "it")

@@ -14,7 +14,7 @@ from tests.ngram_equations import BOS, EOS, Equations
 
 from weft.checkpoint.contents import load_weights, weights
 from weft.config.schema import read_section
-from weft.data.batching.packed import Packed, pack
+from weft.data.batching.packed import PackedItems, pack
 from weft.errors import CheckpointError, ConfigError, RoleError, TrainingError
 from weft.models.base import Budget, Pass, Role
 from weft.models.ngram import counting
@@ -29,7 +29,7 @@ VOCAB = 7  # <unk> <s> </s> and four words
 documents = st.lists(st.lists(st.integers(3, VOCAB - 1), max_size=8), min_size=1, max_size=8)
 
 
-def packed(texts, bos: int = BOS) -> Packed:
+def packed(texts, bos: int = BOS) -> PackedItems:
     return pack((np.array([bos, *text], np.int32),) for text in texts)
 
 
@@ -248,7 +248,7 @@ def test_values_without_codes_are_looked_up_alike():
     ids, starts = np.array([1, 3, 4, 5, 1, 6, 6]), np.array([0, 4, 7])
     np.testing.assert_array_equal(plain.score(ids, starts, ids[::-1]), tables.score(ids, starts, ids[::-1]))
     np.testing.assert_array_equal(plain.rows(plain.contexts(ids, starts)), tables.rows(tables.contexts(ids, starts)))
-    assert plain.sound(VOCAB, 3)
+    assert plain.is_consistent(VOCAB, 3)
 
 
 @pytest.mark.parametrize("size", [1, 7, CODES, CODES + 1])
@@ -318,6 +318,6 @@ def test_a_wrong_recipe_is_refused(config, told):
 
 def test_it_goes_forward_alone():
     model = NGram(NGramConfig(name="ngram"), 5)
-    assert NGram.roles(model.config) == {Role.SCORER, Role.GENERATOR}
+    assert NGram.roles(model.config) == {Role.LANGUAGE_MODEL, Role.GENERATOR}
     with pytest.raises(RoleError, match="goes forward, but 'backward' is asked for"):
         model.logits(Tokens.pack([[1]]), direction="backward")

@@ -326,7 +326,7 @@ def test_every_property_of_its_roles_holds(config):
 
 
 def test_it_takes_a_source_scores_and_generates():
-    assert Seq2Seq.roles(Seq2SeqConfig(name="seq2seq")) == {Role.CONDITIONAL, Role.SCORER, Role.GENERATOR}
+    assert Seq2Seq.roles(Seq2SeqConfig(name="seq2seq")) == {Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR}
 
 
 def sizes(model: Seq2Seq) -> int:
@@ -423,7 +423,7 @@ def test_dropout_stands_on_embeddings_between_layers_and_on_the_readout(place):
         part.dropout.register_forward_hook(lambda module, *_, part=part: seen.append(type(part).__name__))
     model.logits(*pairs(RAGGED))
     steps = 5 if model.config.input_feeding else 1  # it goes step by step, and so between its layers
-    assert [seen.count(name) for name in ("Encoder", "Stack", "Decoder")] == [1, 2, 1 + 2 * steps + 1]
+    assert [seen.count(name) for name in ("Encoder", "RecurrentStack", "Decoder")] == [1, 2, 1 + 2 * steps + 1]
 
 
 @pytest.mark.parametrize(

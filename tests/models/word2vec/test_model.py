@@ -62,7 +62,7 @@ def updated(method, rows, targets, rate, dtype=torch.float64):
 
 def by_kernel(method, weights, rows, targets, rate):
     made = tuple(one.numpy().astype(np.float32) for one in weights)
-    work, around = kernels.make_work(WIDTH, 5, len(targets) - 1), np.array([*rows, *[0] * 10], np.int64)
+    work, around = kernels.make_workspace(WIDTH, 5, len(targets) - 1), np.array([*rows, *[0] * 10], np.int64)
     padded = np.array([*targets, 0, 0], np.int64)
     step = kernels.skipgram if method == "skipgram" else kernels.cbow
     loss = step(made, around, len(rows), padded, len(targets), rate, work, True)
@@ -256,12 +256,16 @@ def test_it_keeps_what_every_model_promises(config):
 
 def test_its_roles_are_those_of_its_method():
     roles = {method: Word2Vec.roles(Word2VecConfig(name="w", method=method)) for method in ("skipgram", "cbow")}
-    assert roles["skipgram"] == {Role.ENCODER, Role.FITTED}
-    assert roles["cbow"] - roles["skipgram"] == {Role.SCORER, Role.GENERATOR}
+    assert roles["skipgram"] == {Role.ENCODER, Role.SELF_FITTED}
+    assert roles["cbow"] - roles["skipgram"] == {Role.LANGUAGE_MODEL, Role.GENERATOR}
 
 
 def test_what_is_not_needed_is_dropped():
-    for needs, held in (({Role.ENCODER}, False), ({Role.ENCODER, Role.FITTED}, True), ({Role.SCORER}, True)):
+    for needs, held in (
+        ({Role.ENCODER}, False),
+        ({Role.ENCODER, Role.SELF_FITTED}, True),
+        ({Role.LANGUAGE_MODEL}, True),
+    ):
         model = make()
         model.keep(needs)
         assert ("output.weight" in model.state_dict()) is held

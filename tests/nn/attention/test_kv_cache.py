@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests import transformer_equations as paper
 
 from weft.nn.attention import kv_cache
-from weft.nn.attention.kv_cache import Cache, Reach, attend_cached
+from weft.nn.attention.kv_cache import KVCache, KVIndex, attend_cached
 from weft.tokens import Tokens
 
 LAYERS, SHAPE = 2, (2, 3, 4)  # keys and values of 3 heads, 4 wide
@@ -30,7 +30,7 @@ class Told:
     @classmethod
     def started(cls, lengths):
         prompt, layers = tokens_of(lengths), drawn(sum(lengths))
-        return cls(Cache.of(prompt, layers), [[list(row) for row in prompt.split(kv)] for kv in layers])
+        return cls(KVCache.of(prompt, layers), [[list(row) for row in prompt.split(kv)] for kv in layers])
 
     def select(self, rows):
         held = self.held.select(torch.tensor(rows, dtype=torch.long))
@@ -108,15 +108,15 @@ def lost_index(self, rows):
     return kv_cache.replace(self, index=self.index[kept], first=self.first[rows])
 
 
-_opened = Cache.opened
+_opened = KVCache.opened
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "wrong"),
     [
-        (Cache, "opened", never_full),
-        (Cache, "select", lost_index),
-        (Cache, "select", lost_first),
+        (KVCache, "opened", never_full),
+        (KVCache, "select", lost_index),
+        (KVCache, "select", lost_first),
         (kv_cache, "_moved", lambda index, before, after: torch.nn.functional.pad(index, (0, after - before))),
     ],
 )
@@ -174,7 +174,7 @@ def test_there_is_room_after_a_prompt_of_any_length(length, monkeypatch):
 def test_a_prompt_may_be_shorter_than_is_said():
     prompt, layers = tokens_of([2, 1]), drawn(3)
     prompt = Tokens(prompt.ids, prompt.starts, prompt.lengths, longest=7)  # an upper bound
-    Told(Cache.of(prompt, layers), [[list(row) for row in prompt.split(kv)] for kv in layers]).stepped().check()
+    Told(KVCache.of(prompt, layers), [[list(row) for row in prompt.split(kv)] for kv in layers]).stepped().check()
 
 
 # Attention to what is held.
@@ -201,7 +201,7 @@ def reached(rows=5, columns=9, held=40, dtype=torch.float64, seed=0):
     places = torch.randint(held, (rows, columns), dtype=torch.int32)
     first = torch.randint(columns, (rows,), dtype=torch.int32)
     last = first + 1 + (torch.rand(rows) * (columns - first)).int()
-    return torch.randn(rows, 3, 4, dtype=dtype), torch.randn(held, 2, 3, 4, dtype=dtype), Reach(places, first, last)
+    return torch.randn(rows, 3, 4, dtype=dtype), torch.randn(held, 2, 3, 4, dtype=dtype), KVIndex(places, first, last)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
@@ -215,7 +215,7 @@ def test_a_query_sees_what_it_reaches(seed, dtype, tolerance):
 def test_a_reach_that_is_one_too_wide_is_caught():
     """The negative control."""
     q, kv, reach = reached()
-    wide = Reach(reach.places, (reach.first - 1).clamp(min=0), reach.last)
+    wide = KVIndex(reach.places, (reach.first - 1).clamp(min=0), reach.last)
     assert not torch.allclose(attend_cached(q, kv, wide), explicit(q, kv, reach), rtol=0, atol=1e-3)
 
 
@@ -232,7 +232,7 @@ def test_what_is_out_of_reach_changes_nothing_exactly():
 @pytest.mark.usefixtures("graded")
 def test_who_reaches_nothing_finds_nothing():
     q, kv, reach = reached(dtype=torch.float32)
-    nothing = Reach(reach.places, reach.first, torch.where(torch.arange(5) == 2, reach.first, reach.last))
+    nothing = KVIndex(reach.places, reach.first, torch.where(torch.arange(5) == 2, reach.first, reach.last))
     found = attend_cached(q, kv, nothing)
     assert not found[2].any()
     others = [0, 1, 3, 4]
@@ -244,7 +244,7 @@ def test_who_reaches_nothing_finds_nothing():
 def test_each_hypothesis_reaches_its_own_source(lengths):
     tokens = tokens_of(lengths)
     kv, q = torch.randn(sum(lengths), 2, 3, 4), torch.randn(len(lengths), 3, 4)
-    reach = Reach.of(tokens)
+    reach = KVIndex.of(tokens)
     found = attend_cached(q, kv, reach)
     for row, own in enumerate(tokens.split(kv)):
         heads = zip(q[row], own[:, 0].unbind(1), own[:, 1].unbind(1), strict=True)

@@ -12,7 +12,7 @@ from torch.nn.attention import varlen
 from weft.errors import ConfigError
 from weft.nn.attention import multihead
 from weft.nn.attention.capture import capture
-from weft.nn.attention.multihead import Layout, MultiHead, fused
+from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention, fused
 from weft.tokens import Tokens
 
 quick = settings(deadline=None, derandomize=True, max_examples=25)
@@ -27,7 +27,7 @@ def tokens_of(lengths):
 
 
 def layout_of(pairs):
-    return Layout(tokens_of([asks for asks, _ in pairs]), tokens_of([holds for _, holds in pairs]))
+    return AttentionLayout(tokens_of([asks for asks, _ in pairs]), tokens_of([holds for _, holds in pairs]))
 
 
 def drawn(layout, dtype=torch.float64, seed=0):
@@ -70,7 +70,7 @@ def test_any_sequences_look_at_any_others(pairs):
 @example([4, 4, 4], True)  # as one dense batch
 @example([3, 50, 4, 0, 17, 49], True)
 def test_any_sequences_look_at_themselves(lengths, causal):
-    check_fused(Layout.itself(tokens_of(lengths)), causal)
+    check_fused(AttentionLayout.itself(tokens_of(lengths)), causal)
 
 
 def test_no_sequences_are_answered_by_nothing():
@@ -95,7 +95,7 @@ def test_a_wrong_mask_or_scale_is_caught(change, causal, monkeypatch):
     """The negative control."""
     broken(monkeypatch, change)
     with pytest.raises(AssertionError, match="not close"):
-        check_fused(Layout.itself(tokens_of([5, 9, 3])), causal)
+        check_fused(AttentionLayout.itself(tokens_of([5, 9, 3])), causal)
 
 
 def test_answers_in_another_order_are_caught():
@@ -149,7 +149,7 @@ def test_alone_as_in_any_batch(pairs):
 @quick
 @given(own_lengths)
 def test_alone_as_in_any_batch_where_it_is_causal(lengths):
-    layout = Layout.itself(tokens_of(lengths))
+    layout = AttentionLayout.itself(tokens_of(lengths))
     q, k, v = drawn(layout, torch.float32)
     torch.testing.assert_close(fused(q, k, v, layout, True), alone(q, k, v, layout, True), rtol=0, atol=1e-6)
 
@@ -163,7 +163,7 @@ def test_alone_as_in_a_batch_of_one_length(asks, holds, causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_others_say_changes_nothing_exactly(causal):
-    layout = Layout.itself(tokens_of([4, 9, 20, 12]))
+    layout = AttentionLayout.itself(tokens_of([4, 9, 20, 12]))
     q, k, v = drawn(layout, torch.float32)
     before, others = fused(q, k, v, layout, causal), torch.ones(45, 1, 1)
     others[4:13] = 0
@@ -182,7 +182,7 @@ def test_an_unmasked_batch_is_not_as_alone(monkeypatch):
 
 
 def test_future_tokens_change_nothing_exactly():
-    layout = Layout.itself(tokens_of([6, 19, 8, 0, 17]))
+    layout = AttentionLayout.itself(tokens_of([6, 19, 8, 0, 17]))
     q, k, v = drawn(layout, torch.float32)
     before, place = fused(q, k, v, layout, True), torch.cat([torch.arange(length) for length in layout.at.lengths])
     for cut in range(1, 19):
@@ -196,13 +196,13 @@ def test_future_tokens_change_nothing_exactly():
 
 
 def attending(place="encoder", off=(), heads=3, dtype=torch.float64, seed=0, width=3 * SIZE):
-    made = MultiHead(width, heads, place, layer=1, causal=place == "decoder", off=off).to(dtype)
+    made = MultiHeadAttention(width, heads, place, layer=1, causal=place == "decoder", off=off).to(dtype)
     scatter(made, seed)
     return made
 
 
 def inputs(place, pairs=RAGGED, dtype=torch.float64, width=3 * SIZE):
-    layout = layout_of(pairs) if place == "cross" else Layout.itself(tokens_of([asks for asks, _ in pairs]))
+    layout = layout_of(pairs) if place == "cross" else AttentionLayout.itself(tokens_of([asks for asks, _ in pairs]))
     torch.manual_seed(1)
     x, memory = (torch.randn(len(one.ids), width, dtype=dtype) for one in (layout.at, layout.over))
     return x.requires_grad_(), layout, memory.requires_grad_() if place == "cross" else None
@@ -260,12 +260,12 @@ def test_a_head_that_is_off_is_as_one_that_answers_nought(place, off):
 def test_heads_that_are_off_take_no_room_and_what_is_cut_stays_as_it_is():
     made = attending("cross", off=[1])
     assert {name: tuple(value.shape) for name, value in made.named_parameters()} == {
-        "query.weight": (8, 12),
-        "query.bias": (8,),
-        "memory.weight": (16, 12),
-        "memory.bias": (16,),
-        "output.weight": (12, 8),
-        "output.bias": (12,),
+        "in_proj.weight": (8, 12),
+        "in_proj.bias": (8,),
+        "kv_proj.weight": (16, 12),
+        "kv_proj.bias": (16,),
+        "out_proj.weight": (12, 8),
+        "out_proj.bias": (12,),
     }
     assert all(made.cut(name, value) is value for name, value in made.named_parameters())
 
@@ -369,7 +369,7 @@ def test_empty_sequences_are_looked_at_too():
     (weights,) = maps.weights["cross", 1]
     assert not weights[:2].any()
     torch.testing.assert_close(weights[2, :, 0].sum(-1), torch.ones(3), rtol=0, atol=1e-6)
-    assert torch.equal(found[:2], made.output.bias.expand(2, -1))  # nothing was found: what is left is the bias
+    assert torch.equal(found[:2], made.out_proj.bias.expand(2, -1))  # nothing was found: what is left is the bias
 
 
 @pytest.mark.parametrize("size", [4, 8, 20])

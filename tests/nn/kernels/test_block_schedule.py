@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.nn.kernels.block_schedule import KEYS, QUERIES, ROOMS, Work
+from weft.nn.kernels.block_schedule import KEYS, QUERIES, ROOMS, BlockSchedule
 
 
 def blocks_of(listed, size, lengths):
@@ -16,7 +16,7 @@ def blocks_of(listed, size, lengths):
 @given(st.lists(st.integers(0, 600), min_size=1, max_size=12))
 def test_every_token_is_in_one_block(lengths):
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
-    work = Work.of(starts, sum(lengths))
+    work = BlockSchedule.of(starts, sum(lengths))
     every = [(row, at) for row, length in enumerate(lengths) for at in range(length)]
     assert blocks_of(work.queries, QUERIES, lengths) == every
     assert blocks_of(work.keys, KEYS, lengths) == every
@@ -25,7 +25,7 @@ def test_every_token_is_in_one_block(lengths):
 
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=12))
 def test_the_longest_come_first_and_rooms_part_them(lengths):
-    work = Work.of(torch.tensor([0, *lengths]).cumsum(0).int(), sum(lengths))
+    work = BlockSchedule.of(torch.tensor([0, *lengths]).cumsum(0).int(), sum(lengths))
     ordered = [lengths[row] for row in work.order.tolist()]
     assert ordered == sorted(lengths, reverse=True)
     for (first, last), least, most in zip(work.spans.tolist(), (-1, ROOMS[0]), ROOMS, strict=True):

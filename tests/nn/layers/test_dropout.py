@@ -12,7 +12,7 @@ from weft.nn.rnn import cells
 from weft.nn.rnn.cells import make_cell
 from weft.nn.rnn.fused import codegen_triton
 from weft.nn.rnn.fused import scan as scanning
-from weft.nn.rnn.self_attentive import Intra
+from weft.nn.rnn.self_attentive import LSTMN
 from weft.nn.rnn.time_major import Grid
 from weft.tokens import Tokens
 
@@ -85,7 +85,7 @@ def test_without_training_or_with_nothing_to_drop_nothing_changes(kept):
 
 def thinned(layer, mask):
     """Multiply the matrix from state to state by hand."""
-    cell = layer.cell if isinstance(layer, Intra) else layer
+    cell = layer.cell if isinstance(layer, LSTMN) else layer
     with torch.no_grad():
         cell.stages()[0].weight.mul_(mask)
     cell.drop = 0.0
@@ -94,7 +94,7 @@ def thinned(layer, mask):
 
 def make_layer(name, attention, seed=5):
     cell = make_cell(name, 5, 4)
-    layer = (cell if attention == "none" else Intra(cell, attention)).double()
+    layer = (cell if attention == "none" else LSTMN(cell, attention)).double()
     scatter(layer, seed)
     cell.drop = 0.5
     return layer

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from weft.nn.layers.losses import binary_cross_entropy_sum, cross_entropy_sum, read_out_sum, squared_error_sum
-from weft.nn.transformer.output import Readout
+from weft.nn.transformer.output import OutputProjection
 
 quick = settings(deadline=None, derandomize=True, max_examples=50)
 
@@ -45,7 +45,7 @@ def test_half_precision_is_summed_in_float32(dtype):
 
 def test_with_the_output_layer_it_is_that_of_the_logits():
     torch.manual_seed(0)
-    output, states, targets = Readout(8, 13), torch.randn(5, 8), torch.tensor([1, 0, 12, 4, -100])
+    output, states, targets = OutputProjection(8, 13), torch.randn(5, 8), torch.tensor([1, 0, 12, 4, -100])
     got = read_out_sum(output, states, targets, 0.1)
     torch.testing.assert_close(got, cross_entropy_sum(output(states), targets, 0.1))
     assert not torch.isclose(got, read_out_sum(output, states, targets))  # the negative control

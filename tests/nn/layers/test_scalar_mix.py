@@ -10,9 +10,9 @@ from tests.labelling import made
 
 import weft
 from weft.config.schema import Run
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError
-from weft.nn.layers.scalar_mix import Mix
+from weft.nn.layers.scalar_mix import ScalarMix
 from weft.tokens import Tokens
 
 SMALL = {"embedding": 3, "filters": {2: 6, 3: 6}, "width": 12, "cells": 12, "highways": 1}
@@ -20,7 +20,7 @@ SMALL = {"embedding": 3, "filters": {2: 6, 3: 6}, "width": 12, "cells": 12, "hig
 
 def drawn(layers, seed=0):
     torch.manual_seed(seed)
-    mix = Mix(layers).double()
+    mix = ScalarMix(layers).double()
     with torch.no_grad():
         mix.weights.normal_()
         mix.scale.fill_(1.7)
@@ -52,7 +52,7 @@ def test_its_gradient_is_right():
 
 def test_at_first_it_is_the_mean():
     layers = torch.randn(4, 5, 3)
-    torch.testing.assert_close(Mix(4)(layers), layers.mean(0))
+    torch.testing.assert_close(ScalarMix(4)(layers), layers.mean(0))
 
 
 def test_shares_that_do_not_add_up_are_noticed():
@@ -104,7 +104,9 @@ def test_a_tagger_learns_on_a_mixture(tags, tmp_path):
 def test_a_classifier_reads_the_mean_of_the_mixture(texts):
     task, head = made(texts)
     head.double().eval()
-    batch = task.collate(task.encode(task.Example(text="Banov sat"), task.tokenizer, Limit(100, "error")), None)
+    batch = task.collate(
+        task.encode(task.Example(text="Banov sat"), task.tokenizer, TruncationPolicy(100, "error")), None
+    )
     layers = head.body.encode(batch.tokens, (0, 1, 2))
     torch.testing.assert_close(head.summary(batch.tokens), layers.mean(0).mean(0, keepdim=True))
     assert head.mix.weights.shape == (3,)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.nn.layers.segment_ops import LOWEST, log_sum_exp
+from weft.nn.layers.segment_ops import LOWEST, segment_logsumexp
 
 
 @settings(deadline=None)
@@ -13,13 +13,13 @@ def test_each_group_is_summed_by_itself(sizes, seed, shift):
     torch.manual_seed(seed)
     parts = [torch.randn(size, dtype=torch.float64) * 30 + shift * number for number, size in enumerate(sizes)]
     groups = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    found = log_sum_exp(torch.cat(parts), groups, len(sizes))
+    found = segment_logsumexp(torch.cat(parts), groups, len(sizes))
     torch.testing.assert_close(found, torch.stack([part.logsumexp(0) for part in parts]))
 
 
 def test_the_gradient_is_the_softmax_and_an_empty_or_a_closed_group_spoils_nothing():
     scores = torch.tensor([1.0, 2.0, -3.0, LOWEST, LOWEST], requires_grad=True)
-    found = log_sum_exp(scores, torch.tensor([0, 0, 1, 3, 3]), 4)
+    found = segment_logsumexp(scores, torch.tensor([0, 0, 1, 3, 3]), 4)
     assert found[2] == -torch.inf
     torch.where(torch.tensor([True, True, False, False]), found, 0).sum().backward()
     must = [*torch.tensor([1.0, 2.0]).softmax(0).tolist(), 1.0, 0.0, 0.0]

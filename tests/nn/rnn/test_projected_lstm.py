@@ -7,13 +7,13 @@ from torch import nn
 
 from weft.nn.rnn import projected_lstm
 from weft.nn.rnn.fused import scan
-from weft.nn.rnn.projected_lstm import Projected, Walk
+from weft.nn.rnn.projected_lstm import ProjectedLSTM, ProjectedScan
 
 CLIPS = [None, 0.25]
 
 
 def made(clip, seed=0):
-    layer = Projected(5, 3, 4, clip).double()
+    layer = ProjectedLSTM(5, 3, 4, clip).double()
     scatter(layer, seed)
     return layer
 
@@ -57,7 +57,7 @@ def test_it_is_its_equations_and_their_gradient(clip):
 @pytest.mark.parametrize("clip", CLIPS)
 def test_it_is_so_in_kernels(clip, monkeypatch):
     monkeypatch.setattr(scan, "FUSED", torch.float64)
-    monkeypatch.setattr(Projected, "_step_by_step", None)  # which is then not called
+    monkeypatch.setattr(ProjectedLSTM, "_step_by_step", None)  # which is then not called
     check(made(clip))
 
 
@@ -66,7 +66,7 @@ def test_the_gradient_of_the_walk_is_right(clip):
     layer, (_, state) = made(clip), drawn()
     known = torch.randn(4, 2, 16).double().requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda *parts: Walk.apply(clip, *parts), (known, *state, layer.state_weight, layer.project)
+        lambda *parts: ProjectedScan.apply(clip, *parts), (known, *state, layer.state_weight, layer.project)
     )
 
 

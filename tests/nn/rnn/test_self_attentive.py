@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.nn.attention.capture import capture
 from weft.nn.rnn.cells import make_cell
 from weft.nn.rnn.fused import scan
-from weft.nn.rnn.self_attentive import Intra
+from weft.nn.rnn.self_attentive import LSTMN
 
 quick = settings(deadline=None, derandomize=True, max_examples=20)
 
@@ -24,8 +24,8 @@ SCORES = [name for name in equations.SCORES if name != "location"]
 Rows = list[tuple[list[tuple[Tensor, ...]], Tensor]]  # for each row its tape of states, and h~
 
 
-def make(cell: str = "lstm", score: str = "additive", seed: int = 0, layer: int = 0) -> Intra:
-    made = Intra(make_cell(cell, INPUTS, WIDTH), score, layer).double()
+def make(cell: str = "lstm", score: str = "additive", seed: int = 0, layer: int = 0) -> LSTMN:
+    made = LSTMN(make_cell(cell, INPUTS, WIDTH), score, layer).double()
     scatter(made, seed)
     return made
 
@@ -43,7 +43,7 @@ def nothing(rows: int) -> Rows:
 
 
 def go_on(
-    layer: Intra, cell: str, score: str, rows: Rows, inputs: Tensor, lengths: list[int]
+    layer: LSTMN, cell: str, score: str, rows: Rows, inputs: Tensor, lengths: list[int]
 ) -> tuple[Rows, list[list[Tensor]]]:
     """Let each row read its own steps by the equations; return the rows, and where each step of each looked."""
     after, looks = [], []
@@ -69,7 +69,7 @@ def as_tensors(rows: Rows, parts: int) -> list[Tensor]:
     return [*found, torch.stack([mixed for _, mixed in rows])]
 
 
-def check(layer: Intra, cell: str, score: str, *pieces: list[int]) -> None:
+def check(layer: LSTMN, cell: str, score: str, *pieces: list[int]) -> None:
     """Read pieces of these lengths, each row from where it stood; the layer, its state and its gradients."""
     state, rows = None, nothing(len(pieces[0]))
     named, outputs, must = weights_of(layer), [], []
@@ -224,7 +224,7 @@ def test_a_state_is_a_value_that_a_walk_does_not_change():
 
 @pytest.mark.parametrize("score", SCORES)
 def test_its_gradient_is_that_of_its_function(score):
-    layer = Intra(make_cell("peephole", 2, 2), score).double()
+    layer = LSTMN(make_cell("peephole", 2, 2), score).double()
     scatter(layer, 8)
     real = real_places([2, 3, 0])
 

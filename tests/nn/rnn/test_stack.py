@@ -9,7 +9,7 @@ from tests.equations import CELLS, agree, scatter, weights_of
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
-from weft.nn.rnn.stack import Stack
+from weft.nn.rnn.stack import RecurrentStack
 from weft.nn.rnn.time_major import Grid
 from weft.tokens import Tokens
 
@@ -21,8 +21,8 @@ DIRECTIONS = ("forward", "backward", "both")
 TORCHS = {"elman": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 
 
-def make(cell: str = "lstm", layers: int = 1, seed: int = 0, inputs: int = INPUTS, **options: object) -> Stack:
-    stack = Stack(cell, inputs, WIDTH, layers, **options).double()
+def make(cell: str = "lstm", layers: int = 1, seed: int = 0, inputs: int = INPUTS, **options: object) -> RecurrentStack:
+    stack = RecurrentStack(cell, inputs, WIDTH, layers, **options).double()
     scatter(stack, seed)
     return stack
 
@@ -35,7 +35,7 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-def by_equations(stack: Stack, flat: Tensor, lengths: list[int], cell: str, **options: object) -> list[Tensor]:
+def by_equations(stack: RecurrentStack, flat: Tensor, lengths: list[int], cell: str, **options: object) -> list[Tensor]:
     """Return each layer's outputs, (N, D), and then its last ones, (B, D)."""
     w, sentences = weights_of(stack), [part for part in flat.split(lengths) if len(part)]
     alone = [equations.stack(cell, w, list(sentence), WIDTH, **options) for sentence in sentences]
@@ -44,7 +44,7 @@ def by_equations(stack: Stack, flat: Tensor, lengths: list[int], cell: str, **op
     return [*outputs, *(torch.stack([ends[depth] for _, ends in alone]) for depth in layers)]
 
 
-def check(stack: Stack, lengths: list[int], cell: str, inputs: int = INPUTS, **options: object) -> None:
+def check(stack: RecurrentStack, lengths: list[int], cell: str, inputs: int = INPUTS, **options: object) -> None:
     flat = draw(sum(lengths), inputs)
     outputs, ends = stack(flat, grid_of(lengths))
     full = torch.tensor(lengths) > 0
@@ -108,7 +108,9 @@ def test_a_residual_that_is_left_out_or_too_much_is_caught():
 # Against torch's own deep networks on packed sequences.
 
 
-def torchs(cell: str, ours: Stack, layers: int, ways: int, dtype: torch.dtype) -> tuple[nn.RNNBase, dict[str, Tensor]]:
+def torchs(
+    cell: str, ours: RecurrentStack, layers: int, ways: int, dtype: torch.dtype
+) -> tuple[nn.RNNBase, dict[str, Tensor]]:
     """Return torch's network with the same weights, and ours by torch's names."""
     theirs = TORCHS[cell](INPUTS, WIDTH // ways, layers, bidirectional=ways == 2, dtype=dtype)
     mine = {}
@@ -228,10 +230,10 @@ def test_what_stands_in_empty_places_reaches_nothing(cell, direction, attention,
 
 
 def test_each_direction_has_half_the_width():
-    stack = Stack("gru", INPUTS, 6, 2, "both")
+    stack = RecurrentStack("gru", INPUTS, 6, 2, "both")
     sizes = [[(cell.inputs, cell.width) for cell in ways] for ways in stack.layers]
     assert sizes == [[(INPUTS, 3)] * 2, [(6, 3)] * 2]
-    one = Stack("gru", INPUTS, 6, 2, "backward")
+    one = RecurrentStack("gru", INPUTS, 6, 2, "backward")
     assert [[(cell.inputs, cell.width) for cell in ways] for ways in one.layers] == [[(INPUTS, 6)], [(6, 6)]]
 
 
@@ -239,7 +241,7 @@ def test_each_direction_has_half_the_width():
 def test_dropout_stands_between_layers_and_only_in_training(direction):
     grid, flat = grid_of([3, 2]), torch.randn(5, INPUTS)
     for layers, differs in ((1, False), (2, True)):
-        stack = Stack("gru", INPUTS, WIDTH, layers, direction, dropout=0.5)
+        stack = RecurrentStack("gru", INPUTS, WIDTH, layers, direction, dropout=0.5)
         assert torch.equal(stack(flat, grid)[0][-1], stack(flat, grid)[0][-1]) is not differs
         assert torch.equal(stack(flat, grid)[0][0], stack(flat, grid)[0][0])
         stack.eval()

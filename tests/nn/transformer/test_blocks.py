@@ -9,8 +9,8 @@ from tests.equations import agree, scatter, weights_of
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from weft.nn.attention.multihead import Layout
-from weft.nn.transformer.blocks import Block, Blocks, Shape
+from weft.nn.attention.multihead import AttentionLayout
+from weft.nn.transformer.blocks import Block, BlockConfig, Blocks
 from weft.tokens import Tokens
 
 WIDTH, HEADS, HIDDEN = 12, 3, 20
@@ -23,7 +23,7 @@ def tokens_of(lengths):
 
 
 def shape_of(norm="post", activation="relu", width=WIDTH, **rest):
-    return Shape(width, HEADS, HIDDEN, activation, norm, **rest)
+    return BlockConfig(width, HEADS, HIDDEN, activation, norm, **rest)
 
 
 def drawn(tokens, dtype, width=WIDTH):
@@ -39,33 +39,37 @@ def spread(network, seed=0):
 
 
 # torch.nn's names, for ours; of ours at the source, the keys and values are a matrix of their own.
-FEED = {"feed.inner": "linear1", "feed.outer": "linear2"}
-ENCODER = {"attention": "self_attn", "around_attention.norm": "norm1", "around_feed.norm": "norm2", **FEED}
+FEED = {"feed_forward.fc1": "linear1", "feed_forward.fc2": "linear2"}
+ENCODER = {"attention": "self_attn", "attention_residual.norm": "norm1", "feed_forward_residual.norm": "norm2", **FEED}
 DECODER = {
     "attention": "self_attn",
-    "cross": "multihead_attn",
-    "around_attention.norm": "norm1",
-    "around_cross.norm": "norm2",
-    "around_feed.norm": "norm3",
+    "cross_attention": "multihead_attn",
+    "attention_residual.norm": "norm1",
+    "cross_attention_residual.norm": "norm2",
+    "feed_forward_residual.norm": "norm3",
     **FEED,
 }
 
 
 def filled(theirs, block):
     """Copy the weights of a block into one of torch's layers."""
-    own, names, w = dict(theirs.named_parameters()), DECODER if block.cross is not None else ENCODER, weights_of(block)
+    own, names, w = (
+        dict(theirs.named_parameters()),
+        DECODER if block.cross_attention is not None else ENCODER,
+        weights_of(block),
+    )
     with torch.no_grad():
         for kind in ("weight", "bias"):
             for mine, other in names.items():
-                if mine == "cross":
-                    joined = torch.cat([w[f"cross.query.{kind}"], w[f"cross.memory.{kind}"]])
+                if mine == "cross_attention":
+                    joined = torch.cat([w[f"cross_attention.in_proj.{kind}"], w[f"cross_attention.kv_proj.{kind}"]])
                 elif mine == "attention":
-                    joined = w[f"attention.query.{kind}"]
+                    joined = w[f"attention.in_proj.{kind}"]
                 else:
                     own[f"{other}.{kind}"].copy_(w[f"{mine}.{kind}"])
                     continue
                 own[f"{other}.in_proj_{kind}"].copy_(joined)
-                own[f"{other}.out_proj.{kind}"].copy_(w[f"{mine}.output.{kind}"])
+                own[f"{other}.out_proj.{kind}"].copy_(w[f"{mine}.out_proj.{kind}"])
     return theirs
 
 
@@ -95,7 +99,11 @@ def compare(run, theirs, cross, dtype):
     tokens, source = tokens_of(LENGTHS), tokens_of(SOURCES)
     torch.manual_seed(1)
     x, memory = drawn(tokens, dtype), drawn(source, dtype)
-    given = (Layout.itself(tokens), memory, Layout(tokens, source)) if cross else (Layout.itself(tokens),)
+    given = (
+        (AttentionLayout.itself(tokens), memory, AttentionLayout(tokens, source))
+        if cross
+        else (AttentionLayout.itself(tokens),)
+    )
     got, must = run(x, *given), read_by_torch(theirs, cross, x, tokens, memory, source)
     near, steep = EXACT[dtype]
     torch.testing.assert_close(got, must, rtol=near, atol=near)
@@ -108,11 +116,11 @@ def compare(run, theirs, cross, dtype):
 
 def same_gradients(block, theirs, got, must, weigh, dtype):
     """Compare the gradients by the weights, laid out as torch's."""
-    layer = torch_layer(block.cross is not None, "post", "relu", dtype)
+    layer = torch_layer(block.cross_attention is not None, "post", "relu", dtype)
     names, values = zip(*block.named_parameters(), strict=True)
     mine = torch.autograd.grad((got * weigh).sum(), values, retain_graph=True)
     yours = torch.autograd.grad((must * weigh).sum(), list(theirs.parameters()), retain_graph=True)
-    graded = Block(shape_of(), "x", 0, cross=block.cross is not None).to(dtype)
+    graded = Block(shape_of(), "x", 0, cross=block.cross_attention is not None).to(dtype)
     graded.load_state_dict(dict(zip(names, mine, strict=True)))
     _, steep = EXACT[dtype]
     for (name, one), other in zip(filled(layer, graded).named_parameters(), yours, strict=True):
@@ -165,7 +173,7 @@ def test_keys_in_the_place_of_values_are_caught():
     spread(block)
     theirs = filled(torch_layer(False, "post", "relu", torch.float32), block)
     with torch.no_grad():
-        block.attention.query.weight.copy_(block.attention.query.weight.view(3, -1)[[0, 2, 1]].view(-1, WIDTH))
+        block.attention.in_proj.weight.copy_(block.attention.in_proj.weight.view(3, -1)[[0, 2, 1]].view(-1, WIDTH))
     with pytest.raises(AssertionError, match="not close"):
         compare(block, theirs, False, torch.float32)
 
@@ -185,14 +193,14 @@ def test_a_stack_is_its_equations(kind, layers, lengths, seed):
     x, memory = drawn(tokens, torch.float64), drawn(source, torch.float64)
     w, rows = weights_of(blocks), zip(tokens.split(x), source.split(memory), strict=True)
     must = [paper.stack(w, paper.Kind(HEADS, *kind), "decoder", own, other) for own, other in rows]
-    got = blocks(x, Layout.itself(tokens), memory, Layout(tokens, source))[-1]
+    got = blocks(x, AttentionLayout.itself(tokens), memory, AttentionLayout(tokens, source))[-1]
     agree([got], [torch.cat(must)], {**dict(blocks.named_parameters()), "x": x, "memory": memory})
 
 
 def test_a_stack_returns_what_each_block_makes():
     torch.manual_seed(0)
     tokens, blocks = tokens_of(LENGTHS), Blocks(shape_of("pre"), 2, "encoder")
-    x, layout = drawn(tokens, torch.float32), Layout.itself(tokens)
+    x, layout = drawn(tokens, torch.float32), AttentionLayout.itself(tokens)
     found = blocks(x, layout)
     assert len(found) == 3
     assert found[0] is x
@@ -210,8 +218,8 @@ def test_gradients_are_those_of_small_differences(cross, norm):
     names, values = zip(*block.named_parameters(), strict=True)
 
     def run(x, memory, *weights):
-        across = (memory, Layout(tokens, source)) if cross else ()
-        given = (x, Layout.itself(tokens), *across)
+        across = (memory, AttentionLayout(tokens, source)) if cross else ()
+        given = (x, AttentionLayout.itself(tokens), *across)
         return torch.func.functional_call(block, dict(zip(names, weights, strict=True)), given)
 
     assert torch.autograd.gradcheck(run, (x, memory, *values), fast_mode=True)
@@ -221,7 +229,7 @@ def test_dropout_is_on_what_a_layer_adds_and_nowhere_else():
     """Section 5.4: on the output of each sub-layer, before it is added; where all is dropped, x goes around."""
     torch.manual_seed(0)
     tokens = tokens_of(LENGTHS)
-    x, layout = drawn(tokens, torch.float32), Layout.itself(tokens)
+    x, layout = drawn(tokens, torch.float32), AttentionLayout.itself(tokens)
     block = Block(shape_of("pre", dropout=0.999999), "x", 0, causal=True)
     assert torch.equal(block.train()(x, layout), x)
     assert not torch.equal(block.eval()(x, layout), x)
@@ -230,7 +238,7 @@ def test_dropout_is_on_what_a_layer_adds_and_nowhere_else():
 def test_weights_start_as_in_the_authors_code():
     """Matrices are Xavier's uniform, query, key and value each by itself; biases are nought."""
     torch.manual_seed(0)
-    block = Block(Shape(120, 4, 200), "x", 0, cross=True)
+    block = Block(BlockConfig(120, 4, 200), "x", 0, cross=True)
     for name, value in block.named_parameters():
         if name.endswith("bias"):
             assert not value.any()

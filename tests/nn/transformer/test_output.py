@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from weft.nn.transformer.output import Readout
+from weft.nn.transformer.output import OutputProjection
 
 
 @pytest.mark.parametrize("vocab", [10, 4096, 5000])
@@ -11,7 +11,7 @@ from weft.nn.transformer.output import Readout
 @pytest.mark.parametrize("bias", [False, True])
 def test_parts_make_up_the_whole(vocab, rows, bias):
     torch.manual_seed(vocab + rows)
-    layer, x = Readout(32, vocab, bias), torch.randn(rows, 32)
+    layer, x = OutputProjection(32, vocab, bias), torch.randn(rows, 32)
     with torch.inference_mode():
         found = layer(x)
     torch.testing.assert_close(found, layer(x).detach(), rtol=1e-5, atol=1e-5)
@@ -19,18 +19,18 @@ def test_parts_make_up_the_whole(vocab, rows, bias):
 
 
 def test_it_learns():
-    layer, x = Readout(8, 5000), torch.randn(3, 8)
+    layer, x = OutputProjection(8, 5000), torch.randn(3, 8)
     layer(x).square().sum().backward()
     assert layer.weight.grad.abs().sum() > 0
 
 
 def test_rows_of_nought_make_it_even():
-    layer = Readout(8, 131, bias=True)
+    layer = OutputProjection(8, 131, bias=True)
     even, shift = layer.evened()
     assert even.shape == (192, 8)
     assert torch.equal(shift[:131], layer.bias)
     assert not shift[131:].any()
     assert torch.equal(even[:131], layer.weight)
     assert not even[131:].any()
-    assert Readout(8, 128).evened()[0].shape == (128, 8)
-    assert Readout(8, 128).evened()[1] is None
+    assert OutputProjection(8, 128).evened()[0].shape == (128, 8)
+    assert OutputProjection(8, 128).evened()[1] is None

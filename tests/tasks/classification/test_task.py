@@ -17,14 +17,14 @@ from torch.nn import functional as F
 import weft
 from weft.config.schema import Run, Section, read_recipe
 from weft.data.batching.packed import pack
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.tasks.classification.task import Classify, ClassifyConfig, ClassifyExample, RatedExample, Threshold
 from weft.tasks.factory import make_task
 from weft.tasks.text_pairs import Pieces, trimmed
 from weft.training.run import settle
 
-LIMIT = Limit(1024, "error")
+LIMIT = TruncationPolicy(1024, "error")
 ROWS = [("so good", "good"), ("very good", "good"), ("fine", "good"), ("quite bad", "bad"), ("odd thing", "odd")]
 
 
@@ -117,7 +117,7 @@ def test_a_batch_has_segments_where_there_are_pairs_and_targets_where_all_labels
 def test_labels_do_not_count_as_tokens_of_a_batch(recipe):
     task, _ = made(recipe)
     items = encoded(task, *(ask(*row) for row in ROWS))
-    assert pack(items, counted=task.counted).sizes.tolist() == [len(item[0]) for item in items]
+    assert pack(items, num_token_arrays=task.num_token_arrays).sizes.tolist() == [len(item[0]) for item in items]
 
 
 # Too long.
@@ -125,7 +125,7 @@ def test_labels_do_not_count_as_tokens_of_a_batch(recipe):
 
 @pytest.mark.parametrize(("policy", "sizes"), [("cut", [(3, 3)]), ("drop", [])])
 def test_a_pair_is_limited_as_a_whole(recipe, policy, sizes):
-    task, limit = made(recipe)[0], Limit(6, policy)
+    task, limit = made(recipe)[0], TruncationPolicy(6, policy)
     found = encoded(task, ask("a b c d e", pair="f g h i"), limit=limit)
     assert [(second[0] - 2, len(ids) - second[0] - 1) for ids, second in found] == sizes
     assert "1 sequence longer than data.longest=6" in str(limit)
@@ -135,7 +135,7 @@ def test_a_pair_is_limited_as_a_whole(recipe, policy, sizes):
 def test_a_long_text_is_an_error_unless_the_recipe_says(recipe):
     task, _ = made(recipe)
     with pytest.raises(DataError, match="got 4 tokens, data.longest is 3; set data.too_long: cut or drop, or raise"):
-        encoded(task, ask("a b", pair="c d"), limit=Limit(3, "error"))
+        encoded(task, ask("a b", pair="c d"), limit=TruncationPolicy(3, "error"))
     with pytest.raises(ConfigError, match="data.too_long: task 'classify' cannot use 'window'; try cut"):
         made(recipe, "data.too_long=window")
 
@@ -224,7 +224,7 @@ def test_labels_are_those_of_the_training_data_in_alphabetical_order(recipe):
 def test_labels_that_are_listed_stay_and_nothing_is_read(recipe):
     run = Run.parse(read_recipe(recipe, ["task.labels=[odd, good, bad]"]))
     task = make_task(run)
-    assert task.settled(iter(lambda: pytest.fail("the data was read"), None)) is run.task
+    assert task.resolve_config(iter(lambda: pytest.fail("the data was read"), None)) is run.task
     assert settle(run, task) == run
 
 
@@ -333,8 +333,8 @@ def test_an_answer_has_the_scores_from_the_likeliest_down():
 
 
 def test_what_is_shown_of_an_example():
-    assert classify().shown(ask("a", "bad", pair="b")) == ("a | b", "bad")
-    assert classify(multiple=True).shown(ask("a", labels=["odd", "bad", "odd"])) == ("a", "odd, bad")
+    assert classify().preview(ask("a", "bad", pair="b")) == ("a | b", "bad")
+    assert classify(multiple=True).preview(ask("a", labels=["odd", "bad", "odd"])) == ("a", "odd, bad")
 
 
 def test_scores_and_confusion_go_by_label():
@@ -372,7 +372,7 @@ def test_it_learns_and_knows_how_sure_it_is(recipe, tmp_path):
         assert answer["label"] == next(iter(answer["scores"]))
     assert pipeline.evaluate()["accuracy"] == 1
     assert pipeline.judge().confusion.counts == [[1, 0, 0], [0, 3, 0], [0, 0, 1]]
-    names, labels, batch = pipeline.task.reread(
+    names, labels, batch = pipeline.task.teacher_forced(
         pipeline.task.encode(pipeline.example("so good"), pipeline.tokenizer, LIMIT), [([1], [])]
     )
     assert (names, labels, batch.targets.tolist()) == (["<s>", "so", "good", "</s>"], ["good"], [1])
@@ -532,8 +532,8 @@ def test_numbers_are_learnt_and_judged_by_their_order(rated, tmp_path):
     assert pipeline.run.task.labels is None
     example = pipeline.example({"text": "so good", "label": "1.50"})
     assert pipeline.task.line(answers[0]) == json.dumps(answers[0]["score"])
-    assert pipeline.task.shown(example) == ("so good", "1.5")
-    names, given, batch = pipeline.reread("so good")
+    assert pipeline.task.preview(example) == ("so good", "1.5")
+    names, given, batch = pipeline.teacher_forced("so good")
     assert (names, given) == (["<s>", "so", "good", "</s>"], [json.dumps(answers[0]["score"])])
     assert batch.targets.tolist() == pytest.approx([answers[0]["score"]], abs=1e-5)
 
@@ -553,7 +553,7 @@ def test_what_stands_between_the_texts_of_a_pair_is_the_tokenizers(recipe, speci
     assert task.tokenizer.token(int(ids[second[0]])) == "very"
     segments = collated(task, ask("so good", pair="very bad")).tokens.segments.tolist()
     assert segments == [0] * (3 + len(between.split())) + [1] * 3
-    assert task.signs == len(ids) - 4
+    assert task.num_special_tokens == len(ids) - 4
     ((ids, second),) = encoded(task, ask("so good"))
     assert (" ".join(map(task.tokenizer.token, ids)), second.tolist()) == ("<s> so good </s>", [])
 
@@ -594,14 +594,14 @@ def test_the_summaries_of_both_orders_are_added_before_the_output(bodies):
 def test_both_orders_count_as_what_a_batch_reads(bodies):
     task, head = made(bodies, "task.symmetric=true")
     items = encoded(task, ask("so good", "same", pair="bad"), ask("odd", "same", pair="thing"))
-    data = pack(items, counted=task.counted)
+    data = pack(items, num_token_arrays=task.num_token_arrays)
     assert data.sizes.tolist() == [12, 10]
-    assert task.sides(data).tolist() == [[6, 5], [6, 5]]
+    assert task.sequence_lengths(data).tolist() == [[6, 5], [6, 5]]
     batch = task.collate(items, np.random.default_rng(0))
     assert batch.size == 22
-    once = made(bodies)[1].operations(replace(batch, source=None))
+    once = made(bodies)[1].flops(replace(batch, source=None))
     output = 2 * head.output.weight.numel() * 2
-    assert head.operations(batch) - output == 2 * (once - output)
+    assert head.flops(batch) - output == 2 * (once - output)
 
 
 def test_both_orders_are_spelt_out_for_a_model_that_reads_it(recipe):
@@ -622,7 +622,7 @@ def test_both_orders_are_learnt_answered_and_looked_at(bodies, tmp_path):
     assert pipeline.evaluate()["accuracy"] == 1
     asked = {"text": "so good", "pair": "very good"}
     assert pipeline(asked)[0]["label"] == "same"
-    names, given, batch = pipeline.reread(asked)
+    names, given, batch = pipeline.teacher_forced(asked)
     assert " ".join(names) == "<s> so good <|d|> very good </s>"
     assert (given, batch.source) == (["same"], None)
     if bodies["model"]["name"] != "cnn":

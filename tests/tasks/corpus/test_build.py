@@ -139,7 +139,7 @@ def test_every_task_can_be_prepared_and_trained_on(tmp_path, out, name):
     run = parsed(recipe)
     made = prepare(run, out, ("train",), workers=1)
     want, told = packed(run)
-    found = open_shards(out, "train", make_task(run).counted)
+    found = open_shards(out, "train", make_task(run).num_token_arrays)
     same(found, want)
     assert np.array_equal(found.sizes, want.sizes)
     assert np.array_equal(found.shapes, want.shapes)

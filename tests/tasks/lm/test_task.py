@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import weft
 from weft.config.schema import Run
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
-from weft.tasks.base import UNREAD
+from weft.tasks.base import IGNORE_INDEX
 from weft.tasks.factory import build, make_task
 from weft.tasks.inference import judge
 from weft.tokenization.trainable import train_tokenizer
@@ -59,7 +59,7 @@ def by_hand(task, head, text, carried=()):
 def test_documents_on_their_own_have_the_loss_of_the_equation():
     task, head = made(recipe(task={"reads": "rows"}, data={"too_long": "error", "longest": 64}))
     losses = [one for text in TEXTS for one in by_hand(task, head, text)[0]]
-    found = task.measure(head, examples(task), Limit(64, "error")).metrics
+    found = task.measure(head, examples(task), TruncationPolicy(64, "error")).metrics
     assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
     assert found["perplexity"] == pytest.approx(math.exp(np.mean(losses)), rel=1e-9)
     size = sum(len(text) + 1 for text in TEXTS)
@@ -72,7 +72,7 @@ def test_a_stream_that_is_read_on_has_the_loss_of_one_long_text():
     for text in TEXTS:
         own, read = by_hand(task, head, text, carried)
         losses, carried = losses + own, carried + read
-    found = task.measure(head, examples(task), Limit(8, "error")).metrics
+    found = task.measure(head, examples(task), TruncationPolicy(8, "error")).metrics
     assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
 
 
@@ -84,7 +84,7 @@ def test_rows_of_a_long_stream_have_come_to_what_they_remember():
     follow = torch.tensor([*whole[1:], task.tokenizer.specials.bos])
     follow[follow == task.tokenizer.specials.bos] = task.tokenizer.specials.eos
     must = -float(logits.gather(1, follow[:, None]).mean())
-    found = task.measure(head, examples(task, texts), Limit(8, "error")).metrics["loss"]
+    found = task.measure(head, examples(task, texts), TruncationPolicy(8, "error")).metrics["loss"]
     assert len(whole) > 4 * 1024  # several rows
     assert found == pytest.approx(must, rel=1e-6)
 
@@ -105,7 +105,7 @@ def test_windows_of_a_stream_see_as_far_back_as_the_stride_leaves_them(stride):
         logits = head.body.logits(Tokens.pack([ids[first : place + 1]])).detach().log_softmax(-1)[-1]
         follow = ids[place + 1] if place + 1 < len(ids) else specials.bos
         losses.append(-float(logits[specials.eos if follow == specials.bos else follow]))
-    found = task.measure(head, examples(task), Limit(8, "error")).metrics
+    found = task.measure(head, examples(task), TruncationPolicy(8, "error")).metrics
     assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
 
 
@@ -129,28 +129,28 @@ def test_windows_of_a_backward_model_see_as_far_ahead_as_the_stride_leaves_them(
         last = len(ids) - (0 if mirrored < width else (mirrored - width) // step * step + step)
         logits = head.body.logits(Tokens.pack([read[place:last]]), direction="backward").log_softmax(-1)[0]
         losses.append(-float(logits[ids[place]]))
-    found = task.measure(head, examples(task), Limit(8, "error")).metrics
+    found = task.measure(head, examples(task), TruncationPolicy(8, "error")).metrics
     assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
 
 
 @pytest.mark.parametrize("direction", ["backward", "both"])
 def test_other_directions_have_their_targets(direction):
     task, head = made(recipe(model={"direction": direction}, task={"reads": "rows"}))
-    items = task.encode_batch(examples(task, ["the cat", "a dog"]), task.tokenizer, Limit(64, "error"))
+    items = task.encode_batch(examples(task, ["the cat", "a dog"]), task.tokenizer, TruncationPolicy(64, "error"))
     batch = task.collate([item for items in items for item in items], np.random.default_rng(0))
     for read, wanted in zip(batch.tokens.split(), batch.tokens.split(batch.targets), strict=True):
         if direction == "backward":
             assert wanted.tolist()[1:] == read.tolist()[:-1]
             assert int(wanted[0]) == task.tokenizer.specials.bos
         else:
-            assert wanted.tolist() == [UNREAD, *read.tolist()[1:-1], UNREAD]
-    assert batch.counts == {"tokens": int((batch.targets != UNREAD).sum())}
+            assert wanted.tolist() == [IGNORE_INDEX, *read.tolist()[1:-1], IGNORE_INDEX]
+    assert batch.counts == {"tokens": int((batch.targets != IGNORE_INDEX).sum())}
     assert math.isfinite(float(head(batch)[0]["tokens"]))
 
 
 def test_what_sees_both_sides_has_no_bits_per_byte_and_says_so():
     task, head = made(recipe(model={"direction": "both"}))
-    found = task.measure(head, examples(task), Limit(64, "error"))
+    found = task.measure(head, examples(task), TruncationPolicy(64, "error"))
     assert "bits_per_byte" not in found.metrics
     assert "not that of the text" in found.note
     with pytest.raises(RoleError, match="does not generate"):
@@ -160,7 +160,7 @@ def test_what_sees_both_sides_has_no_bits_per_byte_and_says_so():
 def test_pieces_of_a_long_document_leave_no_token_out():
     task, _ = made(recipe(task={"reads": "rows"}))
     whole = [*by_hand_ids(task, TEXTS[0])[1:], task.tokenizer.specials.eos]
-    items = task.encode(task.Example(text=TEXTS[0]), task.tokenizer, Limit(4, "window"))
+    items = task.encode(task.Example(text=TEXTS[0]), task.tokenizer, TruncationPolicy(4, "window"))
     assert len(items) > 2
     assert [id for item in items for id in item[1].tolist()] == whole
     assert all(a[1][-1] == b[0][0] for a, b in pairwise(items))
@@ -170,7 +170,7 @@ def test_pieces_of_a_long_document_leave_no_token_out():
 def test_text_that_is_left_out_is_not_divided_by(policy, given):
     """Its bytes would count, and its tokens would not."""
     task, head = made(recipe(task={"reads": "rows"}))
-    found = task.measure(head, examples(task), Limit(8, policy))
+    found = task.measure(head, examples(task), TruncationPolicy(8, policy))
     assert ("bits_per_byte" in found.metrics) is given
     assert given or "data.too_long leaves out some of the text" in found.note
 
@@ -178,9 +178,9 @@ def test_text_that_is_left_out_is_not_divided_by(policy, given):
 def test_nothing_to_judge_by_is_an_error_and_not_a_perplexity_of_one():
     task, head = made(recipe(task={"reads": "rows"}))
     with pytest.raises(DataError, match="not one example is left"):
-        task.measure(head, examples(task), Limit(0, "drop"))
+        task.measure(head, examples(task), TruncationPolicy(0, "drop"))
     with pytest.raises(DataError, match="not one example is left"):
-        judge(task, head, [], Limit(8, "error"))
+        judge(task, head, [], TruncationPolicy(8, "error"))
 
 
 def test_bits_per_byte_that_will_not_be_given_are_refused_before_training(tmp_path):
@@ -206,7 +206,7 @@ def test_words_that_are_not_known_pay_for_their_spelling():
     task, head = made(run)
     known, strange = "the cat", "the zebra"
     first, second = (
-        task.measure(head, examples(task, [text]), Limit(64, "error")).metrics for text in (known, strange)
+        task.measure(head, examples(task, [text]), TruncationPolicy(64, "error")).metrics for text in (known, strange)
     )
     paid = second["bits_per_byte"] * (len(strange) + 1) - second["loss"] * 3 / math.log(2)
     assert paid == pytest.approx(math.log2(257) * (len("zebra") + 1))
@@ -219,7 +219,7 @@ def test_words_that_are_not_known_pay_for_their_spelling():
 )
 def test_a_tokenizer_that_loses_text_gets_no_bits_per_byte(tokenizer, text):
     task, head = made(Run.parse({**recipe().dump(), "tokenizer": tokenizer}))
-    found = task.measure(head, examples(task, [text]), Limit(64, "error"))
+    found = task.measure(head, examples(task, [text]), TruncationPolicy(64, "error"))
     assert "bits_per_byte" not in found.metrics
     assert "loses some of the text" in found.note
 
@@ -351,6 +351,6 @@ def test_a_model_that_goes_both_ways_has_no_last_loss_to_look_back_from():
     sizes = {"embedding": 4, "filters": {1: 4}, "highways": 1, "width": 8, "cells": 8}
     run = Run.parse({**recipe().model_dump(), "model": {"name": "elmo", **sizes}})
     task, head = made(run)
-    items = task.encode(task.Example(text="a dog"), task.tokenizer, Limit(100, "error"))
+    items = task.encode(task.Example(text="a dog"), task.tokenizer, TruncationPolicy(100, "error"))
     with pytest.raises(RoleError, match="'elmo' goes both ways"):
         trace(task, head, task.collate(items, np.random.default_rng(0)))

@@ -12,10 +12,10 @@ import weft
 from weft.config.schema import Run, read_recipe
 from weft.data.batching.packed import pack
 from weft.data.corpus.format import open_shards
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.bert import BERT
-from weft.tasks.base import UNREAD
+from weft.tasks.base import IGNORE_INDEX
 from weft.tasks.corpus.build import prepare
 from weft.tasks.factory import build, make_task
 from weft.tasks.inference import judge
@@ -59,7 +59,9 @@ def made(raw, seed=0):
 
 
 def packed(task, texts):
-    encoded = task.encode_batch([task.Example(text=text) for text in texts], task.tokenizer, Limit(24, "window"))
+    encoded = task.encode_batch(
+        [task.Example(text=text) for text in texts], task.tokenizer, TruncationPolicy(24, "window")
+    )
     return pack(item for items in encoded for item in items)
 
 
@@ -134,9 +136,9 @@ def test_the_loss_is_that_of_the_words_that_were_chosen_and_of_what_follows(kind
     batch = drawn(run, task, packed(task, lines()), 1)[0].batch
     sums = head(batch)[0]
     logits = head.body.logits(batch.tokens).log_softmax(-1)  # every place, here
-    right = torch.full((len(batch.tokens.ids),), UNREAD)
+    right = torch.full((len(batch.tokens.ids),), IGNORE_INDEX)
     right[batch.at.ids] = batch.targets
-    must = -sum(logits[place, id] for place, id in enumerate(right.tolist()) if id != UNREAD)
+    must = -sum(logits[place, id] for place, id in enumerate(right.tolist()) if id != IGNORE_INDEX)
     torch.testing.assert_close(sums["masked"], must)
     assert set(sums) == ({"masked", "next"} if task.pairs else {"masked"}) == set(batch.counts)
     if task.pairs:
@@ -169,7 +171,7 @@ def test_only_the_words_that_were_chosen_meet_the_vocabulary(kind):
     matrices = head.body.transform.weight.numel() + head.body.output.weight.numel()
     spared = len(batch.tokens.ids) - len(batch.at.ids)
     own = 0 if head.next is None else 2 * head.next.weight.numel() * len(batch.tokens)
-    assert head.operations(batch) == head.body.operations(batch.tokens) - 2 * matrices * spared + own
+    assert head.flops(batch) == head.body.flops(batch.tokens) - 2 * matrices * spared + own
 
 
 def learnt(head, batch):
@@ -191,14 +193,16 @@ def test_batches_of_one_shape_teach_the_same(kind):
         labels = None if batch.labels is None else len(batch.labels)
         shapes.add((len(batch.tokens.ids), len(batch.tokens), batch.tokens.longest, len(batch.at.ids), batch.at.longest,
                     len(batch.at), len(batch.targets), labels))  # fmt: skip
-        assert int((batch.targets != UNREAD).sum()) == len(batch.bare.at.ids) == batch.counts["masked"]
-        assert batch.size == len(batch.bare.tokens.ids)
+        assert int((batch.targets != IGNORE_INDEX).sum()) == len(batch.unpadded.at.ids) == batch.counts["masked"]
+        assert batch.size == len(batch.unpadded.tokens.ids)
     assert len(shapes) == 1
-    for got, must in zip(learnt(head, batch), learnt(head, batch.bare), strict=True):
+    for got, must in zip(learnt(head, batch), learnt(head, batch.unpadded), strict=True):
         torch.testing.assert_close(got, must, rtol=1e-9, atol=1e-9)
     # the negative control: a filler that has a target
-    wrong = replace(batch, targets=batch.targets.masked_fill(batch.targets == UNREAD, 7))
-    assert len(batch.targets) == len(batch.bare.targets) or abs(learnt(head, wrong)[0] - learnt(head, batch)[0]) > 1e-3
+    wrong = replace(batch, targets=batch.targets.masked_fill(batch.targets == IGNORE_INDEX, 7))
+    assert (
+        len(batch.targets) == len(batch.unpadded.targets) or abs(learnt(head, wrong)[0] - learnt(head, batch)[0]) > 1e-3
+    )
 
 
 def test_labels_are_true_to_the_documents():
@@ -250,7 +254,7 @@ def test_a_text_is_as_likely_as_its_tokens_masked_in_turn(own):
 def test_an_evaluation_is_always_the_same_and_says_what_it_is_of(kind):
     _, task, head = kind
     examples = [task.Example(text=text) for text in lines(20, 5)]
-    found = [judge(task, head, examples, Limit(24, "window")) for _ in range(2)]
+    found = [judge(task, head, examples, TruncationPolicy(24, "window")) for _ in range(2)]
     assert found[0] == found[1]
     metrics = found[0].metrics
     assert metrics.keys() == {"loss", *task.metrics}
@@ -266,7 +270,7 @@ def test_an_evaluation_is_always_the_same_and_says_what_it_is_of(kind):
                 task,
                 head,
                 [task.Example(text=text) for text in ["the weft", "is a thread that runs"]],
-                Limit(24, "error"),
+                TruncationPolicy(24, "error"),
             )
         count = sum(len(ids) for ids in task.tokenizer.ids(["the weft", "is a thread that runs"]))
         assert short.metrics["pseudo_perplexity"] == pytest.approx(math.exp(-sum(known) / count), rel=1e-9)
@@ -283,7 +287,7 @@ def test_an_evaluation_counts_what_is_right():
         total += len(batch.targets)
         follows += int((head.next(head.body.summary(batch.tokens)).argmax(-1) == batch.labels).sum())
         pairs += len(batch.labels)
-    metrics = judge(task, head, examples, Limit(24, "window")).metrics
+    metrics = judge(task, head, examples, TruncationPolicy(24, "window")).metrics
     assert metrics["perplexity"] == pytest.approx(math.exp(loss / total))
     assert metrics["masked_accuracy"] == pytest.approx(correct / total)
     assert 0 < follows < pairs
@@ -292,14 +296,14 @@ def test_an_evaluation_counts_what_is_right():
 
 def test_one_document_is_judged_without_next_sentences():
     _, task, head = made(recipe())
-    found = judge(task, head, [task.Example(text=" ".join(lines(3)))], Limit(24, "window"))
+    found = judge(task, head, [task.Example(text=" ".join(lines(3)))], TruncationPolicy(24, "window"))
     assert "next_accuracy" not in found.metrics
     assert found.note.startswith("next_accuracy: not given, since there is but one document; pseudo_perplexity")
     one = [task.Example(text="a")]
-    assert task.withheld("next_accuracy", one) == "there is but one document"
-    assert task.withheld("next_accuracy", one * 2) == task.withheld("perplexity", one) == ""
+    assert task.unavailable_metric("next_accuracy", one) == "there is but one document"
+    assert task.unavailable_metric("next_accuracy", one * 2) == task.unavailable_metric("perplexity", one) == ""
     with pytest.raises(DataError, match="not one word is left"):
-        judge(task, head, [task.Example(text="")], Limit(24, "window"))
+        judge(task, head, [task.Example(text="")], TruncationPolicy(24, "window"))
 
 
 def test_to_train_next_sentences_takes_two_documents(tmp_path):
@@ -346,16 +350,16 @@ def test_rows_are_cut_at_the_limit_their_specials_counted():
     _, task, _ = made(recipe(task={"reads": "rows"}, tokenizer=PLAIN))
     text = " ".join(["weft"] * 50)
     for policy, sizes in (("window", [24, 24, 8]), ("cut", [24]), ("drop", [])):
-        items = task.encode(task.Example(text=text), task.tokenizer, Limit(24, policy))
+        items = task.encode(task.Example(text=text), task.tokenizer, TruncationPolicy(24, policy))
         assert [len(item[0]) for item in items] == sizes
     with pytest.raises(DataError, match="got 52 tokens"):
-        task.encode(task.Example(text=text), task.tokenizer, Limit(24, "error"))
-    assert task.encode(task.Example(text=""), task.tokenizer, Limit(24, "error")) == []
+        task.encode(task.Example(text=text), task.tokenizer, TruncationPolicy(24, "error"))
+    assert task.encode(task.Example(text=""), task.tokenizer, TruncationPolicy(24, "error")) == []
 
 
 def test_what_spells_a_mask_is_text_to_learn_from_and_a_mask_to_fill():
     _, task, _ = made(recipe())
-    example, limit = task.Example(text="the [MASK] is"), Limit(24, "error")
+    example, limit = task.Example(text="the [MASK] is"), TruncationPolicy(24, "error")
     mask = task.tokenizer.specials.mask
     assert mask not in task.encode(example, task.tokenizer, limit)[0][0]
     assert task.encode(task.asked(example), task.tokenizer, limit)[0][0].tolist().count(mask) == 1

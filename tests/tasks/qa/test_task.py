@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 import weft
 from weft.config.schema import Data, Run, read_recipe
-from weft.data.batching.static_shape import Frame
+from weft.data.batching.static_shape import StaticShape
 from weft.data.readers.examples import Skipped, read_examples
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
-from weft.tasks.base import UNREAD
+from weft.tasks.base import IGNORE_INDEX
 from weft.tasks.corpus.build import prepare
 from weft.tasks.factory import make_task
 from weft.tasks.inference import predict
@@ -28,7 +28,7 @@ from weft.training.run import settle
 quick = settings(
     deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-LIMIT = Limit(1024, "error")
+LIMIT = TruncationPolicy(1024, "error")
 PASSAGE = "Ada wove the cloth in May . Bob sold it in June , and Eve wore it ."
 ROWS = [("who wove ?", "Ada"), ("who sold ?", "Bob"), ("who wore ?", "Eve"), ("when wove ?", "in May")]
 
@@ -66,7 +66,7 @@ def collated(task, *examples, limit=LIMIT):
 
 def answers(task, head, examples, longest=1024, **options):
     found = SpanOptions(**{**task.options().model_dump(), **options})
-    return list(predict(task, head, examples, Limit(longest, "window"), found))
+    return list(predict(task, head, examples, TruncationPolicy(longest, "window"), found))
 
 
 # Examples to batches.
@@ -88,8 +88,8 @@ def test_targets_are_where_the_answer_starts_and_ends_and_the_question_is_closed
     task, _ = made(recipe)
     batch = collated(task, ask("who wove ?", "the cloth"), ask("who ?", ""))
     first, second = batch.tokens.split(batch.targets)
-    assert first.tolist() == [0, *[UNREAD] * 4, 0, 0, 1, 2, *[0] * 14, UNREAD]
-    assert second.tolist() == [3, *[UNREAD] * 3, *[0] * 18, UNREAD]
+    assert first.tolist() == [0, *[IGNORE_INDEX] * 4, 0, 0, 1, 2, *[0] * 14, IGNORE_INDEX]
+    assert second.tolist() == [3, *[IGNORE_INDEX] * 3, *[0] * 18, IGNORE_INDEX]
     kinds, _ = batch.tokens.split(batch.tokens.segments)
     assert kinds.tolist() == [0] * 5 + [1] * 19
     assert batch.counts == {"windows": 2}
@@ -97,7 +97,7 @@ def test_targets_are_where_the_answer_starts_and_ends_and_the_question_is_closed
 
 def test_a_long_passage_is_read_in_windows_and_those_without_the_answer_point_at_bos(recipe):
     task, _ = made(recipe)
-    limit = Limit(11, "window")
+    limit = TruncationPolicy(11, "window")
     items = encoded(task, ask("who sold ?", "sold it"), limit=limit)
     assert [(shape.tolist()[1], gold.tolist()) for _, shape, gold, _ in items] == [
         (8, [0, 0]),
@@ -113,7 +113,7 @@ def test_a_long_passage_is_read_in_windows_and_those_without_the_answer_point_at
 def test_many_are_encoded_as_one_by_one(recipe):
     task, _ = made(recipe)
     examples = [ask(*row) for row in ROWS] + [ask("who ?"), ask("", ""), ask("who ?", passage="")]
-    limit = Limit(14, "window")
+    limit = TruncationPolicy(14, "window")
     alone = [task.encode(one, task.tokenizer, limit) for one in examples]
     for ours, must in zip(task.encode_batch(examples, task.tokenizer, limit), alone, strict=True):
         assert [[part.tolist() for part in item] for item in ours] == [
@@ -124,17 +124,17 @@ def test_many_are_encoded_as_one_by_one(recipe):
 def test_a_long_one_is_an_error_cut_or_dropped_as_the_recipe_says(recipe):
     task, _ = made(recipe)
     with pytest.raises(DataError, match="got 21 tokens, data.longest is 11; set data.too_long: cut, drop or window"):
-        encoded(task, ask("who wove ?"), limit=Limit(11, "error"))
-    assert encoded(task, ask("who wove ?"), limit=Limit(11, "drop")) == []
-    ((ids, shape, gold, _),) = encoded(task, ask("who sold ?", "Bob"), limit=Limit(11, "cut"))
+        encoded(task, ask("who wove ?"), limit=TruncationPolicy(11, "error"))
+    assert encoded(task, ask("who wove ?"), limit=TruncationPolicy(11, "drop")) == []
+    ((ids, shape, gold, _),) = encoded(task, ask("who sold ?", "Bob"), limit=TruncationPolicy(11, "cut"))
     assert (len(ids), shape.tolist(), gold.tolist()) == (14, [5, 8, 0, 8], [12, 12])
-    ((*_, gold, _),) = encoded(task, ask("who wore ?", "Eve"), limit=Limit(11, "cut"))
+    ((*_, gold, _),) = encoded(task, ask("who wore ?", "Eve"), limit=TruncationPolicy(11, "cut"))
     assert gold.tolist() == [0, 0]
 
 
 def test_a_question_that_is_too_long_is_cut_and_counted_or_an_error(recipe):
     task, _ = made(recipe)
-    limit = Limit(30, "window")
+    limit = TruncationPolicy(30, "window")
     ((ids, shape, *_),) = encoded(task, ask("who " * 12), limit=limit)
     assert (shape.tolist()[0], len(ids)) == (10, 29)
     assert str(limit) == "cut 1 question to task.longest_question=8 tokens"
@@ -149,7 +149,7 @@ def test_a_window_must_have_room_for_a_passage(recipe):
 
 def test_what_tokens_make_of_an_answer_is_counted(recipe):
     task, _ = made(recipe)
-    limit = Limit(64, "window")
+    limit = TruncationPolicy(64, "window")
     ((_, _, gold, _),) = encoded(task, ask("who ?", "he cloth in M"), limit=limit)
     assert gold.tolist() == [6, 9]  # the cloth in May
     encoded(task, ask("who ?", "Ada wove the cloth in"), limit=limit)
@@ -237,14 +237,14 @@ def test_the_loss_is_the_mean_of_both_cross_entropies_over_bos_and_passage(recip
     for scores, targets in zip(
         batch.tokens.split(head.scores(batch.tokens)), batch.tokens.split(batch.targets), strict=True
     ):
-        open_ = targets != UNREAD
+        open_ = targets != IGNORE_INDEX
         for side, mark in enumerate((1, 2)):
             right = ((targets[open_] & mark) > 0).nonzero()[0]
             must = must + F.cross_entropy(scores[open_, side][None], right) / 2
     assert carry is None
     torch.testing.assert_close(sums["windows"], must)
     everywhere = sum(
-        F.cross_entropy(scores[:, side][None], ((targets != UNREAD) & ((targets & mark) > 0)).nonzero()[0]) / 2
+        F.cross_entropy(scores[:, side][None], ((targets != IGNORE_INDEX) & ((targets & mark) > 0)).nonzero()[0]) / 2
         for scores, targets in zip(
             batch.tokens.split(head.scores(batch.tokens)), batch.tokens.split(batch.targets), strict=True
         )
@@ -257,14 +257,14 @@ def test_what_fills_a_batch_up_changes_neither_loss_nor_gradient(recipe):
     task, head = made(recipe)
     head.double().eval()
     batch = collated(task, *(ask(*row) for row in ROWS[:3]))
-    frame = Frame((128,), (32,), 6, 4)
+    frame = StaticShape((128,), (32,), 6, 4)
     parameters = list(head.parameters())
-    ours = torch.autograd.grad(head(batch.framed(frame))[0]["windows"], parameters, allow_unused=True)
+    ours = torch.autograd.grad(head(batch.to_static_shape(frame))[0]["windows"], parameters, allow_unused=True)
     must = torch.autograd.grad(head(batch)[0]["windows"], parameters, allow_unused=True)
-    torch.testing.assert_close(head(batch.framed(frame))[0], head(batch)[0])
+    torch.testing.assert_close(head(batch.to_static_shape(frame))[0], head(batch)[0])
     for mine, yours in zip(ours, must, strict=True):
         torch.testing.assert_close(mine, yours)
-    spoilt = batch.framed(frame)
+    spoilt = batch.to_static_shape(frame)
     spoilt.targets[-2:] = torch.tensor([0, 3])  # a filler that teaches
     assert not torch.isclose(head(spoilt)[0]["windows"], head(batch)[0]["windows"])
 
@@ -346,7 +346,7 @@ class Bag(torch.nn.Module):
         super().__init__()
         self.embed = torch.nn.Embedding(vocab, 4)
 
-    def without_summary(self):
+    def drop_pooler(self):
         pass
 
     def encode(self, tokens, layers=(-1,)):
@@ -364,7 +364,7 @@ def test_windows_answer_as_the_whole_passage_does(recipe, words, longest, seed):
     (windowed,) = answers(task, head, [example], longest=longest, top=4, null_threshold=0.5)
     assert windowed == whole
     if len(words) + 3 > longest:
-        assert len(encoded(task, example, limit=Limit(longest, "window"))) > 1
+        assert len(encoded(task, example, limit=TruncationPolicy(longest, "window"))) > 1
 
 
 def test_windows_that_do_not_overlap_are_caught(recipe, monkeypatch):
@@ -456,8 +456,8 @@ def test_scores_are_squads_and_those_of_the_unanswerable_where_there_are_some():
     )
     assert set(got) == {*task.metrics, "best_threshold"}
     assert "best_f1" not in task.score([{"answer": ""}], [ask("?", "")])
-    assert task.withheld("best_f1", examples) == "every question has an answer there"
-    assert task.withheld("f1", examples) == task.withheld("best_f1", [ask("?", "")]) == ""
+    assert task.unavailable_metric("best_f1", examples) == "every question has an answer there"
+    assert task.unavailable_metric("f1", examples) == task.unavailable_metric("best_f1", [ask("?", "")]) == ""
 
 
 def test_whether_there_may_be_no_answer_is_settled_by_the_data_or_the_recipe(recipe, rows):
@@ -512,7 +512,7 @@ def test_it_learns_answers_and_reads_questions_from_json(recipe, tmp_path):
         pipeline('{"question": "who?"}')
     look = pipeline.attention(ask("who sold ?"))
     assert look.answer["answer"] == "Bob"
-    names, chosen, batch = pipeline.reread(ask("who sold ?"))
+    names, chosen, batch = pipeline.teacher_forced(ask("who sold ?"))
     assert (chosen, names[0]) == (["Bob"], "<s>")
     assert batch.targets.max() == 3
 

@@ -9,7 +9,7 @@ from textwrap import shorten
 from typing import Any
 
 from weft.analysis.attention import Attention, explained
-from weft.analysis.gradients import Reach
+from weft.analysis.gradients import GradientNorms
 from weft.analysis.neighbours import Neighbours
 from weft.analysis.positions import Positions
 from weft.analysis.render.charts import line_chart
@@ -30,7 +30,7 @@ class Reached:
     """How strongly the loss at the end reaches back, in one text, by one model or by several."""
 
     text: str
-    reaches: Sequence[Reach]
+    reaches: Sequence[GradientNorms]
 
     def charts(self) -> dict[str, dict[str, list[tuple[float, float]]]]:
         """Group the lines by what they are over."""
@@ -137,7 +137,7 @@ def _reached(one: Reached) -> list[str]:
     return parts
 
 
-def _stops(reaches: Sequence[Reach]) -> dict[float, str]:
+def _stops(reaches: Sequence[GradientNorms]) -> dict[float, str]:
     """Name the steps by their tokens, where all models read the same ones."""
     tokens = {tuple(reach.tokens) for reach in reaches}
     if len(tokens) > 1 or tokens == {()}:
@@ -145,8 +145,8 @@ def _stops(reaches: Sequence[Reach]) -> dict[float, str]:
     return {x: visible(token) for (x, _), token in zip(reaches[0].points, reaches[0].tokens, strict=True)}
 
 
-def _numbers(reaches: Sequence[Reach]) -> str:
-    def rows(one: Reach) -> list[list[object]]:
+def _numbers(reaches: Sequence[GradientNorms]) -> str:
+    def rows(one: GradientNorms) -> list[list[object]]:
         steps = enumerate(zip(one.tokens, one.norms, strict=True), 1)
         return [[step, visible(token), f"{norm:.3g}"] for step, (token, norm) in steps]
 

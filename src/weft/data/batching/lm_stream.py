@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from weft.data.batching.static_shape import Frame
+from weft.data.batching.static_shape import StaticShape
 
 Spans = np.ndarray  # (rows, 2): where each sequence of a batch begins in the stream and ends; of pairs, (rows, 5)
 Pair = tuple[np.ndarray, np.ndarray]  # what is read, and what follows each token of it
@@ -62,7 +62,7 @@ class Reading(Protocol):
         ...
 
     @property
-    def frame(self) -> Frame | None:
+    def frame(self) -> StaticShape | None:
         """The shape of all batches, if they have one."""
         ...
 
@@ -86,9 +86,9 @@ class Packs:
         return cls(stream, width, max(1, min(tokens // width, len(stream) // width)))
 
     @property
-    def frame(self) -> Frame | None:
+    def frame(self) -> StaticShape | None:
         """What all batches have: no filler."""
-        return Frame((self.rows * self.width,), (self.width,), self.rows, 0)
+        return StaticShape((self.rows * self.width,), (self.width,), self.rows, 0)
 
     def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
         """Cut from a random place on, and shuffle. What is left over at the ends has its turn in another epoch."""
@@ -114,7 +114,7 @@ class Streams:
         return cls(stream, bptt, rows)
 
     @property
-    def frame(self) -> Frame | None:
+    def frame(self) -> StaticShape | None:
         """None: the first piece of an epoch is of another length, so that cuts fall elsewhere each time."""
         return None
 

@@ -15,8 +15,8 @@ from pydantic import Field
 from torch.utils.data import DataLoader, Dataset
 
 from weft.data.batching.lm_stream import Reading
-from weft.data.batching.packed import Packed
-from weft.data.batching.static_shape import Frame, cut
+from weft.data.batching.packed import PackedItems
+from weft.data.batching.static_shape import StaticShape, cut
 
 B = TypeVar("B")
 Collate = Callable[[Sequence[tuple[np.ndarray, ...]], np.random.Generator], B]
@@ -31,7 +31,7 @@ class Position(NamedTuple):
     batch: Annotated[int, Field(ge=0)] = 0
 
 
-class Draw(NamedTuple):
+class BatchIndex(NamedTuple):
     """The items of one batch, where it stands, and where the batches that all ranks draw with it end."""
 
     position: Position
@@ -39,14 +39,14 @@ class Draw(NamedTuple):
     items: np.ndarray  # (n,) by number; of a stream, spans (n, 2)
 
 
-class Drawn(NamedTuple, Generic[B]):
+class LoadedBatch(NamedTuple, Generic[B]):
     """A batch and the draw that it was made from."""
 
-    draw: Draw
+    draw: BatchIndex
     batch: B
 
 
-def plan_framed(lengths: np.ndarray, frame: Frame, seed: int, epoch: int) -> list[np.ndarray]:
+def plan_framed(lengths: np.ndarray, frame: StaticShape, seed: int, epoch: int) -> list[np.ndarray]:
     """Cut the items, as they are drawn, into batches that fit a frame: with no padding, like need not go with like.
 
     Drawn at random, sides of a batch have the shares that they have in the data, so that little is left to fill up.
@@ -54,7 +54,7 @@ def plan_framed(lengths: np.ndarray, frame: Frame, seed: int, epoch: int) -> lis
     return cut(np.random.default_rng((seed, epoch)).permutation(lengths.shape[1]), lengths, frame.room)
 
 
-def plan(data: Packed, budget: int, seed: int | None, epoch: int = 0) -> list[np.ndarray]:
+def plan(data: PackedItems, budget: int, seed: int | None, epoch: int = 0) -> list[np.ndarray]:
     """Cut the items into batches of at most `budget` tokens, of like lengths.
 
     Without a seed batches come in sorted order, and items of one length by their content: the same batches, whatever
@@ -89,14 +89,14 @@ def _cut(items: np.ndarray, sizes: np.ndarray, budget: int) -> list[np.ndarray]:
 class _Collated(Dataset[Any], Generic[B]):
     """What a worker process does: items by number to a batch."""
 
-    data: Packed
+    data: PackedItems
     collate: Collate[B]
     seed: int
     reading: Reading | None = None
 
-    def __getitem__(self, draw: Draw) -> Drawn[B]:
+    def __getitem__(self, draw: BatchIndex) -> LoadedBatch[B]:
         rng = np.random.default_rng((self.seed, *draw.position))
-        return Drawn(draw, self.collate(self._items(draw.items.tolist()), rng))
+        return LoadedBatch(draw, self.collate(self._items(draw.items.tolist()), rng))
 
     def _items(self, drawn: list[Any]) -> list[tuple[np.ndarray, ...]]:
         if self.reading is None:
@@ -108,7 +108,7 @@ class _Collated(Dataset[Any], Generic[B]):
 class Loader(Generic[B]):
     """An endless stream of batches for one rank, from any position on."""
 
-    data: Packed
+    data: PackedItems
     collate: Collate[B]
     budget: int
     seed: int
@@ -117,17 +117,17 @@ class Loader(Generic[B]):
     workers: int = 0
     pin: bool = False
     lengths: np.ndarray | None = None  # (sides, items) for batches that are to fit a frame
-    frame: Frame | None = None
+    frame: StaticShape | None = None
     reading: Reading | None = None  # where the data is one long stream: what is drawn are spans of it
 
-    def draws(self, start: Position) -> Iterator[Draw]:
+    def draws(self, start: Position) -> Iterator[BatchIndex]:
         """Yield this rank's share of the one order that all ranks see: of every `world` batches, one."""
         batches = self._batches(start)
         while True:
             group = [next(batches) for _ in range(self.world)]
             position, items = group[self.rank]
             last = group[-1][0]
-            yield Draw(position, Position(last.epoch, last.batch + 1), items)
+            yield BatchIndex(position, Position(last.epoch, last.batch + 1), items)
 
     def _batches(self, start: Position) -> Iterator[tuple[Position, np.ndarray]]:
         epoch, first = start
@@ -145,14 +145,14 @@ class Loader(Generic[B]):
             return plan(self.data, self.budget, self.seed, number)
         return plan_framed(self.lengths, self.frame, self.seed, number)
 
-    def stream(self, start: Position = Position()) -> Iterator[Drawn[B]]:  # noqa: B008
+    def stream(self, start: Position = Position()) -> Iterator[LoadedBatch[B]]:  # noqa: B008
         """Yield batches; worker processes, where there are any, collate ahead and hand over shared memory."""
         source = _Collated(self.data, self.collate, self.seed, self.reading)
         if self.workers == 0:
             return map(source.__getitem__, self.draws(start))
         return iter(self._ahead(source, start))
 
-    def _ahead(self, source: "_Collated[B]", start: Position) -> "DataLoader[Drawn[B]]":
+    def _ahead(self, source: "_Collated[B]", start: Position) -> "DataLoader[LoadedBatch[B]]":
         return DataLoader(
             source,
             sampler=_Endless(self.draws(start)),
@@ -174,8 +174,8 @@ def _heed_no_signal(_: int) -> None:
 class _Endless:
     """A sampler that goes on as long as it is asked."""
 
-    def __init__(self, draws: Iterator[Draw]) -> None:
+    def __init__(self, draws: Iterator[BatchIndex]) -> None:
         self._draws = draws
 
-    def __iter__(self) -> Iterator[Draw]:
+    def __iter__(self) -> Iterator[BatchIndex]:
         return self._draws

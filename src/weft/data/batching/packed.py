@@ -33,21 +33,21 @@ def content_keys(ids: np.ndarray, starts: np.ndarray) -> np.ndarray:
     return keys
 
 
-class Packed:
+class PackedItems:
     """Items by number."""
 
     def __init__(
-        self, ids: np.ndarray, starts: np.ndarray, items: np.ndarray, digest: str, counted: int | None = None
+        self, ids: np.ndarray, starts: np.ndarray, items: np.ndarray, digest: str, num_token_arrays: int | None = None
     ) -> None:
         self.ids, self.starts, self.items = ids, starts, items
         self.digest = digest  # of the content: two data sets with the same digest train alike
-        self.counted = counted
+        self.num_token_arrays = num_token_arrays
 
     @cached_property
     def sizes(self) -> np.ndarray:
         """The tokens (n,) of each item, all its sequences that count together."""
         first, ends = self.items[:-1], self.items[1:]
-        counted = ends if self.counted is None else np.minimum(first + self.counted, ends)
+        counted = ends if self.num_token_arrays is None else np.minimum(first + self.num_token_arrays, ends)
         found: np.ndarray = self.starts[counted] - self.starts[first]
         return found
 
@@ -77,8 +77,8 @@ def pack(
     items: Iterable[tuple[np.ndarray, ...]],
     folder: Path | None = None,
     at_once: int = 1 << 18,
-    counted: int | None = None,
-) -> Packed:
+    num_token_arrays: int | None = None,
+) -> PackedItems:
     """Write a stream of items to an unnamed file in `folder`, and map it; memory holds lengths and `at_once` tokens.
 
     The first `counted` sequences of an item make its size (None: all); what follows them, such as labels, is no token.
@@ -100,7 +100,9 @@ def pack(
         ids = np.memmap(file, np.int32, "r", shape=(starts[-1],)) if starts[-1] else np.zeros(0, np.int32)
     for lengths in (starts, bounds):
         digest.update(lengths.tobytes())
-    return Packed(ids.view(np.ndarray), np.asarray(starts), np.asarray(bounds), digest.hexdigest(), counted)
+    return PackedItems(
+        ids.view(np.ndarray), np.asarray(starts), np.asarray(bounds), digest.hexdigest(), num_token_arrays
+    )
 
 
 def _flush(chunk: list[np.ndarray], starts: "array[int]", file: IO[bytes], digest: "hashlib._Hash") -> None:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from weft.data.batching.lm_stream import Packs, Spans, Stream
-from weft.data.batching.static_shape import Frame, cut
+from weft.data.batching.static_shape import StaticShape, cut
 from weft.errors import DataError
 from weft.tokens import Tokens
 
@@ -65,9 +65,9 @@ class Windows:
         return cls(stream, width, max(1, min(tokens // width, len(stream.ids) // (width - 2))))
 
     @property
-    def frame(self) -> Frame | None:
+    def frame(self) -> StaticShape | None:
         """What all batches have: no filler."""
-        return Frame((self.rows * self.width,), (self.width,), self.rows, 0)
+        return StaticShape((self.rows * self.width,), (self.width,), self.rows, 0)
 
     def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
         """Cut from a random place on, and shuffle."""
@@ -170,7 +170,7 @@ class Pairs:
     room: int  # tokens of a piece, and so of both segments
     signs: int  # tokens around and between them
     shorter: float
-    frame: Frame
+    frame: StaticShape
 
     @classmethod
     def of(cls, stream: Documents, longest: int, signs: int, tokens: int, shorter: float) -> "Pairs":
@@ -184,7 +184,7 @@ class Pairs:
                 "task.next_sentence: false"
             )
         lengths = np.append(pieces.sizes, whole.sizes.max()) + signs
-        return cls(stream, room, signs, shorter, Frame.of(lengths[None], tokens))
+        return cls(stream, room, signs, shorter, StaticShape.of(lengths[None], tokens))
 
     def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
         """Cut the documents, draw partners, and shuffle: all as seed and number say."""

@@ -14,7 +14,7 @@ _SPARE = 1.1  # rows beyond what batches have on average
 
 
 @dataclass(frozen=True)
-class Frame:
+class StaticShape:
     """The shape of all batches of a run; `sizes` and `longest` have a number a side, such as source and target."""
 
     sizes: tuple[int, ...]  # tokens, the fillers' among them
@@ -23,7 +23,7 @@ class Frame:
     fillers: int  # sequences that take up the rest, at least a token each
 
     @classmethod
-    def of(cls, lengths: np.ndarray, budget: int) -> "Frame":
+    def of(cls, lengths: np.ndarray, budget: int) -> "StaticShape":
         """Share a budget of tokens among the sides as the data (sides, items) does on average."""
         mean = lengths.mean(1)
         longest = tuple(max(2, one) for one in lengths.max(1).tolist())

@@ -9,8 +9,8 @@
     train/bytes.npy            how many bytes of UTF-8 the text of each document has
     parts/train/               while it is being made: see weft.data.corpus.merge
 
-A split is in the manifest once it is whole. The arrays are plain .npy files, the first three those of `Packed`, whose
-digest they share: it does not matter to a run whether its data was prepared before.
+A split is in the manifest once it is whole. The arrays are plain .npy files, the first three those of `PackedItems`,
+whose digest they share: it does not matter to a run whether its data was prepared before.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from weft.config.schema import Section
-from weft.data.batching.packed import Packed
+from weft.data.batching.packed import PackedItems
 from weft.data.corpus.partition import Origin
 from weft.errors import DataError
 
@@ -48,7 +48,7 @@ class Split(Section):
     items: int
     tokens: int  # all that is in ids: labels and the like too
     bytes: int  # of text
-    digest: str  # of the content, as `Packed` has it
+    digest: str  # of the content, as `PackedItems` has it
     files: dict[str, Stored]
     origins: tuple[Origin, ...]
     told: str  # what was skipped or cut
@@ -80,7 +80,7 @@ class Manifest(Section):
     splits: dict[str, Split]
 
 
-class Shards(Packed):
+class Shards(PackedItems):
     """The items of a prepared split, and beside them its documents and how much text each was."""
 
     documents: np.ndarray  # (documents + 1,) which item each begins with
@@ -113,14 +113,14 @@ def _first(error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def open_shards(folder: Path, split: str, counted: int | None = None) -> Shards:
+def open_shards(folder: Path, split: str, num_token_arrays: int | None = None) -> Shards:
     """Map a whole split into memory; what is damaged is refused: by size always, by content where that is quick."""
     found = read_manifest(folder).splits.get(split)
     if found is None:
         raise missing_split(folder, split)
     verify(folder, split, found, found.size <= CHECKED)
     arrays = {name: _mapped(folder / split / f"{name}.npy") for name in ARRAYS}
-    shards = Shards(arrays["ids"], arrays["starts"], arrays["items"], found.digest, counted)
+    shards = Shards(arrays["ids"], arrays["starts"], arrays["items"], found.digest, num_token_arrays)
     shards.documents, shards.bytes = arrays["documents"], arrays["bytes"]
     return shards
 

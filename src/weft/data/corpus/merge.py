@@ -55,7 +55,7 @@ class Made(Section):
     dropped: int
     windowed: int
     seen: int
-    notes: tuple[tuple[str, str, str, int], ...] = ()  # what else was done, and how often (`Limit.note`)
+    notes: tuple[tuple[str, str, str, int], ...] = ()  # what else was done, and how often (`TruncationPolicy.note`)
 
 
 class TooWide(Exception):  # noqa: N818 (what was written so far is written again)

@@ -4,12 +4,12 @@ from weft.formats.huggingface.mapping import HFMap
 
 _BLOCK = "decoder.blocks.{layer}"
 _MODULES = {
-    f"{_BLOCK}.around_attention.norm": "h.{layer}.ln_1",
-    f"{_BLOCK}.attention.query": "h.{layer}.attn.c_attn",
-    f"{_BLOCK}.attention.output": "h.{layer}.attn.c_proj",
-    f"{_BLOCK}.around_feed.norm": "h.{layer}.ln_2",
-    f"{_BLOCK}.feed.inner": "h.{layer}.mlp.c_fc",
-    f"{_BLOCK}.feed.outer": "h.{layer}.mlp.c_proj",
+    f"{_BLOCK}.attention_residual.norm": "h.{layer}.ln_1",
+    f"{_BLOCK}.attention.in_proj": "h.{layer}.attn.c_attn",
+    f"{_BLOCK}.attention.out_proj": "h.{layer}.attn.c_proj",
+    f"{_BLOCK}.feed_forward_residual.norm": "h.{layer}.ln_2",
+    f"{_BLOCK}.feed_forward.fc1": "h.{layer}.mlp.c_fc",
+    f"{_BLOCK}.feed_forward.fc2": "h.{layer}.mlp.c_proj",
 }
 _FIELDS: dict[str, str | tuple[str, ...]] = {
     "width": "n_embd",

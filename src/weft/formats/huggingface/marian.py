@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.config.schema import Run
-from weft.decoding.generate import Options
+from weft.decoding.generate import DecodingConfig
 from weft.errors import CheckpointError
 from weft.formats.huggingface.mapping import HFMap
 from weft.formats.huggingface.tokenizer import CONFIG, read_json, write_json
@@ -124,7 +124,7 @@ def _decode(path: Path, said: Mapping[str, Any], longest: int) -> dict[str, Any]
 def write_translation(run: Run, tokenizer: Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
     """Say what config.json says besides, and what generation_config.json says."""
     specials = tokenizer.target.specials
-    decode = Options.model_validate(run.task.decode.model_dump())  # type: ignore[attr-defined]
+    decode = DecodingConfig.model_validate(run.task.decode.model_dump())  # type: ignore[attr-defined]
     if decode.sample or (decode.beam > 1 and decode.length_bias == "gnmt" and decode.alpha):
         what = "sample" if decode.sample else "length_bias"
         raise CheckpointError(

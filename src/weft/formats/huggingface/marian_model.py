@@ -7,12 +7,12 @@ def _block(ours: str, theirs: str) -> Modules:
     """Say how the parts go by that a block of either side has."""
     look = f"{theirs}.self_attn"
     return {
-        f"{ours}.attention.query": tuple(f"{look}.{part}_proj" for part in "qkv"),
-        f"{ours}.attention.output": f"{look}.out_proj",
-        f"{ours}.around_attention.norm": f"{look}_layer_norm",
-        f"{ours}.feed.inner": f"{theirs}.fc1",
-        f"{ours}.feed.outer": f"{theirs}.fc2",
-        f"{ours}.around_feed.norm": f"{theirs}.final_layer_norm",
+        f"{ours}.attention.in_proj": tuple(f"{look}.{part}_proj" for part in "qkv"),
+        f"{ours}.attention.out_proj": f"{look}.out_proj",
+        f"{ours}.attention_residual.norm": f"{look}_layer_norm",
+        f"{ours}.feed_forward.fc1": f"{theirs}.fc1",
+        f"{ours}.feed_forward.fc2": f"{theirs}.fc2",
+        f"{ours}.feed_forward_residual.norm": f"{theirs}.final_layer_norm",
     }
 
 
@@ -59,10 +59,10 @@ MARIAN_MAP = HFMap(
         "embed": "shared",
         **_block("encoder.blocks.{layer}", "encoder.layers.{layer}"),
         **_block(_DECODER, _THEIRS),
-        f"{_DECODER}.cross.query": f"{_THEIRS}.encoder_attn.q_proj",
-        f"{_DECODER}.cross.memory": tuple(f"{_THEIRS}.encoder_attn.{part}_proj" for part in "kv"),
-        f"{_DECODER}.cross.output": f"{_THEIRS}.encoder_attn.out_proj",
-        f"{_DECODER}.around_cross.norm": f"{_THEIRS}.encoder_attn_layer_norm",
+        f"{_DECODER}.cross_attention.in_proj": f"{_THEIRS}.encoder_attn.q_proj",
+        f"{_DECODER}.cross_attention.kv_proj": tuple(f"{_THEIRS}.encoder_attn.{part}_proj" for part in "kv"),
+        f"{_DECODER}.cross_attention.out_proj": f"{_THEIRS}.encoder_attn.out_proj",
+        f"{_DECODER}.cross_attention_residual.norm": f"{_THEIRS}.encoder_attn_layer_norm",
     },
     outer={"translate": {"body.output": "final_logits"}},
     prefix="model.",

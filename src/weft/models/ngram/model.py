@@ -38,7 +38,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from weft.config.schema import Named
-from weft.data.batching.packed import Packed
+from weft.data.batching.packed import PackedItems
 from weft.errors import RoleError
 from weft.models.base import Budget, Direction, Model, Pass, Role
 from weft.models.ngram.counting import Trie, count
@@ -88,7 +88,7 @@ class NGram(Model):
     """Tables, and nothing else: they stay on the CPU, in their own types."""
 
     Config: ClassVar[type[Named]] = NGramConfig
-    grown: ClassVar[bool] = True
+    data_sized_buffers: ClassVar[bool] = True
     config: NGramConfig
     orders: Tensor
     words: Tensor
@@ -108,7 +108,7 @@ class NGram(Model):
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
         """It scores and generates."""
-        return frozenset({Role.SCORER, Role.GENERATOR})
+        return frozenset({Role.LANGUAGE_MODEL, Role.GENERATOR})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "NGram":
         """Stay as it is: no device and no type is better for a table than those it has."""
@@ -124,11 +124,14 @@ class NGram(Model):
         for name in BUFFERS:
             setattr(self, name, torch.from_numpy(getattr(tables, name)))
 
-    def sound(self) -> bool:
+    def is_consistent(self) -> bool:
         """Say whether the tables fit together."""
-        return self.tables.sound(self.vocab, self.config.order) and self.discounts.shape == (self.config.order, 3)
+        return self.tables.is_consistent(self.vocab, self.config.order) and self.discounts.shape == (
+            self.config.order,
+            3,
+        )
 
-    def fit(self, data: Packed, budget: Budget) -> Iterator[Pass]:
+    def fit(self, data: PackedItems, budget: Budget) -> Iterator[Pass]:
         """Count and estimate: one pass over the data is all there is."""
         assert budget.eos is not None, "documents have an end"
         if budget.done or not len(data.ids):

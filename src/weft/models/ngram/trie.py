@@ -102,7 +102,7 @@ class Tables:
         _spread(*self._read, contexts, out)
         return out
 
-    def sound(self, vocab: int, order: int) -> bool:
+    def is_consistent(self, vocab: int, order: int) -> bool:
         """Say whether no look-up can leave the arrays: a file is not to be trusted."""
         orders = self.orders.astype(np.int64)
         if len(orders) != order + 1 or orders[0] != 0 or orders[1] != vocab or (np.diff(orders) < 0).any():

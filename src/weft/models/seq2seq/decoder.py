@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from weft.nn.attention.capture import capturing, record
 from weft.nn.attention.scores import Additive, attend, make_score
 from weft.nn.rnn.cells import Cell, State, at_last, make_cell
-from weft.nn.rnn.fused.attention import Feeding, Sight, look_all, sight
+from weft.nn.rnn.fused.attention import AttentionSpec, InputFeedingSpec, attend_all, attention_spec
 from weft.nn.rnn.fused.scan import scan_fused, worthwhile
 from weft.nn.rnn.time_major import Grid
 
@@ -142,17 +142,17 @@ class Decoder(nn.Module):
         assert self.score is not None
         at = self._sight(memory, memory.states.new_zeros(0, queries.shape[-1]))
         if at and isinstance(self.score, Additive) and not queries.is_cuda and worthwhile(queries):
-            return look_all(queries, at), queries.new_zeros(0)
+            return attend_all(queries, at), queries.new_zeros(0)
         scores = self.score(queries.transpose(0, 1), memory.keys)
         context, weights = attend(scores, memory.states, memory.empty)
         return context.transpose(0, 1), weights
 
-    def _sight(self, memory: Memory, into_step: Tensor) -> Sight | None:
+    def _sight(self, memory: Memory, into_step: Tensor) -> AttentionSpec | None:
         """Say how the fused walk looks at the memory; None if it cannot, or if someone wants to see the weights."""
         assert self.score is not None
         if capturing():
             return None
-        return sight(self.score, memory.states, memory.keys, memory.empty, into_step)
+        return attention_spec(self.score, memory.states, memory.keys, memory.empty, into_step)
 
     def _attend_and_step(
         self, inputs: Tensor, state: State, memory: Memory, real: Tensor | None
@@ -190,7 +190,7 @@ class Decoder(nn.Module):
         if at and len(self.layers) == 1 and not state.read.requires_grad:
             ahead = F.linear(inputs, from_input, bias)
             if worthwhile(ahead):
-                feeding = Feeding(at, self.readout.weight, self.readout.bias, state.read)
+                feeding = InputFeedingSpec(at, self.readout.weight, self.readout.bias, state.read)
                 *parts, walked = scan_fused(self.first, ahead, state.layers[0], feeding)
                 after = tuple(at_last(*pair, real) for pair in zip(parts, state.layers[0], strict=True))
                 return self.dropout(walked), replace(state, layers=(after,), read=at_last(walked, state.read, real))

@@ -40,7 +40,7 @@ from weft.config.schema import Named
 from weft.models.base import Model, Role, matrix_numbers
 from weft.models.seq2seq.decoder import Decoder, DecoderState
 from weft.nn.attention.scores import Additive, General, Location
-from weft.nn.rnn.stack import Stack
+from weft.nn.rnn.stack import RecurrentStack
 from weft.nn.rnn.time_major import Grid
 from weft.tokens import Tokens
 
@@ -84,7 +84,7 @@ class Encoder(nn.Module):
         self.embed = embed
         self.dropout = nn.Dropout(config.dropout)
         width = config.width
-        self.recurrent = Stack(config.cell, width, width, config.layers, "both", config.dropout)
+        self.recurrent = RecurrentStack(config.cell, width, width, config.layers, "both", config.dropout)
 
     def forward(self, source: Tokens) -> tuple[Tensor, Tensor, Grid]:
         """Return the states h_j (N, D), each layer's vector (L, B, D), and the grid they lie on."""
@@ -114,9 +114,9 @@ class Seq2Seq(Model):
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
         """Say what it can do: score and generate, given a source."""
-        return frozenset({Role.CONDITIONAL, Role.SCORER, Role.GENERATOR})
+        return frozenset({Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR})
 
-    def operations(self, tokens: Tokens, source: Tokens | None = None) -> int:
+    def flops(self, tokens: Tokens, source: Tokens | None = None) -> int:
         """Count matrices for the tokens of their side, the bridge for each vector, two products for each look."""
         assert source is not None
         decoder, score, seen = self.decoder, self.decoder.score, source.lengths

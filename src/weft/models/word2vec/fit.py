@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft.data.batching.packed import Packed
+from weft.data.batching.packed import PackedItems
 from weft.errors import DataError
 from weft.models.base import Budget, Pass
 
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 HEARD = 64  # the loss is taken at one place in so many: a logarithm takes as long as a product
 
 Rates = tuple[float, float]  # at the first place, and after the last
-Shape = tuple[bool, int, int, int]  # cbow?, window, sides (1: left alone), drawn words
+Hyperparameters = tuple[bool, int, int, int]  # cbow?, window, sides (1: left alone), drawn words
 Learn = Callable[[int, int, Rates, int], tuple[float, float]]  # from, to, rates, seed: the loss heard, how often
 
 
@@ -41,7 +41,7 @@ class Corpus:
     end: int | None = None
 
     @classmethod
-    def of(cls, data: Packed, vocab: int, end: int | None = None) -> "Corpus":
+    def of(cls, data: PackedItems, vocab: int, end: int | None = None) -> "Corpus":
         """Count, a part of the data at a time."""
         ids, counts = data.ids, np.zeros(vocab, np.int64)
         for at in range(0, len(ids), PIECE):
@@ -133,7 +133,7 @@ def _seed(*parts: int) -> int:
 def fit_on_cpu(
     weights: tuple[torch.Tensor, torch.Tensor],
     corpus: Corpus,
-    shape: Shape,
+    shape: Hyperparameters,
     noise: Array,
     kept: Array,
     budget: Budget,
@@ -160,7 +160,12 @@ def fit_on_cpu(
 
 
 def measure(
-    weights: tuple[torch.Tensor, torch.Tensor], data: Packed, shape: Shape, noise: Array, kept: Array, seed: int
+    weights: tuple[torch.Tensor, torch.Tensor],
+    data: PackedItems,
+    shape: Hyperparameters,
+    noise: Array,
+    kept: Array,
+    seed: int,
 ) -> float:
     """Return the mean loss of all guesses in the data, learning nothing: at a rate of 0."""
     from weft.models.word2vec import numba as kernels
@@ -179,7 +184,7 @@ class _Reader:
     corpus: Corpus
     rows: tuple[Array, Array]
     tables: tuple[Array, Array, Array]
-    shape: Shape
+    shape: Hyperparameters
 
     def learn(self, low: int, high: int, rates: Rates, seed: int, every: int = HEARD) -> tuple[float, float]:
         from weft.models.word2vec import numba as kernels

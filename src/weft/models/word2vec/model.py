@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.config.schema import Named
-from weft.data.batching.packed import Packed
+from weft.data.batching.packed import PackedItems
 from weft.errors import ConfigError, RoleError
 from weft.models.base import Budget, Direction, Model, Pass, Role
 from weft.models.word2vec.fit import Corpus, fit_on_cpu, measure
@@ -95,15 +95,15 @@ class Word2Vec(Model):
     def roles(cls, config: Named) -> frozenset[Role]:
         """Say what it can do: the mean of words can be taken for what was said before, one word cannot."""
         assert isinstance(config, Word2VecConfig)
-        says = {Role.SCORER, Role.GENERATOR} if config.method == "cbow" else set()
-        return frozenset({Role.ENCODER, Role.FITTED, *says})
+        says = {Role.LANGUAGE_MODEL, Role.GENERATOR} if config.method == "cbow" else set()
+        return frozenset({Role.ENCODER, Role.SELF_FITTED, *says})
 
     def keep(self, needs: Collection[Role]) -> None:
         """Drop the output where nothing is guessed."""
-        if not {Role.SCORER, Role.GENERATOR, Role.FITTED} & set(needs):
+        if not {Role.LANGUAGE_MODEL, Role.GENERATOR, Role.SELF_FITTED} & set(needs):
             self.output = self.noise = self.kept = None
 
-    def fit(self, data: Packed, budget: Budget) -> Iterator[Pass]:
+    def fit(self, data: PackedItems, budget: Budget) -> Iterator[Pass]:
         """Learn from documents, the sequences of the data; with `budget.eos` to end them, their first id is a mark."""
         config, corpus = self.config, Corpus.of(data, self.vocab, budget.eos)
         kept, noise = corpus.kept(config.subsample), corpus.noise(config.exponent)
@@ -120,7 +120,7 @@ class Word2Vec(Model):
                 return fit_on_gpu(weights, corpus, shape, noise, kept, budget)
         return fit_on_cpu(weights, corpus, shape, noise, kept, budget)
 
-    def loss(self, data: Packed, seed: int = 0) -> float:
+    def loss(self, data: PackedItems, seed: int = 0) -> float:
         """Return the mean loss of the guesses in these documents; nothing is learnt."""
         output, *buffers = self._fitted
         weights = self.embed.weight.detach(), output.detach()

@@ -26,8 +26,8 @@ Array = np.ndarray[Any, Any]
 Weights = tuple[Array, Array]  # of the words that are read, and of those that are guessed: (V, a multiple of ROW)
 Tables = tuple[Array, Array, Array]  # what sub-sampling keeps, and the two of `draw`
 # cbow?, window, sides (1: left alone), drawn words, what ends a document or -1, one place in so many gives its loss
-Shape = tuple[bool, int, int, int, int, int]
-Work = tuple[Array, Array, Array, Array]  # X, O, F and then G, and what goes back to the mean
+Hyperparameters = tuple[bool, int, int, int, int, int]
+Workspace = tuple[Array, Array, Array, Array]  # X, O, F and then G, and what goes back to the mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 _compiled: Callable[[F], F] = njit(nogil=True, fastmath=True, cache=True, error_model="numpy")
@@ -152,7 +152,7 @@ def _gradients(f: Array, rows: int, columns: int, targets: Array, count: int, ra
 
 @_compiled
 def skipgram(
-    weights: Weights, around: Array, rows: int, targets: Array, count: int, rate: float, work: Work, hear: bool
+    weights: Weights, around: Array, rows: int, targets: Array, count: int, rate: float, work: Workspace, hear: bool
 ) -> float:
     """Learn from one place: each of the `rows` words around it guesses the first of `count` targets; return the loss.
 
@@ -202,7 +202,7 @@ def _exchange(back: Array, x: Array, g: Any, outputs: Array, row: int) -> None:
 
 @_compiled
 def cbow(
-    weights: Weights, around: Array, rows: int, targets: Array, count: int, rate: float, work: Work, hear: bool
+    weights: Weights, around: Array, rows: int, targets: Array, count: int, rate: float, work: Workspace, hear: bool
 ) -> float:
     """Learn from one place: the mean of the words around it guesses the first of `count` targets; return the loss.
 
@@ -226,7 +226,7 @@ def cbow(
 
 
 @_compiled
-def make_work(width: int, window: int, drawn: int) -> Work:
+def make_workspace(width: int, window: int, drawn: int) -> Workspace:
     """Make room for what a place takes."""
     rows, columns = 2 * window + 2, drawn + 3
     x, o = np.zeros((rows, width), np.float32), np.zeros((columns, width), np.float32)
@@ -235,7 +235,8 @@ def make_work(width: int, window: int, drawn: int) -> Work:
 
 @_compiled
 def _learn_from(
-    words: Array, size: int, first: int, weights: Weights, tables: Tables, shape: Shape, rate: float, work: Work,
+    words: Array, size: int, first: int, weights: Weights, tables: Tables,
+    shape: Hyperparameters, rate: float, work: Workspace,
     state: Array, heard: Array,
 ) -> None:  # fmt: skip
     """Learn from each of the words, from the first on that is to be guessed."""
@@ -264,7 +265,14 @@ def _learn_from(
 
 @_compiled
 def learn(
-    ids: Array, starts: Array, weights: Weights, tables: Tables, shape: Shape, rates: Any, state: Array, heard: Array
+    ids: Array,
+    starts: Array,
+    weights: Weights,
+    tables: Tables,
+    shape: Hyperparameters,
+    rates: Any,
+    state: Array,
+    heard: Array,
 ) -> None:
     """Read ids and learn from the words that sub-sampling leaves; the rate goes from the first to the second.
 
@@ -272,7 +280,7 @@ def learn(
     `heard` gets the sum of the losses that were heard, and their number.
     """
     keep, end, at, number = tables[0], shape[4], 0, 0
-    words, work = np.zeros(LONGEST, np.int64), make_work(weights[0].shape[1], shape[1], shape[3])
+    words, work = np.zeros(LONGEST, np.int64), make_workspace(weights[0].shape[1], shape[1], shape[3])
     while at < len(ids):
         while starts[number + 1] <= at:
             number += 1

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.models.base import Budget, Pass
-from weft.models.word2vec.fit import PIECE, Array, Corpus, Shape, alias_table, passes
+from weft.models.word2vec.fit import PIECE, Array, Corpus, Hyperparameters, alias_table, passes
 
 READERS = 256
 OWN = 16  # words for each reader at least: what many learn of one word at once, none of them has seen the others learn
@@ -87,7 +87,7 @@ def _learn(
     tl.store(heard + 2 * tl.program_id(0) + 1, guesses)
 
 
-def tiles(shape: Shape, width: int) -> tuple[int, int, int] | None:
+def tiles(shape: Hyperparameters, width: int) -> tuple[int, int, int] | None:
     """Return the sizes of a program's tiles: words around, words guessed, numbers of a vector; None: too large."""
     _, window, sides, drawn = shape
     c, k = (max(MANY, triton.next_power_of_2(size)) for size in (window * sides, drawn + 1))
@@ -122,7 +122,7 @@ def draw(cuts: Tensor, others: Tensor, count: int, drawn: int, rng: torch.Genera
 def fit_on_gpu(
     weights: tuple[Tensor, Tensor],
     corpus: Corpus,
-    shape: Shape,
+    shape: Hyperparameters,
     noise: Array,
     kept: Array,
     budget: Budget,

@@ -1,11 +1,11 @@
 """What a model that attends remembers while it generates: keys and values, written once and never moved.
 
-A `Log` holds, for each layer, (rows, room) places for keys and values. A step writes those of its token into the next
-column, hypothesis b into row b. An index a hypothesis says whose row it has in the columns before, and that index is
-all that a beam search reorders: no key or value is ever copied for it.
+A `KVStorage` holds, for each layer, (rows, room) places for keys and values. A step writes those of its token into the
+next column, hypothesis b into row b. An index a hypothesis says whose row it has in the columns before, and that index
+is all that a beam search reorders: no key or value is ever copied for it.
 
 States are values: of two steps from one state, the second finds its column taken and writes into a copy of the log. A
-`FixedCache` is none: it stays where it is in memory, so that a CUDA graph can hold a step.
+`StaticKVCache` is none: it stays where it is in memory, so that a CUDA graph can hold a step.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from weft.tokens import Tokens
 ROOM = 64  # columns at first; doubled where a text grows beyond them
 
 
-class Reach(NamedTuple):
+class KVIndex(NamedTuple):
     """Which keys and values a hypothesis sees: those at places[b, first[b]:last[b]] of all that are held."""
 
     places: Tensor  # (B, T) int32
@@ -29,19 +29,19 @@ class Reach(NamedTuple):
     last: Tensor  # (B,) int32
 
     @classmethod
-    def of(cls, tokens: Tokens) -> "Reach":
+    def of(cls, tokens: Tokens) -> "KVIndex":
         """Each sequence sees its own tokens, held end to end."""
         step = torch.arange(max(tokens.longest, 1), dtype=torch.int32, device=tokens.device)
         places = (tokens.starts[:-1, None] + step).clamp(max=max(len(tokens.ids) - 1, 0))
         return cls(places, torch.zeros_like(tokens.starts[1:]), tokens.starts.diff())
 
-    def select(self, rows: Tensor) -> "Reach":
+    def select(self, rows: Tensor) -> "KVIndex":
         """Return what hypothesis rows[b] sees, for each b."""
-        return Reach(*(part.index_select(0, rows) for part in self))
+        return KVIndex(*(part.index_select(0, rows) for part in self))
 
 
 @dataclass
-class Log:
+class KVStorage:
     """Keys and values of all layers, (R, room, 2, H, d) each, and how many columns are written."""
 
     layers: list[Tensor]
@@ -57,7 +57,7 @@ class Log:
         """How many columns there are."""
         return self.layers[0].shape[1]
 
-    def enlarged(self, rows: int, filled: int) -> "Log":
+    def enlarged(self, rows: int, filled: int) -> "KVStorage":
         """Copy the first `filled` columns into a log with at least so many rows, and with room for one more column."""
         room = self.room
         while room <= filled:
@@ -67,21 +67,21 @@ class Log:
             new = old.new_empty(max(rows, self.rows), room, *old.shape[2:])
             new[: self.rows, :filled] = old[:, :filled]
             layers.append(new)
-        return Log(layers, filled)
+        return KVStorage(layers, filled)
 
 
 @dataclass(frozen=True)
-class Cache:
+class KVCache:
     """What the hypotheses have read: whose columns of the log are whose."""
 
-    log: Log
+    log: KVStorage
     index: Tensor  # (B, room) int32: the place in the log of each column, row · room + column
     first: Tensor  # (B,) int32: prompts end at one column, so a shorter one begins later
     end: int  # columns that are written
     at: Tensor  # (1,) int64: the same, on the device
 
     @classmethod
-    def of(cls, prompt: Tokens, layers: Sequence[Tensor]) -> "Cache":
+    def of(cls, prompt: Tokens, layers: Sequence[Tensor]) -> "KVCache":
         """Hold the keys and values (N, 2, H, d) that the layers made of the prompts."""
         rows, end, device = len(prompt), prompt.longest, prompt.device
         room = ROOM * (end // ROOM + 1)
@@ -90,16 +90,16 @@ class Cache:
         step = torch.arange(len(prompt.ids), device=device)
         row = torch.bucketize(step, prompt.starts[1:], right=True)
         place = row * room + step - prompt.starts[row] + first[row]  # prompts end together
-        log = Log([kv.new_empty(rows * room, *kv.shape[1:]).index_copy_(0, place, kv) for kv in layers], end)
+        log = KVStorage([kv.new_empty(rows * room, *kv.shape[1:]).index_copy_(0, place, kv) for kv in layers], end)
         log.layers = [one.unflatten(0, (rows, room)) for one in log.layers]
         index = torch.arange(rows * room, dtype=torch.int32, device=device).view(rows, room)
         return cls(log, index, first, end, torch.full((1,), end, device=device))
 
-    def select(self, rows: Tensor) -> "Cache":
+    def select(self, rows: Tensor) -> "KVCache":
         """Return the cache whose hypothesis b continues the old hypothesis rows[b]; keys and values stay."""
         return replace(self, index=self.index.index_select(0, rows), first=self.first.index_select(0, rows))
 
-    def opened(self) -> "Cache":
+    def opened(self) -> "KVCache":
         """Return the cache with one more column, still to be written."""
         rows, log, index = len(self.first), self.log, self.index
         if rows > log.rows or self.end >= log.room or log.filled != self.end:
@@ -108,7 +108,7 @@ class Cache:
         log.filled = self.end + 1
         own = torch.arange(rows, dtype=torch.int32, device=index.device) * log.room
         index = index.index_copy(1, self.at, (own + self.at.int())[:, None])
-        return Cache(log, index, self.first, self.end + 1, self.at + 1)
+        return KVCache(log, index, self.first, self.end + 1, self.at + 1)
 
     def write(self, layer: int, kv: Tensor) -> Tensor:
         """Write a layer's keys and values (B, 2, H, d) into the last column; return all that are held, (M, 2, H, d)."""
@@ -117,9 +117,9 @@ class Cache:
         return held.flatten(0, 1)
 
     @property
-    def reach(self) -> Reach:
+    def reach(self) -> KVIndex:
         """What each hypothesis sees: all columns from its first one on."""
-        return Reach(self.index, self.first, self.at.int().expand(len(self.first)))
+        return KVIndex(self.index, self.first, self.at.int().expand(len(self.first)))
 
     @property
     def position(self) -> Tensor:
@@ -128,7 +128,7 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class FixedCache(Cache):
+class StaticKVCache(KVCache):
     """A cache that stays where it is: a step goes on in place, and `end` is how many columns there are.
 
     `select` is for hypotheses that go on with what another one of the same prompt has read; it is done by the step.
@@ -142,13 +142,13 @@ class FixedCache(Cache):
         return self.end
 
     @classmethod
-    def like(cls, other: Cache, rows: int, room: int) -> "FixedCache":
+    def like(cls, other: KVCache, rows: int, room: int) -> "StaticKVCache":
         """Make an empty one for so many hypotheses and columns."""
-        log = Log([held.new_zeros(rows, room, *held.shape[2:]) for held in other.log.layers], room)
+        log = KVStorage([held.new_zeros(rows, room, *held.shape[2:]) for held in other.log.layers], room)
         index, first, at = (other.first.new_zeros(size) for size in ((rows, room), rows, 1))
         return cls(log, index, first, room, at)
 
-    def take(self, other: Cache, rows: Tensor) -> None:
+    def take(self, other: KVCache, rows: Tensor) -> None:
         """Become what the hypotheses `rows` of the other cache are, each with a copy of what it has read."""
         columns = min(other.end, self.end)
         places = other.index[rows, :columns].long()
@@ -159,11 +159,11 @@ class FixedCache(Cache):
         self.first.copy_(other.first[rows])
         self.at.copy_(other.at)
 
-    def select(self, rows: Tensor) -> "FixedCache":
+    def select(self, rows: Tensor) -> "StaticKVCache":
         """Let hypothesis b continue what rows[b] has read, in the next step."""
         return replace(self, rows=rows)
 
-    def opened(self) -> "FixedCache":
+    def opened(self) -> "StaticKVCache":
         """Open one more column, in place."""
         rows = torch.arange(len(self.first), device=self.at.device) if self.rows is None else self.rows
         if on_triton(self.log.layers[0]):
@@ -212,7 +212,7 @@ def _moved(index: Tensor, before: int, after: int) -> Tensor:
     return wide
 
 
-def attend_cached(q: Tensor, kv: Tensor, reach: Reach) -> Tensor:
+def attend_cached(q: Tensor, kv: Tensor, reach: KVIndex) -> Tensor:
     """Attend with one query a hypothesis, q (B, H, d), to the keys and values that it reaches: (B, H, d)."""
     if not len(kv):  # nothing to look at
         return torch.zeros_like(q)

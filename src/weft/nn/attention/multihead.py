@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.nn.attention.capture import capturing, chosen_heads, record
-from weft.nn.attention.kv_cache import Reach, attend_cached
-from weft.nn.kernels.block_schedule import Work
+from weft.nn.attention.kv_cache import KVIndex, attend_cached
+from weft.nn.kernels.block_schedule import BlockSchedule
 from weft.nn.layers.linear import Linear
 from weft.nn.rnn.fused.codegen_triton import ampere, trusted
 from weft.tokens import Tokens
@@ -46,15 +46,15 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class AttentionLayout:
     """Which tokens look at which: sequence b of `at` at sequence b of `over`; made once for all layers."""
 
     at: Tokens
     over: Tokens
-    work: Work | None = None  # for the kernels that serve sequences which look at themselves
+    work: BlockSchedule | None = None  # for the kernels that serve sequences which look at themselves
 
     @classmethod
-    def itself(cls, tokens: Tokens) -> "Layout":
+    def itself(cls, tokens: Tokens) -> "AttentionLayout":
         """Each sequence looks at itself."""
         return cls(tokens, tokens)
 
@@ -63,13 +63,13 @@ class Layout:
         """Whether all sequences look at themselves and are of one length: known with no look at the lengths."""
         return self.at is self.over and len(self.at.ids) == len(self.at) * self.at.longest > 0
 
-    def planned(self, x: Tensor, size: int) -> "Layout":
+    def planned(self, x: Tensor, size: int) -> "AttentionLayout":
         """Plan the work of the kernels for such heads, if they serve: long sequences of one length have better ones."""
         longest = self.at.longest
         ragged = longest <= (_SHORT if self.even else _RAGGED) and size in _SIZES and len(self.at) > 0
         if self.at is not self.over or not ragged or not trusted(x):
             return self
-        return replace(self, work=Work.of(self.at.starts, len(self.at.ids)))
+        return replace(self, work=BlockSchedule.of(self.at.starts, len(self.at.ids)))
 
     @cached_property
     def groups(self) -> tuple[list[Group], Tensor | None]:
@@ -100,13 +100,13 @@ def _laid(first: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     return first[:, None] + torch.minimum(step, (lengths[:, None] - 1).clamp(min=0)), step < lengths[:, None]
 
 
-def short(x: Tensor, layout: Layout, size: int) -> bool:
+def short(x: Tensor, layout: AttentionLayout, size: int) -> bool:
     """Say whether the kernel for short sequences serves: forward alone, the library's is the faster one for others."""
     longest = max(layout.at.longest, layout.over.longest)
     return trusted(x) and size <= _NARROW and longest <= (_SHORT if torch.is_grad_enabled() else _SHORT // 2)
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool) -> Tensor:
+def fused(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, causal: bool) -> Tensor:
     """Attend with q (N, H, d) to k and v (M, H, d), each sequence to its own: (N, H, d)."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and ampere(q.device):
         return _even(q, k, v, layout.at, causal) if layout.even else _varlen(q, k, v, layout, causal)
@@ -140,7 +140,7 @@ def _even(q: Tensor, k: Tensor, v: Tensor, tokens: Tokens, causal: bool) -> Tens
     return found.transpose(1, 2).flatten(0, 1)
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool) -> Tensor:
+def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, causal: bool) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # which brings half of the compiler along
 
     at, over = layout.at, layout.over
@@ -164,7 +164,7 @@ def weights_of(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     return torch.softmax(scores, -1)
 
 
-class MultiHead(nn.Module):
+class MultiHeadAttention(nn.Module):
     """Queries from one sequence; keys and values from the same one or, at the place "cross", from the source.
 
     Heads that are `off` are not there at all: their rows and columns are cut out of the matrices.
@@ -178,24 +178,24 @@ class MultiHead(nn.Module):
         self.heads, self.kept = heads, [head for head in range(heads) if head not in off]
         inner = len(self.kept) * self.size
         self.cross = place == "cross"
-        self.query = Linear(width, inner if self.cross else 3 * inner)  # of itself: keys and values too, in one
-        self.memory = Linear(width, 2 * inner) if self.cross else None
-        self.output = Linear(inner, width)
-        for part in (self.query, self.memory, self.output):
+        self.in_proj = Linear(width, inner if self.cross else 3 * inner)  # of itself: keys and values too, in one
+        self.kv_proj = Linear(width, 2 * inner) if self.cross else None
+        self.out_proj = Linear(inner, width)
+        for part in (self.in_proj, self.kv_proj, self.out_proj):
             if part is not None:
                 nn.init.zeros_(part.bias)
-                for weight in part.weight.split(inner if part is not self.output else width):
+                for weight in part.weight.split(inner if part is not self.out_proj else width):
                     nn.init.xavier_uniform_(weight)
 
     def forward(
-        self, x: Tensor, layout: Layout, memory: Tensor | None = None, keep: list[Tensor] | None = None
+        self, x: Tensor, layout: AttentionLayout, memory: Tensor | None = None, keep: list[Tensor] | None = None
     ) -> Tensor:
         """Let x (N, D) look at itself, or at memory (M, D): (N, D); `keep` collects keys and values (M, 2, H, d)."""
-        found: Tensor = self.output(self.gathered(x, layout, memory, keep))
+        found: Tensor = self.out_proj(self.gathered(x, layout, memory, keep))
         return found
 
     def gathered(
-        self, x: Tensor, layout: Layout, memory: Tensor | None = None, keep: list[Tensor] | None = None
+        self, x: Tensor, layout: AttentionLayout, memory: Tensor | None = None, keep: list[Tensor] | None = None
     ) -> Tensor:
         """Return what the heads found, side by side, as the output layer reads it: (N, H·d)."""
         watched = not torch.compiler.is_compiling() and capturing(self.layer)
@@ -211,53 +211,53 @@ class MultiHead(nn.Module):
             self._record(q, k, layout)
         return fused(q, k, v, layout, self.causal).flatten(1)
 
-    def _itself(self, x: Tensor, layout: Layout, work: Work) -> Tensor:
+    def _itself(self, x: Tensor, layout: AttentionLayout, work: BlockSchedule) -> Tensor:
         """Do it in one kernel, which shifts what the matrix alone has made, and reads all of it where it is."""
         from weft.nn.kernels.triton.varlen_self_attention import attend_itself
 
-        own, at = F.linear(x, self.query.weight).unflatten(-1, (3, -1, self.size)), layout.at
-        found: Tensor = attend_itself(own, self.query.bias, at.starts, *work, at.longest, self.causal)[0]
+        own, at = F.linear(x, self.in_proj.weight).unflatten(-1, (3, -1, self.size)), layout.at
+        found: Tensor = attend_itself(own, self.in_proj.bias, at.starts, *work, at.longest, self.causal)[0]
         return found.flatten(1)
 
-    def _short(self, x: Tensor, layout: Layout, memory: Tensor | None) -> Tensor:
+    def _short(self, x: Tensor, layout: AttentionLayout, memory: Tensor | None) -> Tensor:
         """Do the same, also for sequences that look at others."""
         from weft.nn.kernels.triton.short_attention import attend
 
-        own, other = F.linear(x, self.query.weight).unflatten(-1, (1 if self.cross else 3, -1, self.size)), None
-        shift: Tensor = self.query.bias
+        own, other = F.linear(x, self.in_proj.weight).unflatten(-1, (1 if self.cross else 3, -1, self.size)), None
+        shift: Tensor = self.in_proj.bias
         longest = max(layout.at.longest, layout.over.longest)
-        if self.memory is not None:
+        if self.kv_proj is not None:
             assert memory is not None
-            other = F.linear(memory, self.memory.weight).unflatten(-1, (2, -1, self.size))
-            shift = torch.cat([shift, self.memory.bias])
+            other = F.linear(memory, self.kv_proj.weight).unflatten(-1, (2, -1, self.size))
+            shift = torch.cat([shift, self.kv_proj.bias])
         found: Tensor = attend(own, other, shift, layout.at.starts, layout.over.starts, longest, self.causal)[0]
         return found.flatten(1)
 
     def project(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return queries (N, H, d), and keys and values (M, 2, H, d)."""
-        if self.memory is None:
-            whole = self.query(x).unflatten(-1, (3, -1, self.size))
+        if self.kv_proj is None:
+            whole = self.in_proj(x).unflatten(-1, (3, -1, self.size))
             return whole[:, 0], whole[:, 1:]
         assert memory is not None
         return self.queries(x), self.remember(memory)
 
     def queries(self, x: Tensor) -> Tensor:
         """Return what asks a source, (N, H, d)."""
-        q: Tensor = self.query(x).unflatten(-1, (-1, self.size))
+        q: Tensor = self.in_proj(x).unflatten(-1, (-1, self.size))
         return q
 
     def remember(self, memory: Tensor) -> Tensor:
         """Return the keys and values (M, 2, H, d) of a source."""
-        assert self.memory is not None
-        kv: Tensor = self.memory(memory).unflatten(-1, (2, -1, self.size))
+        assert self.kv_proj is not None
+        kv: Tensor = self.kv_proj(memory).unflatten(-1, (2, -1, self.size))
         return kv
 
-    def look(self, q: Tensor, kv: Tensor, reach: Reach) -> Tensor:
+    def look(self, q: Tensor, kv: Tensor, reach: KVIndex) -> Tensor:
         """Let one query a hypothesis (B, H, d) look at what it reaches of kv (M, 2, H, d): (B, D)."""
-        found: Tensor = self.output(attend_cached(q, kv, reach).flatten(1))
+        found: Tensor = self.out_proj(attend_cached(q, kv, reach).flatten(1))
         return found
 
-    def _record(self, q: Tensor, k: Tensor, layout: Layout) -> None:
+    def _record(self, q: Tensor, k: Tensor, layout: AttentionLayout) -> None:
         """Make the weights of the heads that are asked for, sequence by sequence: (B, H, T, S)."""
         own = [self.kept.index(head) for head in chosen_heads(range(self.heads)) if head in self.kept]
         at, over = layout.at, layout.over
@@ -269,9 +269,9 @@ class MultiHead(nn.Module):
 
     def cut(self, name: str, value: Tensor) -> Tensor:
         """Take the heads that are kept out of a parameter of all heads, such as one that was trained with them."""
-        parts = {"query": 1 if self.cross else 3, "memory": 2, "output": 1}[name.partition(".")[0]]
-        axis = 1 if name == "output.weight" else 0
-        if name == "output.bias" or value.shape[axis] != parts * self.heads * self.size:
+        parts = {"in_proj": 1 if self.cross else 3, "kv_proj": 2, "out_proj": 1}[name.partition(".")[0]]
+        axis = 1 if name == "out_proj.weight" else 0
+        if name == "out_proj.bias" or value.shape[axis] != parts * self.heads * self.size:
             return value
         wanted = torch.tensor(_places(self.kept, self.size, self.heads, parts))
         return value.index_select(axis, wanted.to(value.device))

@@ -10,7 +10,7 @@ ROOMS = (64, 128)  # tokens up to which a sequence is one tile
 QUERIES, KEYS = 64, 128  # of a block
 
 
-class Work(NamedTuple):
+class BlockSchedule(NamedTuple):
     """Lists that kernels for self-attention read, made on the device with no look at the lengths."""
 
     order: Tensor  # (B,) the sequences, the longest first
@@ -19,7 +19,7 @@ class Work(NamedTuple):
     keys: Tensor  # (U, 2) the same for larger blocks
 
     @classmethod
-    def of(cls, starts: Tensor, tokens: int) -> "Work":
+    def of(cls, starts: Tensor, tokens: int) -> "BlockSchedule":
         """Plan for sequences that start so (B+1,), of so many tokens in all."""
         lengths = starts.diff()
         order = lengths.argsort(descending=True)

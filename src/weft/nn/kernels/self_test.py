@@ -10,11 +10,11 @@ import torch
 import torch.nn.attention
 from torch import Tensor
 
-from weft.nn.attention.multihead import Layout
+from weft.nn.attention.multihead import AttentionLayout
 from weft.nn.layers.losses import cross_entropy_sum
 from weft.nn.rnn.fused import codegen_triton
-from weft.nn.transformer.blocks import Blocks, Shape
-from weft.nn.transformer.output import Readout
+from weft.nn.transformer.blocks import BlockConfig, Blocks
+from weft.nn.transformer.output import OutputProjection
 from weft.tokens import Tokens
 
 # The plain way rounds to half precision too, and in a deep network that adds up, so what is allowed is some of its own
@@ -72,25 +72,25 @@ def _examples(device: torch.device, half: bool = True) -> list[Tensor]:
     found: list[Tensor] = []
     torch.manual_seed(0)
     for shape, lengths, sources, causal in (
-        (Shape(128, 2, 256), [3, 120, 1, 40], [5, 9, 64, 130], True),
-        (Shape(128, 2, 256, "gelu-tanh", "pre"), [320, 300], [], True),
-        (Shape(128, 2, 256, "gelu", eps=1e-12), [3, 200, 1, 300], [], False),
+        (BlockConfig(128, 2, 256), [3, 120, 1, 40], [5, 9, 64, 130], True),
+        (BlockConfig(128, 2, 256, "gelu-tanh", "pre"), [320, 300], [], True),
+        (BlockConfig(128, 2, 256, "gelu", eps=1e-12), [3, 200, 1, 300], [], False),
     ):
         blocks = Blocks(shape, 2, "decoder", causal, cross=bool(sources)).to(device)
-        output = Readout(128, 131).to(device)
+        output = OutputProjection(128, 131).to(device)
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
             found += _read(blocks, output, lengths, sources, device)
     return found
 
 
 def _read(
-    blocks: Blocks, output: Readout, lengths: list[int], sources: list[int], device: torch.device
+    blocks: Blocks, output: OutputProjection, lengths: list[int], sources: list[int], device: torch.device
 ) -> list[Tensor]:
     """Return what comes out of the blocks, the loss and, to learn, every gradient."""
     read, given = (Tokens.pack([[0] * length for length in side]).to(device) for side in (lengths, sources))
     x, memory = (torch.randn(sum(side), 128, device=device).requires_grad_() for side in (lengths, sources))
     targets = torch.randint(131, (sum(lengths),), device=device)
-    states = blocks(x, Layout.itself(read), memory, Layout(read, given))[-1]
+    states = blocks(x, AttentionLayout.itself(read), memory, AttentionLayout(read, given))[-1]
     loss = cross_entropy_sum(output(states), targets, 0.1)
     learnt = [x, *([memory] if sources else []), *blocks.parameters(), *output.parameters()]
     back = torch.autograd.grad(loss, learnt) if torch.is_grad_enabled() else ()

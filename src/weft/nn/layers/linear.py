@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from weft.nn.kernels.numba.matmul import Packed
+    from weft.nn.kernels.numba.matmul import PackedWeights
 
 _MANY = 48  # rows from which on a product with a packed matrix is worth the packing
 
@@ -23,7 +23,7 @@ class _Kept(NamedTuple):
 
     weight: Tensor  # held, so that no other tensor gets its id
     version: int
-    packed: "Packed"
+    packed: "PackedWeights"
 
 
 class _Scopes:
@@ -48,7 +48,7 @@ def frozen_weights() -> Iterator[None]:
                 _Scopes.kept = {}
 
 
-def packed(weight: Tensor, rows: int) -> "Packed | None":
+def packed(weight: Tensor, rows: int) -> "PackedWeights | None":
     """Return a matrix as it was packed in this scope; None where a product of so many rows is the library's."""
     if not _Scopes.count:
         return None
@@ -58,14 +58,14 @@ def packed(weight: Tensor, rows: int) -> "Packed | None":
     return _pack(weight) if rows >= _MANY else None
 
 
-def _pack(weight: Tensor) -> "Packed":
+def _pack(weight: Tensor) -> "PackedWeights":
     """Pack a matrix, unless another thread has just done it."""
-    from weft.nn.kernels.numba.matmul import Packed
+    from weft.nn.kernels.numba.matmul import PackedWeights
 
     with _Scopes.lock:
         kept = _Scopes.kept.get(id(weight))
         if kept is None or kept.version != weight._version:
-            kept = _Scopes.kept[id(weight)] = _Kept(weight, weight._version, Packed.floats(weight))
+            kept = _Scopes.kept[id(weight)] = _Kept(weight, weight._version, PackedWeights.floats(weight))
     return kept.packed
 
 

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.nn.rnn.fused.codegen_triton import trusted
-from weft.nn.transformer.output import Readout
+from weft.nn.transformer.output import OutputProjection
 
 
 def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None) -> Tensor:
@@ -24,7 +24,7 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, w
     return (weights.to(terms.dtype)[targets.clamp(min=0)] * terms).sum()
 
 
-def read_out_sum(output: Readout, states: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+def read_out_sum(output: OutputProjection, states: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Do what `cross_entropy_sum` does with what the output layer makes of states (N, D)."""
     if not trusted(states):
         return cross_entropy_sum(output(states), targets, smoothing)

@@ -22,12 +22,12 @@ class Int8Linear(nn.Module):
     """A dense layer whose matrix is in 8-bit integers."""
 
     def __init__(self, dense: nn.Linear) -> None:
-        from weft.nn.kernels.numba.matmul import Packed, quantize_weight
+        from weft.nn.kernels.numba.matmul import PackedWeights, quantize_weight
 
         super().__init__()
         self.in_features, self.out_features, self.form = dense.in_features, dense.out_features, _format(dense)
         self.bias = None if dense.bias is None else dense.bias.detach().float()
-        self._packed = Packed.integers(*quantize_weight(dense.weight.detach().float()), self.form)
+        self._packed = PackedWeights.integers(*quantize_weight(dense.weight.detach().float()), self.form)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, in_features) to (N, out_features)."""

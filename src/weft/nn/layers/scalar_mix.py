@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Mix(nn.Module):
+class ScalarMix(nn.Module):
     """The weights of `layers` layers, and the scale of their sum."""
 
     def __init__(self, layers: int) -> None:

@@ -5,7 +5,7 @@ from torch import Tensor
 LOWEST = -1e30  # the score of what cannot be chosen: finite, so that nothing is taken from it that is no number
 
 
-def log_sum_exp(scores: Tensor, groups: Tensor, count: int) -> Tensor:
+def segment_logsumexp(scores: Tensor, groups: Tensor, count: int) -> Tensor:
     """Return log Σ exp(score) over each group, (count,): scores (N,) are of the `groups` (N,); of an empty one, -inf.
 
     No size hangs on the groups, so that one compiled graph serves all batches.

@@ -32,7 +32,7 @@ from weft.errors import ConfigError
 from weft.nn.layers.dropout import draw_mask
 from weft.nn.rnn.fused.codegen_triton import in_half
 from weft.nn.rnn.fused.scan import SHORT, scan
-from weft.nn.rnn.init import carry_far
+from weft.nn.rnn.init import init_recurrent_
 
 Parts = Sequence[Tensor]  # vectors of one width, (B, D) each
 State = tuple[Tensor, ...]  # what a layer hands from step to step, batch-first
@@ -212,7 +212,7 @@ class Elman(_Library):
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__(inputs, width)
         self.kernel = nn.RNN(inputs, width)
-        carry_far(*self.kernel.parameters(), gates=1)
+        init_recurrent_(*self.kernel.parameters(), gates=1)
 
     def stages(self) -> tuple[Stage, ...]:
         """One product, one tanh."""
@@ -231,7 +231,7 @@ class LSTM(_Library):
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__(inputs, width)
         self.kernel = nn.LSTM(inputs, width)
-        carry_far(*self.kernel.parameters(), gates=4, open_gate=1)
+        init_recurrent_(*self.kernel.parameters(), gates=4, open_gate=1)
 
     def stages(self) -> tuple[Stage, ...]:
         """One product for all four gates."""
@@ -252,7 +252,7 @@ class GRU(_Library):
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__(inputs, width)
         self.kernel = nn.GRU(inputs, width)
-        carry_far(*self.kernel.parameters(), gates=3)
+        init_recurrent_(*self.kernel.parameters(), gates=3)
 
     def from_input(self) -> tuple[Tensor, Tensor]:
         """The input's matrix and bias; the state's own bias must meet the reset gate."""
@@ -283,7 +283,7 @@ class Peephole(Cell):
         self.state_weight = nn.Parameter(torch.empty(4 * width, width))
         self.bias = nn.Parameter(torch.empty(4 * width))
         self.peepholes = nn.Parameter(torch.zeros(3, width))  # w_ci, w_cf, w_co
-        carry_far(self.input_weight, self.state_weight, self.bias, gates=4, open_gate=1)
+        init_recurrent_(self.input_weight, self.state_weight, self.bias, gates=4, open_gate=1)
 
     def from_input(self) -> tuple[Tensor, Tensor]:
         """The input's matrix and bias."""
@@ -316,7 +316,7 @@ class Jordan(Cell):
         self.state_weight = nn.Parameter(torch.empty(width, width))
         self.bias = nn.Parameter(torch.empty(width))
         self.output = nn.Linear(width, width)
-        carry_far(self.input_weight, self.state_weight, self.bias, gates=1)
+        init_recurrent_(self.input_weight, self.state_weight, self.bias, gates=1)
         nn.init.orthogonal_(self.output.weight)
         nn.init.zeros_(self.output.bias)
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 @torch.no_grad()
-def carry_far(
+def init_recurrent_(
     from_input: Tensor, from_state: Tensor, *biases: Tensor, gates: int, open_gate: int | None = None
 ) -> None:
     """Set weights that carry signals far from the first step on.

@@ -21,13 +21,13 @@ from torch.nn import functional as F
 from weft.nn.rnn.cells import Parts, State, at_last
 from weft.nn.rnn.fused.codegen_numba import Shape, stepper
 from weft.nn.rnn.fused.scan import worthwhile
-from weft.nn.rnn.init import carry_far
+from weft.nn.rnn.init import init_recurrent_
 
 GATES = 4
 _SHAPE = Shape(known=GATES, product=GATES, state=2, vectors=0, values=2)
 
 
-class Projected(nn.Module):
+class ProjectedLSTM(nn.Module):
     """One layer; its state is (h, c), of `width` and of `cells` numbers. `clip` bounds both, None neither."""
 
     def __init__(self, inputs: int, width: int, cells: int, clip: float | None = None) -> None:
@@ -37,7 +37,7 @@ class Projected(nn.Module):
         self.state_weight = nn.Parameter(torch.empty(GATES * cells, width))
         self.bias = nn.Parameter(torch.empty(GATES * cells))
         self.project = nn.Parameter(torch.empty(width, cells))
-        carry_far(self.input_weight, self.state_weight, self.bias, gates=GATES, open_gate=1)
+        init_recurrent_(self.input_weight, self.state_weight, self.bias, gates=GATES, open_gate=1)
         nn.init.orthogonal_(self.project)
 
     def begin(self, rows: int, like: Tensor) -> State:
@@ -52,7 +52,7 @@ class Projected(nn.Module):
         begun = state or self.begin(inputs.shape[1], inputs)
         known = F.linear(inputs, self.input_weight, self.bias)  # (T, B, 4·C)
         if worthwhile(known) and not known.is_cuda:
-            walked: State = Walk.apply(self.clip, known, *begun, self.state_weight, self.project)  # type: ignore[no-untyped-call]
+            walked: State = ProjectedScan.apply(self.clip, known, *begun, self.state_weight, self.project)  # type: ignore[no-untyped-call]
         else:
             walked = self._step_by_step(known, begun)
         return walked[0], tuple(at_last(part, start, real) for part, start in zip(walked, begun, strict=True))
@@ -88,7 +88,7 @@ def _clipped(values: Tensor, clip: float | None) -> Tensor:
     return values if clip is None else values.clamp(-clip, clip)
 
 
-class Walk(torch.autograd.Function):
+class ProjectedScan(torch.autograd.Function):
     """All steps: two products and one fused kernel each; the gradients of the matrices are products over all steps."""
 
     @staticmethod

@@ -20,11 +20,11 @@ from weft.nn.attention.capture import capturing, record
 from weft.nn.attention.scores import Dot, attend, make_score
 from weft.nn.rnn.cells import Cell, Stage, State, at_last
 from weft.nn.rnn.fused.scan import scan_fused, worthwhile
-from weft.nn.rnn.fused.self_attention import Past
+from weft.nn.rnn.fused.self_attention import SelfAttentionSpec
 from weft.nn.rnn.fused.trace import NotFusibleError
 
 
-class Intra(nn.Module):
+class LSTMN(nn.Module):
     """A layer that walks like its cell. Its state: a tape of each part (B, t, D), what is empty there, h~ (B, D)."""
 
     def __init__(self, cell: Cell, score: str, layer: int = 0, place: str = "self") -> None:
@@ -89,7 +89,7 @@ class Intra(nn.Module):
     def _fused(self, known: Tensor, queries: Tensor, stages: tuple[Stage, ...]) -> tuple[Tensor, State]:
         assert isinstance(self.score, Dot)
         start = self.cell.begin(known.shape[1], known)
-        *walked, mixed = scan_fused(self.cell, known, start, Past(queries, self.score.scale), stages)
+        *walked, mixed = scan_fused(self.cell, known, start, SelfAttentionSpec(queries, self.score.scale), stages)
         empty = known.new_zeros(known.shape[1], len(known), dtype=torch.bool)
         return walked[0], (*(part.transpose(0, 1) for part in walked), empty, mixed)
 

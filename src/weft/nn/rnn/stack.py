@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from weft.nn.layers.dropout import SequenceDropout
 from weft.nn.rnn.cells import State, make_cell
-from weft.nn.rnn.self_attentive import Intra
+from weft.nn.rnn.self_attentive import LSTMN
 from weft.nn.rnn.time_major import Grid
 
 Direction = Literal["forward", "backward", "both"]
@@ -20,7 +20,7 @@ Direction = Literal["forward", "backward", "both"]
 REVERSED: dict[Direction, tuple[bool, ...]] = {"forward": (False,), "backward": (True,), "both": (False, True)}
 
 
-class Stack(nn.Module):
+class RecurrentStack(nn.Module):
     """Recurrent layers; where both directions are read, each has half the width, concatenated (Graves et al. 2013).
 
     `last` is the last layer's width, where it has one of its own. `apart` lets the walks of one direction stand on
@@ -109,4 +109,4 @@ class Stack(nn.Module):
 def _layer(cell: str, inputs: int, width: int, attention: str, depth: int, reverse: bool, drop: float) -> nn.Module:
     made = make_cell(cell, inputs, width)
     made.drop = drop
-    return made if attention == "none" else Intra(made, attention, depth, "backward" if reverse else "self")
+    return made if attention == "none" else LSTMN(made, attention, depth, "backward" if reverse else "self")

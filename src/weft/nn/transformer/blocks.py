@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.nn.attention.capture import capturing
-from weft.nn.attention.kv_cache import Cache, Reach, on_triton
-from weft.nn.attention.multihead import Layout, MultiHead
+from weft.nn.attention.kv_cache import KVCache, KVIndex, on_triton
+from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.layers.linear import Linear
 from weft.nn.rnn.fused.codegen_triton import halved, trusted
 
@@ -40,7 +40,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Shape:
+class BlockConfig:
     """What all blocks of a stack have alike; `off` names the heads that are left out, as `heads_off` does."""
 
     width: int
@@ -52,36 +52,36 @@ class Shape:
     off: Mapping[str, Collection[int]] = field(default_factory=dict)
     eps: float = 1e-5  # of the norms
 
-    def attention(self, place: str, layer: int, causal: bool = False) -> MultiHead:
+    def attention(self, place: str, layer: int, causal: bool = False) -> MultiHeadAttention:
         """Make the attention of one layer, without its heads that are off."""
         off = {*self.off.get(str(layer), ()), *self.off.get(f"{place}.{layer}", ())}
-        return MultiHead(self.width, self.heads, place, layer, causal, off)
+        return MultiHeadAttention(self.width, self.heads, place, layer, causal, off)
 
 
 class FeedForward(nn.Module):
     """Two layers, the same at every position."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: BlockConfig) -> None:
         super().__init__()
-        self.inner, self.outer = Linear(shape.width, shape.hidden), Linear(shape.hidden, shape.width)
+        self.fc1, self.fc2 = Linear(shape.width, shape.hidden), Linear(shape.hidden, shape.width)
         self.activation = ACTIVATIONS[shape.activation]
-        for part in (self.inner, self.outer):
+        for part in (self.fc1, self.fc2):
             nn.init.xavier_uniform_(part.weight)
             nn.init.zeros_(part.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, D) to (N, D)."""
-        found: Tensor = self.outer(self.hidden(x))
+        found: Tensor = self.fc2(self.hidden(x))
         return found
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return what the outer layer reads, (N, hidden)."""
         if self.activation not in (F.relu, F.gelu, gelu_tanh) or not trusted(x):
-            made = self.inner(x)
+            made = self.fc1(x)
             return made.relu_() if self.activation is F.relu else self.activation(made)
         from weft.nn.kernels.triton.linear_activation import linear_gelu, linear_relu
 
-        known = halved(x), halved(self.inner.weight), self.inner.bias
+        known = halved(x), halved(self.fc1.weight), self.fc1.bias
         plain = self.activation is F.relu
         found: Tensor = linear_relu(*known) if plain else linear_gelu(*known, self.activation is F.gelu)[0]
         return found
@@ -90,7 +90,7 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """The way around a layer, with the norm before the layer or after the sum."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: BlockConfig) -> None:
         super().__init__()
         self.norm, self.dropout = nn.LayerNorm(shape.width, shape.eps), nn.Dropout(shape.dropout)
         self.before = shape.norm == "pre"
@@ -127,20 +127,20 @@ class Residual(nn.Module):
 class Block(nn.Module):
     """Self-attention, in a decoder a look at the source, and the feed-forward layer."""
 
-    def __init__(self, shape: Shape, place: str, layer: int, causal: bool = False, cross: bool = False) -> None:
+    def __init__(self, shape: BlockConfig, place: str, layer: int, causal: bool = False, cross: bool = False) -> None:
         super().__init__()
         self.layer = layer
-        self.attention, self.around_attention = shape.attention(place, layer, causal), Residual(shape)
-        self.cross = shape.attention("cross", layer) if cross else None
-        self.around_cross = Residual(shape) if cross else None
-        self.feed, self.around_feed = FeedForward(shape), Residual(shape)
+        self.attention, self.attention_residual = shape.attention(place, layer, causal), Residual(shape)
+        self.cross_attention = shape.attention("cross", layer) if cross else None
+        self.cross_attention_residual = Residual(shape) if cross else None
+        self.feed_forward, self.feed_forward_residual = FeedForward(shape), Residual(shape)
 
     def forward(
         self,
         x: Tensor,
-        layout: Layout,
+        layout: AttentionLayout,
         memory: Tensor | None = None,
-        across: Layout | None = None,
+        across: AttentionLayout | None = None,
         keep: list[Tensor] | None = None,
     ) -> Tensor:
         """Read (N, D), each sequence on its own, `across` at its source in `memory` (M, D): (N, D)."""
@@ -149,31 +149,31 @@ class Block(nn.Module):
         return x
 
     def layers(
-        self, layout: Layout, memory: Tensor | None, across: Layout | None, keep: list[Tensor] | None
+        self, layout: AttentionLayout, memory: Tensor | None, across: AttentionLayout | None, keep: list[Tensor] | None
     ) -> list[tuple[Residual, Callable[[Tensor], Tensor], nn.Linear]]:
         """Name what is done, in order: the way around a layer, the layer, and its last part."""
-        look, cross, feed = self.attention, self.cross, self.feed
+        attention, cross, feed_forward = self.attention, self.cross_attention, self.feed_forward
         found: list[tuple[Residual, Callable[[Tensor], Tensor], nn.Linear]] = [
-            (self.around_attention, lambda y: look.gathered(y, layout, keep=keep), look.output)
+            (self.attention_residual, lambda y: attention.gathered(y, layout, keep=keep), attention.out_proj)
         ]
-        if cross is not None and self.around_cross is not None and across is not None:
-            found.append((self.around_cross, lambda y: cross.gathered(y, across, memory), cross.output))
-        return [*found, (self.around_feed, feed.hidden, feed.outer)]
+        if cross is not None and self.cross_attention_residual is not None and across is not None:
+            found.append((self.cross_attention_residual, lambda y: cross.gathered(y, across, memory), cross.out_proj))
+        return [*found, (self.feed_forward_residual, feed_forward.hidden, feed_forward.fc2)]
 
-    def step(self, x: Tensor, cache: Cache, held: Tensor | None = None, reach: Reach | None = None) -> Tensor:
+    def step(self, x: Tensor, cache: KVCache, held: Tensor | None = None, reach: KVIndex | None = None) -> Tensor:
         """Read the next token of each hypothesis (B, D); `held` are the source's keys and values (M, 2, H, d)."""
 
         def itself(y: Tensor) -> Tensor:
             q, kv = self.attention.project(y)
             return self.attention.look(q, cache.write(self.layer, kv), cache.reach)
 
-        x = self.around_attention(x, itself)
-        if self.cross is not None and self.around_cross is not None:
+        x = self.attention_residual(x, itself)
+        if self.cross_attention is not None and self.cross_attention_residual is not None:
             assert held is not None
             assert reach is not None
-            cross = self.cross
-            x = self.around_cross(x, lambda y: cross.look(cross.queries(y), held, reach))
-        found: Tensor = self.around_feed(x, self.feed)
+            cross = self.cross_attention
+            x = self.cross_attention_residual(x, lambda y: cross.look(cross.queries(y), held, reach))
+        found: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return found
 
 
@@ -184,7 +184,13 @@ class Blocks(nn.Module):
     """
 
     def __init__(
-        self, shape: Shape, layers: int, place: str, causal: bool = False, cross: bool = False, shared: bool = False
+        self,
+        shape: BlockConfig,
+        layers: int,
+        place: str,
+        causal: bool = False,
+        cross: bool = False,
+        shared: bool = False,
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block(shape, place, depth, causal, cross) for depth in range(layers))
@@ -195,9 +201,9 @@ class Blocks(nn.Module):
     def forward(
         self,
         x: Tensor,
-        layout: Layout,
+        layout: AttentionLayout,
         memory: Tensor | None = None,
-        across: Layout | None = None,
+        across: AttentionLayout | None = None,
         keep: list[Tensor] | None = None,
         layers: Sequence[int] | None = None,
     ) -> list[Tensor]:
@@ -214,7 +220,12 @@ class Blocks(nn.Module):
         return found if layers is None else [found[layer] for layer in layers]
 
     def _each(
-        self, x: Tensor, layout: Layout, memory: Tensor | None, across: Layout | None, keep: list[Tensor] | None
+        self,
+        x: Tensor,
+        layout: AttentionLayout,
+        memory: Tensor | None,
+        across: AttentionLayout | None,
+        keep: list[Tensor] | None,
     ) -> list[Tensor]:
         if isinstance(self.norm, nn.LayerNorm) and trusted(x):
             return self._joined(x, self.norm, layout, memory, across, keep)
@@ -224,23 +235,23 @@ class Blocks(nn.Module):
         found[-1] = self.norm(found[-1])
         return found
 
-    def _in_loops(self, x: Tensor, layout: Layout) -> bool:
+    def _in_loops(self, x: Tensor, layout: AttentionLayout) -> bool:
         """Say whether compiled loops read it: on the CPU, in float32, to answer and not to learn, and if it is much."""
         if x.device.type != "cpu" or x.dtype is not torch.float32 or torch.is_autocast_enabled("cpu"):
             return False
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or self.training or layout.at is not layout.over:
             return False
         blocks = [block for block in self.blocks if isinstance(block, Block)]
-        much = len(x) >= _MUCH or (len(x) > 0 and not isinstance(blocks[0].feed.inner, nn.Linear))
+        much = len(x) >= _MUCH or (len(x) > 0 and not isinstance(blocks[0].feed_forward.fc1, nn.Linear))
         return much and all(block.attention.kept and not capturing(block.layer) for block in blocks)
 
     def _joined(
         self,
         x: Tensor,
         last_norm: nn.LayerNorm,
-        layout: Layout,
+        layout: AttentionLayout,
         memory: Tensor | None,
-        across: Layout | None,
+        across: AttentionLayout | None,
         keep: list[Tensor] | None,
     ) -> list[Tensor]:
         """Do it with each sum, in half precision as what is added is, and the norm after it in one kernel."""
@@ -255,7 +266,7 @@ class Blocks(nn.Module):
             found.append(x)
         return [*found[:-1], read]
 
-    def step(self, x: Tensor, cache: Cache, held: tuple[Tensor, ...] = (), reach: Reach | None = None) -> Tensor:
+    def step(self, x: Tensor, cache: KVCache, held: tuple[Tensor, ...] = (), reach: KVIndex | None = None) -> Tensor:
         """Read the next token of each hypothesis, (B, D): (B, D)."""
         if on_triton(x) and x.dtype is not torch.float32 and not self.training:
             from weft.nn.kernels.triton import decode_step, decode_step_small_batch
@@ -269,7 +280,7 @@ class Blocks(nn.Module):
         found: Tensor = self.norm(x)
         return found
 
-    def floors(self) -> list[list[nn.Module]]:
+    def layer_groups(self) -> list[list[nn.Module]]:
         """Say what each layer has, the lowest first; the norm at the end goes with the last."""
         *rest, last = self.blocks
         return [*([block] for block in rest), [last, self.norm]]
@@ -282,7 +293,7 @@ class Blocks(nn.Module):
 
     def remember(self, memory: Tensor) -> tuple[Tensor, ...]:
         """Make each layer's keys and values (M, 2, H, d) of a source (M, D), once for all steps."""
-        crosses = [block.cross for block in self.blocks if isinstance(block, Block)]
+        crosses = [block.cross_attention for block in self.blocks if isinstance(block, Block)]
         return tuple(cross.remember(memory) for cross in crosses if cross is not None)
 
 

@@ -12,7 +12,7 @@ _EVEN, _ODD = 64, 8  # on CUDA, rows of a multiple of so many words; a multiple 
 _PART = 1024  # outputs at a time; the library's product of few rows with all of them is a quarter slower
 
 
-class Readout(Linear):
+class OutputProjection(Linear):
     """A dense layer with many outputs, and no bias unless it is asked for."""
 
     def __init__(self, width: int, vocab: int, bias: bool = False) -> None:

@@ -75,11 +75,11 @@ class RatedExample(base.Example):
     pair: str | None = None
 
 
-class One:
+class SingleLabel:
     """One label a text, by a softmax over all of them; the other kinds say what is different with them."""
 
     Example: type[BaseModel] = ClassifyExample
-    taught: str = "label"
+    label_fields: str = "label"
     fewest: int = 2  # labels, or there is nothing to tell apart
     metrics: tuple[str, ...] = ("accuracy", "macro_f1", "matthews", "f1")
     metric: str = "accuracy"
@@ -144,10 +144,10 @@ class One:
         return Confusion.of(labels.names, [(example.label or "", answer["label"]) for example, answer in pairs])
 
 
-class Several(One):
+class MultiLabel(SingleLabel):
     """Any number of labels a text, each a question of its own: those likelier than a threshold are given."""
 
-    taught = "labels"
+    label_fields = "labels"
     fewest = 1
     metrics = ("micro_f1", "macro_f1", "exact_match")
     metric = "micro_f1"
@@ -206,7 +206,7 @@ class Several(One):
         return None
 
 
-class Rating(One):
+class Regression(SingleLabel):
     """A number a text, such as how alike two sentences are (STS-B): one output, and the squared error."""
 
     Example = RatedExample

@@ -15,19 +15,19 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from weft.config.schema import Named, Run, Section
-from weft.data.batching.packed import Packed
-from weft.data.truncation import Limit
+from weft.data.batching.packed import PackedItems
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.models.base import matrix_numbers
 from weft.tasks.base import Answer, Batch, Item, Sums
 from weft.tasks.classification.targets import (
     HALF,
     ClassifyExample,
-    One,
+    MultiLabel,
     Output,
     RatedExample,
-    Rating,
-    Several,
+    Regression,
+    SingleLabel,
     Threshold,
 )
 from weft.tasks.label_task import Labelling, LabellingConfig, LabellingHead
@@ -67,9 +67,9 @@ class ClassifyConfig(LabellingConfig):
         return self
 
     @property
-    def kind(self) -> One:
+    def kind(self) -> SingleLabel:
         """What is said of a text."""
-        return Rating() if self.regression else Several() if self.multiple else One()
+        return Regression() if self.regression else MultiLabel() if self.multiple else SingleLabel()
 
 
 class ClassifyHead(LabellingHead):
@@ -81,7 +81,7 @@ class ClassifyHead(LabellingHead):
         super().__init__(body, labels, config, weights, unknown)
         self.kind = config.kind
         if self.mix is not None:
-            body.without_summary()
+            body.drop_pooler()
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
         """Sum over the texts how wrong the scores are: -log p of what is right, or the squared error."""
@@ -92,9 +92,9 @@ class ClassifyHead(LabellingHead):
         """Choose the likeliest label, or those that are likely enough, or give the number."""
         return self.kind.outputs(self._scored(batch).float(), options)
 
-    def operations(self, batch: Batch) -> int:
+    def flops(self, batch: Batch) -> int:
         """Count both orders of a pair where both are read."""
-        read: int = sum(self.body.operations(side) for side in (batch.tokens, batch.source) if side is not None)
+        read: int = sum(self.body.flops(side) for side in (batch.tokens, batch.source) if side is not None)
         return read + 2 * matrix_numbers(self.output) * (0 if batch.targets is None else len(batch.targets))
 
     def _scored(self, batch: Batch) -> Tensor:
@@ -112,18 +112,18 @@ class Classify(Labelling):
     """
 
     Config: ClassVar[type[Named]] = ClassifyConfig
-    Example = One.Example
-    metrics: tuple[str, ...] = One.metrics
-    metric: str = One.metric
+    Example = SingleLabel.Example
+    metrics: tuple[str, ...] = SingleLabel.metrics
+    metric: str = SingleLabel.metric
     fields = frozenset({"text", "pair"})
     config: ClassifyConfig
 
     def __init__(self, config: ClassifyConfig) -> None:
         super().__init__(config)
         self.kind = kind = config.kind
-        self.Example, self.taught, self.fewest = kind.Example, (kind.taught,), kind.fewest
+        self.Example, self.label_fields, self.fewest = kind.Example, (kind.label_fields,), kind.fewest
         self.metrics, self.metric = kind.metrics_of(len(self.labels)), kind.metric
-        self.orders = self.counted = 2 if config.symmetric else 1
+        self.orders = self.num_token_arrays = 2 if config.symmetric else 1
 
     def check(self, run: Run) -> None:
         """A label of windows would not be the label of the text."""
@@ -131,9 +131,9 @@ class Classify(Labelling):
         if run.data.too_long == "window":
             raise ConfigError("data.too_long: task 'classify' cannot use 'window'; try cut, drop or error")
 
-    def settled(self, examples: Any) -> LabellingConfig:
+    def resolve_config(self, examples: Any) -> LabellingConfig:
         """Fill in the labels, where there are any."""
-        return super().settled(examples) if self.kind.labelled else self.config
+        return super().resolve_config(examples) if self.kind.labelled else self.config
 
     def right(self, example: Any) -> list[str]:
         """The one label, or all."""
@@ -147,22 +147,24 @@ class Classify(Labelling):
         """Both texts train the one tokenizer."""
         return [example.text, *([] if example.pair is None else [example.pair])], []
 
-    def encode(self, example: ClassifyExample, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+    def encode(self, example: ClassifyExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         """Encode one text or pair."""
         return self.encode_batch([example], tokenizer, limit)[0]
 
-    def encode_batch(self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, limit: Limit) -> list[list[Item]]:
+    def encode_batch(
+        self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, limit: TruncationPolicy
+    ) -> list[list[Item]]:
         """Encode many with one call of the tokenizer a side."""
-        texts = cut_pieces([example.text for example in examples], tokenizer, self.spells)
+        texts = cut_pieces([example.text for example in examples], tokenizer, self.uses_chars)
         given = [example.pair for example in examples if example.pair is not None]
-        pairs = iter(cut_pieces(given, tokenizer, self.spells) if given else ())
+        pairs = iter(cut_pieces(given, tokenizer, self.uses_chars) if given else ())
         return [
             self._items(example, text, None if example.pair is None else next(pairs), tokenizer, limit)
             for example, text in zip(examples, texts, strict=True)
         ]
 
     def _items(
-        self, example: ClassifyExample, text: Pieces, pair: Pieces | None, tokenizer: Tokenizer, limit: Limit
+        self, example: ClassifyExample, text: Pieces, pair: Pieces | None, tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[Item]:
         if pair is None and self.config.symmetric:
             raise DataError(
@@ -175,9 +177,9 @@ class Classify(Labelling):
         laid = self._laid(text, pair, len(fits[0]), tokenizer)
         item: Item = tuple(np.array(pieces.ids, np.int32) for pieces, _ in laid)
         item = (*item, np.array([begins for _, begins in laid if begins is not None], np.int32))
-        if self.spells:
+        if self.uses_chars:
             item = (*item, *(spell(pieces.words or ()) for pieces, _ in laid))
-        if getattr(example, self.kind.taught) is None:
+        if getattr(example, self.kind.label_fields) is None:
             return [item]
         return [(*item, self.kind.kept(example, self.labels))]
 
@@ -209,13 +211,13 @@ class Classify(Labelling):
         return replace(tokens, segments=torch.from_numpy(np.concatenate(segments)))
 
     @property
-    def signs(self) -> int:
+    def num_special_tokens(self) -> int:
         """One before the texts, one after them, and what stands between two."""
         return 2 + len(self.tokenizer.between)
 
-    def sides(self, data: Packed) -> np.ndarray | None:
+    def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
         """The tokens of each order, that of the source first; texts that are spelt out have no one shape."""
-        return None if self.spells else self.lengths(data)[::-1]
+        return None if self.uses_chars else self.lengths(data)[::-1]
 
     def head(self, model: Any) -> ClassifyHead:
         """Put the scores of the labels on a body, or the one number."""
@@ -235,11 +237,11 @@ class Classify(Labelling):
         """The label, several between commas, or the number."""
         return " ".join(", ".join(self.kind.names(answer)).splitlines())
 
-    def shown(self, example: ClassifyExample) -> tuple[str, str]:
+    def preview(self, example: ClassifyExample) -> tuple[str, str]:
         """The text or pair, and what is right."""
         return " | ".join(self.texts(example)[0]), ", ".join(self.right(example))
 
-    def reread(self, items: list[Item], outputs: list[Output]) -> tuple[list[str], list[str], Batch]:
+    def teacher_forced(self, items: list[Item], outputs: list[Output]) -> tuple[list[str], list[str], Batch]:
         """Read a text with what was answered as if it were right; of a pair's two orders, the one it was given in."""
         (item,), (output,) = items, outputs
         names = [self.tokenizer.token(int(id)) for id in item[0]]

@@ -33,7 +33,7 @@ from weft.data.corpus.format import (
 from weft.data.corpus.merge import Made, Plan, join_parts, read_made
 from weft.data.corpus.partition import Origin, Part, cut_source, origins, part_size
 from weft.data.readers.examples import Skipped
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.tasks.corpus.reuse import changes, check_probes, load_saved, prepared_folder, probed, vocabulary
 from weft.tasks.corpus.workers import Job, working
@@ -265,9 +265,9 @@ def _make(job: Job, workers: int, report: Report) -> list[Made]:
 def _join(job: Job, made: Sequence[Made], out: Path) -> Split:
     _check_rows(job.plan.parts, made)
     skipped = Skipped(sum(one.skipped for one in made), [reason for one in made for reason in one.reasons][:5])
-    limit, data = Limit(job.run.data.longest, job.run.data.too_long), job.folder / "joined"
+    limit, data = TruncationPolicy(job.run.data.longest, job.run.data.too_long), job.folder / "joined"
     for one in made:
-        limit.add(Limit(limit.longest, limit.policy, one.cut, one.dropped, one.windowed, one.seen))
+        limit.add(TruncationPolicy(limit.longest, limit.policy, one.cut, one.dropped, one.windowed, one.seen))
         limit.notes.update({(verb, noun, how): times for verb, noun, how, times in one.notes})
     notice = told(job.split, sum(one.items for one in made), skipped, limit)
     digest, files = join_parts([job.stem(number) for number in range(len(made))], made, data)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from weft.config.schema import Data, Named, Section, read_section
 from weft.data.corpus.format import Manifest, Probe, Shards, find_corpus, open_shards, read_manifest
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.tasks.base import Task
 from weft.tokenization.trainable import Tokenizer, load_tokenizer
@@ -97,7 +97,7 @@ def prepared_split(data: Data, split: str, task: Task, tokenizer: Tokenizer) -> 
     folder = prepared_folder(data, split)
     if folder is None:
         return None
-    shards, found = open_shards(folder, split, task.counted), read_manifest(folder)
+    shards, found = open_shards(folder, split, task.num_token_arrays), read_manifest(folder)
     if vocabulary(tokenizer) != found.vocabulary:
         raise DataError(f"data.{split}: {folder} was prepared with another tokenizer than the run's; prepare it again")
     _check_documents(folder, found, data)
@@ -138,7 +138,9 @@ def check_probes(folder: Path, found: Manifest, data: Data, task: Task, tokenize
 def probed(example: str, data: Data, task: Task, tokenizer: Tokenizer) -> Probe:
     """Say what a task makes of an example, given as JSON; nothing, if it refuses it."""
     try:
-        items = task.encode(task.Example.model_validate_json(example), tokenizer, Limit(data.longest, data.too_long))
+        items = task.encode(
+            task.Example.model_validate_json(example), tokenizer, TruncationPolicy(data.longest, data.too_long)
+        )
     except (DataError, ValidationError):
         items = []
     return Probe(example=example, items=[[part.tolist() for part in item] for item in items])

@@ -19,7 +19,7 @@ from weft.config.schema import Run
 from weft.data.corpus.format import write_json
 from weft.data.corpus.merge import NARROW, WIDE, Lengths, Made, Plan, TooWide, write_tokens
 from weft.data.readers.examples import Skipped
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
 from weft.tasks.base import Item, Task
 from weft.tasks.factory import make_task
@@ -49,12 +49,12 @@ class _Tally:
     """What is found out about a part on the way."""
 
     skipped: Skipped
-    limit: Limit
+    limit: TruncationPolicy
     rows: list[int] = field(default_factory=list)  # of each piece
 
     @classmethod
     def of(cls, run: Run) -> "_Tally":
-        return cls(Skipped(), Limit(run.data.longest, run.data.too_long))
+        return cls(Skipped(), TruncationPolicy(run.data.longest, run.data.too_long))
 
 
 def make_part(job: Job, task: Task, number: int) -> Made:

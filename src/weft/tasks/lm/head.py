@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from weft.config.schema import Section
-from weft.decoding.generate import Hypothesis, Options, generate, stream
+from weft.decoding.generate import DecodingConfig, Hypothesis, generate, stream
 from weft.errors import DataError, RoleError
 from weft.models.base import Direction, Role
 from weft.nn.layers.losses import cross_entropy_sum
@@ -18,7 +18,7 @@ from weft.tasks.lm import scoring
 from weft.tokens import Tokens
 
 
-class Continue(Options):
+class Continue(DecodingConfig):
     """How a text goes on: it ends before the first stop word; `logprobs` gives the log-probability of each token."""
 
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()  # nothing is found everywhere

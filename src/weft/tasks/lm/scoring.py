@@ -17,9 +17,9 @@ from torch import Tensor
 
 from weft.data.batching.lm_stream import Stream
 from weft.data.batching.loader import plan
-from weft.data.batching.packed import Packed, pack
+from weft.data.batching.packed import PackedItems, pack
 from weft.models.base import Direction, Model
-from weft.tasks.base import UNREAD, Batch, Head, Item
+from weft.tasks.base import IGNORE_INDEX, Batch, Head, Item
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens
 
@@ -50,7 +50,7 @@ def score_items(head: Head, items: Sequence[Item], collate: Collate, directions:
 
 def _batches(head: Head, items: Sequence[Item], collate: Collate) -> Iterator[tuple[Batch, np.ndarray]]:
     device = device_of(head)
-    for index in plan(pack(items, counted=1), room_for(head.body, device), seed=None):
+    for index in plan(pack(items, num_token_arrays=1), room_for(head.body, device), seed=None):
         yield collate([items[number] for number in index.tolist()]).to(device), index
 
 
@@ -62,7 +62,7 @@ def targets_of(batch: Batch, directions: Sequence[Direction]) -> list[Tensor]:
 
 def _log_prob(body: Any, tokens: Tokens, targets: Tensor, direction: Direction) -> Tensor:
     known: Tensor = body.log_prob(tokens, targets.clamp(min=0), direction)
-    return known.where(targets != UNREAD, 0.0)
+    return known.where(targets != IGNORE_INDEX, 0.0)
 
 
 def score_windows(head: Head, stream: Stream, width: int, stride: int, direction: Direction) -> float:
@@ -120,7 +120,7 @@ def score_stream(head: Head, stream: Stream, piece: int) -> float:
     return total
 
 
-def are_whole(data: Packed, eos: int, documents: int) -> bool:
+def are_whole(data: PackedItems, eos: int, documents: int) -> bool:
     """Say whether pairs (what is read, what follows) go on to the end of as many texts: none was cut or dropped."""
     ends = data.ids[data.starts[data.items[:-1] + 2] - 1]
     return int((ends == eos).sum()) == documents

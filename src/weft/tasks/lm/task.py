@@ -23,14 +23,14 @@ from pydantic import Field
 
 from weft.config.schema import Named, Run, Section
 from weft.data.batching.lm_stream import Packs, Reading, Stream, Streams
-from weft.data.batching.packed import Packed, pack
+from weft.data.batching.packed import PackedItems, pack
 from weft.data.corpus.format import Shards
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.models.base import Direction, Fitted, Role
 from weft.registry import resolve
 from weft.tasks import base
-from weft.tasks.base import UNREAD, Answer, Batch, Head, Item, Measured
+from weft.tasks.base import IGNORE_INDEX, Answer, Batch, Head, Item, Metrics
 from weft.tasks.char_inputs import Spelling
 from weft.tasks.incremental_text import first_of, grown
 from weft.tasks.lm import scoring
@@ -60,12 +60,12 @@ class LM(base.Task):
     Config: ClassVar[type[Named]] = LMConfig
     Example = LMExample
     Options = Continue
-    needs = frozenset({Role.SCORER})
+    needs = frozenset({Role.LANGUAGE_MODEL})
     metrics = ("perplexity", "bits_per_byte")
     metric = "perplexity"
     lower_is_better = True
-    fits = True
-    counted = 1
+    supports_fit = True
+    num_token_arrays = 1
     reads_itself = True
     config: LMConfig
     reads = "rows"
@@ -78,7 +78,9 @@ class LM(base.Task):
 
     def needed(self, roles: frozenset[Role]) -> frozenset[Role]:
         """A model that fills a place from both its sides will do as well."""
-        return frozenset({Role.FILLER}) if Role.FILLER in roles and Role.SCORER not in roles else self.needs
+        return (
+            frozenset({Role.MASKED_LM}) if Role.MASKED_LM in roles and Role.LANGUAGE_MODEL not in roles else self.needs
+        )
 
     def check(self, run: Run) -> None:
         """Settle how the corpus is read, and refuse what the model cannot."""
@@ -116,9 +118,9 @@ class LM(base.Task):
         return [example.text], []
 
     @property
-    def marks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def special_token_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """A model that goes one way never read the mark at which it is done; one that is fitted read neither."""
-        before, after = super().marks
+        before, after = super().special_token_affixes
         if self.fitted:
             return (), ()
         return () if self.directions == ("backward",) else before, () if self.directions == ("forward",) else after
@@ -127,21 +129,23 @@ class LM(base.Task):
         """Spell tokens as the vocabulary has them, and unknown ones as they are written."""
         return Spelling.of(self.tokenizer).of_texts(texts)
 
-    def encode(self, example: LMExample, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+    def encode(self, example: LMExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         """Encode one text."""
         return self.encode_batch([example], tokenizer, limit)[0]
 
-    def encode_batch(self, examples: Sequence[LMExample], tokenizer: Tokenizer, limit: Limit) -> list[list[Item]]:
+    def encode_batch(
+        self, examples: Sequence[LMExample], tokenizer: Tokenizer, limit: TruncationPolicy
+    ) -> list[list[Item]]:
         """Encode many texts: to documents, or where they are read on their own to pairs."""
         texts = [example.text for example in examples]
         bos, eos = tokenizer.specials.bos, tokenizer.specials.eos
         if self.reads != "rows":
             return [[(np.array([bos, *ids], np.int32),)] for ids in tokenizer.ids(texts)]
         whole = [np.array([bos, *ids, eos], np.int32) for ids in tokenizer.ids(texts)]
-        spelt = Spelling.of(tokenizer).of_texts(texts) if self.spells else None
+        spelt = Spelling.of(tokenizer).of_texts(texts) if self.uses_chars else None
         return [self._pieces(f, limit, spelt[row] if spelt else None) for row, f in enumerate(whole)]
 
-    def _pieces(self, f: np.ndarray, limit: Limit, spelt: list[np.ndarray] | None) -> list[Item]:
+    def _pieces(self, f: np.ndarray, limit: TruncationPolicy, spelt: list[np.ndarray] | None) -> list[Item]:
         """Cut a document at its limit: a piece begins with the token that the one before ended with."""
         pieces: list[Item] = []
         for places in limit.apply(np.arange(len(f) - 1)):
@@ -159,22 +163,22 @@ class LM(base.Task):
         if self.directions == ("backward",):
             return _batch(Tokens.pack(follow), [np.concatenate(read)], self.directions)
         tokens = Tokens.pack([np.append(x, y[-1:]) for x, y in pairs])
-        if self.spells and all(len(item) > 2 for item in items):  # else they are spelt as the vocabulary has them
+        if self.uses_chars and all(len(item) > 2 for item in items):  # else they are spelt as the vocabulary has them
             tokens = tokens.spelt([item[2] for item in items])
-        ahead = np.concatenate([np.append(y, UNREAD) for y in follow])
-        behind = np.concatenate([np.append(UNREAD, x) for x in read])
-        inside = np.concatenate([np.concatenate([[UNREAD], x[1:], [UNREAD]]) for x in read])
+        ahead = np.concatenate([np.append(y, IGNORE_INDEX) for y in follow])
+        behind = np.concatenate([np.append(IGNORE_INDEX, x) for x in read])
+        inside = np.concatenate([np.concatenate([[IGNORE_INDEX], x[1:], [IGNORE_INDEX]]) for x in read])
         return _batch(tokens, [{"forward": ahead, "backward": behind, "both": inside}[d] for d in self.directions],
                       self.directions)  # fmt: skip
 
     def _pair(self, item: Item) -> tuple[np.ndarray, np.ndarray]:
         return (item[0], item[1]) if len(item) > 1 else (item[0], np.append(item[0][1:], self.tokenizer.specials.eos))
 
-    def sides(self, data: Packed) -> np.ndarray | None:
+    def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
         """What documents have, where they are read on their own by a model that goes one way."""
-        return data.sizes[None] if self.reads == "rows" and len(self.directions) == 1 and not self.spells else None
+        return data.sizes[None] if self.reads == "rows" and len(self.directions) == 1 and not self.uses_chars else None
 
-    def reading(self, data: Packed, run: Run, world: int) -> Reading | None:
+    def reading(self, data: PackedItems, run: Run, world: int) -> Reading | None:
         """Read the documents as one stream."""
         if self.reads == "rows":
             return None
@@ -226,7 +230,9 @@ class LM(base.Task):
         before = self.tokenizer.decode(list(prompt))
         return self.tokenizer.decode([*prompt, *ids]).removeprefix(before)
 
-    def stream(self, head: Head, example: LMExample, limit: Limit, options: Section, row: int = 0) -> Iterator[str]:
+    def stream(
+        self, head: Head, example: LMExample, limit: TruncationPolicy, options: Section, row: int = 0
+    ) -> Iterator[str]:
         """Yield the continuation as it grows."""
         assert isinstance(head, LMHead)
         assert isinstance(options, Continue)
@@ -234,7 +240,7 @@ class LM(base.Task):
         prompt = [self.tokenizer.specials.bos, *self.tokenizer.ids([example.text])[0]]
         return grown(head.stream(batch, options), lambda ids: self.continued(prompt, ids), options.stop)
 
-    def reread(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
+    def teacher_forced(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
         """Read the text: a language model's answer to it is what it makes of each token."""
         batch = self._collate(items)
         names = [self.tokenizer.token(id) for id in batch.tokens.ids.tolist()]
@@ -246,7 +252,7 @@ class LM(base.Task):
             return f"log-probability {answer['logprob']:.2f}"
         return " ".join(str(answer["text"]).splitlines())
 
-    def shown(self, example: LMExample) -> tuple[str, str]:
+    def preview(self, example: LMExample) -> tuple[str, str]:
         """The text, which is its own answer."""
         return example.text, ""
 
@@ -257,7 +263,7 @@ class LM(base.Task):
         if most is not None and longest > most:
             raise DataError(f"a text has {longest} tokens, but the model reads {most}; give a shorter one")
         items: list[Item] = [(one[:-1], one[1:]) for one in f]
-        if self.spells:
+        if self.uses_chars:
             spelt = Spelling.of(self.tokenizer).of_texts(texts)
             items = [(*item, np.concatenate(own)) for item, own in zip(items, spelt, strict=True)]
         scored = scoring.score_items(head, items, self._collate, self.directions)
@@ -270,29 +276,29 @@ class LM(base.Task):
     def _collate(self, items: Sequence[Item]) -> Batch:
         return self.collate(items, np.random.default_rng(0))
 
-    def withheld(self, metric: str, examples: Sequence[LMExample]) -> str:
+    def unavailable_metric(self, metric: str, examples: Sequence[LMExample]) -> str:
         """Bits per byte are only given where the tokens hold the whole text."""
         if metric != "bits_per_byte" or self.tokenizer.lossless:
             return ""
         holds = examples and scoring.spelling_cost([one.text for one in examples], self.tokenizer) is not None
         return "" if holds else "the tokenizer loses some of the text"
 
-    def measure(self, head: Head, examples: Sequence[LMExample], limit: Limit) -> Measured:
+    def measure(self, head: Head, examples: Sequence[LMExample], limit: TruncationPolicy) -> Metrics:
         """Judge by the texts themselves."""
         texts = [example.text for example in examples]
         encoded = self.encode_batch(examples, self.tokenizer, limit)
-        data = pack((item for items in encoded for item in items), counted=1)
+        data = pack((item for items in encoded for item in items), num_token_arrays=1)
         if not len(data):
             raise DataError("not one example is left to evaluate on")
         size = sum(len((text if self.tokenizer.lossless else text.strip(" ")).encode()) + 1 for text in texts)
         return self._measured(head, data, scoring.spelling_cost(texts, self.tokenizer), size, len(texts))
 
-    def measure_prepared(self, head: Head, data: Shards) -> Measured:
+    def measure_prepared(self, head: Head, data: Shards) -> Metrics:
         """Judge by texts of which only the tokens, and how many bytes they were, are kept."""
         paid = 0.0 if self.tokenizer.lossless else None
         return self._measured(head, data, paid, int(data.bytes.sum()) + len(data.bytes), len(data.bytes))
 
-    def _measured(self, head: Head, data: Packed, paid: float | None, size: int, texts: int) -> Measured:
+    def _measured(self, head: Head, data: PackedItems, paid: float | None, size: int, texts: int) -> Metrics:
         """Put the metrics together; `paid` are the nats that unknown words pay, None if text is lost."""
         sums, counts = self._totals(head, data)
         losses = [-total / max(1, count) for total, count in zip(sums, counts, strict=True)]
@@ -300,14 +306,14 @@ class LM(base.Task):
         if len(losses) > 1:
             metrics["backward_perplexity"] = _exp(losses[1])
         if "both" in self.directions:
-            return Measured(metrics, "perplexity: of each token given all the others, which is not that of the text")
+            return Metrics(metrics, "perplexity: of each token given all the others, which is not that of the text")
         if paid is None:
-            return Measured(metrics, "bits_per_byte: not given, since the tokenizer loses some of the text")
+            return Metrics(metrics, "bits_per_byte: not given, since the tokenizer loses some of the text")
         if self.reads == "rows" and not scoring.are_whole(data, self.end, texts):
-            return Measured(metrics, "bits_per_byte: not given, since data.too_long leaves out some of the text")
-        return Measured({**metrics, "bits_per_byte": (paid - sums[0]) / math.log(2) / size})
+            return Metrics(metrics, "bits_per_byte: not given, since data.too_long leaves out some of the text")
+        return Metrics({**metrics, "bits_per_byte": (paid - sums[0]) / math.log(2) / size})
 
-    def _totals(self, head: Head, data: Packed) -> tuple[list[float], list[int]]:
+    def _totals(self, head: Head, data: PackedItems) -> tuple[list[float], list[int]]:
         """Sum the log-probabilities in each direction, and count the tokens that have one."""
         if self.reads == "rows" or self.fitted:
             items = [data[number] for number in range(len(data))]
@@ -329,6 +335,6 @@ def _exp(loss: float) -> float:
 
 def _batch(tokens: Tokens, targets: Sequence[np.ndarray], directions: Sequence[Direction]) -> Batch:
     wanted = torch.from_numpy(np.stack(targets).astype(np.int64))
-    counts = [int((row != UNREAD).sum()) for row in wanted]
+    counts = [int((row != IGNORE_INDEX).sum()) for row in wanted]
     flat = wanted[0] if len(directions) == 1 else wanted
     return Batch(tokens, flat, dict(zip(parts_of(directions), counts, strict=True)))

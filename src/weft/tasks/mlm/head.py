@@ -43,7 +43,7 @@ class MLMHead(Head):
         (self.direction,) = type(body).directions(body.config)
         self.next = nn.Linear(body.width, 2) if next_sentence else None
         if self.next is None:
-            body.without_summary()
+            body.drop_pooler()
         else:
             nn.init.normal_(self.next.weight, std=_SPREAD)
             nn.init.zeros_(self.next.bias)
@@ -63,13 +63,13 @@ class MLMHead(Head):
         scores: Tensor = self.next(self.body.summary(tokens) if summary is None else summary)
         return scores
 
-    def operations(self, batch: Batch) -> int:
+    def flops(self, batch: Batch) -> int:
         """Count what the body does, but its output only where words were chosen."""
         parts = (getattr(self.body, name, None) for name in ("transform", "output"))
         outer = sum(part.weight.numel() for part in parts if isinstance(part, nn.Linear))
         spared = 0 if batch.at is None else len(batch.tokens.ids) - len(batch.at.ids)
         own = 0 if self.next is None else self.next.weight.numel() * len(batch.tokens)
-        return super().operations(batch) + 2 * (own - outer * spared)
+        return super().flops(batch) + 2 * (own - outer * spared)
 
     def tally(self, batch: Batch) -> dict[str, float]:
         """Sum the losses of a batch and count what is right, for each part."""

@@ -28,16 +28,16 @@ from pydantic import Field
 from weft.config.schema import Named, Run, Share
 from weft.data.batching.lm_stream import Readable, Reading, Spans
 from weft.data.batching.loader import plan
-from weft.data.batching.packed import Packed, pack
+from weft.data.batching.packed import PackedItems, pack
 from weft.data.batching.sentence_pairs import Documents, Pairs, Signs, Texts, Windows, join_pairs
-from weft.data.batching.static_shape import Frame
+from weft.data.batching.static_shape import StaticShape
 from weft.data.corpus.format import Shards
-from weft.data.truncation import Limit
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.models.base import Role
 from weft.registry import resolve
 from weft.tasks import base
-from weft.tasks.base import UNREAD, Answer, Batch, Head, Item, Measured
+from weft.tasks.base import IGNORE_INDEX, Answer, Batch, Head, Item, Metrics
 from weft.tasks.lm.scoring import device_of
 from weft.tasks.mlm.cloze import MASK, Blanks
 from weft.tasks.mlm.head import Fill, Fills, MLMHead
@@ -76,7 +76,7 @@ class MLM(base.Task):
     Config: ClassVar[type[Named]] = MLMConfig
     Example = MLMExample
     Options = Fill
-    needs = frozenset({Role.FILLER})
+    needs = frozenset({Role.MASKED_LM})
     metrics: tuple[str, ...] = ("perplexity", "masked_accuracy", "next_accuracy", "pseudo_perplexity")
     metric = "perplexity"
     lower_is_better = True
@@ -94,7 +94,7 @@ class MLM(base.Task):
             raise ConfigError("task.next_sentence: pairs are made of documents, not of rows; set task.reads: packs")
         if self.pairs and Role.ENCODER not in resolve("model", run.model.name).roles(run.model):
             raise ConfigError(f"task.next_sentence: {run.model.name!r} gives no summary of a text; set it to false")
-        if resolve("model", run.model.name).spells(run.model):
+        if resolve("model", run.model.name).uses_chars(run.model):
             raise ConfigError(f"model.name: {run.model.name!r} reads how words are spelt, which a mask does not hide")
         if "mask" not in resolve("tokenizer", run.tokenizer.name).spell(run.tokenizer):
             raise ConfigError(
@@ -137,7 +137,7 @@ class MLM(base.Task):
         return Blanks(self.tokenizer, self.known.mask)
 
     @property
-    def signs(self) -> int:
+    def num_special_tokens(self) -> int:
         """None: `data.longest` counts all that is read."""
         return 0
 
@@ -158,11 +158,13 @@ class MLM(base.Task):
         """Whether there are masks in a text."""
         return len(self.blanks.cut(example.text)) > 1
 
-    def encode(self, example: MLMExample, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+    def encode(self, example: MLMExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         """Encode one text."""
         return self.encode_batch([example], tokenizer, limit)[0]
 
-    def encode_batch(self, examples: Sequence[MLMExample], tokenizer: Tokenizer, limit: Limit) -> list[list[Item]]:
+    def encode_batch(
+        self, examples: Sequence[MLMExample], tokenizer: Tokenizer, limit: TruncationPolicy
+    ) -> list[list[Item]]:
         """Encode many texts: to documents, or where they are read on their own between bos and eos."""
         if examples and isinstance(examples[0], Question):
             return [self._question(self.blanks.ids(example.text), limit) for example in examples]
@@ -171,7 +173,7 @@ class MLM(base.Task):
             return [_pieces(ids, tokenizer.specials, limit) for ids in found]
         return [[(np.array([tokenizer.specials.bos, *ids], np.int32),)] for ids in found]
 
-    def _question(self, ids: Sequence[int], limit: Limit) -> list[Item]:
+    def _question(self, ids: Sequence[int], limit: TruncationPolicy) -> list[Item]:
         """Encode a text with masks; of windows, those that have some."""
         mask = self.known.mask
         if mask not in ids:
@@ -200,26 +202,26 @@ class MLM(base.Task):
             labels=None if labels is None else torch.from_numpy(labels),
         )
 
-    def sides(self, data: Packed) -> np.ndarray | None:
+    def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
         """What texts have, where they are read on their own."""
         return data.sizes[None] if self.config.reads == "rows" else None
 
-    def places(self, frame: Frame) -> int:
+    def places(self, frame: StaticShape) -> int:
         """So many words are chosen at most."""
         most = chosen_at_most(self.config.share, frame.sizes[-1], frame.rows, self.added)
         return min(-(-most // EVEN) * EVEN, frame.sizes[-1])
 
-    def reading(self, data: Packed, run: Run, world: int) -> Reading | None:
+    def reading(self, data: PackedItems, run: Run, world: int) -> Reading | None:
         """Read documents in windows of the stream, or in pairs of segments."""
         if self.config.reads == "rows":
             return None
         return self._pairs(data, run.train.batch_tokens) if self.pairs else self._windows(data, run.train.batch_tokens)
 
-    def _windows(self, data: Packed, tokens: int) -> Windows:
+    def _windows(self, data: PackedItems, tokens: int) -> Windows:
         specials = self.tokenizer.specials
         return Windows.of(Texts(data.ids, specials.bos, specials.eos), self.longest, tokens)
 
-    def _pairs(self, data: Packed, tokens: int) -> Pairs:
+    def _pairs(self, data: PackedItems, tokens: int) -> Pairs:
         return Pairs.of(Documents(data.ids, data.starts), self.longest, self.added, tokens, self.config.shorter)
 
     def head(self, model: Any) -> MLMHead:
@@ -240,18 +242,22 @@ class MLM(base.Task):
             return f"pseudo-log-likelihood {answer['logprob']:.2f}"
         return " ".join(str(answer["text"]).splitlines())
 
-    def shown(self, example: MLMExample) -> tuple[str, str]:
+    def preview(self, example: MLMExample) -> tuple[str, str]:
         """The text, which is its own answer."""
         return example.text, ""
 
-    def reread(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
+    def teacher_forced(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
         """Read the text as it is, its masks as masks."""
         (ids,), eos = items[0], self.tokenizer.specials.eos
         tokens = Tokens.pack([ids if len(ids) > 1 and ids[-1] == eos else np.append(ids, eos)])
         names = [self.tokenizer.token(id) for id in tokens.ids.tolist()]
         at = np.arange(1, len(tokens.ids) - 1)
         targets = tokens.ids[at]
-        return names, names, Batch(tokens, targets.where(targets != self.known.mask, UNREAD), at=_placed(at, tokens))
+        return (
+            names,
+            names,
+            Batch(tokens, targets.where(targets != self.known.mask, IGNORE_INDEX), at=_placed(at, tokens)),
+        )
 
     def log_probs(self, head: Head, texts: Sequence[str]) -> list[float]:
         """Return the pseudo-log-likelihood of each text."""
@@ -262,20 +268,20 @@ class MLM(base.Task):
             raise DataError(f"a text has {longest} tokens, but the model reads {most}; give a shorter one")
         return head.log_probs(whole)
 
-    def withheld(self, metric: str, examples: Sequence[MLMExample]) -> str:
+    def unavailable_metric(self, metric: str, examples: Sequence[MLMExample]) -> str:
         """Of one document there is nothing that another follows."""
         return "there is but one document" if metric == "next_accuracy" and len(examples) == 1 else ""
 
-    def measure(self, head: Head, examples: Sequence[MLMExample], limit: Limit) -> Measured:
+    def measure(self, head: Head, examples: Sequence[MLMExample], limit: TruncationPolicy) -> Metrics:
         """Judge by the texts themselves, with words masked in the same way each time."""
         encoded = self.encode_batch(examples, self.tokenizer, limit)
         return self._measured(head, pack(item for items in encoded for item in items))
 
-    def measure_prepared(self, head: Head, data: Shards) -> Measured:
+    def measure_prepared(self, head: Head, data: Shards) -> Metrics:
         """Do the same with texts of which only the tokens are kept."""
         return self._measured(head, data)
 
-    def _measured(self, head: Head, data: Packed) -> Measured:
+    def _measured(self, head: Head, data: PackedItems) -> Metrics:
         assert isinstance(head, MLMHead)
         sums: dict[str, float] = {}
         for batch in self._judged(data):
@@ -290,21 +296,21 @@ class MLM(base.Task):
         metrics = {"loss": sum(losses.values()), "perplexity": _exp(losses["masked"]), **rights}
         if self.pairs and "next" not in sums:
             note = f"next_accuracy: not given, since there is but one document; {note}"
-        return Measured({**metrics, "pseudo_perplexity": pseudo}, note)
+        return Metrics({**metrics, "pseudo_perplexity": pseudo}, note)
 
-    def _judged(self, data: Packed) -> Iterator[Batch]:
+    def _judged(self, data: PackedItems) -> Iterator[Batch]:
         """Yield all that there is, in an order and with masks that are always the same."""
         for number, items in enumerate(self._items(data)):
             yield self.collate(items, np.random.default_rng((0, number)))
 
-    def _items(self, data: Packed) -> Iterator[list[Item]]:
+    def _items(self, data: PackedItems) -> Iterator[list[Item]]:
         if self.config.reads == "rows":
             yield from ([data[index] for index in batch.tolist()] for batch in plan(data, JUDGED, seed=None))
         elif len(data.ids):
             stream, batches = self._spans(data)
             yield from ([stream.pair(*span) for span in batch.tolist()] for batch in batches)
 
-    def _spans(self, data: Packed) -> tuple[Readable, Sequence[Spans]]:
+    def _spans(self, data: PackedItems) -> tuple[Readable, Sequence[Spans]]:
         if self.pairs:
             with suppress(DataError):  # one document makes no pairs
                 pairs = self._pairs(data, JUDGED)
@@ -312,7 +318,7 @@ class MLM(base.Task):
         windows = self._windows(data, JUDGED)
         return windows.stream, windows.every()
 
-    def _pseudo(self, head: MLMHead, data: Packed) -> tuple[float, str]:
+    def _pseudo(self, head: MLMHead, data: PackedItems) -> tuple[float, str]:
         """Find the pseudo-perplexity of the first texts, each no longer than the limit: a text costs its square."""
         inside = slice(1, -1) if self.config.reads == "rows" else slice(1, None)
         texts, cost = list[np.ndarray](), 0
@@ -331,7 +337,7 @@ def _whole(ids: Iterable[int], specials: Specials) -> np.ndarray:
     return np.array([specials.bos, *ids, specials.eos], np.int32)
 
 
-def _pieces(ids: Sequence[int], specials: Specials, limit: Limit) -> list[Item]:
+def _pieces(ids: Sequence[int], specials: Specials, limit: TruncationPolicy) -> list[Item]:
     """Cut a text at its limit, which the specials count to; one with no words teaches nothing."""
     if not ids or not limit.apply(range(len(ids) + 2)):
         return []

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from weft.config.schema import Section
 from weft.models.base import matrix_numbers
 from weft.nn.attention.positions import rows_of
-from weft.nn.layers.scalar_mix import Mix
-from weft.nn.layers.segment_ops import LOWEST, log_sum_exp
-from weft.tasks.base import UNREAD, Batch, Head, Sums
+from weft.nn.layers.scalar_mix import ScalarMix
+from weft.nn.layers.segment_ops import LOWEST, segment_logsumexp
+from weft.tasks.base import IGNORE_INDEX, Batch, Head, Sums
 from weft.tokens import Tokens
 
 START, END = 1, 2  # a token's target: 0, or a sum of these; UNREAD where no answer can be
@@ -81,9 +81,9 @@ class SpanHead(Head):
 
     def __init__(self, body: Any, layers: Any, dropout: float, longest: int) -> None:
         super().__init__(body)
-        body.without_summary()
-        self._layers = body.levels if layers == "mix" else layers
-        self.mix = None if layers == "last" else Mix(len(self._layers))
+        body.drop_pooler()
+        self._layers = body.mixable_layers if layers == "mix" else layers
+        self.mix = None if layers == "last" else ScalarMix(len(self._layers))
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(body.width, 2)
         self._longest = longest
@@ -99,16 +99,16 @@ class SpanHead(Head):
         """Sum -log p of the right starts and ends over the windows."""
         assert batch.targets is not None
         scores, targets, rows = self.scores(batch.tokens), batch.targets, rows_of(batch.tokens)
-        closed = targets == UNREAD
+        closed = targets == IGNORE_INDEX
         sums = [
             _loss(score.masked_fill(closed, LOWEST), ~closed & ((targets & mark) > 0), rows, len(batch.tokens))
             for score, mark in zip(scores.unbind(1), (START, END), strict=True)
         ]
         return {"windows": (sums[0] + sums[1]) / 2}, None
 
-    def operations(self, batch: Batch) -> int:
+    def flops(self, batch: Batch) -> int:
         """Count the body's, and two scores a token."""
-        return super().operations(batch) + 2 * matrix_numbers(self.output) * batch.size
+        return super().flops(batch) + 2 * matrix_numbers(self.output) * batch.size
 
     def predict(self, batch: Batch, options: Section) -> list[Found]:
         """Find the best spans of each window."""
@@ -122,7 +122,7 @@ class SpanHead(Head):
 def _loss(scores: Tensor, right: Tensor, rows: Tensor, count: int) -> Tensor:
     """Sum log Σ exp - score over the sequences that have a right token; those that only fill a batch up have none."""
     taught = rows.new_zeros(count).index_add(0, rows, right.to(rows.dtype)) > 0
-    totals = log_sum_exp(scores, rows, count)
+    totals = segment_logsumexp(scores, rows, count)
     return torch.where(taught, totals, 0).sum() - torch.where(right, scores, 0).sum()
 
 

@@ -15,12 +15,12 @@ import torch
 from pydantic import Field, model_validator
 
 from weft.config.schema import Named, Run, Section
-from weft.data.batching.packed import Packed
-from weft.data.truncation import Limit
+from weft.data.batching.packed import PackedItems
+from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.models.base import Role
 from weft.tasks import base
-from weft.tasks.base import UNREAD, Answer, Batch, Item
+from weft.tasks.base import IGNORE_INDEX, Answer, Batch, Item
 from weft.tasks.label_task import Layers
 from weft.tasks.qa.head import END, START, Candidate, Found, SpanBatch, SpanHead, SpanOptions, Window, total_score
 from weft.tasks.qa.metrics import best_threshold, judge_answer, mean_scores
@@ -71,7 +71,7 @@ class SpanExample(base.Example):
                 raise ValueError(f"at {start} of the passage stands {near[:40]!r}, not {answer[:40]!r}; count from 0")
         return self
 
-    def taught(self) -> tuple[int, int] | None:
+    def label_fields(self) -> tuple[int, int] | None:
         """Return the characters of the first answer; None if there is no answer."""
         if not self.answers:
             return None
@@ -97,8 +97,8 @@ class Span(base.Task):
     metrics: tuple[str, ...] = ("exact_match", "f1", *_UNANSWERABLE)
     metric = "f1"
     form = '{"question": "…", "passage": "…"}'
-    taught = ("answers",)
-    counted = 1
+    label_fields = ("answers",)
+    num_token_arrays = 1
     config: SpanConfig
 
     def check(self, run: Run) -> None:
@@ -109,7 +109,7 @@ class Span(base.Task):
                 f"question of task.longest_question={self.config.longest_question}; raise it, or lower that"
             )
 
-    def settled(self, examples: Iterable[Any]) -> Named:
+    def resolve_config(self, examples: Iterable[Any]) -> Named:
         """Say whether there may be no answer: if that is so of a question in the data."""
         if self.config.unanswerable is not None:
             return self.config
@@ -119,17 +119,24 @@ class Span(base.Task):
         """Both texts train the one tokenizer."""
         return [example.question, example.passage], []
 
-    def encode(self, example: SpanExample, tokenizer: Tokenizer, limit: Limit) -> list[Item]:
+    def encode(self, example: SpanExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         """Encode one question, in as many windows as it takes."""
         return self.encode_batch([example], tokenizer, limit)[0]
 
-    def encode_batch(self, examples: Sequence[SpanExample], tokenizer: Tokenizer, limit: Limit) -> list[list[Item]]:
+    def encode_batch(
+        self, examples: Sequence[SpanExample], tokenizer: Tokenizer, limit: TruncationPolicy
+    ) -> list[list[Item]]:
         """Encode many; a passage that several ask about is cut into tokens once."""
         passages = {text: _read(text, tokenizer) for text in dict.fromkeys(one.passage for one in examples)}
         return [list(self._items(one, *passages[one.passage], tokenizer, limit)) for one in examples]
 
     def _items(
-        self, example: SpanExample, passage: Encoding, offsets: np.ndarray, tokenizer: Tokenizer, limit: Limit
+        self,
+        example: SpanExample,
+        passage: Encoding,
+        offsets: np.ndarray,
+        tokenizer: Tokenizer,
+        limit: TruncationPolicy,
     ) -> Iterator[Item]:
         question = self._question(example, tokenizer, limit)
         right = None if example.answers is None else self._right(example, offsets, limit)
@@ -142,13 +149,13 @@ class Span(base.Task):
             gold = () if example.answers is None else _placed(right, cut, first)
             places = () if example.answers is not None else offsets[inside].ravel()
             item: Item = tuple(np.array(part, np.int32) for part in (ids, shape, gold, places))
-            if self.spells:
+            if self.uses_chars:
                 words = [_word(example.question, one) for one in question.offsets]
                 inner = [_word(example.passage, one) for one in passage.offsets[inside]]
                 item = (*item, spell(["", *words, *("" for _ in before), *inner, ""]))
             yield item
 
-    def _question(self, example: SpanExample, tokenizer: Tokenizer, limit: Limit) -> Encoding:
+    def _question(self, example: SpanExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> Encoding:
         found, most = tokenizer.encode(example.question), self.config.longest_question
         if len(found.ids) <= most:
             return found
@@ -160,16 +167,16 @@ class Span(base.Task):
         limit.note("cut", "question", f"to task.longest_question={most} tokens")
         return Encoding(found.ids[:most], found.offsets[:most], found.tokens[:most])
 
-    def _cuts(self, question: int, passage: int, limit: Limit) -> list[Cut]:
+    def _cuts(self, question: int, passage: int, limit: TruncationPolicy) -> list[Cut]:
         fits = limit.apply(range(question + passage))  # counts what is too long, or refuses it
         room = limit.longest - question
         if limit.policy == "window" or question + passage <= limit.longest:
             return cut_windows(passage, max(room, 1), self.config.stride, self.config.longest_answer)
         return [Cut(0, room, 0, room)] if fits else []
 
-    def _right(self, example: SpanExample, offsets: np.ndarray, limit: Limit) -> tuple[int, int] | None:
+    def _right(self, example: SpanExample, offsets: np.ndarray, limit: TruncationPolicy) -> tuple[int, int] | None:
         """Return the first and last token of the answer; what tokens make of it is counted."""
-        taught = example.taught()
+        taught = example.label_fields()
         if taught is None:
             return None
         start, end = taught
@@ -186,20 +193,20 @@ class Span(base.Task):
         return first, last
 
     @property
-    def signs(self) -> int:
+    def num_special_tokens(self) -> int:
         """One before the texts, one after them, and what stands between."""
         return 2 + len(self.tokenizer.between)
 
-    def sides(self, data: Packed) -> np.ndarray | None:
+    def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
         """An item brings one sequence; texts that are spelt out have no one shape."""
-        return None if self.spells else data.sizes[None]
+        return None if self.uses_chars else data.sizes[None]
 
     def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
         """Join windows; there are targets, one a token, where all answers are known."""
         tokens = Tokens.pack([item[0] for item in items])
         kinds = np.concatenate([np.arange(len(item[0])) >= item[1][0] for item in items])
         tokens = replace(tokens, segments=torch.from_numpy(kinds.astype(np.int64)))
-        if self.spells:
+        if self.uses_chars:
             tokens = tokens.spelt([item[4] for item in items])
         known = all(len(item[2]) for item in items)
         targets = torch.from_numpy(np.concatenate([_targets(item) for item in items])) if known else None
@@ -236,11 +243,11 @@ class Span(base.Task):
         """The answer's text."""
         return " ".join(str(answer["answer"]).split())
 
-    def shown(self, example: SpanExample) -> tuple[str, str]:
+    def preview(self, example: SpanExample) -> tuple[str, str]:
         """The question, and its first answer."""
         return example.question, (example.answers or [""])[0]
 
-    def withheld(self, metric: str, examples: Sequence[SpanExample]) -> str:
+    def unavailable_metric(self, metric: str, examples: Sequence[SpanExample]) -> str:
         """Some are of questions that may have no answer."""
         if metric in _UNANSWERABLE and all(example.answers for example in examples):
             return "every question has an answer there"
@@ -268,7 +275,7 @@ class Span(base.Task):
         f1, threshold = best_threshold([one.f1 for one in judged], nulls, there)
         return {"best_exact_match": exact, "best_f1": f1, "best_threshold": threshold}
 
-    def reread(self, items: list[Item], outputs: list[Found]) -> tuple[list[str], list[str], Batch]:
+    def teacher_forced(self, items: list[Item], outputs: list[Found]) -> tuple[list[str], list[str], Batch]:
         """Read a question with the answer chosen for it, as if it were right."""
         (ids, shape, _, *rest), spans = items[0], outputs[0].spans
         chosen = np.array(spans[0][3:] if spans else (0, 0), np.int32)
@@ -302,7 +309,7 @@ def _placed(right: tuple[int, int] | None, cut: Cut, first: int) -> tuple[int, i
 def _targets(item: Item) -> np.ndarray:
     """Say of each token whether the answer starts or ends there; bos and the passage are where it can."""
     first, size = item[1][:2].tolist()
-    found = np.full(len(item[0]), UNREAD, np.int64)
+    found = np.full(len(item[0]), IGNORE_INDEX, np.int64)
     found[0] = found[first : first + size] = 0
     found[item[2][0]] += START
     found[item[2][1]] += END

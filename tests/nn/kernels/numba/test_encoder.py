@@ -8,12 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from weft.nn.attention.capture import capture
-from weft.nn.attention.multihead import Layout
+from weft.nn.attention.multihead import AttentionLayout
 from weft.nn.kernels.numba import encoder
 from weft.nn.kernels.numba.attention import FEW
 from weft.nn.layers.quantization import lower
 from weft.nn.transformer import blocks as transformer_blocks
-from weft.nn.transformer.blocks import ACTIVATIONS, Blocks, Shape
+from weft.nn.transformer.blocks import ACTIVATIONS, BlockConfig, Blocks
 from weft.tokens import Tokens
 
 pytestmark = pytest.mark.isa
@@ -23,7 +23,7 @@ WIDTH = 24
 
 def made(norm="post", causal=False, **shape):
     torch.manual_seed(0)
-    blocks = Blocks(Shape(WIDTH, 3, 40, norm=norm, **shape), 2, "self", causal).eval()
+    blocks = Blocks(BlockConfig(WIDTH, 3, 40, norm=norm, **shape), 2, "self", causal).eval()
     for parameter in blocks.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return blocks
@@ -32,7 +32,7 @@ def made(norm="post", causal=False, **shape):
 def asked(lengths, seed=0):
     torch.manual_seed(seed)
     tokens = Tokens.flat(torch.zeros(sum(lengths), dtype=torch.long), torch.tensor(lengths))
-    return torch.randn(sum(lengths), WIDTH), Layout.itself(tokens)
+    return torch.randn(sum(lengths), WIDTH), AttentionLayout.itself(tokens)
 
 
 def both(blocks, x, layout):

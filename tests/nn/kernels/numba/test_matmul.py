@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from weft.nn.kernels.numba import matmul
-from weft.nn.kernels.numba.matmul import INT16, UINT8, Integers, Packed, is_exact, quantize_weight, tile
+from weft.nn.kernels.numba.matmul import INT16, UINT8, Integers, PackedWeights, is_exact, quantize_weight, tile
 
 pytestmark = pytest.mark.isa
 quick = settings(deadline=None, derandomize=True, max_examples=30)
@@ -28,11 +28,13 @@ def drawn(M, N, K, seed=0):
 @example((600, 33, 300))  # more rows than fit into a block
 def test_a_product_is_torchs(shape):
     x, weight, bias = drawn(*shape)
-    y = Packed.floats(weight).multiply(x, bias)
+    y = PackedWeights.floats(weight).multiply(x, bias)
     expected = x.double() @ weight.double().t() + bias
     bound = 2e-7 * (shape[2] + 1) ** 0.5 * (x.double().abs() @ weight.double().abs().t() + bias.abs())
     assert ((y - expected).abs() <= bound).all()
-    assert torch.equal(Packed.floats(weight).multiply(x), Packed.floats(weight).multiply(x, torch.zeros(shape[1])))
+    assert torch.equal(
+        PackedWeights.floats(weight).multiply(x), PackedWeights.floats(weight).multiply(x, torch.zeros(shape[1]))
+    )
     if shape[0] and shape[2] > 1:
         cut = x[:, :-1].double() @ weight[:, :-1].double().t() + bias
         assert not ((y - cut).abs() <= bound).all()  # one step of K less is seen
@@ -40,7 +42,7 @@ def test_a_product_is_torchs(shape):
 
 def test_a_row_does_not_depend_on_the_others():
     x, weight, bias = drawn(100, 50, 70)
-    packed = Packed.floats(weight)
+    packed = PackedWeights.floats(weight)
     together = packed.multiply(x, bias)
     for first, last in [(0, 1), (3, 7), (5, 18), (90, 100)]:
         assert torch.equal(packed.multiply(x[first:last].contiguous(), bias), together[first:last])
@@ -49,7 +51,7 @@ def test_a_row_does_not_depend_on_the_others():
 def test_nothing_is_written_beyond_what_was_asked_for():
     x, weight, _ = drawn(7, 33, 8)
     memory = torch.full((9, 60), 5.0)
-    Packed.floats(weight).multiply(x, out=memory[1:8, 4:37])
+    PackedWeights.floats(weight).multiply(x, out=memory[1:8, 4:37])
     torch.testing.assert_close(memory[1:8, 4:37], x @ weight.t())
     memory[1:8, 4:37] = 5.0
     assert (memory == 5).all()
@@ -58,7 +60,7 @@ def test_nothing_is_written_beyond_what_was_asked_for():
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_nothing(threads, monkeypatch):
     x, weight, bias = drawn(40, 130, 50)
-    packed = Packed.floats(weight)
+    packed = PackedWeights.floats(weight)
     alone = packed.multiply(x, bias)
     monkeypatch.setattr(matmul, "_SHARED", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
@@ -79,11 +81,11 @@ def test_sums_of_integers_are_exact(form, shape):
     q = torch.randint(form.steps + 1, (M, -(-K // form.group) * form.group)).to(form.dtype)
     zero = torch.randint(form.steps + 1, (M,), dtype=torch.int32)
     weight, _ = quantize_weight(torch.randn(N, K) * torch.randint(2, (N, K)))
-    product = Packed.integers(weight, torch.ones(N), form).multiply(Integers(q, torch.ones(M), zero))
+    product = PackedWeights.integers(weight, torch.ones(N), form).multiply(Integers(q, torch.ones(M), zero))
     exact = integer_product(q[:, :K], zero, weight)
     assert torch.equal(product, exact.float())
     row_scale, scale, bias = torch.rand(M), torch.rand(N), torch.randn(N)
-    scaled = Packed.integers(weight, scale, form).multiply(Integers(q, row_scale, zero), bias)
+    scaled = PackedWeights.integers(weight, scale, form).multiply(Integers(q, row_scale, zero), bias)
     expected = exact.double() * row_scale[:, None] * scale + bias
     bound = 3e-7 * ((exact.double() * row_scale[:, None] * scale).abs() + bias.abs())
     assert ((scaled - expected).abs() <= bound).all()
@@ -97,8 +99,8 @@ def test_the_self_test_passes_and_fails(form, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(matmul, "quantize_weight", full)
             assert not is_exact(form)
-    pack = Packed.integers
-    monkeypatch.setattr(Packed, "integers", lambda *given: replace(pack(*given), sums=pack(*given).sums + 1))
+    pack = PackedWeights.integers
+    monkeypatch.setattr(PackedWeights, "integers", lambda *given: replace(pack(*given), sums=pack(*given).sums + 1))
     assert not is_exact(form)
 
 

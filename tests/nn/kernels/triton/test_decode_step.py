@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from weft.nn.attention import kv_cache
-from weft.nn.attention.kv_cache import Cache, FixedCache, Reach, attend_cached
+from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, attend_cached
 from weft.nn.rnn.fused import codegen_triton
 from weft.nn.transformer import blocks as blocks_of
-from weft.nn.transformer.blocks import Blocks, Shape
+from weft.nn.transformer.blocks import BlockConfig, Blocks
 from weft.tokens import Tokens
 
 DEVICE = "cuda"
@@ -39,7 +39,7 @@ def plainly(monkeypatch):
 def reached(rows, columns, held=300):
     places = torch.randint(held, (rows, columns), dtype=torch.int32, device=DEVICE)
     first = torch.randint(columns, (rows,), dtype=torch.int32, device=DEVICE)
-    return Reach(places, first, first + (torch.rand(rows, device=DEVICE) * (columns + 1 - first)).int())
+    return KVIndex(places, first, first + (torch.rand(rows, device=DEVICE) * (columns + 1 - first)).int())
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2), (torch.float16, 4e-3)])
@@ -53,7 +53,7 @@ def test_a_look_at_what_is_held(rows, columns, heads, size, dtype, tolerance, pl
     kv = torch.randn(300, 2, heads, size, device=DEVICE).to(dtype)
     must = plainly(attend_cached, q.float(), kv.float(), reach)
     torch.testing.assert_close(attend(q, kv, reach).float(), must, rtol=0, atol=tolerance)
-    nothing = Reach(reach.places, reach.last, reach.last)
+    nothing = KVIndex(reach.places, reach.last, reach.last)
     assert not attend(q, kv, nothing).any()
 
 
@@ -71,19 +71,19 @@ def test_a_look_that_writes_first(columns, plainly):
     )
     written = kv.clone()
     written[places[:, columns - 3].long()] = made[:, 1:]
-    found = attend(made[:, 0], kv, Reach(places, first, last), made[:, 1:])
+    found = attend(made[:, 0], kv, KVIndex(places, first, last), made[:, 1:])
     assert torch.equal(kv, written)
-    must = plainly(attend_cached, made[:, 0], written, Reach(places, first, last))
+    must = plainly(attend_cached, made[:, 0], written, KVIndex(places, first, last))
     torch.testing.assert_close(found, must, rtol=0, atol=1e-5)
 
 
 def test_hypotheses_go_on_in_place(plainly):
     prompt = Tokens.flat(torch.zeros(12, dtype=torch.long), torch.tensor([1, 4, 2, 5])).to(DEVICE)
     begun, rows = (
-        Cache.of(prompt, [torch.randn(12, 2, 2, 4, device=DEVICE)]),
+        KVCache.of(prompt, [torch.randn(12, 2, 2, 4, device=DEVICE)]),
         torch.tensor([0, 1, 1, 2, 3], device=DEVICE),
     )
-    held = [FixedCache.like(begun, 5, 70) for _ in range(2)]
+    held = [StaticKVCache.like(begun, 5, 70) for _ in range(2)]
     for one in held:
         one.take(begun, rows)
     for chosen in ([0, 2, 1, 3, 4], [0, 2, 2, 3, 4], [0, 1, 2, 3, 4]):
@@ -111,17 +111,17 @@ def test_hypotheses_go_on_in_place(plainly):
 def test_a_step_through_a_stack(norm, activation, width, hidden, rows, dtype, tolerance, plainly):
     from weft.nn.kernels.triton import decode_step
 
-    stack = Blocks(Shape(width, 4, hidden, activation, norm, off={"1": [2]}), 2, "decoder", True, True).eval()
+    stack = Blocks(BlockConfig(width, 4, hidden, activation, norm, off={"1": [2]}), 2, "decoder", True, True).eval()
     for one in stack.parameters():
         one.add_(torch.randn_like(one) * 0.02)
     lengths = torch.arange(rows) % 3 + 1
     prompt = Tokens.flat(torch.zeros(int(lengths.sum()), dtype=torch.long), lengths).to(DEVICE)
     x, count = torch.randn(rows, width, device=DEVICE), len(prompt.ids)
     kept, held = ([torch.randn(count, 2, 4 - layer, width // 4, device=DEVICE) for layer in range(2)] for _ in range(2))
-    caches = [Cache.of(prompt, [one.to(kind) for one in kept]).opened() for kind in (torch.float32, dtype)]
-    must = plainly(stack.to(DEVICE).step, x, caches[0], tuple(held), Reach.of(prompt))
+    caches = [KVCache.of(prompt, [one.to(kind) for one in kept]).opened() for kind in (torch.float32, dtype)]
+    must = plainly(stack.to(DEVICE).step, x, caches[0], tuple(held), KVIndex.of(prompt))
     half = tuple(one.to(dtype) for one in held)
-    found = decode_step.step(stack.to(dtype), x.to(dtype), caches[1], half, Reach.of(prompt))
+    found = decode_step.step(stack.to(dtype), x.to(dtype), caches[1], half, KVIndex.of(prompt))
     torch.testing.assert_close(found.float(), must, rtol=0, atol=tolerance)
     own = caches[0].index[:, caches[0].end - 1].long()
     for one, other in zip(caches[1].log.layers, caches[0].log.layers, strict=True):
@@ -140,7 +140,7 @@ def test_a_step_through_a_stack(norm, activation, width, hidden, rows, dtype, to
 def test_a_step_of_few_through_a_stack(activation, width, rows, read, dtype, tolerance, plainly):
     from weft.nn.kernels.triton import decode_step_small_batch
 
-    stack = Blocks(Shape(width, 4, 4 * width, activation, "pre"), 2, "decoder", True).eval().to(DEVICE)
+    stack = Blocks(BlockConfig(width, 4, 4 * width, activation, "pre"), 2, "decoder", True).eval().to(DEVICE)
     for one in stack.parameters():
         one.add_(torch.randn_like(one) * 0.02)
     lengths = torch.arange(rows) % 3 + read
@@ -149,7 +149,7 @@ def test_a_step_of_few_through_a_stack(activation, width, rows, read, dtype, tol
         torch.randn(rows, width, device=DEVICE),
         [torch.randn(len(prompt.ids), 2, 4, width // 4, device=DEVICE) for _ in range(2)],
     )
-    caches = [Cache.of(prompt, [one.to(kind) for one in kept]).opened() for kind in (torch.float32, dtype)]
+    caches = [KVCache.of(prompt, [one.to(kind) for one in kept]).opened() for kind in (torch.float32, dtype)]
     must = plainly(stack.step, x, caches[0])
     assert decode_step_small_batch.fits(stack, x)
     assert not decode_step_small_batch.fits(stack, x.repeat(decode_step_small_batch.ROWS + 1, 1))
@@ -164,7 +164,7 @@ def test_words_and_places():
     from weft.nn.kernels.triton.decode_step import placed
 
     prompt = Tokens.flat(torch.zeros(5, dtype=torch.long), torch.tensor([1, 3, 1])).to(DEVICE)
-    held = Cache.of(prompt, [torch.randn(5, 2, 2, 4, device=DEVICE)]).opened()
+    held = KVCache.of(prompt, [torch.randn(5, 2, 2, 4, device=DEVICE)]).opened()
     words, places = torch.randn(9, 24, device=DEVICE), torch.randn(7, 24, device=DEVICE)
     ids = torch.tensor([8, 0, 3], device=DEVICE)
     found = placed(ids, words, places, held, 2.0)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from weft.data.batching.static_shape import Frame
+from weft.data.batching.static_shape import StaticShape
 from weft.models.transformer import Transformer, TransformerConfig
-from weft.nn.attention.multihead import Layout, fused
-from weft.nn.kernels.block_schedule import Work
+from weft.nn.attention.multihead import AttentionLayout, fused
+from weft.nn.kernels.block_schedule import BlockSchedule
 from weft.nn.kernels.self_test import try_kernels
 from weft.nn.layers.losses import cross_entropy_sum, read_out_sum
 from weft.nn.rnn.fused import codegen_triton
-from weft.nn.transformer.output import Readout
+from weft.nn.transformer.output import OutputProjection
 from weft.tasks.base import Batch
 from weft.tasks.translate import TranslateHead
 from weft.tokens import Tokens
@@ -112,7 +112,7 @@ def test_sequences_look_at_themselves_by_the_equation(causal, lengths, size):
     torch.manual_seed(0)
     own, shift = drawn(sum(lengths), 3, 5, size), drawn(15 * size, dtype=torch.float32)
     starts, back = starts_of(lengths), drawn(sum(lengths), 5, size).detach()
-    got = attend_itself(own, shift, starts, *Work.of(starts, len(own)), max(lengths), causal)[0]
+    got = attend_itself(own, shift, starts, *BlockSchedule.of(starts, len(own)), max(lengths), causal)[0]
     exact = exactly(own, shift)
     must = explicit(exact[0], None, exact[1], lengths, lengths, causal)
     grads = zip(
@@ -219,7 +219,7 @@ def test_the_inner_layer_of_bert_and_gpt_is_a_product_and_gelu(exactness, plain)
 
 def test_an_odd_vocabulary_is_read_out_as_an_even_one():
     torch.manual_seed(0)
-    output, x, targets = Readout(64, 131).cuda(), drawn(70, 64), torch.randint(131, (70,), device="cuda")
+    output, x, targets = OutputProjection(64, 131).cuda(), drawn(70, 64), torch.randint(131, (70,), device="cuda")
     exact = exactly(x, output.weight)
     scores = F.linear(*exact)
     must = F.cross_entropy(scores, targets, reduction="sum", label_smoothing=0.1)
@@ -240,7 +240,7 @@ def test_an_odd_vocabulary_is_read_out_as_an_even_one():
 @pytest.mark.parametrize("rows", [1, 7, 64, 200, 300])
 def test_an_odd_vocabulary_is_read_out_for_a_step(rows):
     torch.manual_seed(0)
-    output, x = Readout(96, 1003).cuda().bfloat16(), drawn(rows, 96)
+    output, x = OutputProjection(96, 1003).cuda().bfloat16(), drawn(rows, 96)
     with torch.no_grad():
         got = output(x)
     assert got.shape == (rows, 1003)
@@ -252,9 +252,9 @@ def test_sequences_of_one_length_are_a_dense_batch(causal):
     torch.manual_seed(0)
     lengths, made = [300] * 3, drawn(900, 3, 2, 64)
     tokens = Tokens.pack([[0] * one for one in lengths]).to("cuda")
-    layout, back = Layout.itself(tokens), drawn(900, 2, 64).detach()
+    layout, back = AttentionLayout.itself(tokens), drawn(900, 2, 64).detach()
     assert layout.even
-    assert not Layout.itself(Tokens.pack([[0] * 300, [0] * 299])).even
+    assert not AttentionLayout.itself(Tokens.pack([[0] * 300, [0] * 299])).even
     got, (exact,) = fused(*made.unbind(1), layout, causal), exactly(made)
     must = explicit(exact, None, exact.new_zeros(3 * 2 * 64), lengths, lengths, causal)
     (grad,), (wanted,) = torch.autograd.grad(got, made, back), torch.autograd.grad(must, exact, back.double())
@@ -281,7 +281,9 @@ def test_a_model_learns_with_them_what_it_learns_without(norm):
     tokens, source = (
         Tokens.pack([torch.randint(97, (n,)).tolist() for n in sizes]) for sizes in ((9, 70, 5), (8, 66, 7))
     )
-    batch = Batch(tokens, torch.randint(97, (84,)), {"tokens": 84}, source).framed(Frame((128, 128), (70, 70), 4, 2))
+    batch = Batch(tokens, torch.randint(97, (84,)), {"tokens": 84}, source).to_static_shape(
+        StaticShape((128, 128), (70, 70), 4, 2)
+    )
     loss, grad = learnt(head, batch.to("cuda"))
     plain, wanted = learnt(head, batch.to("cuda"), kernels=False)
     assert abs(loss - plain) < 2e-3 * plain

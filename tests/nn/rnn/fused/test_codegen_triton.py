@@ -77,8 +77,8 @@ def test_an_attending_walk_is_the_loop_under_autograd(attention, cell, monkeypat
 )
 def test_what_is_written_for_triton_is_a_function_of_its_arrays(functions, shapes, monkeypatch):
     monkeypatch.setattr(persistent_triton, "load_source", lambda name, source: ast.parse(source).body[0])
-    persistent_triton.walker.cache_clear()
-    made = persistent_triton.walker(functions, shapes, (True,) * shapes[0].state)
+    persistent_triton.scan_kernels.cache_clear()
+    made = persistent_triton.scan_kernels(functions, shapes, (True,) * shapes[0].state)
     for kernel, arrays in ((made.forward, made.arrays), (made.backward, made.back_arrays)):
         taken = [argument.arg for argument in kernel.args.args]
         assert taken[2 : 2 + len(arrays)] == arrays
@@ -87,7 +87,7 @@ def test_what_is_written_for_triton_is_a_function_of_its_arrays(functions, shape
             node.id for node in ast.walk(kernel) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         }
         assert named <= {*taken, *written, "tl", "libdevice", "range", "triton"}
-    persistent_triton.walker.cache_clear()
+    persistent_triton.scan_kernels.cache_clear()
 
 
 def test_a_walk_too_wide_for_all_its_programs_at_once_is_not_tried(monkeypatch):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.nn.attention.multihead import MultiHead
+from weft.nn.attention.multihead import MultiHeadAttention
 from weft.nn.kernels.numba.attention import FEW, attend
 from weft.nn.kernels.numba.matmul import FLOAT32
 from weft.nn.kernels.numba.rowwise import Rows, activate, add_norm, quantize_rows
@@ -55,19 +55,21 @@ def _read_part(blocks: Blocks, outputs: dict[int, Tensor], tokens: Tokens, first
 
 def _through(blocks: Blocks, outputs: dict[int, Tensor], starts: Tensor, longest: int) -> None:
     layers, last = [block for block in blocks.blocks if isinstance(block, Block)], blocks.norm
-    norms = iter([around.norm for block in layers for around in (block.around_attention, block.around_feed)])
-    x, form = outputs[0], getattr(layers[0].feed.inner, "form", FLOAT32)
+    norms = iter(
+        [around.norm for block in layers for around in (block.attention_residual, block.feed_forward_residual)]
+    )
+    x, form = outputs[0], getattr(layers[0].feed_forward.fc1, "form", FLOAT32)
     if pre_norm := isinstance(last, nn.LayerNorm):
         norms = chain(norms, [last])
     rows = quantize_rows(next(norms)(x) if pre_norm else x, form)
-    wide = _memory(len(x) * max(3 * x.shape[1], layers[0].feed.inner.out_features))
+    wide = _memory(len(x) * max(3 * x.shape[1], layers[0].feed_forward.fc1.out_features))
     for depth, block in enumerate(layers, 1):
         rows = quantize_rows(_attend(block.attention, rows, starts, longest, wide), form)
-        y = _product(block.attention.output, rows)
+        y = _product(block.attention.out_proj, rows)
         rows = add_norm(x, y, next(norms), form)
         x = y if pre_norm else rows.values
-        rows = activate(block.feed.activation, _product(block.feed.inner, rows, wide), form)
-        y = _product(block.feed.outer, rows)
+        rows = activate(block.feed_forward.activation, _product(block.feed_forward.fc1, rows, wide), form)
+        y = _product(block.feed_forward.fc2, rows)
         rows = add_norm(x, y, next(norms), form)
         x = y if pre_norm else rows.values
         if depth in outputs:
@@ -89,8 +91,8 @@ def _product(layer: Linear | Int8Linear, rows: Rows, memory: Tensor | None = Non
     return torch.addmm(layer.bias, rows.values, layer.weight.t(), out=out) if product is None else product
 
 
-def _attend(attention: MultiHead, rows: Rows, starts: Tensor, longest: int, memory: Tensor) -> Tensor:
-    qkv, heads = _product(attention.query, rows, memory), len(attention.kept)
+def _attend(attention: MultiHeadAttention, rows: Rows, starts: Tensor, longest: int, memory: Tensor) -> Tensor:
+    qkv, heads = _product(attention.in_proj, rows, memory), len(attention.kept)
     return (attend if longest <= FEW else _attend_each)(qkv, starts, heads, attention.causal)
 
 

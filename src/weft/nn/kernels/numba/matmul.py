@@ -78,7 +78,7 @@ def is_exact(form: Format) -> bool:
     weight, _ = quantize_weight(torch.tensor([-1.0, 1.0, 1.0])[torch.arange(41 * 72).view(41, 72) // 7 % 3])
     zero = torch.arange(13, dtype=torch.int32) * (form.steps // 12)
     x = Integers(q.to(form.dtype), torch.ones(13), zero)
-    y = Packed.integers(weight, torch.ones(41), form).multiply(x)
+    y = PackedWeights.integers(weight, torch.ones(41), form).multiply(x)
     return torch.equal(y, ((q - zero[:, None]) @ weight.long().t()).float())
 
 
@@ -125,7 +125,7 @@ class Integers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedWeights:
     """A matrix (N, K) as panels (N / columns, K / group, columns), and vectors (N,), filled up to whole panels."""
 
     panels: Tensor  # 32-bit groups: float32, or int32 that hold several integers
@@ -134,7 +134,7 @@ class Packed:
     rows: int  # N
 
     @classmethod
-    def floats(cls, weight: Tensor) -> "Packed":
+    def floats(cls, weight: Tensor) -> "PackedWeights":
         """Pack a float32 matrix."""
         columns = tile().columns
         panels = np.empty((-(-len(weight) // columns), weight.shape[1], columns), np.float32)  # in huge pages
@@ -142,7 +142,7 @@ class Packed:
         return cls(torch.from_numpy(panels), torch.empty(0), torch.empty(0, dtype=torch.int32), len(weight))
 
     @classmethod
-    def integers(cls, weight: Tensor, scale: Tensor, form: Format) -> "Packed":
+    def integers(cls, weight: Tensor, scale: Tensor, form: Format) -> "PackedWeights":
         """Pack what `quantize_weight` returned, for products with x in a format."""
         sums = weight.sum(1, dtype=torch.int32)
         return cls(_integer_panels(weight, form), _filled(scale), _filled(sums), len(weight))

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from weft.nn.attention.kv_cache import Reach
+from weft.nn.attention.kv_cache import KVIndex
 
 COLUMNS = 32, 64  # of a text, at a time: of a short one where there are programs for all and more, and else
 SHARE, APART = 128, 512  # columns that are worth a program of their own; and worth a kernel to join what they find
@@ -153,7 +153,7 @@ def _join(parts, out, D: tl.constexpr, DP: tl.constexpr, SHARES: tl.constexpr, E
 
 
 def looked(
-    q: torch.Tensor, kv: torch.Tensor, reach: Reach, new: torch.Tensor | None, still: bool, share: int = SHARE
+    q: torch.Tensor, kv: torch.Tensor, reach: KVIndex, new: torch.Tensor | None, still: bool, share: int = SHARE
 ) -> Looked:
     """Do what `attend` does, but leave what several programs found of one text apart."""
     rows, heads, size = q.shape
@@ -173,7 +173,7 @@ def looked(
 
 
 def attend(
-    q: torch.Tensor, kv: torch.Tensor, reach: Reach, new: torch.Tensor | None = None, still: bool = False
+    q: torch.Tensor, kv: torch.Tensor, reach: KVIndex, new: torch.Tensor | None = None, still: bool = False
 ) -> torch.Tensor:
     """Do what `attend_cached` does (`weft.nn.attention.kv_cache`); `new` (B, 2, H, d) is first written last.
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.nn.attention.kv_cache import Cache, Reach
+from weft.nn.attention.kv_cache import KVCache, KVIndex
 from weft.nn.kernels.triton.decode_attention import attend, early, fetch, let_in
 from weft.nn.transformer.blocks import gelu_tanh
 
@@ -169,7 +169,7 @@ def _placed(
     tl.store(out + b * D + d, word * scale + here, d < D)
 
 
-def placed(ids: Tensor, words: Tensor, places: Tensor, cache: Cache, scale: float) -> Tensor:
+def placed(ids: Tensor, words: Tensor, places: Tensor, cache: KVCache, scale: float) -> Tensor:
     """Make scale · words[ids] + places[position]: (B, D)."""
     width = words.shape[1]
     out = torch.empty(len(ids), width, dtype=words.dtype, device=words.device)
@@ -178,7 +178,7 @@ def placed(ids: Tensor, words: Tensor, places: Tensor, cache: Cache, scale: floa
     return out
 
 
-def step(blocks: nn.Module, x: Tensor, cache: Cache, held: tuple[Tensor, ...], reach: Reach | None) -> Tensor:
+def step(blocks: nn.Module, x: Tensor, cache: KVCache, held: tuple[Tensor, ...], reach: KVIndex | None) -> Tensor:
     """Do what `weft.nn.transformer.blocks.Blocks.step` does."""
     arounds = [around for block in blocks.blocks for around in _arounds(block)]
     before = arounds[0].before
@@ -190,16 +190,22 @@ def step(blocks: nn.Module, x: Tensor, cache: Cache, held: tuple[Tensor, ...], r
         return settle(x, next(after), shared(made.flatten(1), part), part.bias, keep=before)
 
     for depth, block in enumerate(blocks.blocks):
-        look, cross, feed = block.attention, block.cross, block.feed
-        made = product(read, look.query).unflatten(-1, (3, -1, look.size))
-        x, read = leave(attend(made[:, 0], cache.log.layers[depth], cache.reach, made[:, 1:], still=True), look.output)
+        attention, cross, feed_forward = block.attention, block.cross_attention, block.feed_forward
+        made = product(read, attention.in_proj).unflatten(-1, (3, -1, attention.size))
+        x, read = leave(
+            attend(made[:, 0], cache.log.layers[depth], cache.reach, made[:, 1:], still=True), attention.out_proj
+        )
         if cross is not None:
-            made = product(read, cross.query).unflatten(-1, (-1, cross.size))
-            x, read = leave(attend(made, held[depth], reach, still=True), cross.output)
-        x, read = leave(product(read, feed.inner, feed.activation), feed.outer)
+            made = product(read, cross.in_proj).unflatten(-1, (-1, cross.size))
+            x, read = leave(attend(made, held[depth], reach, still=True), cross.out_proj)
+        x, read = leave(product(read, feed_forward.fc1, feed_forward.activation), feed_forward.fc2)
     return read
 
 
 def _arounds(block):
     """Name a block's residuals in order."""
-    return [one for one in (block.around_attention, block.around_cross, block.around_feed) if one is not None]
+    return [
+        one
+        for one in (block.attention_residual, block.cross_attention_residual, block.feed_forward_residual)
+        if one is not None
+    ]

@@ -5,7 +5,7 @@ once, and to begin and end its kernels one after the other. So there are five of
 weights into registers while the one before it still runs (`weft.nn.kernels.triton.decode_attention.let_in`), and only
 then waits for it:
 
-    product(norm(s))    look    s + product(look)    act(product(norm(s)))    s + product(that)
+    product(norm(s))    attention    s + product(attention)    act(product(norm(s)))    s + product(that)
 
 A program makes some outputs for all rows, from the whole depth, so it norms the rows itself: they are short.
 """
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from weft.nn.attention.kv_cache import Cache
+from weft.nn.attention.kv_cache import KVCache
 from weft.nn.kernels.triton.decode_attention import Looked, early, let_in, looked
 from weft.nn.kernels.triton.decode_step import ACTIVATIONS, activated, settle
 
@@ -91,19 +91,23 @@ def _thinned(x, rows, part, dtype, norm=None, stream=None, activation=None, seen
 def fits(blocks: nn.Module, x: Tensor) -> bool:
     """Say whether there are few rows, and the stack is of this kind."""
     first = blocks.blocks[0]
-    depth = max(first.feed.outer.in_features, first.feed.inner.in_features)
+    depth = max(first.feed_forward.fc2.in_features, first.feed_forward.fc1.in_features)
     return len(x) <= ROWS and isinstance(blocks.norm, nn.LayerNorm) and first.cross is None and depth <= DEEP
 
 
-def step(blocks: nn.Module, x: Tensor, cache: Cache) -> Tensor:
+def step(blocks: nn.Module, x: Tensor, cache: KVCache) -> Tensor:
     """Do what `weft.nn.transformer.blocks.Blocks.step` does, for a stack that `fits`."""
     rows, half, stream = len(x), x.dtype, x
     for depth, block in enumerate(blocks.blocks):
-        look, feed = block.attention, block.feed
-        made = _thinned(stream, rows, look.query, half, block.around_attention.norm).unflatten(-1, (3, -1, look.size))
+        attention, feed_forward = block.attention, block.feed_forward
+        made = _thinned(stream, rows, attention.in_proj, half, block.attention_residual.norm).unflatten(
+            -1, (3, -1, attention.size)
+        )
         seen: Looked = looked(made[:, 0], cache.log.layers[depth], cache.reach, made[:, 1:], still=True)
         found = seen.whole if seen.shares == 1 else seen.parts
-        stream = _thinned(found, rows, look.output, torch.float32, stream=stream, seen=seen)
-        made = _thinned(stream, rows, feed.inner, half, block.around_feed.norm, activation=feed.activation)
-        stream = _thinned(made, rows, feed.outer, torch.float32, stream=stream)
+        stream = _thinned(found, rows, attention.out_proj, torch.float32, stream=stream, seen=seen)
+        made = _thinned(
+            stream, rows, feed_forward.fc1, half, block.feed_forward_residual.norm, activation=feed_forward.activation
+        )
+        stream = _thinned(made, rows, feed_forward.fc2, torch.float32, stream=stream)
     return settle(stream, blocks.norm, dtype=half)[1]

@@ -4,8 +4,8 @@ Imported only where Triton is. Forward, a program has 64 queries of one head, an
 with a softmax that is carried on (Dao et al. 2022). On the way back, a sequence of up to 128 tokens is one tile: its
 scores are made once for all gradients, by programs that stay and load the next sequence while they work. For longer
 ones one kernel goes over the keys for each block of queries, another over the queries for each block of keys: seven
-products in place of five, but nothing is added up in memory. The longest sequences come first (`Work`), so that
-programs end together, and no program is started for nothing.
+products in place of five, but nothing is added up in memory. The longest sequences come first (`BlockSchedule`), so
+that programs end together, and no program is started for nothing.
 
 Queries, keys and values are read where their projection left them, own (N, 3, H, d), and their gradients written the
 same way. Queries and values are shifted by their thirds of `shift` (3·H·d,); a shift of the keys would add the same to

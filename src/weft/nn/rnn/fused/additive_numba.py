@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.nn.rnn.fused.attention import Look, Sight
+from weft.nn.rnn.fused.attention import AttentionSpec, AttentionStep
 from weft.nn.rnn.fused.codegen_numba import compiler, tanh_of, zero_of
 
 
-class AdditiveLook(Look, ABC):
+class AdditiveStep(AttentionStep, ABC):
     """Looks by v · tanh(W q + k); the tanh of every pair is not kept, but made again on the way back."""
 
-    def __init__(self, at: Sight, tapes: list[Tensor]) -> None:
+    def __init__(self, at: AttentionSpec, tapes: list[Tensor]) -> None:
         super().__init__(at, tapes)
         self.turned = at.query.t().contiguous()
 
@@ -46,10 +46,10 @@ class AdditiveLook(Look, ABC):
         return self._to_memory(), gkeys, self._to_step(gknown), gquery, self.genergy.sum(0).to(gkeys.dtype)
 
 
-class CompiledAdditiveLook(AdditiveLook):
+class NumbaAdditiveStep(AdditiveStep):
     """In compiled loops over the real places alone, for the CPU."""
 
-    def __init__(self, at: Sight, tapes: list[Tensor]) -> None:
+    def __init__(self, at: AttentionSpec, tapes: list[Tensor]) -> None:
         super().__init__(at, tapes)
         self.lengths = (~at.empty).sum(1)
         self._forward, self._backward = _loops(at.memory.dtype)

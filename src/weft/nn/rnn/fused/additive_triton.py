@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from weft.nn.rnn.fused.additive_numba import AdditiveLook
+from weft.nn.rnn.fused.additive_numba import AdditiveStep
 
 PLACES = 16  # of the memory, at a time
 
@@ -88,7 +88,7 @@ def _bound(kernel, arrays, sizes, blocks):
     return lambda t: ready(t, *arrays, *sizes, *blocks.values())
 
 
-class CudaAdditiveLook(AdditiveLook):
+class TritonAdditiveStep(AdditiveStep):
     """In these kernels; weights and what is added up are float32."""
 
     def __init__(self, at, tapes) -> None:

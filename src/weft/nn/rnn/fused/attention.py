@@ -17,7 +17,7 @@ from weft.nn.attention.scores import Additive, Dot, General, Score
 
 
 @dataclass(frozen=True)
-class Sight:
+class AttentionSpec:
     """A memory that a walk looks at, and by what."""
 
     memory: Tensor  # (B, S, D)
@@ -33,40 +33,44 @@ class Sight:
         """Those that gradients go back to."""
         return [self.memory, self.keys, self.from_context, self.query, self.energy]
 
-    def holding(self, tensors: Sequence[Any]) -> "Sight":
+    def holding(self, tensors: Sequence[Any]) -> "AttentionSpec":
         """Return the same with these in their place."""
         memory, keys, from_context, query, energy = tensors
-        return Sight(memory, keys, from_context, query, energy, self.empty, self.scale)
+        return AttentionSpec(memory, keys, from_context, query, energy, self.empty, self.scale)
 
-    def begin(self, tapes: list[Tensor]) -> "Look":
+    def begin(self, tapes: list[Tensor]) -> "AttentionStep":
         """Make the looks of one walk, whose states go to `tapes`."""
         if self.query is None:
-            return Look(self, tapes)
+            return AttentionStep(self, tapes)
         if self.memory.is_cuda:
-            from weft.nn.rnn.fused.additive_triton import CudaAdditiveLook
+            from weft.nn.rnn.fused.additive_triton import TritonAdditiveStep
 
-            return CudaAdditiveLook(self, tapes)
-        from weft.nn.rnn.fused.additive_numba import CompiledAdditiveLook
+            return TritonAdditiveStep(self, tapes)
+        from weft.nn.rnn.fused.additive_numba import NumbaAdditiveStep
 
-        return CompiledAdditiveLook(self, tapes)
+        return NumbaAdditiveStep(self, tapes)
 
 
-def sight(score: Score, memory: Tensor, keys: Tensor, empty: Tensor, from_context: Tensor) -> Sight | None:
+def attention_spec(
+    score: Score, memory: Tensor, keys: Tensor, empty: Tensor, from_context: Tensor
+) -> AttentionSpec | None:
     """Say how to look by this score inside a walk, or None if that is not known here."""
     if isinstance(score, Additive):
-        return Sight(memory, keys, from_context, score.query.weight, score.energy.weight[0], empty)
+        return AttentionSpec(memory, keys, from_context, score.query.weight, score.energy.weight[0], empty)
     if isinstance(score, Dot | General):
-        return Sight(memory, keys, from_context, None, None, empty, score.scale if isinstance(score, Dot) else 1.0)
+        return AttentionSpec(
+            memory, keys, from_context, None, None, empty, score.scale if isinstance(score, Dot) else 1.0
+        )
     return None
 
 
-class Look:
+class AttentionStep:
     """One walk's looks at a memory, and what they send back."""
 
     starts: list[Tensor]  # what steps start from: each part of the state
     asked: Tensor  # (T, B, D) the states that look
 
-    def __init__(self, at: Sight, tapes: list[Tensor]) -> None:
+    def __init__(self, at: AttentionSpec, tapes: list[Tensor]) -> None:
         self.at, self.starts, self.asked = at, tapes, tapes[0][:-1]
         steps = len(tapes[0]) - 1
         rows, places, width = at.memory.shape
@@ -140,18 +144,18 @@ class Look:
         return gknown.flatten(0, 1).t() @ self.contexts.flatten(0, 1)
 
 
-def look_all(queries: Tensor, at: Sight) -> Tensor:
+def attend_all(queries: Tensor, at: AttentionSpec) -> Tensor:
     """Look with all queries (T, B, D) where no step waits for what was seen: the contexts (T, B, D).
 
     As one tensor operation the additive score would hold the tanh of every query with every key.
     """
-    contexts: Tensor = _LookAll.apply(at, queries, *at.tensors)  # type: ignore[no-untyped-call]
+    contexts: Tensor = _AttendAll.apply(at, queries, *at.tensors)  # type: ignore[no-untyped-call]
     return contexts
 
 
-class _LookAll(torch.autograd.Function):
+class _AttendAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, at: Sight, queries: Tensor, *tensors: Any) -> Tensor:
+    def forward(ctx: Any, at: AttentionSpec, queries: Tensor, *tensors: Any) -> Tensor:
         ctx.looks = at.holding(tensors).begin([torch.cat([queries, queries[:1]])])  # a walk's tape has one state more
         for t in range(len(queries)):
             ctx.looks.see(t)
@@ -160,7 +164,7 @@ class _LookAll(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, given: Tensor) -> Any:
-        looks: Look = ctx.looks
+        looks: AttentionStep = ctx.looks
         looks.turn_back([None])
         looks.gcontexts.copy_(given)
         to_queries = torch.zeros_like(looks.asked)
@@ -170,10 +174,10 @@ class _LookAll(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Feeding:
+class InputFeedingSpec:
     """A memory that each step's new state looks at; what it then reads out goes into the next step (input feeding)."""
 
-    sight: Sight  # its from_context is what a readout puts into a step
+    attention: AttentionSpec  # its from_context is what a readout puts into a step
     readout: Tensor  # (D, 2D)
     bias: Tensor  # (D,)
     begun: Tensor  # (B, D) what goes into the first step; no gradient goes there
@@ -181,24 +185,24 @@ class Feeding:
     @property
     def tensors(self) -> list[Any]:
         """Those that gradients go back to."""
-        return [*self.sight.tensors, self.readout, self.bias]
+        return [*self.attention.tensors, self.readout, self.bias]
 
-    def holding(self, tensors: Sequence[Any]) -> "Feeding":
+    def holding(self, tensors: Sequence[Any]) -> "InputFeedingSpec":
         """Return the same with these in their place."""
         *seen, readout, bias = tensors
-        return Feeding(self.sight.holding(seen), readout, bias, self.begun)
+        return InputFeedingSpec(self.attention.holding(seen), readout, bias, self.begun)
 
-    def begin(self, tapes: list[Tensor]) -> "Fed":
+    def begin(self, tapes: list[Tensor]) -> "InputFeedingStep":
         """Make the looks of one walk, whose states go to `tapes`."""
-        return Fed(self, tapes)
+        return InputFeedingStep(self, tapes)
 
 
-class Fed:
+class InputFeedingStep:
     """One walk with input feeding: h~_t = tanh(W_c [s_t ; c_t]), by Luong et al. 2015, section 3.3."""
 
-    def __init__(self, at: Feeding, tapes: list[Tensor]) -> None:
+    def __init__(self, at: InputFeedingSpec, tapes: list[Tensor]) -> None:
         self.at, self.starts, self.steps = at, tapes, len(tapes[0]) - 1
-        self.looks = at.sight.begin(tapes)
+        self.looks = at.attention.begin(tapes)
         self.looks.asked = tapes[0][1:]
         self.reads = torch.empty_like(tapes[0])
         self.reads[0] = at.begun
@@ -235,7 +239,7 @@ class Fed:
         """Add what comes back to the state after step t through what was read out of it."""
         back = torch.zeros_like(self.reads[0]) if self.given is None else self.given[t]
         if t + 1 < self.steps:
-            back = torch.addmm(back, gknown[t + 1], self.at.sight.from_context)
+            back = torch.addmm(back, gknown[t + 1], self.at.attention.from_context)
         torch.mul(back, 1 - self.reads[t + 1] ** 2, out=self.greads[t])
         to_state, to_context = (self.greads[t] @ self.at.readout).chunk(2, -1)
         self.looks.gcontexts[t] = to_context

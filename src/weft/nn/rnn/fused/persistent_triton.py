@@ -23,7 +23,7 @@ DEPTH = (128, 256)  # of a product's pieces, forward and backward: measured at w
 
 
 @dataclass(frozen=True)
-class Walker:
+class ScanKernels:
     """The two kernels of a cell."""
 
     forward: Any
@@ -44,7 +44,7 @@ def _grid(rows: int, width: int, block: tuple[int, int]) -> tuple[int, int]:
 
 
 @cache
-def walker(functions: tuple[Pointwise, ...], shapes: tuple[Shape, ...], given: tuple[bool, ...]) -> Walker:
+def scan_kernels(functions: tuple[Pointwise, ...], shapes: tuple[Shape, ...], given: tuple[bool, ...]) -> ScanKernels:
     """Write a cell's walk and its way back."""
     traces = [traced(function, shape) for function, shape in zip(functions, shapes, strict=True)]
     known, product, *_ = shapes[0].grouped(traces[0][1].outputs)
@@ -66,7 +66,7 @@ def walker(functions: tuple[Pointwise, ...], shapes: tuple[Shape, ...], given: t
         back_arrays += [f"turned{number}", f"product{number}", f"gproduct{number}"]
     back_arrays += [f"given{n}" for n, has in enumerate(given) if has]
     forward, backward = _walk_source(shapes, traces), _walk_back_source(shapes, traces, given, shared)
-    return Walker(
+    return ScanKernels(
         load_source("walk", _whole(arrays, forward)),
         load_source("walk back", _whole(back_arrays, backward)),
         shared,
@@ -221,7 +221,7 @@ def _loads(name: str, array: str, parts: int) -> list[str]:
     return [f"    {name}{n} = tl.load({_part(array, parts, n)}, on, 0).to(tl.float32)" for n in range(parts)]
 
 
-def launch(made: Walker, back: bool, named: dict[str, Any], steps: int, rows: int, biased: int) -> None:
+def launch(made: ScanKernels, back: bool, named: dict[str, Any], steps: int, rows: int, biased: int) -> None:
     """Run a walk in one launch, all of its programs at once."""
     known, width = named["known"], named["tape0"].shape[-1]
     block = blocks_for(rows, width, known.device)

@@ -15,15 +15,15 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from weft.nn.rnn.fused import codegen_triton, persistent_triton
-from weft.nn.rnn.fused.attention import Fed, Feeding, Look, Sight
+from weft.nn.rnn.fused.attention import AttentionSpec, AttentionStep, InputFeedingSpec, InputFeedingStep
 from weft.nn.rnn.fused.codegen_numba import Shape, Stepper, stepper
-from weft.nn.rnn.fused.self_attention import Past, Recall
+from weft.nn.rnn.fused.self_attention import SelfAttentionSpec, SelfAttentionStep
 from weft.nn.rnn.fused.trace import NotFusibleError
 
 if TYPE_CHECKING:
     from weft.nn.rnn.cells import Cell, Stage, State
 
-At = Sight | Feeding | Past  # what a walk looks at
+At = AttentionSpec | InputFeedingSpec | SelfAttentionSpec  # what a walk looks at
 SHORT = 4  # steps: a walk of fewer is not worth a compilation
 FUSED = torch.float32  # what kernels are made for unasked
 
@@ -87,10 +87,10 @@ def scan_fused(
     weights = [_cast(part, known) for stage in stages for part in (stage.weight, stage.bias)]
     state = (_cast(state[0], known), *(part.float() if known.is_cuda else part for part in state[1:]))
     if known.is_cuda and at is None and persistent_triton.blocks_for(known.shape[1], cell.width, known.device):
-        return CudaWalk.apply(plan, known, vectors, *state, *weights)  # type: ignore[no-any-return, no-untyped-call]
+        return PersistentScan.apply(plan, known, vectors, *state, *weights)  # type: ignore[no-any-return, no-untyped-call]
     with torch.autocast(known.device.type, enabled=False):
         seen = [_cast(part, known) for part in plan.seen]
-        walked: tuple[Tensor, ...] = Walk.apply(plan, known, vectors, *seen, *state, *weights)  # type: ignore[no-untyped-call]
+        walked: tuple[Tensor, ...] = FusedScan.apply(plan, known, vectors, *seen, *state, *weights)  # type: ignore[no-untyped-call]
     return walked
 
 
@@ -117,7 +117,7 @@ class _Plan:
         ]
 
 
-class Walk(torch.autograd.Function):
+class FusedScan(torch.autograd.Function):
     """All steps of a cell."""
 
     @staticmethod
@@ -166,7 +166,7 @@ class Walk(torch.autograd.Function):
     def backward(ctx: Any, *given: Tensor | None) -> Any:
         """Walk back; then multiply for all steps at once."""
         plan: _Plan = ctx.plan
-        looks: Look | Fed | Recall | None = ctx.looks
+        looks: AttentionStep | InputFeedingStep | SelfAttentionStep | None = ctx.looks
         if looks:
             looks.turn_back(given[plan.parts :])
             given = given[: plan.parts]
@@ -207,7 +207,7 @@ class Walk(torch.autograd.Function):
         return None, gknown, None if gvectors is None else gvectors.sum(1), *seen, *gstate, *gweights
 
 
-class CudaWalk(torch.autograd.Function):
+class PersistentScan(torch.autograd.Function):
     """All steps of a cell in one launch; products are made again for the way back, in one product over all steps."""
 
     @staticmethod
@@ -222,7 +222,7 @@ class CudaWalk(torch.autograd.Function):
         values = [known.new_empty(T + 1, B, plan.width) for _ in plan.shapes[1:]]
         named = {"known": known, "vectors": vectors, **_numbered("tape", tapes), **_numbered("weight", weights)}
         named |= {**_numbered("bias", biases), **_numbered("value", values)}
-        made = persistent_triton.walker(plan.functions, plan.shapes, (True,) * plan.parts)
+        made = persistent_triton.scan_kernels(plan.functions, plan.shapes, (True,) * plan.parts)
         biased = sum(1 << number for number, bias in enumerate(biases) if bias is not None)
         persistent_triton.launch(made, False, named, T, B, biased)
         ctx.plan = plan
@@ -245,7 +245,7 @@ class CudaWalk(torch.autograd.Function):
         for gproduct in gproducts:
             gproduct[T].zero_()
         gstate = [torch.empty_like(tape[0]) for tape in tapes]
-        made = persistent_triton.walker(plan.functions, plan.shapes, tuple(one is not None for one in given))
+        made = persistent_triton.scan_kernels(plan.functions, plan.shapes, tuple(one is not None for one in given))
         gknown = gproducts[0][:T] if made.shared else torch.empty_like(known)
         gvectors = None if vectors is None else vectors.new_empty(-(-B // 16), *vectors.shape).zero_()
         named = {"known": known, "vectors": vectors, "gknown": gknown, "gvectors": gvectors}

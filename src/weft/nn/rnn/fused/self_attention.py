@@ -22,7 +22,7 @@ WORTH_THREADS = 300_000  # numbers read in one look
 
 
 @dataclass(frozen=True)
-class Past:
+class SelfAttentionSpec:
     """A walk's own earlier states, by products: what each step asks of them, beside what it last mixed."""
 
     queries: Tensor  # (T, B, D)
@@ -33,23 +33,23 @@ class Past:
         """Those that gradients go back to."""
         return [self.queries]
 
-    def holding(self, tensors: Sequence[Any]) -> "Past":
+    def holding(self, tensors: Sequence[Any]) -> "SelfAttentionSpec":
         """Return the same with these in their place."""
         (queries,) = tensors
-        return Past(queries, self.scale)
+        return SelfAttentionSpec(queries, self.scale)
 
-    def begin(self, tapes: list[Tensor]) -> "Recall":
+    def begin(self, tapes: list[Tensor]) -> "SelfAttentionStep":
         """Make the looks of one walk, whose states go to `tapes`."""
-        return Recall(self, tapes)
+        return SelfAttentionStep(self, tapes)
 
 
-class Recall:
+class SelfAttentionStep:
     """One walk's looks at its own earlier states: what a step starts from is a mixture of them.
 
     The past is kept once more, row by row: read as the walk writes it, step by step, it would not stay in the cache.
     """
 
-    def __init__(self, at: Past, tapes: list[Tensor]) -> None:
+    def __init__(self, at: SelfAttentionSpec, tapes: list[Tensor]) -> None:
         self.at, (self.steps, rows, width) = at, at.queries.shape
         self.tapes, self.queries = tapes, at.queries.clone(memory_format=torch.contiguous_format)
         self.starts = [tape.new_zeros(self.steps, rows, width) for tape in tapes]
