@@ -187,7 +187,7 @@ def run(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def look(*arguments):
-        monkeypatch.setattr(sys, "argv", ["weft", "look", str(folder / "run"), *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["weft", "look", "neighbours", str(folder / "run"), *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             main()
         return end.value.code, *capsys.readouterr()
@@ -196,17 +196,17 @@ def run(folder, tmp_path, monkeypatch, capsys):
 
 
 def test_the_training_text_is_the_corpus_unless_one_is_named(run, folder, tmp_path):
-    assert run("--neighbours", TEXT, "--word", "play", "-o", "n.json", "--top", "3") == (0, "n.json\n", "")
+    assert run(TEXT, "--word", "play", "-o", "n.json", "--top", "3") == (0, "n.json\n", "")
     found = json.loads((tmp_path / "n.json").read_text(encoding="utf-8"))
     assert (found["word"], found["uses"], len(found["nearest"])) == ("play", 7, 3)
     assert found["nearest"][0]["place"].startswith(str(folder / "text.txt"))
-    assert run(folder / "other.txt", "--neighbours", TEXT, "--word", "play", "-o", "n.json")[0] == 0
+    assert run(TEXT, folder / "other.txt", "--word", "play", "-o", "n.json")[0] == 0
     found = json.loads((tmp_path / "n.json").read_text(encoding="utf-8"))
     assert [one["place"] for one in found["nearest"]] == [f"{folder / 'other.txt'}:1"]
 
 
 def test_they_are_a_page(run, folder, tmp_path):
-    assert run(folder / "other.txt", "--neighbours", TEXT, "--word", "play", "-o", "n.html")[0] == 0
+    assert run(TEXT, folder / "other.txt", "--word", "play", "-o", "n.html")[0] == 0
     page = (tmp_path / "n.html").read_text(encoding="utf-8")
     assert "a &lt;b&gt;" in page, "what a corpus says is text"
     assert f'<h2 dir="auto">{TEXT}</h2>' in page
@@ -216,14 +216,12 @@ def test_they_are_a_page(run, folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--word", "play"], "--word: is a word of a text; give that with --neighbours"),
-        (["--neighbours", TEXT], "--word: say which word of"),
-        (["--neighbours", TEXT, "--word", "play", "-o", "n.png"], "--out: neighbours are words"),
-        (["--neighbours", TEXT, "--word", "play", "--gradients"], "--neighbours: is a page of its own"),
-        (["--neighbours", TEXT, "--word", "play", "--top", "0"], "--top: must be 1 or more"),
-        (["--neighbours", TEXT, "--word", " "], "--word: must be a word of the text, but is empty"),
-        (["--neighbours", TEXT, "--word", "play", "--layers", "7"], "layers: this elmo has 0"),
-        (["nowhere.txt", "--neighbours", TEXT, "--word", "play"], "nowhere.txt"),
+        ([TEXT], "--word: say which word of"),
+        ([TEXT, "--word", "play", "-o", "n.png"], "--out: neighbours are words"),
+        ([TEXT, "--word", "play", "--top", "0"], "--top: must be 1 or more"),
+        ([TEXT, "--word", " "], "--word: must be a word of the text, but is empty"),
+        ([TEXT, "--word", "play", "--layers", "7"], "layers: this elmo has 0"),
+        ([TEXT, "nowhere.txt", "--word", "play"], "nowhere.txt"),
     ],
 )
 def test_mistakes_are_named(run, arguments, said):

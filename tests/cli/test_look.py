@@ -167,9 +167,20 @@ def test_the_command_writes_a_page_a_picture_and_data(run, trained_run, tmp_path
     np.testing.assert_allclose(np.sum(found["views"][0]["weights"], -1), 1, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["RUN"], ["attention"], ["positions", "RUN", "abc"], ["positions", "--layers", "0"], ["neighbours", "RUN"]],
+)
+def test_what_a_command_does_not_take_is_refused(run, trained_run, tmp_path, arguments):
+    code, out, err = run(*(trained_run if word == "RUN" else word for word in arguments))
+    assert code == 2
+    assert re.search(r"Usage: .*weft look", err or out)
+    assert not list(tmp_path.iterdir())
+
+
 def test_gradients_of_models_beside_one_another(run, trained_run, tmp_path, reverser):
     copy = reverser.save(tmp_path / "copy")
-    assert run("--gradients", trained_run, WORDS[0], "--beside", copy, "-o", "look.json")[0] == 0
+    assert run("gradients", trained_run, WORDS[0], "--beside", copy, "-o", "look.json")[0] == 0
     found = json.loads((tmp_path / "look.json").read_text())["gradients"]
     assert [(one["model"], one["side"]) for one in found] == [
         ("run", "source"),
@@ -183,7 +194,7 @@ def test_gradients_of_models_beside_one_another(run, trained_run, tmp_path, reve
 
 
 def test_gradients_of_fresh_cells_need_no_model(run, tmp_path):
-    assert run("--gradients") == (0, "look.html\n", "")
+    assert run("gradients") == (0, "look.html\n", "")
     page = (tmp_path / "look.html").read_text(encoding="utf-8")
     assert all(cell in page for cell in ("elman", "jordan", "lstm", "peephole", "gru"))
 
@@ -191,29 +202,26 @@ def test_gradients_of_fresh_cells_need_no_model(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "look: needs a MODEL and a TEXT; only --gradients or --positions alone goes without"),
-        (["RUN"], "needs a TEXT for"),
-        (["--gradients", "--beside", "RUN"], "needs a MODEL"),
-        (["RUN", "abc", "--beside", "RUN"], "--beside: compares gradients"),
-        (["RUN", "abc", "--gradients", "--layers", "0"], "--layers, --heads: choose attention"),
+        (["gradients", "RUN"], "look gradients: needs a TEXT for"),
+        (["gradients", "--beside", "RUN"], "--beside: needs a MODEL"),
         (["RUN", "abc", "-o", "look.pdf"], "--out: must end in"),
+        (["attention", "RUN", "abc", "-o", "look.pdf"], "--out: must end in"),
         (["RUN", "abc", "--layers", "0-2"], "--layers: must be numbers between commas, such as 0,2, but is '0-2'"),
         (["RUN", "abc", "--layers", "1,7"], "layers: none of [1, 7] has attention to look at"),
         (["RUN", "abc", "--heads", "1"], "heads: the model has no heads to choose from"),
         (["RUN", "abc", "--heads", "0,3"], "heads: the model has no heads to choose from, but [0, 3] are asked for"),
         (["RUN", "abc", "--layers", "0,7"], "layers: 7 has no attention to look at; layers are counted from 0"),
-        (["--gradients", "RUN", "abc", "--beside", "RUN"], "--beside: RUN is there already, and would give"),
-        (["--gradients", "RUN", "abc", *["--beside", "gone"] * 2], "--beside: gone is there already"),
+        (["gradients", "RUN", "abc", "--beside", "RUN"], "--beside: RUN is there already, and would give"),
+        (["gradients", "RUN", "abc", *["--beside", "gone"] * 2], "--beside: gone is there already"),
         (["gone", "abc"], "gone: does not exist"),
         (["RUN", "a" * 2000], "2,000 tokens"),
         (
-            ["--positions", "RUN"],
+            ["positions", "RUN"],
             "'seq2seq' has no position encodings to draw; give one that has, such as a transformer",
         ),
-        (["--positions", "RUN", "abc"], "--positions: are the same for every text, but 'abc' is given; leave it out"),
-        (["--positions", "--gradients"], "--positions, --gradients: each is a page of its own; leave one out"),
-        (["--positions", "--layers", "0"], "--positions: takes a MODEL or none, and no --beside, --layers or --heads"),
-        (["--positions", "--beside", "RUN"], "--positions: takes a MODEL or none, and no --beside, --layers or"),
+        (["RUN", "abc", "--gradients"], "--gradients: is a command now: weft look gradients MODEL TEXT"),
+        (["--positions", "RUN"], "--positions: is a command now: weft look positions MODEL"),
+        (["RUN", "--neighbours", "abc"], "--neighbours: is a command now: weft look neighbours MODEL TEXT"),
     ],
 )
 def test_a_mistake_is_said_in_one_line(run, trained_run, tmp_path, arguments, said):
@@ -226,8 +234,10 @@ def test_a_mistake_is_said_in_one_line(run, trained_run, tmp_path, arguments, sa
 def test_a_model_without_attention_says_so(run, recipe, tmp_path):
     weft.train(recipe, ["train.steps=1", "model.attention=none"], tmp_path / "fixed")
     told = run(tmp_path / "fixed", "abc")[2]
-    assert "has no attention to look at; train it with model.attention, or see whether it has --gradients" in told
-    assert run("--gradients", tmp_path / "fixed", "abc")[0] == 0
+    assert (
+        "has no attention to look at; train it with model.attention, or see its gradients: weft look gradients" in told
+    )
+    assert run("gradients", tmp_path / "fixed", "abc")[0] == 0
 
 
 # A Transformer: three places, every layer and head.
@@ -314,13 +324,13 @@ def test_heads_that_are_left_out_keep_their_numbers(run, tmp_path):
 
 
 def test_positions_of_a_model_and_of_none(run, attending, tmp_path):
-    assert run("--positions") == (0, "look.html\n", "")
+    assert run("positions") == (0, "look.html\n", "")
     assert "sinusoidal: 100 positions, 128 wide" in (tmp_path / "look.html").read_text(encoding="utf-8")
-    assert run(attending, "--positions", "-o", "positions.json") == (0, "positions.json\n", "")
+    assert run("positions", attending, "-o", "positions.json") == (0, "positions.json\n", "")
     assert np.array(read(tmp_path / "positions.json")["vectors"]).shape == (100, 16)
-    assert run(attending, "--positions", "-o", "positions.png")[0] == 0
+    assert run("positions", attending, "-o", "positions.png")[0] == 0
     assert (tmp_path / "positions.png").read_bytes().startswith(PNG)
     learned = transformer_run(tmp_path, positions="learned", longest=40)
-    assert run(learned, "--positions", "-o", "positions.json")[0] == 0
+    assert run("positions", learned, "-o", "positions.json")[0] == 0
     table = weft.load(learned, "cpu").head.body.positions.table.weight.detach().numpy()
     np.testing.assert_allclose(read(tmp_path / "positions.json")["vectors"], table, atol=1e-6)

@@ -18,7 +18,7 @@ Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A run, a checkpoint, a Hugging Face directory or hub name.")
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes: train.lr=3e-4, data.valid=dev.tsv, …")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes: train.lr=3e-4, data.valid=dev.tsv, …")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, one object a line.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Let the checkpoint run classes from outside weft.")]

@@ -25,7 +25,7 @@ _DIGITS = 6
 
 def embed(
     model: Model,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Read from stdin if none.")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Read from stdin if none.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A text a line; .jsonl has objects.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help=".npy, .npz, .tsv or .jsonl; JSON lines on stdout if not given.")

@@ -42,6 +42,7 @@ app = typer.Typer(
 app.add_typer(catalog.data_app, name="data")
 app.add_typer(catalog.tokenizer_app, name="tokenizer")
 app.add_typer(vectors.vectors_app, name="vectors")
+app.add_typer(look.look_app, name="look")
 
 
 def main() -> None:
@@ -112,9 +113,7 @@ def train(
 @app.command()
 def evaluate(
     model: Model,
-    data: Annotated[
-        str | None, typer.Argument(metavar="[DATA]", help="A file, or a sample such as dates:valid.")
-    ] = None,
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="A file, or a sample such as dates:valid.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change, such as task.decode.beam=5.")
     ] = None,
@@ -146,7 +145,7 @@ def evaluate(
 @app.command()
 def predict(
     model: Model,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Read from stdin if none.")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Read from stdin if none.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="An example a line; .jsonl has objects.")] = None,
     options: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="How to decode: beam=5, sample=true, …")
@@ -181,7 +180,7 @@ def predict(
 
 @app.command()
 def compare(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Files or names of recipes.")],
+    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE", help="Files or names of recipes.")],
     budget: Annotated[str, typer.Option("--budget", help="For each: 60s, 5m, or a number of steps.")] = "60s",
     out: Annotated[Path, typer.Option("--out", help="Where the runs and report.html go.")] = Path("compared"),
     changes: Annotated[
@@ -200,7 +199,6 @@ def compare(
 
 app.command()(embed.embed)
 app.command()(embed.layers)
-app.command()(look.look)
 app.command()(catalog.models)
 
 
@@ -228,7 +226,7 @@ def convert(
 
 @app.command()
 def average(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN|CHECKPOINT...", help="A run, or checkpoints one by one.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN|CHECKPOINT", help="A run, or checkpoints one by one.")],
     out: Annotated[Path, typer.Option("--out", help="A new folder for the checkpoint.")],
     last: Annotated[int | None, typer.Option("--last", help="How many of a run's checkpoints; 5 if not given.")] = None,
 ) -> None:

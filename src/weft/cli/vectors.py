@@ -24,7 +24,7 @@ Case = Annotated[bool, typer.Option("--case", help="Take words in upper and lowe
 @vectors_app.command()
 def neighbours(
     model: Model,
-    words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Whose neighbours?")],
+    words: Annotated[list[str], typer.Argument(metavar="WORD", help="Whose neighbours?")],
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many of each.")] = 10,
     as_json: Json = False,
     trust: Trust = False,
@@ -64,7 +64,7 @@ def analogies(
 @vectors_app.command()
 def similarity(
     model: Model,
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Pairs of words, and how alike they are.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Pairs of words, and how alike they are.")],
     most: Most = 300_000,
     case: Case = False,
     as_json: Json = False,
