@@ -65,13 +65,13 @@ def collated(task, *examples, limit=LIMIT):
 
 @pytest.mark.parametrize("label", [2, "2", "red", "02"])
 def test_the_right_choice_goes_by_its_number_or_its_text(label):
-    assert ask("x", ["1", "b", "red"], label).right() == 2
+    assert ask("x", ["1", "b", "red"], label).label_index() == 2
 
 
 def test_digits_are_a_number_where_there_is_such_a_choice():
-    assert ask("2 + 2 =", ["2", "1", "4", "3"], "2").right() == 2  # as in CODAH
-    assert ask("2 + 2 =", ["1", "4", "8", "9"], "4").right() == 1
-    assert ask("x", ["a", "b"]).right() is None
+    assert ask("2 + 2 =", ["2", "1", "4", "3"], "2").label_index() == 2  # as in CODAH
+    assert ask("2 + 2 =", ["1", "4", "8", "9"], "4").label_index() == 1
+    assert ask("x", ["a", "b"]).label_index() is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from weft.data.batching.packed import pack
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.tasks.factory import make_task
-from weft.tasks.tagging import Tag, TagConfig, TagExample, _windows
+from weft.tasks.tagging import Tag, TagConfig, TagExample, _split_windows
 from weft.tokenization.trainable import BPE
 
 transformers = pytest.importorskip("transformers")
@@ -170,7 +170,7 @@ def test_a_batch_reads_the_first_sub_word_of_each_word(recipe):
     ],
 )
 def test_a_text_is_cut_at_spaces_and_around_signs(text, words):
-    assert TagExample(text=text).cut() == words
+    assert TagExample(text=text).get_words() == words
 
 
 def test_a_lone_surrogate_is_no_text(recipe):
@@ -207,7 +207,7 @@ def test_a_sentence_with_the_wrong_number_of_tags_names_its_place(recipe, tmp_pa
 @given(st.lists(st.integers(1, 6), max_size=12), st.integers(1, 9))
 def test_windows_are_whole_words_in_order_that_fit(sizes, longest):
     pieces = [[0] * size for size in sizes]
-    windows = _windows(pieces, TruncationPolicy(longest, "window"))
+    windows = _split_windows(pieces, TruncationPolicy(longest, "window"))
     assert [one for window in windows for one in pieces[window]] == pieces
     for window in windows:
         inside = [min(len(one), longest) for one in pieces[window]]

@@ -1,8 +1,8 @@
-"""Multiple choice: which of several texts goes with a text, by any model that encodes.
+"""Multiple choice: which of several texts fits a given text, by any encoder.
 
-Each choice is read by itself with the text, `bos text eos choice eos`, and gets one score; the softmax is over the
-choices of a question (Devlin et al. 2019, section 4.4, SWAG; Radford et al. 2018, section 3.3, with their delimiter and
-the state of the last token as the summary). Questions may have different numbers of choices.
+Each choice is encoded with the text as `bos text eos choice eos` and gets one logit; the softmax is over the choices of
+a question (Devlin et al. 2019, section 4.4, SWAG; Radford et al. 2018, section 3.3, with their delimiter, pooled at the
+last token). Questions may have different numbers of choices.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,21 +24,21 @@ from weft.nn.layers.segment_ops import segment_logsumexp
 from weft.tasks import base
 from weft.tasks.base import Answer, Batch, Item, Sums
 from weft.tasks.metrics import exact_match
-from weft.tasks.text_pairs import Pieces, cut_pieces, lay, trimmed
+from weft.tasks.text_pairs import TextTokens, add_special_tokens, tokenize_texts, truncate_pair
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import END, Tokens, spell
 
 
 class ChoiceConfig(Named):
-    """How the head is kept from learning by heart."""
+    """The head's regularisation."""
 
-    dropout: float = Field(0.1, ge=0, lt=1)  # on what the body gives to the head
+    dropout: float = Field(0.1, ge=0, lt=1)  # on the body's output
 
 
 class ChoiceExample(base.Example):
-    """A text, which may be empty, what to choose from, and for training and evaluation which is right.
+    """A text, which may be empty, its choices, and for training and evaluation the label.
 
-    That is its number, from 0, also in digits, as tables have it; or, where it is no such number, its text.
+    The label is the index of the right choice, from 0, as an integer or in digits, as in tables; otherwise its text.
     """
 
     text: str
@@ -46,25 +46,25 @@ class ChoiceExample(base.Example):
     label: int | str | None = None
 
     @model_validator(mode="after")
-    def _one_is_right(self) -> "ChoiceExample":
+    def _check_label(self) -> "ChoiceExample":
         if len(self.choices) < 2:
             raise ValueError(f"must have choices, two at least, and has {len(self.choices)}")
-        if self.label is not None and self.right() is None:
+        if self.label is not None and self.label_index() is None:
             last = len(self.choices) - 1
             raise ValueError(f"label: must be the number of a choice, 0 to {last}, or its text, but is {self.label!r}")
         return self
 
-    def right(self) -> int | None:
-        """Return the number of the right choice, if it is known."""
+    def label_index(self) -> int | None:
+        """Return the index of the right choice, if it is known."""
         label = self.label
-        number = int(label) if isinstance(label, str) and label.isascii() and label.isdigit() else label
-        if isinstance(number, int) and 0 <= number < len(self.choices):
-            return number
+        index = int(label) if isinstance(label, str) and label.isascii() and label.isdigit() else label
+        if isinstance(index, int) and 0 <= index < len(self.choices):
+            return index
         return self.choices.index(label) if isinstance(label, str) and label in self.choices else None
 
 
 class ChoiceHead(base.Head):
-    """One score on the body's summary of each choice; `Batch.at` says which sequences are the choices of a question."""
+    """One logit on the body's pooled output of each choice; `Batch.at` groups the sequences of a question."""
 
     def __init__(self, body: Any, config: ChoiceConfig) -> None:
         super().__init__(body)
@@ -72,33 +72,33 @@ class ChoiceHead(base.Head):
         self.output = nn.Linear(body.width, 1)
 
     def scores(self, tokens: Tokens) -> Tensor:
-        """Score each sequence: (B,), in float32 at least."""
-        found: Tensor = self.output(self.dropout(self.body.summary(tokens)))[:, 0]
-        return found if found.dtype.itemsize >= 4 else found.float()
+        """Return the logit of each sequence, (B,), in float32 or wider."""
+        logits: Tensor = self.output(self.dropout(self.body.summary(tokens)))[:, 0]
+        return logits if logits.dtype.itemsize >= 4 else logits.float()
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
-        """Sum -log p of the right choices over the questions."""
+        """Return the sum of -log p of the right choices over the questions."""
         assert batch.targets is not None
         assert batch.at is not None
-        scores = self.scores(batch.tokens)
-        totals = segment_logsumexp(scores, rows_of(batch.at), len(batch.at))
-        return {"questions": totals.sum() - scores.index_select(0, batch.targets).sum()}, None
+        logits = self.scores(batch.tokens)
+        log_totals = segment_logsumexp(logits, rows_of(batch.at), len(batch.at))
+        return {"questions": log_totals.sum() - logits.index_select(0, batch.targets).sum()}, None
 
     def flops(self, batch: Batch) -> int:
-        """Count the body's, and a score a choice."""
+        """Return the FLOPs of the body, and of one logit a choice."""
         return super().flops(batch) + 2 * matrix_numbers(self.output) * len(batch.tokens)
 
     def predict(self, batch: Batch, options: Section) -> list[list[float]]:
-        """Return the probability of each choice."""
+        """Return the probabilities of each question's choices."""
         assert batch.at is not None
-        scores = self.scores(batch.tokens).cpu()
-        return [one.softmax(0).tolist() for one in batch.at.split(scores)]
+        logits = self.scores(batch.tokens).cpu()
+        return [question.softmax(0).tolist() for question in batch.at.split(logits)]
 
 
 class Choice(base.Task):
-    """Items are (bos text eos choice eos of all choices, end to end; the size of each; where each choice begins).
+    """Items are (bos text eos choice eos of all choices, concatenated; the length of each; where each choice begins).
 
-    Then comes their spelling, if the model asks for it, and the number of the right one, if it is known.
+    Then come the characters, if the model reads them, and the index of the right choice, if it is known.
     """
 
     Config: ClassVar[type[Named]] = ChoiceConfig
@@ -109,16 +109,16 @@ class Choice(base.Task):
     metric = "accuracy"
     form = '{"text": "…", "choices": ["…", "…"]}'
     label_fields = ("label",)
-    num_token_arrays = 1  # all choices are in one array: the size of an item is that of all that it brings to a batch
+    num_token_arrays = 1  # all choices are in one array: an item's size is the number of tokens that it adds to a batch
     config: ChoiceConfig
 
     def check(self, run: Run) -> None:
-        """A score of windows would not be the score of a choice."""
+        """Raise an error for `too_long: window`: choices are scored whole."""
         if run.data.too_long == "window":
             raise ConfigError("data.too_long: task 'choice' cannot use 'window'; try cut, drop or error")
 
     def texts(self, example: ChoiceExample) -> tuple[list[str], list[str]]:
-        """All texts train the one tokenizer."""
+        """Return all texts: they share one tokenizer."""
         return [example.text, *example.choices], []
 
     def encode(self, example: ChoiceExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
@@ -128,82 +128,87 @@ class Choice(base.Task):
     def encode_batch(
         self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[list[Item]]:
-        """Encode many with one call of the tokenizer."""
-        pieces = iter(cut_pieces([text for one in examples for text in self.texts(one)[0]], tokenizer, self.uses_chars))
-        return [self._items(one, pieces, tokenizer, limit) for one in examples]
+        """Encode many questions with one call of the tokenizer."""
+        texts = [text for example in examples for text in self.texts(example)[0]]
+        encoded = iter(tokenize_texts(texts, tokenizer, self.uses_chars))
+        return [self._items(example, encoded, tokenizer, limit) for example in examples]
 
     def _items(
-        self, example: ChoiceExample, pieces: Iterator[Pieces], tokenizer: Tokenizer, limit: TruncationPolicy
+        self, example: ChoiceExample, encoded: Iterator[TextTokens], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[Item]:
-        text, choices = next(pieces), [next(pieces) for _ in example.choices]
+        text, choices = next(encoded), [next(encoded) for _ in example.choices]
         fits = limit.apply(range(len(text.ids) + max(len(choice.ids) for choice in choices)), windows=False)
         if not fits:
             return []
-        laid = [lay(*trimmed(text, choice, len(fits[0])), tokenizer) for choice in choices]
-        parts: list[Any] = [[id for one, _ in laid for id in one.ids], [len(one.ids) for one, _ in laid]]
-        parts.append([begins for _, begins in laid])
+        sequences = [add_special_tokens(*truncate_pair(text, choice, len(fits[0])), tokenizer) for choice in choices]
+        arrays: list[Any] = [
+            [id for tokens, _ in sequences for id in tokens.ids],
+            [len(tokens.ids) for tokens, _ in sequences],
+        ]
+        arrays.append([second for _, second in sequences])
         if self.uses_chars:
-            parts.append(spell(word for one, _ in laid for word in one.words or ()))
+            arrays.append(spell(word for tokens, _ in sequences for word in tokens.words or ()))
         if example.label is not None:
-            parts.append([example.right()])
-        return [tuple(np.array(part, np.int32) for part in parts)]
+            arrays.append([example.label_index()])
+        return [tuple(np.array(array, np.int32) for array in arrays)]
 
     def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
-        """Join the choices of all questions; there are targets, the right sequences, where all are known."""
-        ids, sizes, second = (np.concatenate([item[part] for item in items]).astype(np.int64) for part in range(3))
+        """Join the choices of all questions; targets are the indices of the right sequences, where all are known."""
+        ids, sizes, second = (np.concatenate([item[array] for item in items]).astype(np.int64) for array in range(3))
         counts = [len(item[1]) for item in items]
         tokens = Tokens.flat(torch.from_numpy(ids), torch.from_numpy(sizes))
-        places = np.arange(len(ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        tokens = replace(tokens, segments=torch.from_numpy((places >= np.repeat(second, sizes)).astype(np.int64)))
+        positions = np.arange(len(ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        tokens = replace(tokens, segments=torch.from_numpy((positions >= np.repeat(second, sizes)).astype(np.int64)))
         if self.uses_chars:
             tokens = tokens.spelt([item[3] for item in items])
         at = Tokens.flat(torch.arange(len(sizes)), torch.tensor(counts))
-        right = [item[-1] for item in items] if all(len(item) > 3 + self.uses_chars for item in items) else None
-        firsts = np.cumsum(counts) - counts
-        targets = None if right is None else torch.from_numpy(np.concatenate(right).astype(np.int64) + firsts)
+        labels = [item[-1] for item in items] if all(len(item) > 3 + self.uses_chars for item in items) else None
+        offsets = np.cumsum(counts) - counts
+        targets = None if labels is None else torch.from_numpy(np.concatenate(labels).astype(np.int64) + offsets)
         return Batch(tokens, targets, {"questions": len(items)}, at=at)
 
     def longest_of(self, data: PackedItems) -> int | None:
-        """A choice is a sequence of its own."""
-        return max((int(data[number][1].max()) for number in range(len(data))), default=0)
+        """Return the length of the longest choice: each is a sequence of its own."""
+        return max((int(data[index][1].max()) for index in range(len(data))), default=0)
 
     @property
     def num_special_tokens(self) -> int:
-        """One before the texts, one after them, and what stands between."""
+        """One before the texts, one after them, and those between."""
         return 2 + len(self.tokenizer.between)
 
     def head(self, model: Any) -> ChoiceHead:
-        """Put a score on a body."""
+        """Return the body with a linear layer for one logit."""
         return ChoiceHead(model, self.config)
 
     def answer(self, example: ChoiceExample, outputs: list[list[float]]) -> Answer:
-        """Give the number of the likeliest choice, its text, and the probability of each."""
-        (likely,) = outputs
-        chosen = max(range(len(likely)), key=likely.__getitem__)
-        return {"choice": chosen, "text": example.choices[chosen], "scores": [round(one, 6) for one in likely]}
+        """Return the index of the most probable choice, its text, and the probability of each."""
+        (probabilities,) = outputs
+        best = max(range(len(probabilities)), key=probabilities.__getitem__)
+        return {"choice": best, "text": example.choices[best], "scores": [round(value, 6) for value in probabilities]}
 
     def line(self, answer: Answer) -> str:
-        """The text of the choice."""
+        """Return the text of the choice."""
         return " ".join(str(answer["text"]).split())
 
     def preview(self, example: ChoiceExample) -> tuple[str, str]:
-        """The text with its choices, and the right one."""
-        right = example.right()
-        return " | ".join(self.texts(example)[0]), "" if right is None else example.choices[right]
+        """Return the text with its choices, and the right one."""
+        label = example.label_index()
+        return " | ".join(self.texts(example)[0]), "" if label is None else example.choices[label]
 
     def score(self, answers: Sequence[Answer], examples: Sequence[ChoiceExample]) -> dict[str, float]:
-        """The share of questions for which the right choice was given."""
-        return {"accuracy": exact_match([one["choice"] for one in answers], [one.right() for one in examples])}
+        """Compute the accuracy over questions."""
+        gold = [example.label_index() for example in examples]
+        return {"accuracy": exact_match([answer["choice"] for answer in answers], gold)}
 
     def teacher_forced(self, items: list[Item], outputs: list[list[float]]) -> tuple[list[str], list[str], Batch]:
-        """Read the choice that was made, as if it were the only one: of several, one is looked at."""
-        ((ids, sizes, second, *rest),), (likely,) = items, outputs
-        chosen = max(range(len(likely)), key=likely.__getitem__)
-        start, stop = int(sizes[:chosen].sum()), int(sizes[: chosen + 1].sum())
-        item: Item = ids[start:stop], sizes[chosen : chosen + 1], second[chosen : chosen + 1]
+        """Return the batch of the predicted choice alone: one sequence is shown, of several."""
+        ((ids, sizes, second, *rest),), (probabilities,) = items, outputs
+        best = max(range(len(probabilities)), key=probabilities.__getitem__)
+        start, stop = int(sizes[:best].sum()), int(sizes[: best + 1].sum())
+        item: Item = ids[start:stop], sizes[best : best + 1], second[best : best + 1]
         if self.uses_chars:
             ends = [0, *(np.flatnonzero(rest[0] == END) + 1).tolist()]
             item = (*item, rest[0][ends[start] : ends[stop]])
         names = [self.tokenizer.token(int(id)) for id in item[0]]
         batch = self.collate([(*item, np.zeros(1, np.int32))], np.random.default_rng(0))
-        return names, names[int(second[chosen]) : -1], batch
+        return names, names[int(second[best]) : -1], batch

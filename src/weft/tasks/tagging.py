@@ -1,9 +1,8 @@
-"""Tagging: a label for every word of a sentence, by any model that encodes.
+"""Token classification: a tag for every word of a sentence, by any encoder.
 
-Words stay whole: each is cut into sub-words by itself, as it stands in a text, with the space before it where that is a
-part of a token, and its tag is read at the first of them (Devlin et al. 2019, section 5.3). Where the model reads how
-words are spelt, each sub-word is spelt as the word that it is a piece of. `crf: true` scores whole sequences of tags
-(`weft.nn.layers.crf`).
+Each word is tokenized by itself as it occurs in a text, with the space before it where that is part of a token; its tag
+is predicted at its first sub-word (Devlin et al. 2019, section 5.3). Where the model reads characters, each sub-word
+has those of its whole word. `crf: true` scores whole sequences of tags (`weft.nn.layers.crf`).
 """
 
 import sys
@@ -33,17 +32,17 @@ from weft.tokenization.pretokenize import split_words
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import END, Tokens, spell
 
-Output = tuple[list[int], list[float]]  # for each word, the number of its tag and the tag's probability
+Output = tuple[list[int], list[float]]  # for each word, the index of its tag and the tag's probability
 
 
 class TagConfig(LabellingConfig):
-    """`scheme`: whether tags mark the words of entities (B-DAY, I-DAY, O), and F1 is of those, or each stands alone."""
+    """`scheme`: whether tags mark entities (B-DAY, I-DAY, O), so that F1 is of entities, or are independent labels."""
 
     scheme: Literal["auto", "bio", "plain"] = "auto"  # auto: bio, if all labels are O or begin with B-, I-, E- or S-
     crf: bool = False
 
     @model_validator(mode="after")
-    def _whole_paths(self) -> "TagConfig":
+    def _check_crf(self) -> "TagConfig":
         for key in ("weights", "smoothing") if self.crf else ():
             if getattr(self, key):
                 raise ValueError(f"task.{key} is of single tags, and task.crf scores whole sequences; leave one out")
@@ -51,27 +50,27 @@ class TagConfig(LabellingConfig):
 
 
 class TagExample(base.Example):
-    """Words, or a text to cut into words, and for training and evaluation a tag for each."""
+    """Words, or a text to split into words, and for training and evaluation a tag for each."""
 
     words: list[str] | None = None
     tags: list[Label] | None = None
     text: str | None = None
 
     @model_validator(mode="after")
-    def _fits(self) -> "TagExample":
+    def _check_tags(self) -> "TagExample":
         if (self.words is None) == (self.text is None):
             raise ValueError("must have words or text, one of them")
-        if self.tags is not None and len(self.tags) != len(self.cut()):
-            raise ValueError(f"must have a tag a word, and has {len(self.tags)} for {len(self.cut())}")
+        if self.tags is not None and len(self.tags) != len(self.get_words()):
+            raise ValueError(f"must have a tag a word, and has {len(self.tags)} for {len(self.get_words())}")
         return self
 
-    def cut(self) -> list[str]:
+    def get_words(self) -> list[str]:
         """Return the words as given, or those of the text."""
         return split_words(self.text or "") if self.words is None else self.words
 
 
 class TagHead(LabellingHead):
-    """Scores on the body's states at the places that the batch names: a softmax at each, or a CRF over all of them."""
+    """A linear layer on the hidden state of each word's first token: a softmax for each word, or a CRF over all."""
 
     def __init__(
         self, body: Any, labels: int, config: TagConfig, weights: Tensor | None, unknown: int | None = None
@@ -81,56 +80,56 @@ class TagHead(LabellingHead):
         body.drop_pooler()
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
-        """Sum -log p of the right tags over the words."""
+        """Return the sum of -log p of the gold tags over the words."""
         assert batch.targets is not None
-        scores, lengths = self._read(batch)
+        logits, lengths = self._word_logits(batch)
         if self.crf is not None:
-            return {"words": self.crf.loss_sum(scores, batch.targets, lengths)}, None
-        return {"words": cross_entropy_sum(scores, batch.targets, *self.bent)}, None
+            return {"words": self.crf.loss_sum(logits, batch.targets, lengths)}, None
+        return {"words": cross_entropy_sum(logits, batch.targets, *self.loss_args)}, None
 
     def predict(self, batch: Batch, options: Section) -> list[Output]:
-        """Choose the likeliest tag of each word, or with a CRF the likeliest sequence of them."""
-        scores, lengths = self._read(batch)
+        """Return the most probable tag of each word, or with a CRF the most probable sequence (Viterbi)."""
+        logits, lengths = self._word_logits(batch)
         if self.crf is not None:
-            tags, likely = self.crf.decode(scores.float(), lengths)
+            tags, probabilities = self.crf.decode(logits.float(), lengths)
         else:
-            likely, tags = scores.float().softmax(-1).max(-1)
+            probabilities, tags = logits.float().softmax(-1).max(-1)
         sizes = lengths.tolist()
-        pairs = zip(tags.cpu().split(sizes), likely.cpu().split(sizes), strict=True)
-        return [(numbers.tolist(), found.tolist()) for numbers, found in pairs]
+        pairs = zip(tags.cpu().split(sizes), probabilities.cpu().split(sizes), strict=True)
+        return [(indices.tolist(), values.tolist()) for indices, values in pairs]
 
-    def _read(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Score every word's tags, (M, K); the words of each sequence, (B,), are M in all."""
+    def _word_logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the logits of all words, (M, K), and the number of words in each sequence, (B,), which sum to M."""
         assert batch.at is not None
-        states = self.states(self.seen(batch.tokens)).index_select(0, batch.at.ids)
-        return self.scores(states), batch.at.lengths
+        hidden = self.states(self.seen(batch.tokens)).index_select(0, batch.at.ids)
+        return self.scores(hidden), batch.at.lengths
 
 
 class Tag(Labelling):
-    """Items are (bos words eos, as sub-words; where each word begins; spelling, if asked for; the tags, if known)."""
+    """Items are (bos words eos, as sub-words; the first sub-word of each word; characters, if used; tags, if known)."""
 
     Config: ClassVar[type[Named]] = TagConfig
     Example = TagExample
     metrics: tuple[str, ...] = ("f1", "precision", "recall", "accuracy")
     metric = "f1"
     label_fields = ("tags",)
-    fields = frozenset({"words"})
+    json_fields = frozenset({"words"})
     config: TagConfig
 
-    _spaced: Callable[[str], str] = staticmethod(str)  # a word as the tokenizer reads it
+    _add_space: Callable[[str], str] = staticmethod(str)  # a word as it occurs in a text, with its leading space
 
     def __init__(self, config: TagConfig) -> None:
         super().__init__(config)
-        self.bio = config.scheme == "bio" or (config.scheme == "auto" and _marks_entities(self.labels))
-        # With no labels yet, and none of the schemes chosen, it is too early to tell which metrics there will be.
+        self.bio = config.scheme == "bio" or (config.scheme == "auto" and _is_bio(self.labels))
+        # With no labels yet and scheme auto, the metrics are not known yet.
         if not self.bio and (config.labels or config.scheme == "plain"):
             self.metrics, self.metric = ("accuracy",), "accuracy"
 
     def check(self, run: Run) -> None:
-        """Entities must be marked by the tags."""
+        """Raise an error for `scheme: bio` with a tag that is not BIO."""
         super().check(run)
-        self._spaced = partial(resolve("tokenizer", run.tokenizer.name).spaced, run.tokenizer)
-        odd = [label for label in self.labels if len(label) > 1 and label[1] != "-"]  # T-POS may be meant
+        self._add_space = partial(resolve("tokenizer", run.tokenizer.name).spaced, run.tokenizer)
+        odd = [label for label in self.labels if len(label) > 1 and label[1] != "-"]  # T-POS is allowed
         if self.config.scheme == "bio" and odd:
             raise ConfigError(
                 f"task.scheme: bio is for tags such as B-DAY, I-DAY and O, which mark entities; {odd[0]!r} is none; "
@@ -138,24 +137,24 @@ class Tag(Labelling):
             )
 
     def right(self, example: TagExample) -> list[str]:
-        """The words' tags."""
+        """Return the tags of the words."""
         return example.tags or []
 
     def texts(self, example: TagExample) -> tuple[list[str], list[str]]:
-        """Each word trains the tokenizer by itself, as it is encoded."""
-        return [self._spaced(word) for word in example.cut()], []
+        """Return each word by itself: the tokenizer is trained on what it will encode."""
+        return [self._add_space(word) for word in example.get_words()], []
 
     def cut(self, texts: Sequence[str]) -> list[list[int]]:
-        """Cut texts into words, and these into sub-words."""
-        return [item[0][1:-1].tolist() for item in self._read(texts)]
+        """Split texts into words, and these into sub-words."""
+        return [item[0][1:-1].tolist() for item in self._encode_texts(texts)]
 
     def spelt(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
-        """Spell each sub-word as the word that it is a piece of."""
-        return [np.split(item[2], np.flatnonzero(item[2] == END)[:-1] + 1) for item in self._read(texts)]
+        """Return for each sub-word the characters of its whole word."""
+        return [np.split(item[2], np.flatnonzero(item[2] == END)[:-1] + 1) for item in self._encode_texts(texts)]
 
-    def _read(self, texts: Sequence[str]) -> list[Item]:
-        examples, whole = [TagExample(text=text) for text in texts], TruncationPolicy(sys.maxsize, "error")
-        return [items[0] for items in self.encode_batch(examples, self.tokenizer, whole)]
+    def _encode_texts(self, texts: Sequence[str]) -> list[Item]:
+        examples, untruncated = [TagExample(text=text) for text in texts], TruncationPolicy(sys.maxsize, "error")
+        return [items[0] for items in self.encode_batch(examples, self.tokenizer, untruncated)]
 
     def encode(self, example: TagExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         """Encode one sentence."""
@@ -164,81 +163,81 @@ class Tag(Labelling):
     def encode_batch(
         self, examples: Sequence[TagExample], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[list[Item]]:
-        """Encode many with one call of the tokenizer, each different word once."""
-        sentences = [example.cut() for example in examples]
+        """Encode many sentences with one call of the tokenizer, each distinct word once."""
+        sentences = [example.get_words() for example in examples]
         words = list(dict.fromkeys(chain.from_iterable(sentences)))
-        special = tokenizer.specials
-        nothing = [special.eos if special.unk is None else special.unk]  # for a word of which no token is left
-        cut = tokenizer.ids([tokenizer.spaced(tokenizer.config, word) for word in words])
-        pieces = {word: ids or nothing for word, ids in zip(words, cut, strict=True)}
+        specials = tokenizer.specials
+        empty = [specials.eos if specials.unk is None else specials.unk]  # for a word that has no tokens
+        encoded = tokenizer.ids([tokenizer.spaced(tokenizer.config, word) for word in words])
+        subwords = {word: ids or empty for word, ids in zip(words, encoded, strict=True)}
         return [
-            self._items(example, [pieces[word] for word in sentence], tokenizer, limit)
+            self._items(example, [subwords[word] for word in sentence], tokenizer, limit)
             for example, sentence in zip(examples, sentences, strict=True)
         ]
 
     def _items(
-        self, example: TagExample, pieces: list[list[int]], tokenizer: Tokenizer, limit: TruncationPolicy
+        self, example: TagExample, subwords: list[list[int]], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[Item]:
-        numbers = (
+        indices = (
             None if example.tags is None else np.array([self.labels.number(tag) for tag in example.tags], np.int32)
         )
-        if numbers is not None and not len(numbers):
-            return []  # it can neither teach nor judge
+        if indices is not None and not len(indices):
+            return []  # an empty sentence has no loss and no metric
         items: list[Item] = []
-        for window in _windows(pieces, limit):
-            inside = [piece[: limit.longest] for piece in pieces[window]]
-            begins = list(accumulate(map(len, inside), initial=1))[:-1]
-            ids = [tokenizer.specials.bos, *chain.from_iterable(inside), tokenizer.specials.eos]
-            item: Item = np.array(ids, np.int32), np.array(begins, np.int32)
+        for window in _split_windows(subwords, limit):
+            kept = [word[: limit.longest] for word in subwords[window]]
+            starts = list(accumulate(map(len, kept), initial=1))[:-1]
+            ids = [tokenizer.specials.bos, *chain.from_iterable(kept), tokenizer.specials.eos]
+            item: Item = np.array(ids, np.int32), np.array(starts, np.int32)
             if self.uses_chars:
-                item = (*item, _spelt(example.cut()[window], inside))
-            items.append(item if numbers is None else (*item, numbers[window]))
+                item = (*item, _word_chars(example.get_words()[window], kept))
+            items.append(item if indices is None else (*item, indices[window]))
         return items
 
     def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
-        """Join sentences; there are targets where all tags are known."""
-        tokens, known = self.tokens(items), self.known(items)
-        firsts = tokens.starts.tolist()
-        at = Tokens.pack([item[1] + first for item, first in zip(items, firsts, strict=False)])
-        targets = None if known is None else torch.from_numpy(np.concatenate(known).astype(np.int64))
+        """Join sentences into a batch; it has targets where all tags are known."""
+        tokens, labels = self.tokens(items), self.known_labels(items)
+        offsets = tokens.starts.tolist()
+        at = Tokens.pack([item[1] + offset for item, offset in zip(items, offsets, strict=False)])
+        targets = None if labels is None else torch.from_numpy(np.concatenate(labels).astype(np.int64))
         return Batch(tokens, targets, {"words": len(at.ids)}, at=at)
 
     def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
-        """The sub-words of each sentence; the walk of a CRF, and spellings, have no one shape."""
+        """Return the sub-words of each sentence; None with a CRF or characters, which have no static shape."""
         return None if self.uses_chars or self.config.crf else self.lengths(data)
 
     def head(self, model: Any) -> TagHead:
-        """Put the scores of the tags on a body."""
+        """Return the body with a linear layer for the tags."""
         return TagHead(model, len(self.labels), self.config, self.weights(), self.tokenizer.specials.unk)
 
     def answer(self, example: TagExample, outputs: list[Output]) -> Answer:
-        """Join the windows' tags; a word that was cut off has the tag "", which is never right."""
-        words = example.cut()
-        tags = [self.labels.names[number] for numbers, _ in outputs for number in numbers]
-        scores = [round(likely, 6) for _, found in outputs for likely in found]
+        """Join the tags of the windows; a truncated word has the tag "", which is never correct."""
+        words = example.get_words()
+        tags = [self.labels.names[index] for indices, _ in outputs for index in indices]
+        scores = [round(score, 6) for _, probabilities in outputs for score in probabilities]
         missing = len(words) - len(tags)
         return {"words": words, "tags": tags + [""] * missing, "scores": scores + [0.0] * missing}
 
     def line(self, answer: Answer) -> str:
-        """`word/TAG word/TAG`."""
-        return _line(answer["words"], answer["tags"])
+        """Return `word/TAG word/TAG`."""
+        return _format_tags(answer["words"], answer["tags"])
 
     def preview(self, example: TagExample) -> tuple[str, str]:
-        """The words, and the words with their tags."""
-        words = example.cut()
-        return " ".join(words), _line(words, example.tags or [""] * len(words))
+        """Return the words, and the words with their tags."""
+        words = example.get_words()
+        return " ".join(words), _format_tags(words, example.tags or [""] * len(words))
 
     def score(self, answers: Sequence[Answer], examples: Sequence[TagExample]) -> dict[str, float]:
-        """Accuracy by word, and where tags mark entities, their F1 as seqeval has it."""
-        given, right = [answer["tags"] for answer in answers], [self.right(example) for example in examples]
-        accuracy = exact_match(list(chain.from_iterable(given)), list(chain.from_iterable(right)))
+        """Compute the accuracy by word, and where tags mark entities, their F1 as seqeval does."""
+        predicted, gold = [answer["tags"] for answer in answers], [self.right(example) for example in examples]
+        accuracy = exact_match(list(chain.from_iterable(predicted)), list(chain.from_iterable(gold)))
         if not self.bio:
             return {"accuracy": accuracy}
-        found = tally_entities(given, right)
-        return {"f1": found.f1, "precision": found.precision, "recall": found.recall, "accuracy": accuracy}
+        entities = tally_entities(predicted, gold)
+        return {"f1": entities.f1, "precision": entities.precision, "recall": entities.recall, "accuracy": accuracy}
 
     def confusion(self, answers: Sequence[Answer], examples: Sequence[TagExample]) -> Confusion | None:
-        """Count, by word, which tag was taken for which."""
+        """Return the confusion matrix over words."""
         pairs = (
             zip(self.right(example), answer["tags"], strict=True)
             for example, answer in zip(examples, answers, strict=True)
@@ -246,32 +245,32 @@ class Tag(Labelling):
         return Confusion.of(self.labels.names, chain.from_iterable(pairs))
 
 
-def _marks_entities(labels: Iterable[str]) -> bool:
-    """Whether tags are of the kind B-DAY, I-DAY, O."""
-    marked = [label for label in labels if label != "O"]
-    return bool(marked) and all(label[0] in "BIES" and label[1:2] in ("", "-") for label in marked)
+def _is_bio(labels: Iterable[str]) -> bool:
+    """Return whether tags are like B-DAY, I-DAY, O."""
+    entity_tags = [label for label in labels if label != "O"]
+    return bool(entity_tags) and all(label[0] in "BIES" and label[1:2] in ("", "-") for label in entity_tags)
 
 
-def _windows(pieces: Sequence[Sequence[int]], limit: TruncationPolicy) -> list[slice]:
-    """Cut a sentence where its sub-words are more than the limit: between words, as few times as can be."""
-    if not limit.apply(range(sum(map(len, pieces)))):
+def _split_windows(subwords: Sequence[Sequence[int]], limit: TruncationPolicy) -> list[slice]:
+    """Split a sentence with more sub-words than the limit between words, into as few windows as possible."""
+    if not limit.apply(range(sum(map(len, subwords)))):
         return []
     starts, room = [0], limit.longest
-    for place, piece in enumerate(pieces):
-        size = min(len(piece), limit.longest)
+    for index, ids in enumerate(subwords):
+        size = min(len(ids), limit.longest)
         if size > room:
-            starts.append(place)
+            starts.append(index)
             room = limit.longest
         room -= size
-    windows = [slice(*pair) for pair in zip(starts, [*starts[1:], len(pieces)], strict=True)]
+    windows = [slice(*pair) for pair in zip(starts, [*starts[1:], len(subwords)], strict=True)]
     return windows[:1] if limit.policy == "cut" else windows
 
 
-def _spelt(words: Sequence[str], pieces: Sequence[Sequence[int]]) -> np.ndarray:
-    """Spell a sentence's tokens, bos and eos among them."""
-    each = chain.from_iterable([word] * len(piece) for word, piece in zip(words, pieces, strict=True))
-    return spell(["", *each, ""])
+def _word_chars(words: Sequence[str], subwords: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return the characters of a sentence's tokens, bos and eos included: for each sub-word, those of its word."""
+    repeated = chain.from_iterable([word] * len(ids) for word, ids in zip(words, subwords, strict=True))
+    return spell(["", *repeated, ""])
 
 
-def _line(words: Sequence[str], tags: Sequence[str]) -> str:
+def _format_tags(words: Sequence[str], tags: Sequence[str]) -> str:
     return " ".join(" ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True)).splitlines())

@@ -1,4 +1,4 @@
-"""Translation: one text in, another out, by any model that takes a source and generates."""
+"""Translation: sequence to sequence, by any model that encodes a source and generates a target."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -23,11 +23,11 @@ from weft.tokens import Tokens
 
 
 class TranslateConfig(Named):
-    """How the loss is smoothed, and how translations are searched for when a call does not say."""
+    """Label smoothing, and the default decoding options."""
 
     smoothing: float = Field(0.0, ge=0, lt=1)
-    lowercase: bool = False  # translations are judged without regard to case
-    unknown: bool = False  # whether the sign for what is unknown may be produced
+    lowercase: bool = False  # metrics ignore case
+    unknown: bool = False  # whether the unknown token may be generated
     decode: DecodingConfig = DecodingConfig()
 
 
@@ -39,20 +39,20 @@ class TranslateExample(base.Example):
 
 
 class TranslateHead(Head):
-    """The body alone: its own output layer scores the target's vocabulary."""
+    """The body alone: its own output layer gives the logits of the target vocabulary."""
 
     def __init__(self, body: Any, eos: int, forbid: Sequence[int], smoothing: float) -> None:
         super().__init__(body)
         self.eos, self.forbid, self.smoothing = eos, tuple(forbid), smoothing
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
-        """Sum the cross-entropy of the target's tokens, each read after the true ones before it (teacher forcing)."""
+        """Return the summed cross-entropy of the target's tokens, under teacher forcing."""
         assert batch.targets is not None
         logits = self.body.logits(batch.tokens, batch.source)
         return {"tokens": cross_entropy_sum(logits, batch.targets, self.smoothing if self.training else 0.0)}, None
 
     def predict(self, batch: Batch, options: Section) -> list[list[Hypothesis]]:
-        """Search for the best translations of each source."""
+        """Return the best hypotheses of each source."""
         assert isinstance(options, DecodingConfig)
         rows = batch.rows or range(len(batch.tokens))
         return generate(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, rows)
@@ -64,13 +64,13 @@ class TranslateHead(Head):
         return vocab * max(options.beam, options.candidates)
 
     def stream(self, batch: Batch, options: DecodingConfig) -> Iterator[int]:
-        """Yield the ids of one translation as they are chosen."""
+        """Yield the ids of one translation as they are generated."""
         batch = batch.to(next(self.parameters()).device)
         return stream(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, *batch.rows)
 
 
 def _prompt(batch: Batch) -> Tokens:
-    """The first token of each target, its start symbol, is what generation begins with."""
+    """Return the first token of each target, its start symbol: generation begins with it."""
     return Tokens.flat(batch.tokens.ids[batch.tokens.starts[:-1].long()], torch.ones(len(batch.tokens)))
 
 
@@ -87,12 +87,12 @@ class Translate(base.Task):
     config: TranslateConfig
 
     def check(self, run: Run) -> None:
-        """A translation of windows would not be the windows of the translation."""
+        """Raise an error for `too_long: window`: translating windows is not translating the text."""
         if run.data.too_long == "window":
             raise ConfigError("data.too_long: task 'translate' cannot use 'window'; try cut, drop or error")
 
     def texts(self, example: TranslateExample) -> tuple[list[str], list[str]]:
-        """Both sides train the tokenizer."""
+        """Return both sides."""
         return [example.text], [] if example.target is None else [example.target]
 
     def encode(self, example: TranslateExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
@@ -102,46 +102,47 @@ class Translate(base.Task):
     def encode_batch(
         self, examples: Sequence[TranslateExample], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[list[Item]]:
-        """Encode many pairs with one call of the tokenizer a side."""
+        """Encode many pairs with one call of the tokenizer for each side."""
         sources = tokenizer.ids([example.text for example in examples])
         targets = tokenizer.target.ids([example.target or "" for example in examples])
         return [self._items(*pair, tokenizer, limit) for pair in zip(sources, targets, strict=True)]
 
     def _items(self, source: list[int], target: list[int], tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         specials = tokenizer.target.specials
-        fit_source, fit_target = limit.apply(source, windows=False), limit.apply(target, windows=False)
-        if not fit_source or not fit_target:
+        kept_source, kept_target = limit.apply(source, windows=False), limit.apply(target, windows=False)
+        if not kept_source or not kept_target:
             return []
-        whole_source = np.array([*fit_source[0], tokenizer.specials.eos], np.int32)
-        return [(whole_source, np.array([specials.bos, *fit_target[0], specials.eos], np.int32))]
+        source_ids = np.array([*kept_source[0], tokenizer.specials.eos], np.int32)
+        return [(source_ids, np.array([specials.bos, *kept_target[0], specials.eos], np.int32))]
 
     def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
-        """Join pairs: the target without its last token is read, without its first it is predicted."""
+        """Join pairs: the decoder's input is the target without its last token, the labels are without its first."""
         tokens = Tokens.pack([item[1][:-1] for item in items])
         targets = torch.from_numpy(np.concatenate([item[1][1:] for item in items]).astype(np.int64))
         source = Tokens.pack([item[0] for item in items])
         return Batch(tokens, targets, {"tokens": len(targets)}, source)
 
     def sequence_lengths(self, data: PackedItems) -> np.ndarray:
-        """The source, and the target without the one token that is predicted but not read."""
-        last, first = data.shapes
-        return np.stack([first, last - 1])
+        """Return the lengths of the source and of the decoder's input, the target without its last token."""
+        target, source = data.shapes
+        return np.stack([source, target - 1])
 
     def head(self, model: Any) -> TranslateHead:
-        """Put the loss and the search on a body."""
+        """Return the body with the loss and the decoding."""
         specials = self.tokenizer.target.specials
-        barred = (specials.pad, specials.mask, None if self.config.unknown else specials.unk)
-        forbid = [specials.bos, *(id for id in barred if id is not None)]
+        forbidden = (specials.pad, specials.mask, None if self.config.unknown else specials.unk)
+        forbid = [specials.bos, *(id for id in forbidden if id is not None)]
         return TranslateHead(model, specials.eos, forbid, self.config.smoothing)
 
     def options(self) -> Section:
-        """The recipe's way of decoding."""
+        """Return the recipe's decoding options."""
         return self.config.decode
 
     def answer(self, example: TranslateExample, outputs: list[Any]) -> Answer:
-        """Decode the best translation, and the others where several were asked for."""
+        """Return the text of the best hypothesis, and the others where several were requested."""
         candidates = [
-            {"text": self.tokenizer.target.decode(one.ids), "score": round(one.score, 6)} for one in outputs[0]
+            {"text": self.tokenizer.target.decode(hypothesis.ids), "score": round(hypothesis.score, 6)}
+            for hypothesis in outputs[0]
         ]
         answer: Answer = dict(candidates[0])
         if len(candidates) > 1:
@@ -149,7 +150,7 @@ class Translate(base.Task):
         return answer
 
     def teacher_forced(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
-        """Read the winning translation, teacher-forced."""
+        """Return the tokens of both sides, and the batch with the best hypothesis as the target."""
         specials, source = self.tokenizer.target.specials, items[0][0]
         best = outputs[0][0]
         target = [*best.ids, specials.eos] if best.finished else list(best.ids)
@@ -164,19 +165,19 @@ class Translate(base.Task):
         assert isinstance(head, TranslateHead)
         assert isinstance(options, DecodingConfig)
         batch = self.collate(self.encode(example, self.tokenizer, limit), np.random.default_rng(0)).numbered([row])
-        # Not under inference_mode: between two pieces it would hold for the caller's code too.
+        # Not under inference_mode: between two increments it would hold for the caller's code too.
         return grown(head.stream(batch, options), self.tokenizer.target.decode)
 
     def line(self, answer: Answer) -> str:
-        """The translation; a line break in it would be taken for the next answer."""
+        """Return the translation on one line: a line break would look like the next answer."""
         return " ".join(str(answer["text"]).splitlines())
 
     def preview(self, example: TranslateExample) -> tuple[str, str]:
-        """The text and its translation."""
+        """Return the text and its translation."""
         return example.text, example.target or ""
 
     def score(self, answers: Sequence[Answer], examples: Sequence[TranslateExample]) -> dict[str, float]:
-        """Exact match, and BLEU by sacreBLEU."""
+        """Compute exact match, and BLEU by sacreBLEU."""
         texts = [str(answer["text"]) for answer in answers]
         targets = [example.target or "" for example in examples]
         if self.config.lowercase:

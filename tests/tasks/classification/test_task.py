@@ -21,7 +21,7 @@ from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.tasks.classification.task import Classify, ClassifyConfig, ClassifyExample, RatedExample, Threshold
 from weft.tasks.factory import make_task
-from weft.tasks.text_pairs import Pieces, trimmed
+from weft.tasks.text_pairs import TextTokens, truncate_pair
 from weft.training.run import settle
 
 LIMIT = TruncationPolicy(1024, "error")
@@ -147,12 +147,15 @@ def test_the_longer_of_a_pair_is_cut_first_as_bert_does(first, second, room):
     while len(expected_text) + len(expected_pair) > room:
         longer = expected_text if len(expected_text) > len(expected_pair) else expected_pair
         longer.pop()
-    assert trimmed(spelt(text), spelt(pair), room) == (spelt(expected_text), spelt(expected_pair))
-    assert trimmed(Pieces(text), Pieces(pair), room) == (Pieces(expected_text), Pieces(expected_pair))
+    assert truncate_pair(spelt(text), spelt(pair), room) == (spelt(expected_text), spelt(expected_pair))
+    assert truncate_pair(TextTokens(text), TextTokens(pair), room) == (
+        TextTokens(expected_text),
+        TextTokens(expected_pair),
+    )
 
 
 def spelt(ids):
-    return Pieces(ids, [str(id) for id in ids])
+    return TextTokens(ids, [str(id) for id in ids])
 
 
 # The loss.
@@ -499,7 +502,7 @@ def test_the_loss_of_numbers_is_the_squared_error_of_one_output(rated):
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
 def test_an_item_holds_any_number(numbers):
     task = Classify(ClassifyConfig(name="classify", regression=True))
-    kept = [task.kind.kept(RatedExample(text="x", label=one), task.labels) for one in numbers]
+    kept = [task.kind.encode_label(RatedExample(text="x", label=one), task.labels) for one in numbers]
     packed = pack([(bits,) for bits in kept])
     assert task.kind.targets([packed[n][0] for n in range(len(numbers))], 0).tolist() == numbers
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weft.tasks.qa.metrics import best_threshold, judge_answer, mean_scores, normalize, word_f1
+from weft.tasks.qa.metrics import best_threshold, mean_scores, normalize, score_answer, word_f1
 
 WORDS = st.sampled_from(
     ["the", "a", "An", "cat", "Cat", "cat's", "dog.", "—", "U.S.", "the-cat", "ein", " ", "\t", "é", ""]
@@ -109,7 +109,7 @@ def test_texts_are_normalized_as_the_script_does(text):
 @example([("cat", ["a cat", "dogs"]), ("dog", ["a cat"])])
 def test_answers_score_as_in_the_first_script(pairs):
     texts, golds = zip(*pairs, strict=True)
-    ours = mean_scores([judge_answer(*pair, unanswerable=False) for pair in pairs])
+    ours = mean_scores([score_answer(*pair, unanswerable=False) for pair in pairs])
     assert ours == pytest.approx(evaluate_1(texts, golds), abs=1e-12)
 
 
@@ -118,14 +118,14 @@ def test_answers_score_as_in_the_first_script(pairs):
 def test_answers_score_as_in_the_second_script(pairs):
     texts, golds = zip(*pairs, strict=True)
     exact, f1 = get_raw_scores(golds, texts)
-    judged = [judge_answer(*pair, unanswerable=True) for pair in pairs]
+    judged = [score_answer(*pair, unanswerable=True) for pair in pairs]
     assert [one.exact for one in judged] == list(exact.values())
     assert [one.f1 for one in judged] == pytest.approx(list(f1.values()), abs=1e-12)
 
 
 def test_the_two_scripts_differ_where_nothing_is_left_of_an_answer():
-    assert judge_answer("the", ["a"], False).f1 == 0
-    assert judge_answer("the", ["a"], True).f1 == 1
+    assert score_answer("the", ["a"], False).f1 == 0
+    assert score_answer("the", ["a"], True).f1 == 1
     assert (word_f1("a", "the"), word_f1("a", "the", empty=True), word_f1("cat", "the", empty=True)) == (0, 1, 0)
 
 

@@ -21,7 +21,7 @@ from weft.tasks.corpus.build import prepare
 from weft.tasks.factory import make_task
 from weft.tasks.inference import predict
 from weft.tasks.prepare import pack_split
-from weft.tasks.qa.head import Candidate, Found, SpanOptions, Window, best_spans, total_score
+from weft.tasks.qa.head import Candidate, SpanOptions, Window, WindowOutput, best_spans, logsumexp
 from weft.tasks.qa.task import Span, SpanConfig, SpanExample
 from weft.training.run import settle
 
@@ -313,7 +313,7 @@ def test_the_best_spans_are_those_that_trying_all_finds(size, longest, top, data
     must = ranked(scores, window, longest)
     assert [one[1:] for one in found.spans] == [tuple(map(int, one[1:])) for one in must[:top]]
     assert [one.score for one in found.spans] == pytest.approx([one.score for one in must[:top]])
-    assert found.total == pytest.approx(total_score([one.score for one in must]))
+    assert found.total == pytest.approx(logsumexp([one.score for one in must]))
     assert found.null == pytest.approx(scores[0].sum())
 
 
@@ -369,7 +369,7 @@ def test_windows_answer_as_the_whole_passage_does(recipe, words, longest, seed):
 
 def test_windows_that_do_not_overlap_are_caught(recipe, monkeypatch):
     from weft.tasks.qa import task as qa_task
-    from weft.tasks.qa.windows import Cut
+    from weft.tasks.qa.windows import PassageWindow
 
     task, _ = _with(recipe, "words")
     torch.manual_seed(0)
@@ -378,7 +378,7 @@ def test_windows_that_do_not_overlap_are_caught(recipe, monkeypatch):
         ask("who wove ?", passage=" ".join(np.random.default_rng(n).permutation(PASSAGE.split()))) for n in range(20)
     ]
     apart = lambda size, room, stride, answer: [  # noqa: E731
-        Cut(start, min(start + room, size), start, min(start + room, size)) for start in range(0, size, room)
+        PassageWindow(start, min(start + room, size), start, min(start + room, size)) for start in range(0, size, room)
     ]
     monkeypatch.setattr(qa_task, "cut_windows", apart)
     assert answers(task, head, examples) != answers(task, head, examples, longest=9)
@@ -394,7 +394,7 @@ def task_of(**config):
 def found(*spans, null=0.0, total=None, **options):
     scores = [score for score, *_ in spans]
     each = [Candidate(score, start, end, 0, 0) for score, start, end in spans]
-    return Found(each, total_score(scores) if total is None else total, null, SpanOptions(**options))
+    return WindowOutput(each, logsumexp(scores) if total is None else total, null, SpanOptions(**options))
 
 
 def test_an_answer_is_the_best_of_all_windows():

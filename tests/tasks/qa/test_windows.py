@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.tasks.qa.windows import Cut, cut_windows
+from weft.tasks.qa.windows import PassageWindow, cut_windows
 
 SIZES = st.integers(0, 90), st.integers(1, 40), st.integers(1, 60), st.integers(1, 20)
 
@@ -43,15 +43,15 @@ def test_every_span_is_offered_once_where_windows_are_twice_as_long_as_answers(s
 
 
 def test_windows_that_do_not_overlap_would_lose_spans():
-    apart = [Cut(0, 4, 0, 4), Cut(4, 8, 4, 8)]
+    apart = [PassageWindow(0, 4, 0, 4), PassageWindow(4, 8, 4, 8)]
     assert (3, 5) not in spans_of(apart, 2)
     assert (3, 5) in spans_of(cut_windows(8, 4, 4, 2), 2)
 
 
 def test_they_go_by_the_stride_and_what_fits_is_one():
     assert [cut[:2] for cut in cut_windows(300, 200, 50, 30)] == [(0, 200), (50, 250), (100, 300)]
-    assert cut_windows(200, 200, 50, 30) == [Cut(0, 200, 0, 200)]
-    assert cut_windows(0, 10, 5, 3) == [Cut(0, 0, 0, 0)]
+    assert cut_windows(200, 200, 50, 30) == [PassageWindow(0, 200, 0, 200)]
+    assert cut_windows(0, 10, 5, 3) == [PassageWindow(0, 0, 0, 0)]
 
 
 def test_a_token_is_the_own_of_the_window_with_most_around_it():

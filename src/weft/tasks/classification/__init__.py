@@ -1,1 +1,1 @@
-"""Classification: a label, several labels or a number for a text or a pair."""
+"""Text classification: a label, several labels or a number for a text or a pair."""

@@ -1,4 +1,4 @@
-"""What can be said of a text: one label, several, or a number; and how that is learnt, answered and judged."""
+"""The three targets of text classification (one label, several, a number), each with its loss, outputs and metrics."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,45 +26,45 @@ from weft.tasks.metrics import (
     tally_labels,
 )
 
-HALF = 0.5  # the threshold at which a label is as likely as not
+DEFAULT_THRESHOLD = 0.5  # the probability above which a label is predicted
 
-Output = tuple[list[int], list[float]]  # the numbers of the labels chosen, and what each label has; or none, and one
+Output = tuple[list[int], list[float]]  # predicted label indices and each label's probability; or [] and a number
 
 
 class Threshold(Section):
-    """What a call may set where a text may have several labels."""
+    """The options of a call where a text may have several labels."""
 
-    threshold: float = Field(HALF, gt=0, lt=1)
+    threshold: float = Field(DEFAULT_THRESHOLD, gt=0, lt=1)
 
 
-def _cells(value: object) -> object:
-    """Read several labels from one cell of a table: those between commas."""
+def _split_labels(value: object) -> object:
+    """Split one cell of a table at its commas into labels."""
     if not isinstance(value, str):
         return value
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
 def read_number(value: object) -> float:
-    """Read a number, from a cell of a table too."""
-    told = "must be a number, since task.regression is true"
+    """Parse a number, also from a cell of a table."""
+    message = "must be a number, since task.regression is true"
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(told)
+        raise ValueError(message)
     try:
         number = float(value)
     except (ValueError, OverflowError):
-        raise ValueError(told) from None
+        raise ValueError(message) from None
     if not abs(number) <= float(np.finfo(np.float32).max):
-        raise ValueError(f"{told}, and a finite one")
+        raise ValueError(f"{message}, and a finite one")
     return number
 
 
 class ClassifyExample(base.Example):
-    """A text or a pair of them, and for training and evaluation what is right: `label`, or with `multiple` `labels`."""
+    """A text or a pair of them, and for training and evaluation the gold `label`, or with `multiple` the `labels`."""
 
     text: str
     label: Label | None = None
     pair: str | None = None
-    labels: Annotated[list[Label] | None, BeforeValidator(_cells)] = None
+    labels: Annotated[list[Label] | None, BeforeValidator(_split_labels)] = None
 
 
 class RatedExample(base.Example):
@@ -76,191 +76,193 @@ class RatedExample(base.Example):
 
 
 class SingleLabel:
-    """One label a text, by a softmax over all of them; the other kinds say what is different with them."""
+    """One label a text, by a softmax over all labels; the base class of the other targets."""
 
     Example: type[BaseModel] = ClassifyExample
-    label_fields: str = "label"
-    fewest: int = 2  # labels, or there is nothing to tell apart
+    label_field: str = "label"
+    min_labels: int = 2  # fewer leave nothing to learn
     metrics: tuple[str, ...] = ("accuracy", "macro_f1", "matthews", "f1")
     metric: str = "accuracy"
-    labelled: bool = True
+    has_labels: bool = True
 
-    def metrics_of(self, labels: int) -> tuple[str, ...]:
-        """Name what `score` gives; while the labels are not known (0), all that it might."""
+    def metric_names(self, labels: int) -> tuple[str, ...]:
+        """Return the metrics that `score` computes; while the number of labels is unknown (0), all possible ones."""
         return self.metrics if labels in (0, 2) else self.metrics[:-1]
 
-    def right(self, example: Any) -> list[str]:
-        """Return the labels that an example says are right."""
+    def gold_labels(self, example: Any) -> list[str]:
+        """Return the gold labels of an example."""
         return [] if example.label is None else [example.label]
 
-    def weighed(self, counts: Mapping[str, int], rows: int) -> dict[str, float]:
-        """Weigh labels by how rare they are, given how often each is right in how many examples."""
+    def balanced_weights(self, counts: Mapping[str, int], rows: int) -> dict[str, float]:
+        """Return label weights by inverse frequency, given how many of `rows` examples have each label."""
         return balanced(counts)
 
-    def kept(self, example: Any, labels: Labels) -> np.ndarray:
-        """Return what is right as an item holds it: integers."""
-        return np.array([labels.number(name) for name in self.right(example)], np.int32)
+    def encode_label(self, example: Any, labels: Labels) -> np.ndarray:
+        """Return an example's gold labels as the integers that an item holds."""
+        return np.array([labels.number(name) for name in self.gold_labels(example)], np.int32)
 
-    def chosen(self, output: Output) -> np.ndarray:
-        """Return what was answered as an item holds it."""
+    def encode_prediction(self, output: Output) -> np.ndarray:
+        """Return a prediction as the integers that an item holds."""
         return np.array(output[0], np.int32)
 
-    def targets(self, kept: Sequence[np.ndarray], labels: int) -> Tensor:
-        """Join what is right of each text to the loss's targets, a row a text."""
-        return torch.from_numpy(np.concatenate(kept).astype(np.int64))  # (B,)
+    def targets(self, encoded: Sequence[np.ndarray], labels: int) -> Tensor:
+        """Join the encoded labels of the texts into the loss's targets, one row a text."""
+        return torch.from_numpy(np.concatenate(encoded).astype(np.int64))  # (B,)
 
-    def loss(self, scores: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
-        """Sum over the texts how wrong the scores (B, K) are."""
-        return cross_entropy_sum(scores, targets, smoothing, weights)
+    def loss(self, logits: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
+        """Return the loss of the logits (B, K), summed over the texts."""
+        return cross_entropy_sum(logits, targets, smoothing, weights)
 
-    def outputs(self, scores: Tensor, options: Section) -> list[Output]:
-        """Choose by the scores."""
-        likely = scores.softmax(-1)
-        return list(zip(likely.argmax(-1, keepdim=True).tolist(), likely.tolist(), strict=True))
+    def outputs(self, logits: Tensor, options: Section) -> list[Output]:
+        """Return the most probable label of each text, and the probabilities."""
+        probabilities = logits.softmax(-1)
+        return list(zip(probabilities.argmax(-1, keepdim=True).tolist(), probabilities.tolist(), strict=True))
 
     def answer(self, output: Output, labels: Labels) -> Answer:
-        """Name the label chosen, and give the probability of each, the likeliest first."""
-        return {"label": labels.names[output[0][0]], "scores": _scores(output, labels)}
+        """Return the predicted label, and the probability of each, the most probable first."""
+        return {"label": labels.names[output[0][0]], "scores": _ranked_scores(output, labels)}
 
     def names(self, answer: Answer) -> list[str]:
-        """What was answered, in words."""
+        """Return the predicted labels, or the number, as text."""
         return [answer["label"]]
 
     def score(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> dict[str, float]:
-        """Judge labels, by each metric as scikit-learn has it; F1 is that of the second of two."""
-        given, right = [answer["label"] for answer in answers], [example.label or "" for example in examples]
-        found = {
-            "accuracy": exact_match(given, right),
-            "macro_f1": macro_f1(given, right),
-            "matthews": matthews(given, right),
+        """Compute the metrics of labels as in scikit-learn; F1 is that of the second of two labels."""
+        predicted, gold = [answer["label"] for answer in answers], [example.label or "" for example in examples]
+        metrics = {
+            "accuracy": exact_match(predicted, gold),
+            "macro_f1": macro_f1(predicted, gold),
+            "matthews": matthews(predicted, gold),
         }
         if len(labels) == 2:
-            found["f1"] = tally_labels([[one] for one in given], [[one] for one in right], labels)[labels.names[1]].f1
-        return found
+            tallies = tally_labels([[label] for label in predicted], [[label] for label in gold], labels)
+            metrics["f1"] = tallies[labels.names[1]].f1
+        return metrics
 
     def confusion(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> Confusion | None:
-        """Count which label was taken for which."""
+        """Return the confusion matrix."""
         pairs = zip(examples, answers, strict=True)
         return Confusion.of(labels.names, [(example.label or "", answer["label"]) for example, answer in pairs])
 
 
 class MultiLabel(SingleLabel):
-    """Any number of labels a text, each a question of its own: those likelier than a threshold are given."""
+    """Any number of labels a text, each an independent binary decision by a sigmoid and a threshold."""
 
-    label_fields = "labels"
-    fewest = 1
+    label_field = "labels"
+    min_labels = 1
     metrics = ("micro_f1", "macro_f1", "exact_match")
     metric = "micro_f1"
 
-    def metrics_of(self, labels: int) -> tuple[str, ...]:
-        """The same for any number of labels."""
+    def metric_names(self, labels: int) -> tuple[str, ...]:
+        """Return the same metrics for any number of labels."""
         return self.metrics
 
-    def right(self, example: Any) -> list[str]:
-        """All labels, each once."""
+    def gold_labels(self, example: Any) -> list[str]:
+        """Return all labels of an example, without duplicates."""
         return list(dict.fromkeys(example.labels or ()))
 
-    def weighed(self, counts: Mapping[str, int], rows: int) -> dict[str, float]:
-        """Weigh each label against its own absence."""
+    def balanced_weights(self, counts: Mapping[str, int], rows: int) -> dict[str, float]:
+        """Return the weight of each label's positives: the ratio of negatives to positives."""
         return {label: max(rows - count, 1) / count for label, count in counts.items()}
 
-    def targets(self, kept: Sequence[np.ndarray], labels: int) -> Tensor:
-        """Say of each label whether it is right: (B, K)."""
-        known = torch.zeros(len(kept), labels)
-        for row, numbers in zip(known, kept, strict=True):
-            row[numbers.tolist()] = 1
-        return known
+    def targets(self, encoded: Sequence[np.ndarray], labels: int) -> Tensor:
+        """Return a multi-hot row for each text, (B, K)."""
+        multi_hot = torch.zeros(len(encoded), labels)
+        for row, indices in zip(multi_hot, encoded, strict=True):
+            row[indices.tolist()] = 1
+        return multi_hot
 
-    def loss(self, scores: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
-        """Sum over the texts and their questions."""
-        return binary_cross_entropy_sum(scores, targets, smoothing, weights)
+    def loss(self, logits: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
+        """Return the binary cross-entropy, summed over texts and labels."""
+        return binary_cross_entropy_sum(logits, targets, smoothing, weights)
 
-    def outputs(self, scores: Tensor, options: Section) -> list[Output]:
-        """Choose those that are likely enough."""
+    def outputs(self, logits: Tensor, options: Section) -> list[Output]:
+        """Return the labels above the threshold for each text, and the probabilities."""
         assert isinstance(options, Threshold)
-        likely = scores.sigmoid()
-        chosen = [row.nonzero().flatten().tolist() for row in (likely > options.threshold).cpu()]
-        return list(zip(chosen, likely.tolist(), strict=True))
+        probabilities = logits.sigmoid()
+        predicted = [row.nonzero().flatten().tolist() for row in (probabilities > options.threshold).cpu()]
+        return list(zip(predicted, probabilities.tolist(), strict=True))
 
     def answer(self, output: Output, labels: Labels) -> Answer:
-        """Name the labels chosen, and give the probability of each, the likeliest first."""
-        scores = _scores(output, labels)
+        """Return the predicted labels, and the probability of each, the most probable first."""
+        scores = _ranked_scores(output, labels)
         return {"labels": [name for name in scores if labels.number(name) in output[0]], "scores": scores}
 
     def names(self, answer: Answer) -> list[str]:
-        """The labels."""
+        """Return the labels."""
         return list(answer["labels"])
 
     def score(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> dict[str, float]:
-        """Judge sets of labels, by each metric as scikit-learn has it."""
-        given, right = [set(answer["labels"]) for answer in answers], [set(self.right(one)) for one in examples]
-        tallies = tally_labels(given, right, labels).values()
+        """Compute the metrics of label sets as in scikit-learn."""
+        predicted = [set(answer["labels"]) for answer in answers]
+        gold = [set(self.gold_labels(example)) for example in examples]
+        tallies = tally_labels(predicted, gold, labels).values()
         return {
             "micro_f1": sum(tallies, Tally()).f1,
             "macro_f1": mean_f1(tallies),
-            "exact_match": exact_match(given, right),
+            "exact_match": exact_match(predicted, gold),
         }
 
     def confusion(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> Confusion | None:
-        """Several a text have no such table."""
+        """Return None: several labels a text have no confusion matrix."""
         return None
 
 
 class Regression(SingleLabel):
-    """A number a text, such as how alike two sentences are (STS-B): one output, and the squared error."""
+    """A number a text, such as the similarity of two sentences (STS-B): one output, and the squared error."""
 
     Example = RatedExample
     metrics = ("spearman", "pearson")
     metric = "spearman"
-    labelled = False
+    has_labels = False
 
-    def metrics_of(self, labels: int) -> tuple[str, ...]:
-        """There are no labels."""
+    def metric_names(self, labels: int) -> tuple[str, ...]:
+        """Return the correlations: there are no labels."""
         return self.metrics
 
-    def right(self, example: Any) -> list[str]:
-        """The number, in words."""
+    def gold_labels(self, example: Any) -> list[str]:
+        """Return the number as text."""
         return [] if example.label is None else [f"{example.label:g}"]
 
-    def kept(self, example: Any, labels: Labels) -> np.ndarray:
-        """An item holds integers: the bits of the number."""
+    def encode_label(self, example: Any, labels: Labels) -> np.ndarray:
+        """Return the bits of the number, since an item holds integers."""
         return np.array([example.label], np.float32).view(np.int32)
 
-    def chosen(self, output: Output) -> np.ndarray:
-        """The bits of the number answered."""
+    def encode_prediction(self, output: Output) -> np.ndarray:
+        """Return the bits of the predicted number."""
         return np.array(output[1], np.float32).view(np.int32)
 
-    def targets(self, kept: Sequence[np.ndarray], labels: int) -> Tensor:
-        """The numbers, (B,)."""
-        return torch.from_numpy(np.concatenate(kept).astype(np.int32, copy=False).view(np.float32).copy())
+    def targets(self, encoded: Sequence[np.ndarray], labels: int) -> Tensor:
+        """Return the numbers, (B,)."""
+        return torch.from_numpy(np.concatenate(encoded).astype(np.int32, copy=False).view(np.float32).copy())
 
-    def loss(self, scores: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
-        """Sum the squared error over the texts."""
-        return squared_error_sum(scores[:, 0], targets)
+    def loss(self, logits: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
+        """Return the squared error, summed over the texts."""
+        return squared_error_sum(logits[:, 0], targets)
 
-    def outputs(self, scores: Tensor, options: Section) -> list[Output]:
-        """The number is the score."""
-        return [([], row) for row in scores.tolist()]
+    def outputs(self, logits: Tensor, options: Section) -> list[Output]:
+        """Return the output layer's value as the number."""
+        return [([], row) for row in logits.tolist()]
 
     def answer(self, output: Output, labels: Labels) -> Answer:
-        """Give the number."""
+        """Return the number."""
         return {"score": round(output[1][0], 6)}
 
     def names(self, answer: Answer) -> list[str]:
-        """The number."""
+        """Return the number as text."""
         return [json.dumps(answer["score"])]
 
     def score(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> dict[str, float]:
-        """Correlate the numbers, as scipy does."""
-        given, right = [answer["score"] for answer in answers], [example.label for example in examples]
-        return {"spearman": spearman(given, right), "pearson": pearson(given, right)}
+        """Compute the correlations as in scipy."""
+        predicted, gold = [answer["score"] for answer in answers], [example.label for example in examples]
+        return {"spearman": spearman(predicted, gold), "pearson": pearson(predicted, gold)}
 
     def confusion(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> Confusion | None:
-        """Numbers have no such table."""
+        """Return None: numbers have no confusion matrix."""
         return None
 
 
-def _scores(output: Output, labels: Labels) -> dict[str, float]:
-    likely = output[1]
-    order = sorted(range(len(likely)), key=lambda number: -likely[number])
-    return {labels.names[number]: round(likely[number], 6) for number in order}
+def _ranked_scores(output: Output, labels: Labels) -> dict[str, float]:
+    probabilities = output[1]
+    order = sorted(range(len(probabilities)), key=lambda index: -probabilities[index])
+    return {labels.names[index]: round(probabilities[index], 6) for index in order}

@@ -1,13 +1,13 @@
-"""The head of `span`: where an answer starts and where it ends, and the best of all spans.
+"""Span prediction head: start and end logits for extractive question answering, and the search for the best spans.
 
-Devlin et al. 2019, section 4.2: S and E are two vectors, T_i the state of token i, C that of [CLS],
+Devlin et al. 2019, section 4.2: S and E are two vectors, T_i the hidden state of token i, C that of [CLS],
 
     p_start(i) = exp(S · T_i) / Σ_j exp(S · T_j)             over the window's passage and C, which means no answer here
     score(i, j) = S · T_i + E · T_j                          of the span from i to j ≥ i
     null        = S · C + E · C                              (section 4.3)
 
-The loss is the mean of -log p of the right start and of the right end. Departure: the paper's code lets the softmax run
-over the question and its marks, too, which no answer can be.
+The loss is the mean of -log p of the gold start and of the gold end. Departure: in the paper's code the softmax
+includes the question and its special tokens, where no answer can be.
 """
 
 import math
@@ -28,11 +28,11 @@ from weft.nn.layers.segment_ops import LOWEST, segment_logsumexp
 from weft.tasks.base import IGNORE_INDEX, Batch, Head, Sums
 from weft.tokens import Tokens
 
-START, END = 1, 2  # a token's target: 0, or a sum of these; UNREAD where no answer can be
+START, END = 1, 2  # a token's target: 0, or a sum of these; IGNORE_INDEX where no answer can be
 
 
 class SpanOptions(Section):
-    """What a call may set: how many candidates it gives, and how far no answer must score above the best.
+    """The options of a call: the number of candidates, and by how much "no answer" must outscore the best span.
 
     Without a threshold there is always an answer.
     """
@@ -42,16 +42,16 @@ class SpanOptions(Section):
 
 
 class Window(NamedTuple):
-    """What a head must know of a window to answer from it."""
+    """The position of a window's passage in its sequence, and the character offsets of its tokens."""
 
-    first: int  # where, in its sequence, the passage begins
-    own: tuple[int, int]  # the tokens, counted from there, at which its answers start: each is some one window's own
-    offsets: np.ndarray  # (P, 2) the characters of the passage that each token stands for
+    first: int  # the position in the sequence where the passage begins
+    own: tuple[int, int]  # the passage tokens, first and stop, where its spans may start: each is in one window only
+    offsets: np.ndarray  # (P, 2) the characters of the passage that each token covers
 
 
 @dataclass(frozen=True)
 class SpanBatch(Batch):
-    """A batch with what questions need beside their tokens; on the CPU."""
+    """A batch with the windows of its sequences, on the CPU; none where there are targets."""
 
     windows: Sequence[Window] = ()
 
@@ -67,17 +67,17 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a window has to offer."""
+class WindowOutput:
+    """The best spans of a window, the log-sum of all its spans' scores, and the score of no answer."""
 
-    spans: list[Candidate]  # the best ones, the best first
+    spans: list[Candidate]  # the best first
     total: float  # log Σ exp(score) over all of its spans
     null: float
     options: SpanOptions
 
 
 class SpanHead(Head):
-    """One linear layer on what an encoder gives for each token: a score to start and one to end."""
+    """One linear layer on the hidden state of each token: a start logit and an end logit."""
 
     def __init__(self, body: Any, layers: Any, dropout: float, longest: int) -> None:
         super().__init__(body)
@@ -89,67 +89,67 @@ class SpanHead(Head):
         self._longest = longest
 
     def scores(self, tokens: Tokens) -> Tensor:
-        """Score each token as the start and as the end of an answer, (N, 2), in float32 at least."""
+        """Return the start and end logits of each token, (N, 2), in float32 or wider."""
         encoded = self.body.encode(tokens) if self.mix is None else self.body.encode(tokens, self._layers)
-        states = encoded[0] if self.mix is None else self.mix(encoded)
-        found: Tensor = self.output(self.dropout(states))
-        return found if found.dtype.itemsize >= 4 else found.float()
+        hidden = encoded[0] if self.mix is None else self.mix(encoded)
+        logits: Tensor = self.output(self.dropout(hidden))
+        return logits if logits.dtype.itemsize >= 4 else logits.float()
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
-        """Sum -log p of the right starts and ends over the windows."""
+        """Return the loss, summed over the windows: the mean of -log p of the gold start and of the gold end."""
         assert batch.targets is not None
-        scores, targets, rows = self.scores(batch.tokens), batch.targets, rows_of(batch.tokens)
-        closed = targets == IGNORE_INDEX
+        logits, targets, rows = self.scores(batch.tokens), batch.targets, rows_of(batch.tokens)
+        ignored = targets == IGNORE_INDEX
         sums = [
-            _loss(score.masked_fill(closed, LOWEST), ~closed & ((targets & mark) > 0), rows, len(batch.tokens))
-            for score, mark in zip(scores.unbind(1), (START, END), strict=True)
+            _loss(column.masked_fill(ignored, LOWEST), ~ignored & ((targets & bit) > 0), rows, len(batch.tokens))
+            for column, bit in zip(logits.unbind(1), (START, END), strict=True)
         ]
         return {"windows": (sums[0] + sums[1]) / 2}, None
 
     def flops(self, batch: Batch) -> int:
-        """Count the body's, and two scores a token."""
+        """Return the FLOPs of the body, and of two logits a token."""
         return super().flops(batch) + 2 * matrix_numbers(self.output) * batch.size
 
-    def predict(self, batch: Batch, options: Section) -> list[Found]:
-        """Find the best spans of each window."""
+    def predict(self, batch: Batch, options: Section) -> list[WindowOutput]:
+        """Return the best spans of each window."""
         assert isinstance(batch, SpanBatch)
         assert isinstance(options, SpanOptions)
-        scores = self.scores(batch.tokens).double().cpu()
-        each = zip(batch.tokens.split(scores), batch.windows, strict=True)
-        return [best_spans(one.numpy(), window, self._longest, options) for one, window in each]
+        logits = self.scores(batch.tokens).double().cpu()
+        windows = zip(batch.tokens.split(logits), batch.windows, strict=True)
+        return [best_spans(window_logits.numpy(), window, self._longest, options) for window_logits, window in windows]
 
 
-def _loss(scores: Tensor, right: Tensor, rows: Tensor, count: int) -> Tensor:
-    """Sum log Σ exp - score over the sequences that have a right token; those that only fill a batch up have none."""
-    taught = rows.new_zeros(count).index_add(0, rows, right.to(rows.dtype)) > 0
-    totals = segment_logsumexp(scores, rows, count)
-    return torch.where(taught, totals, 0).sum() - torch.where(right, scores, 0).sum()
+def _loss(logits: Tensor, gold: Tensor, rows: Tensor, count: int) -> Tensor:
+    """Sum log Σ exp(logits) - logits[gold] over the sequences that have a gold token; padding has none."""
+    has_gold = rows.new_zeros(count).index_add(0, rows, gold.to(rows.dtype)) > 0
+    log_totals = segment_logsumexp(logits, rows, count)
+    return torch.where(has_gold, log_totals, 0).sum() - torch.where(gold, logits, 0).sum()
 
 
-def best_spans(scores: np.ndarray, window: Window, longest: int, options: SpanOptions) -> Found:
-    """Rank all spans that are the window's own, of at most so many tokens and with text at both ends."""
+def best_spans(logits: np.ndarray, window: Window, longest: int, options: SpanOptions) -> WindowOutput:
+    """Return the best spans of up to `longest` tokens, from the window's own tokens, with text at both ends."""
     first, (low, high), offsets = window
-    begins, ends = offsets[:, 0], offsets[:, 1]
-    inside, null = scores[first : first + len(offsets)], float(scores[0].sum())
-    places = np.arange(len(offsets))
-    written = begins < ends
-    starts = np.where(written & (low <= places) & (places < high), inside[:, 0], -np.inf)
-    stops = np.concatenate([np.where(written, inside[:, 1], -np.inf), np.full(longest, -np.inf)])
-    table = starts[:, None] + np.lib.stride_tricks.sliding_window_view(stops, longest)[: len(places)]  # (P, longest)
-    flat = table.ravel()
-    some = min(options.top, len(flat))
-    order = np.argpartition(-flat, some - 1)[:some] if some else np.zeros(0, int)
-    order = order[np.lexsort((order, -flat[order]))]  # of equals, the first
-    found = [(float(flat[one]), *divmod(int(one), longest)) for one in order if flat[one] > -np.inf]
+    char_starts, char_ends = offsets[:, 0], offsets[:, 1]
+    inside, null = logits[first : first + len(offsets)], float(logits[0].sum())
+    positions = np.arange(len(offsets))
+    has_text = char_starts < char_ends
+    start_scores = np.where(has_text & (low <= positions) & (positions < high), inside[:, 0], -np.inf)
+    end_scores = np.concatenate([np.where(has_text, inside[:, 1], -np.inf), np.full(longest, -np.inf)])
+    ends_ahead = np.lib.stride_tricks.sliding_window_view(end_scores, longest)  # (P + 1, longest)
+    flat = (start_scores[:, None] + ends_ahead[: len(positions)]).ravel()  # of (P, longest)
+    count = min(options.top, len(flat))
+    order = np.argpartition(-flat, count - 1)[:count] if count else np.zeros(0, int)
+    order = order[np.lexsort((order, -flat[order]))]  # ties in order of position
+    ranked = [(float(flat[index]), *divmod(int(index), longest)) for index in order if flat[index] > -np.inf]
     spans = [
-        Candidate(score, int(begins[at]), int(ends[at + more]), first + at, first + at + more)
-        for score, at, more in found
+        Candidate(score, int(char_starts[at]), int(char_ends[at + extra]), first + at, first + at + extra)
+        for score, at, extra in ranked
     ]
-    return Found(spans, total_score(flat), null, options)
+    return WindowOutput(spans, logsumexp(flat), null, options)
 
 
-def total_score(scores: np.ndarray | Sequence[float]) -> float:
-    """Return log Σ exp; -inf where there is nothing."""
-    many = np.asarray(scores, np.float64)
-    peak = float(many.max(initial=-np.inf))
-    return peak + math.log(float(np.exp(many - peak).sum())) if peak > -np.inf else peak
+def logsumexp(scores: np.ndarray | Sequence[float]) -> float:
+    """Return log Σ exp(scores); -inf where there are none."""
+    values = np.asarray(scores, np.float64)
+    peak = float(values.max(initial=-np.inf))
+    return peak + math.log(float(np.exp(values - peak).sum())) if peak > -np.inf else peak

@@ -1,9 +1,8 @@
-"""Extractive question answering: the stretch of a passage that answers a question, by any model that encodes.
+"""Extractive question answering: the span of a passage that answers a question, by any encoder.
 
-The model reads `bos question eos passage eos`. A passage that is too long for that is read in windows that overlap
-(Devlin et al. 2019, section 4.2 and the code that goes with it); the best span of all of them is the answer, the
-passage's own text by its characters. A window that does not hold the answer is taught to point at bos, and so is the
-whole passage of a question that has no answer (SQuAD 2.0).
+The model reads `bos question eos passage eos`. A longer passage is split into overlapping windows (Devlin et al. 2019,
+section 4.2 and its code); the best span over all windows is the answer, as characters of the passage. The target of a
+window that does not contain the answer is bos, and so is that of every window of an unanswerable question (SQuAD 2.0).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,9 +21,9 @@ from weft.models.base import Role
 from weft.tasks import base
 from weft.tasks.base import IGNORE_INDEX, Answer, Batch, Item
 from weft.tasks.label_task import Layers
-from weft.tasks.qa.head import END, START, Candidate, Found, SpanBatch, SpanHead, SpanOptions, Window, total_score
-from weft.tasks.qa.metrics import best_threshold, judge_answer, mean_scores
-from weft.tasks.qa.windows import Cut, cut_windows
+from weft.tasks.qa.head import END, START, Candidate, SpanBatch, SpanHead, SpanOptions, Window, WindowOutput, logsumexp
+from weft.tasks.qa.metrics import best_threshold, mean_scores, score_answer
+from weft.tasks.qa.windows import PassageWindow, cut_windows
 from weft.tokenization.trainable import Encoding, Tokenizer
 from weft.tokens import Tokens, spell
 
@@ -32,47 +31,47 @@ _UNANSWERABLE = ("answerable_exact_match", "answerable_f1", "unanswerable", "bes
 
 
 class SpanConfig(Named):
-    """How a passage is cut into windows, how long questions and answers are, and when there is no answer."""
+    """The windows of a passage, the lengths of questions and answers, and the threshold of no answer."""
 
-    stride: int = Field(128, ge=1)  # tokens from the start of a window to that of the next, at most
+    stride: int = Field(128, ge=1)  # maximum number of tokens between the starts of two windows
     longest_question: int = Field(64, ge=1)  # tokens
     longest_answer: int = Field(30, ge=1)  # tokens
-    unanswerable: bool | None = None  # whether questions may have no answer; None: if some of the training data have
-    null_threshold: float = 0.0  # in that case, how far no answer must score above the best span
-    dropout: float = Field(0.0, ge=0, lt=1)  # on what the body gives to the head
-    layers: Layers = "last"  # of the body: mix is all of them, a list those named
+    unanswerable: bool | None = None  # whether questions may have no answer; None: as in the training data
+    null_threshold: float = 0.0  # in that case, by how much no answer must outscore the best span
+    dropout: float = Field(0.0, ge=0, lt=1)  # on the body's output
+    layers: Layers = "last"  # of the body: mix is a weighted sum of all of them, a list of those named
 
 
 class SpanExample(base.Example):
-    """A question, a passage, and for training and evaluation the right answers: none, if it has no answer there."""
+    """A question, a passage, and for training and evaluation the gold answers: [] for an unanswerable question."""
 
     question: str
     passage: str
     answers: list[str] | None = None
-    starts: list[int] | None = None  # where each begins, in characters; without them, where it first stands
+    starts: list[int] | None = None  # the first character of each answer; None: of its first occurrence
     id: str | int | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _nested(cls, row: Any) -> Any:
-        """Take answers as `datasets` has them, too: {"text": […], "answer_start": […]}."""
-        told = row.get("answers") if isinstance(row, dict) else None
-        if not isinstance(told, dict) or told.keys() != {"text", "answer_start"}:
+    def _flatten_answers(cls, row: Any) -> Any:
+        """Accept answers as in `datasets`, too: {"text": […], "answer_start": […]}."""
+        answers = row.get("answers") if isinstance(row, dict) else None
+        if not isinstance(answers, dict) or answers.keys() != {"text", "answer_start"}:
             return row
-        return {**row, "answers": told["text"], "starts": told["answer_start"]}
+        return {**row, "answers": answers["text"], "starts": answers["answer_start"]}
 
     @model_validator(mode="after")
-    def _is_there(self) -> "SpanExample":
+    def _check_starts(self) -> "SpanExample":
         if self.starts is not None and len(self.starts) != len(self.answers or ()):
             raise ValueError(f"must have a start an answer, and has {len(self.starts)} for {len(self.answers or ())}")
         for answer, start in zip(self.answers or (), self.starts or (), strict=False):
             if start < 0 or self.passage[start : start + len(answer)] != answer:
-                near = self.passage[max(start, 0) : max(start, 0) + len(answer)]
-                raise ValueError(f"at {start} of the passage stands {near[:40]!r}, not {answer[:40]!r}; count from 0")
+                text = self.passage[max(start, 0) : max(start, 0) + len(answer)]
+                raise ValueError(f"at {start} of the passage stands {text[:40]!r}, not {answer[:40]!r}; count from 0")
         return self
 
-    def label_fields(self) -> tuple[int, int] | None:
-        """Return the characters of the first answer; None if there is no answer."""
+    def answer_span(self) -> tuple[int, int] | None:
+        """Return the characters of the first answer, start and end; None for an unanswerable question."""
         if not self.answers:
             return None
         answer = self.answers[0]
@@ -84,10 +83,10 @@ class SpanExample(base.Example):
 
 
 class Span(base.Task):
-    """Items are (bos question eos passage eos; where the passage begins, its size, and which tokens are its own).
+    """Items are (bos question eos passage eos; the passage's start, length and own tokens; gold; offsets).
 
-    Then come, of a question to learn from, where the answer starts and ends; of one to answer, the characters of each
-    token; and the spelling, if the model asks for it.
+    gold: where the answer starts and ends, empty for prediction. offsets: the characters of each passage token, empty
+    for training. Then the characters of the tokens, if the model reads them.
     """
 
     Config: ClassVar[type[Named]] = SpanConfig
@@ -102,7 +101,7 @@ class Span(base.Task):
     config: SpanConfig
 
     def check(self, run: Run) -> None:
-        """A window must have room for a passage beside the question."""
+        """Raise an error for a `longest` that leaves no room for a passage beside the question."""
         if run.data.longest <= self.config.longest_question:
             raise ConfigError(
                 f"data.longest: {run.data.longest} tokens, question and passage, leave no room for a passage beside a "
@@ -110,25 +109,26 @@ class Span(base.Task):
             )
 
     def resolve_config(self, examples: Iterable[Any]) -> Named:
-        """Say whether there may be no answer: if that is so of a question in the data."""
+        """Return the configuration with `unanswerable` set: whether some question in the data has no answer."""
         if self.config.unanswerable is not None:
             return self.config
         return self.config.model_copy(update={"unanswerable": any(not example.answers for example in examples)})
 
     def texts(self, example: SpanExample) -> tuple[list[str], list[str]]:
-        """Both texts train the one tokenizer."""
+        """Return both texts: they share one tokenizer."""
         return [example.question, example.passage], []
 
     def encode(self, example: SpanExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
-        """Encode one question, in as many windows as it takes."""
+        """Encode one question, in as many windows as its passage needs."""
         return self.encode_batch([example], tokenizer, limit)[0]
 
     def encode_batch(
         self, examples: Sequence[SpanExample], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[list[Item]]:
-        """Encode many; a passage that several ask about is cut into tokens once."""
-        passages = {text: _read(text, tokenizer) for text in dict.fromkeys(one.passage for one in examples)}
-        return [list(self._items(one, *passages[one.passage], tokenizer, limit)) for one in examples]
+        """Encode many questions; a passage of several is tokenized once."""
+        distinct = dict.fromkeys(example.passage for example in examples)
+        passages = {text: _tokenize(text, tokenizer) for text in distinct}
+        return [list(self._items(example, *passages[example.passage], tokenizer, limit)) for example in examples]
 
     def _items(
         self,
@@ -138,54 +138,56 @@ class Span(base.Task):
         tokenizer: Tokenizer,
         limit: TruncationPolicy,
     ) -> Iterator[Item]:
-        question = self._question(example, tokenizer, limit)
-        right = None if example.answers is None else self._right(example, offsets, limit)
-        begin, before, after = [tokenizer.specials.bos], tokenizer.between, [tokenizer.specials.eos]
-        first = 1 + len(question.ids) + len(before)
-        for cut in self._cuts(len(question.ids), len(passage.ids), limit):
-            inside = slice(cut.start, cut.stop)
-            ids = [*begin, *question.ids, *before, *passage.ids[inside], *after]
-            shape = first, cut.stop - cut.start, cut.low - cut.start, cut.high - cut.start
-            gold = () if example.answers is None else _placed(right, cut, first)
-            places = () if example.answers is not None else offsets[inside].ravel()
-            item: Item = tuple(np.array(part, np.int32) for part in (ids, shape, gold, places))
+        question = self._encode_question(example, tokenizer, limit)
+        answer = None if example.answers is None else self._answer_tokens(example, offsets, limit)
+        bos, between, eos = [tokenizer.specials.bos], tokenizer.between, [tokenizer.specials.eos]
+        first = 1 + len(question.ids) + len(between)
+        for window in self._windows(len(question.ids), len(passage.ids), limit):
+            span = slice(window.start, window.stop)
+            ids = [*bos, *question.ids, *between, *passage.ids[span], *eos]
+            shape = first, window.stop - window.start, window.low - window.start, window.high - window.start
+            gold = () if example.answers is None else _gold_positions(answer, window, first)
+            char_offsets = () if example.answers is not None else offsets[span].ravel()
+            item: Item = tuple(np.array(array, np.int32) for array in (ids, shape, gold, char_offsets))
             if self.uses_chars:
-                words = [_word(example.question, one) for one in question.offsets]
-                inner = [_word(example.passage, one) for one in passage.offsets[inside]]
-                item = (*item, spell(["", *words, *("" for _ in before), *inner, ""]))
+                words = [_surface(example.question, offset) for offset in question.offsets]
+                passage_words = [_surface(example.passage, offset) for offset in passage.offsets[span]]
+                item = (*item, spell(["", *words, *("" for _ in between), *passage_words, ""]))
             yield item
 
-    def _question(self, example: SpanExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> Encoding:
-        found, most = tokenizer.encode(example.question), self.config.longest_question
-        if len(found.ids) <= most:
-            return found
+    def _encode_question(self, example: SpanExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> Encoding:
+        question, most = tokenizer.encode(example.question), self.config.longest_question
+        if len(question.ids) <= most:
+            return question
         if limit.policy == "error":
             raise DataError(
-                f"the question has {len(found.ids):,} tokens, task.longest_question is {most}; raise it, or have such "
-                "cut, by any data.too_long but error"
+                f"the question has {len(question.ids):,} tokens, task.longest_question is {most}; raise it, or have "
+                "such cut, by any data.too_long but error"
             )
         limit.note("cut", "question", f"to task.longest_question={most} tokens")
-        return Encoding(found.ids[:most], found.offsets[:most], found.tokens[:most])
+        return Encoding(question.ids[:most], question.offsets[:most], question.tokens[:most])
 
-    def _cuts(self, question: int, passage: int, limit: TruncationPolicy) -> list[Cut]:
-        fits = limit.apply(range(question + passage))  # counts what is too long, or refuses it
+    def _windows(self, question: int, passage: int, limit: TruncationPolicy) -> list[PassageWindow]:
+        fits = limit.apply(range(question + passage))  # counts sequences that are too long, or raises an error
         room = limit.longest - question
         if limit.policy == "window" or question + passage <= limit.longest:
             return cut_windows(passage, max(room, 1), self.config.stride, self.config.longest_answer)
-        return [Cut(0, room, 0, room)] if fits else []
+        return [PassageWindow(0, room, 0, room)] if fits else []
 
-    def _right(self, example: SpanExample, offsets: np.ndarray, limit: TruncationPolicy) -> tuple[int, int] | None:
-        """Return the first and last token of the answer; what tokens make of it is counted."""
-        taught = example.label_fields()
-        if taught is None:
+    def _answer_tokens(
+        self, example: SpanExample, offsets: np.ndarray, limit: TruncationPolicy
+    ) -> tuple[int, int] | None:
+        """Return the first and last token of the answer; note where tokens do not match it exactly."""
+        characters = example.answer_span()
+        if characters is None:
             return None
-        start, end = taught
-        written = offsets[:, 0] < offsets[:, 1]
-        held = np.flatnonzero(written & (offsets[:, 1] > start) & (offsets[:, 0] < end))
-        if not len(held):
+        start, end = characters
+        has_text = offsets[:, 0] < offsets[:, 1]
+        tokens = np.flatnonzero(has_text & (offsets[:, 1] > start) & (offsets[:, 0] < end))
+        if not len(tokens):
             limit.note("taught", "question", "to have no answer, since the tokenizer leaves nothing of it")
             return None
-        first, last = int(held[0]), int(held[-1])
+        first, last = int(tokens[0]), int(tokens[-1])
         if (int(offsets[first, 0]), int(offsets[last, 1])) != (start, end):
             limit.note("taught", "answer", "with the whole of the tokens at either end")
         if last - first >= self.config.longest_answer:
@@ -194,18 +196,18 @@ class Span(base.Task):
 
     @property
     def num_special_tokens(self) -> int:
-        """One before the texts, one after them, and what stands between."""
+        """One before the texts, one after them, and those between."""
         return 2 + len(self.tokenizer.between)
 
     def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
-        """An item brings one sequence; texts that are spelt out have no one shape."""
+        """Return the length of each window's sequence; None with characters, which have no static shape."""
         return None if self.uses_chars else data.sizes[None]
 
     def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
-        """Join windows; there are targets, one a token, where all answers are known."""
+        """Join windows into a batch; it has targets, one a token, where all answers are known."""
         tokens = Tokens.pack([item[0] for item in items])
-        kinds = np.concatenate([np.arange(len(item[0])) >= item[1][0] for item in items])
-        tokens = replace(tokens, segments=torch.from_numpy(kinds.astype(np.int64)))
+        segments = np.concatenate([np.arange(len(item[0])) >= item[1][0] for item in items])
+        tokens = replace(tokens, segments=torch.from_numpy(segments.astype(np.int64)))
         if self.uses_chars:
             tokens = tokens.spelt([item[4] for item in items])
         known = all(len(item[2]) for item in items)
@@ -214,106 +216,115 @@ class Span(base.Task):
         return SpanBatch(tokens, targets, {"windows": len(items)}, windows=windows)
 
     def head(self, model: Any) -> SpanHead:
-        """Put the two scores on a body."""
+        """Return the body with a linear layer for start and end."""
         return SpanHead(model, self.config.layers, self.config.dropout, self.config.longest_answer)
 
     def options(self) -> SpanOptions:
-        """The recipe's threshold, where there may be no answer."""
+        """Return the recipe's threshold, where there may be no answer."""
         return SpanOptions(null_threshold=self.config.null_threshold if self.config.unanswerable else None)
 
-    def answer(self, example: SpanExample, outputs: list[Found]) -> Answer:
-        """Give the best span of all windows, or none; its score is its share of all that could be answered."""
-        options, null = outputs[0].options, min(found.null for found in outputs)
+    def answer(self, example: SpanExample, outputs: list[WindowOutput]) -> Answer:
+        """Return the best span over all windows, or none; its score is its softmax over all spans, and no answer."""
+        options, null = outputs[0].options, min(output.null for output in outputs)
         threshold = options.null_threshold
-        total = total_score([*(found.total for found in outputs), *([] if threshold is None else [null])])
-        spans = _ranked(outputs)
-        ranked = [_candidate(example.passage, span, total) for span in spans]
-        nothing = {"answer": "", "start": None, "end": None, "score": 0.0 if threshold is None else _share(null, total)}
-        over = round(null - spans[0].score, 6) if spans else None  # how far no answer scores above the best
-        refused = over is None or (threshold is not None and over > threshold)
-        answer = dict(nothing if refused else ranked[0])
+        total = logsumexp([*(output.total for output in outputs), *([] if threshold is None else [null])])
+        spans = _rank_spans(outputs)
+        ranked = [_span_answer(example.passage, span, total) for span in spans]
+        no_answer = {
+            "answer": "",
+            "start": None,
+            "end": None,
+            "score": 0.0 if threshold is None else _probability(null, total),
+        }
+        margin = round(null - spans[0].score, 6) if spans else None  # by how much no answer outscores the best span
+        is_null = margin is None or (threshold is not None and margin > threshold)
+        answer = dict(no_answer if is_null else ranked[0])
         if threshold is not None:
-            answer |= {"null": over, "best": ranked[0]["answer"] if ranked else ""}
+            answer |= {"null": margin, "best": ranked[0]["answer"] if ranked else ""}
         if options.top > 1:
-            pool = ranked if threshold is None else sorted([*ranked, nothing], key=lambda one: -one["score"])
+            pool = (
+                ranked if threshold is None else sorted([*ranked, no_answer], key=lambda candidate: -candidate["score"])
+            )
             answer["candidates"] = pool[: options.top]
         return answer
 
     def line(self, answer: Answer) -> str:
-        """The answer's text."""
+        """Return the answer's text."""
         return " ".join(str(answer["answer"]).split())
 
     def preview(self, example: SpanExample) -> tuple[str, str]:
-        """The question, and its first answer."""
+        """Return the question, and its first answer."""
         return example.question, (example.answers or [""])[0]
 
     def unavailable_metric(self, metric: str, examples: Sequence[SpanExample]) -> str:
-        """Some are of questions that may have no answer."""
+        """Return why metrics of unanswerable questions are missing: the examples have none."""
         if metric in _UNANSWERABLE and all(example.answers for example in examples):
             return "every question has an answer there"
         return ""
 
     def score(self, answers: Sequence[Answer], examples: Sequence[SpanExample]) -> dict[str, float]:
-        """Exact match and F1 as SQuAD's script has them; where questions have no answer, that of SQuAD 2.0."""
-        right, texts = [example.answers or [] for example in examples], [str(answer["answer"]) for answer in answers]
-        hard = not all(right)
-        judged = [judge_answer(text, one, hard) for text, one in zip(texts, right, strict=True)]
-        found = mean_scores(judged)
-        if not hard:
-            return found
-        some = [one for one, is_there in zip(judged, right, strict=True) if is_there]
-        none = [one for one, is_there in zip(judged, right, strict=True) if not is_there]
-        found |= mean_scores(some, "answerable_") | {"unanswerable": mean_scores(none)["exact_match"]}
-        return found | (self._best(answers, right) if all("null" in answer for answer in answers) else {})
+        """Compute exact match and F1 as in SQuAD's script; with unanswerable questions, as in SQuAD 2.0's."""
+        gold, texts = [example.answers or [] for example in examples], [str(answer["answer"]) for answer in answers]
+        has_unanswerable = not all(gold)
+        scores = [
+            score_answer(text, references, has_unanswerable) for text, references in zip(texts, gold, strict=True)
+        ]
+        metrics = mean_scores(scores)
+        if not has_unanswerable:
+            return metrics
+        answerable = [score for score, references in zip(scores, gold, strict=True) if references]
+        unanswerable = [score for score, references in zip(scores, gold, strict=True) if not references]
+        metrics |= mean_scores(answerable, "answerable_") | {"unanswerable": mean_scores(unanswerable)["exact_match"]}
+        return metrics | (self._threshold_metrics(answers, gold) if all("null" in answer for answer in answers) else {})
 
-    def _best(self, answers: Sequence[Answer], right: Sequence[Sequence[str]]) -> dict[str, float]:
-        """Say what the best threshold would give, and which it is for F1."""
-        judged = [judge_answer(str(one["best"]), there, True) for one, there in zip(answers, right, strict=True)]
+    def _threshold_metrics(self, answers: Sequence[Answer], gold: Sequence[Sequence[str]]) -> dict[str, float]:
+        """Return exact match and F1 at their best thresholds, and the threshold that is best for F1."""
+        scores = [score_answer(str(answer["best"]), texts, True) for answer, texts in zip(answers, gold, strict=True)]
         nulls = [float("inf") if answer["null"] is None else answer["null"] for answer in answers]
-        there = list(map(bool, right))
-        exact, _ = best_threshold([one.exact for one in judged], nulls, there)
-        f1, threshold = best_threshold([one.f1 for one in judged], nulls, there)
+        answerable = list(map(bool, gold))
+        exact, _ = best_threshold([score.exact for score in scores], nulls, answerable)
+        f1, threshold = best_threshold([score.f1 for score in scores], nulls, answerable)
         return {"best_exact_match": exact, "best_f1": f1, "best_threshold": threshold}
 
-    def teacher_forced(self, items: list[Item], outputs: list[Found]) -> tuple[list[str], list[str], Batch]:
-        """Read a question with the answer chosen for it, as if it were right."""
+    def teacher_forced(self, items: list[Item], outputs: list[WindowOutput]) -> tuple[list[str], list[str], Batch]:
+        """Return the tokens, those of the predicted answer, and the batch with this answer as the target."""
         (ids, shape, _, *rest), spans = items[0], outputs[0].spans
-        chosen = np.array(spans[0][3:] if spans else (0, 0), np.int32)
+        predicted = np.array(spans[0][3:] if spans else (0, 0), np.int32)
         names = [self.tokenizer.token(int(id)) for id in ids]
-        batch = self.collate([(ids, shape, chosen, *rest)], np.random.default_rng(0))
-        return names, names[chosen[0] : chosen[1] + 1], batch
+        batch = self.collate([(ids, shape, predicted, *rest)], np.random.default_rng(0))
+        return names, names[predicted[0] : predicted[1] + 1], batch
 
 
-def _read(text: str, tokenizer: Tokenizer) -> tuple[Encoding, np.ndarray]:
-    """Cut a text into tokens; say which characters each stands for, (P, 2), without spaces around them, if any are."""
+def _tokenize(text: str, tokenizer: Tokenizer) -> tuple[Encoding, np.ndarray]:
+    """Return a text's tokens and the characters that each covers, (P, 2), without surrounding spaces."""
     encoding = tokenizer.encode(text)
-    found = np.zeros((len(encoding.offsets), 2), np.int32)
-    for row, (start, end) in zip(found, encoding.offsets, strict=True):
-        piece = text[start:end]
-        lead = len(piece) - len(piece.lstrip())
-        row[:] = start + lead, start + max(lead, len(piece.rstrip()))
-    return encoding, found
+    offsets = np.zeros((len(encoding.offsets), 2), np.int32)
+    for row, (start, end) in zip(offsets, encoding.offsets, strict=True):
+        surface = text[start:end]
+        lead = len(surface) - len(surface.lstrip())
+        row[:] = start + lead, start + max(lead, len(surface.rstrip()))
+    return encoding, offsets
 
 
-def _word(text: str, place: tuple[int, int]) -> str:
-    return text[slice(*place)].strip()
+def _surface(text: str, offset: tuple[int, int]) -> str:
+    return text[slice(*offset)].strip()
 
 
-def _placed(right: tuple[int, int] | None, cut: Cut, first: int) -> tuple[int, int]:
-    """Say where in a window's sequence the answer is; at bos, if it is not whole in it."""
-    if right is None or right[0] < cut.start or right[1] >= cut.stop:
+def _gold_positions(answer: tuple[int, int] | None, window: PassageWindow, first: int) -> tuple[int, int]:
+    """Return the answer's first and last position in a window's sequence; those of bos, if it is not whole in it."""
+    if answer is None or answer[0] < window.start or answer[1] >= window.stop:
         return 0, 0
-    return right[0] - cut.start + first, right[1] - cut.start + first
+    return answer[0] - window.start + first, answer[1] - window.start + first
 
 
 def _targets(item: Item) -> np.ndarray:
-    """Say of each token whether the answer starts or ends there; bos and the passage are where it can."""
+    """Return each token's target: START, END, their sum, or 0; IGNORE_INDEX outside bos and the passage."""
     first, size = item[1][:2].tolist()
-    found = np.full(len(item[0]), IGNORE_INDEX, np.int64)
-    found[0] = found[first : first + size] = 0
-    found[item[2][0]] += START
-    found[item[2][1]] += END
-    return found
+    targets = np.full(len(item[0]), IGNORE_INDEX, np.int64)
+    targets[0] = targets[first : first + size] = 0
+    targets[item[2][0]] += START
+    targets[item[2][1]] += END
+    return targets
 
 
 def _window(item: Item) -> Window:
@@ -321,17 +332,17 @@ def _window(item: Item) -> Window:
     return Window(first, (low, high), item[3].reshape(-1, 2))
 
 
-def _ranked(outputs: Iterable[Found]) -> list[Candidate]:
-    """Rank the spans of all windows, the best first; bytes of one character are one place, which counts once."""
-    spans = sorted((span for found in outputs for span in found.spans), key=lambda span: -span.score)
-    places = {(span.start, span.end): span for span in reversed(spans)}
-    return [places[place] for place in dict.fromkeys((span.start, span.end) for span in spans)]
+def _rank_spans(outputs: Iterable[WindowOutput]) -> list[Candidate]:
+    """Return the spans of all windows, the best first; spans of the same characters (bytes of one character) once."""
+    spans = sorted((span for output in outputs for span in output.spans), key=lambda span: -span.score)
+    by_offsets = {(span.start, span.end): span for span in reversed(spans)}
+    return [by_offsets[offsets] for offsets in dict.fromkeys((span.start, span.end) for span in spans)]
 
 
-def _candidate(passage: str, span: Candidate, total: float) -> Answer:
+def _span_answer(passage: str, span: Candidate, total: float) -> Answer:
     text = passage[span.start : span.end]
-    return {"answer": text, "start": span.start, "end": span.end, "score": _share(span.score, total)}
+    return {"answer": text, "start": span.start, "end": span.end, "score": _probability(span.score, total)}
 
 
-def _share(score: float, total: float) -> float:
+def _probability(score: float, total: float) -> float:
     return round(float(np.exp(score - total)), 6)

@@ -1,10 +1,10 @@
-"""A passage in windows that overlap."""
+"""Overlapping windows over a passage (doc stride)."""
 
 from typing import NamedTuple
 
 
-class Cut(NamedTuple):
-    """A stretch of a passage, in tokens, and which of them are its own to start an answer at."""
+class PassageWindow(NamedTuple):
+    """A window of a passage, tokens start to stop, and the tokens at which its answers may start, low to high."""
 
     start: int
     stop: int
@@ -12,11 +12,11 @@ class Cut(NamedTuple):
     high: int
 
 
-def cut_windows(size: int, room: int, stride: int, answer: int) -> list[Cut]:
-    """Cut a passage into windows that overlap, so that every span of so many tokens starts at one window's own token.
+def cut_windows(size: int, room: int, stride: int, answer: int) -> list[PassageWindow]:
+    """Return overlapping windows of `room` tokens; each span of up to `answer` tokens starts at one window's own token.
 
-    A token that is in several is that window's own in which more of the passage stands around it, as in the code of
-    Devlin et al. 2019; but no answer may be cut off by that. Both hold where windows are twice as long as answers.
+    A token in several windows belongs to the one where it has the most context, as in the code of Devlin et al. 2019
+    (`_check_is_max_context`), unless that cuts an answer off. Both hold where windows are twice as long as answers.
     """
     step = min(stride, room - min(answer, room // 2))
     starts = list(range(0, max(size - room, 0) + step, step))
@@ -25,4 +25,5 @@ def cut_windows(size: int, room: int, stride: int, answer: int) -> list[Cut]:
     for start, stop in zip(starts[1:], stops, strict=False):
         middle = (start + stop + 1) // 2
         bounds.append(min(middle, max(start, stop - answer + 1)))
-    return [Cut(*cut) for cut in zip(starts, stops, bounds, [*bounds[1:], size], strict=True)]
+    bounds_after = [*bounds[1:], size]
+    return [PassageWindow(*window) for window in zip(starts, stops, bounds, bounds_after, strict=True)]
