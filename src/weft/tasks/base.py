@@ -194,9 +194,7 @@ class Task:
     lower_is_better: bool = False
     asks: ClassVar[str] = "text"  # the field that a plain string given to `predict` fills
     form: ClassVar[str] = ""  # an example of the JSON object that a string must be, where one field is not enough
-    supports_fit: ClassVar[bool] = (
-        False  # whether a model with its own fit() is trained by that, not by gradient descent
-    )
+    supports_fit: ClassVar[bool] = False  # whether a model with its own fit() is trained by that, without gradients
     label_fields: tuple[str, ...] = ()  # fields that are optional for prediction, required for training and evaluation
     num_token_arrays: int | None = None  # how many of an item's arrays, the first ones, are token ids; None: all
 

@@ -296,7 +296,7 @@ class Span(base.Task):
 
 
 def _tokenize(text: str, tokenizer: Tokenizer) -> tuple[Encoding, np.ndarray]:
-    """Return a text's tokens and the characters that each covers, (P, 2), without surrounding spaces."""
+    """Return a text's tokens and the characters of each, (P, 2), without surrounding spaces: none for spaces alone."""
     encoding = tokenizer.encode(text)
     offsets = np.zeros((len(encoding.offsets), 2), np.int32)
     for row, (start, end) in zip(offsets, encoding.offsets, strict=True):
