@@ -1,4 +1,4 @@
-"""Texts and their choices to items, batches, losses and answers; any number of choices, by any body that encodes."""
+"""Multiple choice: items, batches, losses and answers, with any number of choices and any encoder."""
 
 import json
 
@@ -42,7 +42,7 @@ KNOWN = EXAMPLES[:3]
 @pytest.fixture
 def recipe(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(one.model_dump_json() + "\n" for one in KNOWN))
+    path.write_text("".join(example.model_dump_json() + "\n" for example in KNOWN))
     return {
         "task": {"name": "choice", "dropout": 0.0},
         "data": {"train": str(path), "valid": str(path)},
@@ -75,7 +75,7 @@ def test_digits_are_a_number_where_there_is_such_a_choice():
 
 
 @pytest.mark.parametrize(
-    ("choices", "label", "told"),
+    ("choices", "label", "message"),
     [
         (["a", "b"], 2, "label: must be the number of a choice, 0 to 1, or its text, but is 2"),
         (["a", "b"], -1, "0 to 1, or its text, but is -1"),
@@ -86,8 +86,8 @@ def test_digits_are_a_number_where_there_is_such_a_choice():
         (["a", "b"], True, "valid"),
     ],
 )
-def test_one_that_cannot_be_is_refused(choices, label, told):
-    with pytest.raises(ValueError, match=told):
+def test_one_that_cannot_be_is_refused(choices, label, message):
+    with pytest.raises(ValueError, match=message):
         ask("x", choices, label)
 
 
@@ -97,7 +97,7 @@ def test_an_item_is_each_choice_with_the_text_between_their_signs(recipe):
     text, *choices = task.tokenizer.ids(["the cat", "sat down", "is red", "was two"])
     ((ids, sizes, second, label),) = encoded(task, EXAMPLES[0])
     laid = [[special.bos, *text, special.eos, special.eos, *choice, special.eos] for choice in choices]
-    assert ids.tolist() == [id for one in laid for id in one]
+    assert ids.tolist() == [id for sequence in laid for id in sequence]
     assert (sizes.tolist(), second.tolist(), label.tolist()) == ([8, 8, 8], [5, 5, 5], [0])
     ((ids, sizes, second),) = encoded(task, EXAMPLES[3])
     assert (sizes.tolist(), second.tolist(), ids[:3].tolist()) == ([5, 6], [3, 3], [special.bos, *[special.eos] * 2])
@@ -134,9 +134,9 @@ def test_the_size_of_an_item_is_what_it_brings_to_a_batch(recipe):
 def test_what_is_prepared_in_16_bits_is_the_same(recipe):
     task, _ = made(recipe)
     narrow = [tuple(part.astype(np.uint16) for part in item) for item in encoded(task, *KNOWN)]
-    ours, must = task.collate(narrow, np.random.default_rng(0)), collated(task, *KNOWN)
-    assert torch.equal(ours.tokens.segments, must.tokens.segments)
-    assert torch.equal(ours.targets, must.targets)
+    ours, expected = task.collate(narrow, np.random.default_rng(0)), collated(task, *KNOWN)
+    assert torch.equal(ours.tokens.segments, expected.tokens.segments)
+    assert torch.equal(ours.targets, expected.targets)
 
 
 def test_a_long_one_is_cut_the_longer_text_first_dropped_or_an_error(recipe):
@@ -164,10 +164,10 @@ def test_what_the_model_cannot_read_is_told_before_it_learns(recipe, tmp_path):
 
 def test_many_are_encoded_as_one_by_one(recipe):
     task, _ = made(recipe)
-    alone = [task.encode(one, task.tokenizer, LIMIT) for one in EXAMPLES]
-    for ours, must in zip(task.encode_batch(EXAMPLES, task.tokenizer, LIMIT), alone, strict=True):
+    alone = [task.encode(example, task.tokenizer, LIMIT) for example in EXAMPLES]
+    for ours, expected in zip(task.encode_batch(EXAMPLES, task.tokenizer, LIMIT), alone, strict=True):
         assert [[part.tolist() for part in item] for item in ours] == [
-            [part.tolist() for part in item] for item in must
+            [part.tolist() for part in item] for item in expected
         ]
 
 
@@ -181,8 +181,8 @@ def test_the_loss_is_the_cross_entropy_within_each_question(recipe):
     batch = collated(task, *KNOWN)
     scores = head.output(head.body.summary(batch.tokens))[:, 0]
     each = zip(scores.split([3, 2, 4]), [0, 1, 1], strict=True)
-    must = sum(F.cross_entropy(one[None], torch.tensor([right])) for one, right in each)
-    torch.testing.assert_close(head(batch)[0]["questions"], must)
+    expected = sum(F.cross_entropy(logits[None], torch.tensor([label])) for logits, label in each)
+    torch.testing.assert_close(head(batch)[0]["questions"], expected)
     over_all = F.cross_entropy(scores.expand(3, -1), batch.targets, reduction="sum")
     assert not torch.isclose(head(batch)[0]["questions"], over_all)
 
@@ -192,14 +192,14 @@ WORDS = st.lists(st.sampled_from(["the", "cat", "sat", "down", "is", "red", "was
 
 @quick
 @given(st.lists(st.tuples(WORDS, st.lists(WORDS, min_size=2, max_size=5)), min_size=1, max_size=4))
-def test_a_question_alone_answers_as_in_any_batch(recipe, asked):
-    task, head = _made(recipe)
-    examples = [ask(*one) for one in asked]
+def test_a_question_alone_answers_as_in_any_batch(recipe, questions):
+    task, head = _double_precision(recipe)
+    examples = [ask(*question) for question in questions]
     with torch.no_grad():
         together = head.predict(collated(task, *examples), Section())
-        alone = [head.predict(collated(task, one), Section())[0] for one in examples]
-    for ours, must, example in zip(together, alone, examples, strict=True):
-        assert ours == pytest.approx(must, abs=1e-12)
+        alone = [head.predict(collated(task, example), Section())[0] for example in examples]
+    for ours, expected, example in zip(together, alone, examples, strict=True):
+        assert ours == pytest.approx(expected, abs=1e-12)
         assert len(ours) == len(example.choices)
         assert sum(ours) == pytest.approx(1)
 
@@ -207,7 +207,7 @@ def test_a_question_alone_answers_as_in_any_batch(recipe, asked):
 @quick
 @given(WORDS, st.permutations(["sat down", "is red", "was two", "my cat"]))
 def test_the_order_of_choices_does_not_matter(recipe, text, choices):
-    task, head = _made(recipe)
+    task, head = _double_precision(recipe)
     with torch.no_grad():
         first, second = head.predict(collated(task, ask(text, choices), ask(text, sorted(choices))), Section())
     assert dict(zip(choices, first, strict=True)) == pytest.approx(dict(zip(sorted(choices), second, strict=True)))
@@ -216,7 +216,7 @@ def test_the_order_of_choices_does_not_matter(recipe, text, choices):
 _kept = {}
 
 
-def _made(recipe):
+def _double_precision(recipe):
     if not _kept:
         _kept["made"] = made(recipe)
         _kept["made"][1].double().eval()
@@ -236,10 +236,10 @@ def test_an_answer_has_the_number_the_text_and_the_scores():
 @pytest.mark.parametrize("model", [BERT, GPT])
 def test_it_learns_answers_and_reads_questions_from_json(recipe, tmp_path, model):
     pipeline = weft.train({**recipe, "model": model}, out=tmp_path / "run")
-    assert [one["choice"] for one in pipeline(KNOWN)] == [0, 1, 1]
+    assert [answer["choice"] for answer in pipeline(KNOWN)] == [0, 1, 1]
     assert pipeline.evaluate()["accuracy"] == 1
-    asked = json.dumps({"text": "the cat", "choices": ["is red", "sat down"]})
-    assert pipeline(asked)[0] == weft.load(tmp_path / "run")(asked)[0]
+    question = json.dumps({"text": "the cat", "choices": ["is red", "sat down"]})
+    assert pipeline(question)[0] == weft.load(tmp_path / "run")(question)[0]
     with pytest.raises(DataError, match='example 1: must be JSON, since it has several fields: {"text": "…", "choices'):
         pipeline("the cat")
     look = pipeline.attention(KNOWN[2])

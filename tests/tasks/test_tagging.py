@@ -1,4 +1,4 @@
-"""Words to sub-words and back: items, windows, losses, answers; entities where tags mark them."""
+"""Sequence tagging: items, windows, losses and answers of words split into sub-words; entity metrics for BIO tags."""
 
 import json
 from itertools import pairwise
@@ -135,15 +135,15 @@ def test_words_of_byte_level_bpe_are_those_of_transformers(spaced, words):
         words = [word for number, word in enumerate(words) if number in cut.word_ids()]
         ((ids, begins),) = task.encode(TagExample(words=words), ours, LIMIT)
     assert ids[1:-1].tolist() == cut.input_ids
-    whose = [cut.word_ids()[place - 1] for place in begins]
-    assert whose == list(dict.fromkeys(cut.word_ids()))
-    assert [cut.word_ids().index(number) + 1 for number in whose] == begins.tolist()
+    word_numbers = [cut.word_ids()[place - 1] for place in begins]
+    assert word_numbers == list(dict.fromkeys(cut.word_ids()))
+    assert [cut.word_ids().index(number) + 1 for number in word_numbers] == begins.tolist()
 
 
 def test_many_are_encoded_as_one_by_one(recipe):
     task, _ = made(recipe)
     examples = [ask(*row) for row in ROWS] + [ask(""), ask("Monday"), TagExample(text="on Monday, 12")]
-    alone = [task.encode(one, task.tokenizer, LIMIT) for one in examples]
+    alone = [task.encode(example, task.tokenizer, LIMIT) for example in examples]
     together = task.encode_batch(examples, task.tokenizer, LIMIT)
     plain = [[[list(map(list, item)) for item in items] for items in side] for side in (alone, together)]
     assert plain[0] == plain[1]
@@ -179,7 +179,7 @@ def test_a_lone_surrogate_is_no_text(recipe):
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"),
+    ("raw", "message"),
     [
         ({}, "must have words or text, one of them"),
         ({"words": ["a"], "text": "a"}, "must have words or text, one of them"),
@@ -189,8 +189,8 @@ def test_a_lone_surrogate_is_no_text(recipe):
         ({"words": ["a"], "label": "O"}, "Extra inputs"),
     ],
 )
-def test_what_is_no_example_is_refused(raw, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_is_no_example_is_refused(raw, message):
+    with pytest.raises(ValueError, match=message):
         TagExample.model_validate(raw)
 
 
@@ -208,38 +208,38 @@ def test_a_sentence_with_the_wrong_number_of_tags_names_its_place(recipe, tmp_pa
 def test_windows_are_whole_words_in_order_that_fit(sizes, longest):
     pieces = [[0] * size for size in sizes]
     windows = _split_windows(pieces, TruncationPolicy(longest, "window"))
-    assert [one for window in windows for one in pieces[window]] == pieces
+    assert [subwords for window in windows for subwords in pieces[window]] == pieces
     for window in windows:
-        inside = [min(len(one), longest) for one in pieces[window]]
+        inside = [min(len(subwords), longest) for subwords in pieces[window]]
         assert sum(inside) <= longest
         assert inside or not sizes
     for left, right in pairwise(windows):  # nor could the next word have come along
-        assert sum(min(len(one), longest) for one in pieces[left.start : right.start + 1]) > longest
+        assert sum(min(len(subwords), longest) for subwords in pieces[left.start : right.start + 1]) > longest
 
 
 @pytest.mark.parametrize(
-    ("policy", "lengths", "told"),
+    ("policy", "lengths", "message"),
     [
         ("window", [2, 1], "windowed 1 sequence longer than data.longest=8"),
         ("cut", [2], "cut 1 sequence longer than data.longest=8"),
         ("drop", [], "dropped 1 sequence longer than data.longest=8"),
     ],
 )
-def test_a_long_sentence_is_windowed_cut_or_dropped_and_counted(recipe, policy, lengths, told):
+def test_a_long_sentence_is_windowed_cut_or_dropped_and_counted(recipe, policy, lengths, message):
     task, limit = made(recipe)[0], TruncationPolicy(8, policy)
-    found = encoded(task, ask("on Monday morning", "O B-DAY B-TIME"), limit=limit)
-    assert [len(tags) for _, _, tags in found] == lengths
-    assert [len(ids) - 2 for ids, *_ in found] == [8, 7][: len(lengths)]
-    assert str(limit) == told
+    items = encoded(task, ask("on Monday morning", "O B-DAY B-TIME"), limit=limit)
+    assert [len(tags) for _, _, tags in items] == lengths
+    assert [len(ids) - 2 for ids, *_ in items] == [8, 7][: len(lengths)]
+    assert str(limit) == message
     with pytest.raises(DataError, match="got 15 tokens, data.longest is 8"):
         encoded(task, ask("on Monday morning"), limit=TruncationPolicy(8, "error"))
 
 
 def test_a_word_longer_than_a_window_keeps_its_place(recipe):
     task, limit = made(recipe)[0], TruncationPolicy(3, "window")
-    found = encoded(task, ask("in Monday on"), limit=limit)
-    assert [len(begins) for _, begins in found] == [1, 1, 1]
-    assert [len(ids) - 2 for ids, _ in found] == [2, 3, 2]
+    items = encoded(task, ask("in Monday on"), limit=limit)
+    assert [len(begins) for _, begins in items] == [1, 1, 1]
+    assert [len(ids) - 2 for ids, _ in items] == [2, 3, 2]
 
 
 def test_the_answers_of_windows_are_joined_again(recipe, tmp_path):
@@ -302,8 +302,8 @@ def test_weights_multiply_the_gradient_of_their_tags_in_training_alone(recipe):
     logits = head.output(head.body.encode(batch.tokens)[0][batch.at.ids])
     terms = F.cross_entropy(logits, batch.targets, reduction="none")
     weights = torch.tensor([task.config.weights[task.labels.names[tag]] for tag in batch.targets])
-    must = torch.autograd.grad((terms * weights).sum(), parameters)
-    for mine, yours in zip(ours, must, strict=True):
+    expected = torch.autograd.grad((terms * weights).sum(), parameters)
+    for mine, yours in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, yours)
     with torch.no_grad():
         torch.testing.assert_close(head.eval()(batch)[0]["words"], terms.sum())
@@ -319,10 +319,10 @@ def test_a_sentence_alone_answers_as_in_any_batch(recipe, crf):
             parameter.normal_()
     examples = [ask(words) for words, _ in ROWS] + [ask("")]
     together = head.predict(collated(task, *examples), task.options())
-    for one, (tags, likely) in zip(examples, together, strict=True):
-        ((alone, found),) = head.predict(collated(task, one), task.options())
+    for sentence, (tags, probabilities) in zip(examples, together, strict=True):
+        ((alone, alone_probabilities),) = head.predict(collated(task, sentence), task.options())
         assert alone == tags
-        assert found == pytest.approx(likely, rel=1e-5)
+        assert alone_probabilities == pytest.approx(probabilities, rel=1e-5)
 
 
 @torch.no_grad()
@@ -333,10 +333,10 @@ def test_a_crf_sums_over_whole_sentences(recipe):
     scores = head.eval().output(head.body.encode(batch.tokens)[0][batch.at.ids])
     expected = head.crf.loss_sum(scores, batch.targets, torch.tensor([3, 2, 4, 3]))
     torch.testing.assert_close(head(batch)[0]["words"], expected)
-    tags, likely = head.crf.decode(scores, torch.tensor([3, 2, 4, 3]))
-    found = head.predict(batch, task.options())
-    assert [tag for one, _ in found for tag in one] == tags.tolist()
-    assert [p for _, one in found for p in one] == pytest.approx(likely.tolist())
+    tags, probabilities = head.crf.decode(scores, torch.tensor([3, 2, 4, 3]))
+    outputs = head.predict(batch, task.options())
+    assert [tag for values, _ in outputs for tag in values] == tags.tolist()
+    assert [p for _, values in outputs for p in values] == pytest.approx(probabilities.tolist())
 
 
 # Labels and metrics.

@@ -1,4 +1,4 @@
-"""Pairs to items, items to batches, outputs to answers."""
+"""Translation: items, batches, teacher forcing, decoding and answers."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from weft.tasks.translate import TranslateExample
 LIMIT = TruncationPolicy(1024, "error")
 
 
-def made(recipe, *overrides):
+def build_task(recipe, *overrides):
     run = Run.parse(read_recipe(recipe, overrides))
     tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
     torch.manual_seed(0)
@@ -25,7 +25,7 @@ def made(recipe, *overrides):
 
 @pytest.fixture
 def task(recipe):
-    return made(recipe)[0]
+    return build_task(recipe)[0]
 
 
 def pair(text, target=None):
@@ -33,7 +33,9 @@ def pair(text, target=None):
 
 
 def collated(task, *pairs):
-    return task.collate([task.encode(pair(*one), task.tokenizer, LIMIT)[0] for one in pairs], np.random.default_rng(0))
+    return task.collate(
+        [task.encode(pair(*example), task.tokenizer, LIMIT)[0] for example in pairs], np.random.default_rng(0)
+    )
 
 
 def test_an_item_is_the_source_with_its_end_and_the_target_with_both_ends(task):
@@ -45,8 +47,8 @@ def test_an_item_is_the_source_with_its_end_and_the_target_with_both_ends(task):
 
 
 def test_many_are_encoded_as_one_by_one(task):
-    pairs = [pair(*one) for one in [*reversed_pairs(), ("", ""), ("zz", None), ("a b\tc", "ü")]]
-    alone = [task.encode(one, task.tokenizer, LIMIT) for one in pairs]
+    pairs = [pair(*example) for example in [*reversed_pairs(), ("", ""), ("zz", None), ("a b\tc", "ü")]]
+    alone = [task.encode(example, task.tokenizer, LIMIT) for example in pairs]
     together = task.encode_batch(pairs, task.tokenizer, LIMIT)
     assert [[[list(ids) for ids in item] for item in items] for items in alone] == [
         [[list(ids) for ids in item] for item in items] for items in together
@@ -66,15 +68,15 @@ def test_a_batch_reads_each_target_token_after_the_true_ones_before_it(task):
 
 
 @pytest.mark.parametrize(
-    ("policy", "items", "told"),
+    ("policy", "items", "message"),
     [("cut", 1, "cut 2 sequences longer than data.longest=3"), ("drop", 0, "dropped 2 sequences longer than")],
 )
-def test_long_sides_are_cut_or_dropped_and_counted(task, policy, items, told):
+def test_long_sides_are_cut_or_dropped_and_counted(task, policy, items, message):
     limit = TruncationPolicy(3, policy)
-    found = task.encode(pair("abcdef", "fedcba"), task.tokenizer, limit)
-    assert len(found) == items
-    assert told in str(limit)
-    assert all(len(source) == 4 and len(target) == 5 for source, target in found)  # with their ends
+    encoded = task.encode(pair("abcdef", "fedcba"), task.tokenizer, limit)
+    assert len(encoded) == items
+    assert message in str(limit)
+    assert all(len(source) == 4 and len(target) == 5 for source, target in encoded)  # with their ends
     assert task.encode(pair("abc", "cba"), task.tokenizer, limit)
 
 
@@ -85,7 +87,7 @@ def test_a_long_pair_is_an_error_unless_the_recipe_says(task):
 
 @torch.no_grad()
 def test_the_loss_is_the_cross_entropy_of_the_target(recipe):
-    task, head = made(recipe, "model.dropout=0")
+    task, head = build_task(recipe, "model.dropout=0")
     batch = collated(task, ("abc", "cba"), ("de", "ed"))
     sums, carry = head(batch)
     logits = head.body.logits(batch.tokens, batch.source)
@@ -96,8 +98,8 @@ def test_the_loss_is_the_cross_entropy_of_the_target(recipe):
 
 @torch.no_grad()
 def test_smoothing_is_for_training_alone(recipe):
-    task, smooth = made(recipe, "model.dropout=0", "task.smoothing=0.3")
-    _, plain = made(recipe, "model.dropout=0")
+    task, smooth = build_task(recipe, "model.dropout=0", "task.smoothing=0.3")
+    _, plain = build_task(recipe, "model.dropout=0")
     plain.load_state_dict(smooth.state_dict())
     batch = collated(task, ("abc", "cba"))
     assert float(smooth.eval()(batch)[0]["tokens"]) == pytest.approx(float(plain.eval()(batch)[0]["tokens"]))
@@ -105,32 +107,36 @@ def test_smoothing_is_for_training_alone(recipe):
 
 
 def test_what_is_asked_does_not_hang_on_the_target_that_comes_with_it(recipe):
-    task, head = made(recipe)
+    task, head = build_task(recipe)
     head.eval()
     with torch.inference_mode():
-        blind, told = (head.predict(collated(task, ("abc", target)), DecodingConfig()) for target in (None, "cba"))
-    assert blind == told
+        without_target, with_target = (
+            head.predict(collated(task, ("abc", target)), DecodingConfig()) for target in (None, "cba")
+        )
+    assert without_target == with_target
 
 
 def test_specials_are_never_written(recipe):
-    task, head = made(recipe)
+    task, head = build_task(recipe)
     head.eval()
     special = task.tokenizer.specials
     with torch.inference_mode():
         batch = collated(task, *((word, None) for word, _ in reversed_pairs()))
-        found = head.predict(batch, DecodingConfig(sample=True, temperature=5.0, max_length=40))
+        hypotheses = head.predict(batch, DecodingConfig(sample=True, temperature=5.0, max_length=40))
         head.forbid = ()
         free = head.predict(batch, DecodingConfig(sample=True, temperature=5.0, max_length=40))
-    written = {id for row in found for one in row for id in one.ids}
+    written = {id for row in hypotheses for hypothesis in row for id in hypothesis.ids}
     assert not written & {special.bos, special.unk, special.eos}
-    assert {id for row in free for one in row for id in one.ids} & {special.bos, special.unk}
+    assert {id for row in free for hypothesis in row for id in hypothesis.ids} & {special.bos, special.unk}
 
 
 def test_an_answer_has_candidates_where_there_are_several(task):
     ids = task.tokenizer.ids(["ab", "ba"])
-    found = [Hypothesis(tuple(one), -1.0, score, True) for one, score in zip(ids, (-0.12345678, -2.0), strict=True)]
-    assert task.answer(pair("x"), [found[:1]]) == {"text": "ab", "score": -0.123457}
-    both = task.answer(pair("x"), [found])
+    hypotheses = [
+        Hypothesis(tuple(tokens), -1.0, score, True) for tokens, score in zip(ids, (-0.12345678, -2.0), strict=True)
+    ]
+    assert task.answer(pair("x"), [hypotheses[:1]]) == {"text": "ab", "score": -0.123457}
+    both = task.answer(pair("x"), [hypotheses])
     assert both["candidates"] == [{"text": "ab", "score": -0.123457}, {"text": "ba", "score": -2.0}]
 
 
@@ -174,7 +180,7 @@ PROSE = ["The date: 5 May, don't wait!", "C'était l'été, naïve café ☕ 東
 def test_pieces_join_to_the_answer_for_every_tokenizer(recipe, tmp_path, tokenizer):
     (tmp_path / "prose.tsv").write_text("".join(f"{line}\t{line}\n" for line in PROSE), encoding="utf-8")
     recipe["data"] = {"train": str(tmp_path / "prose.tsv")}
-    task, head = made(recipe, f"tokenizer={tokenizer}")
+    task, head = build_task(recipe, f"tokenizer={tokenizer}")
     head.eval()
     halves = 0
     for seed in range(12):

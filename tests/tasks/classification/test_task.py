@@ -1,4 +1,4 @@
-"""Texts and pairs to items, batches, losses and answers; labels and weights from the training data."""
+"""Text classification: items, batches, losses and answers; labels and class weights from the training data."""
 
 import json
 from dataclasses import replace
@@ -96,7 +96,7 @@ def test_an_item_is_the_text_between_its_signs_and_the_label(recipe):
 def test_many_are_encoded_as_one_by_one(recipe):
     task, _ = made(recipe)
     examples = [ask(*row) for row in ROWS] + [ask(""), ask("good", pair="bad"), ask("good", "bad", pair="")]
-    alone = [task.encode(one, task.tokenizer, LIMIT) for one in examples]
+    alone = [task.encode(example, task.tokenizer, LIMIT) for example in examples]
     together = task.encode_batch(examples, task.tokenizer, LIMIT)
     plain = [[[list(map(list, item)) for item in items] for items in side] for side in (alone, together)]
     assert plain[0] == plain[1]
@@ -126,8 +126,8 @@ def test_labels_do_not_count_as_tokens_of_a_batch(recipe):
 @pytest.mark.parametrize(("policy", "sizes"), [("cut", [(3, 3)]), ("drop", [])])
 def test_a_pair_is_limited_as_a_whole(recipe, policy, sizes):
     task, limit = made(recipe)[0], TruncationPolicy(6, policy)
-    found = encoded(task, ask("a b c d e", pair="f g h i"), limit=limit)
-    assert [(second[0] - 2, len(ids) - second[0] - 1) for ids, second in found] == sizes
+    items = encoded(task, ask("a b c d e", pair="f g h i"), limit=limit)
+    assert [(second[0] - 2, len(ids) - second[0] - 1) for ids, second in items] == sizes
     assert "1 sequence longer than data.longest=6" in str(limit)
     assert encoded(task, ask("a b", pair="f g h i"), limit=limit)
 
@@ -178,13 +178,13 @@ def test_weights_multiply_the_gradient_of_their_labels_in_training_alone(recipe,
     parameters = list(head.parameters())
     ours = torch.autograd.grad(head.train()(batch)[0]["texts"], parameters)
     logits, weights = head.output(head.body.summary(batch.tokens)), torch.tensor([3.0, 1.0, 0.5])  # bad, good, odd
-    likely = logits.log_softmax(-1)
-    right = F.one_hot(batch.targets, 3) * (1 - smoothing) + smoothing / 3
-    must = torch.autograd.grad(-(weights[batch.targets, None] * right * likely).sum(), parameters)
-    for mine, yours in zip(ours, must, strict=True):
+    log_probs = logits.log_softmax(-1)
+    soft_targets = F.one_hot(batch.targets, 3) * (1 - smoothing) + smoothing / 3
+    expected = torch.autograd.grad(-(weights[batch.targets, None] * soft_targets * log_probs).sum(), parameters)
+    for mine, yours in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, yours)
     unweighted = torch.autograd.grad(
-        -(right * head.output(head.body.summary(batch.tokens)).log_softmax(-1)).sum(), parameters
+        -(soft_targets * head.output(head.body.summary(batch.tokens)).log_softmax(-1)).sum(), parameters
     )
     assert not torch.allclose(ours[-1], unweighted[-1])
     with torch.no_grad():
@@ -206,7 +206,7 @@ def test_a_text_alone_answers_as_in_any_batch(recipe):
     task, head = made(recipe)
     head.double().eval()
     examples = [ask(text) for text, _ in ROWS] + [ask(""), ask("so good", pair="very bad")]
-    scores = [head.scores(head.body.summary(collated(task, one).tokens)) for one in examples]
+    scores = [head.scores(head.body.summary(collated(task, example).tokens)) for example in examples]
     torch.testing.assert_close(head.scores(head.body.summary(collated(task, *examples).tokens)), torch.cat(scores))
 
 
@@ -234,8 +234,8 @@ def test_labels_that_are_listed_stay_and_nothing_is_read(recipe):
 def test_balanced_weights_are_scikit_learns(recipe):
     run = Run.parse(read_recipe(recipe, ["task.weights=balanced"]))
     settled = settle(run, make_task(run))
-    labels, seen = np.array(["bad", "good", "odd"]), [label for _, label in ROWS]
-    expected = compute_class_weight("balanced", classes=labels, y=seen)
+    labels, gold = np.array(["bad", "good", "odd"]), [label for _, label in ROWS]
+    expected = compute_class_weight("balanced", classes=labels, y=gold)
     assert [settled.task.weights[label] for label in labels] == pytest.approx(expected.tolist())
     assert make_task(settled).weights().tolist() == pytest.approx(expected.tolist())
     assert Run.parse(settled.dump()) == settled
@@ -286,7 +286,7 @@ def test_a_label_that_is_not_known_names_its_row(recipe, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("task.labels=[a, b, a]", "task.labels: must have each label once, and has 'a' 2 times"),
         ("task.labels=[]", "task.labels: must have a label, or be left out"),
@@ -310,8 +310,8 @@ def test_a_label_that_is_not_known_names_its_row(recipe, tmp_path):
         ("task={name: classify, regression: true, smoothing: 0.1}", "task.smoothing is of labels, and with task.reg"),
     ],
 )
-def test_a_wrong_recipe_is_refused_with_the_remedy(recipe, change, told):
-    with pytest.raises(ConfigError, match=told):
+def test_a_wrong_recipe_is_refused_with_the_remedy(recipe, change, message):
+    with pytest.raises(ConfigError, match=message):
         made(recipe, change)
 
 
@@ -343,20 +343,20 @@ def test_what_is_shown_of_an_example():
 def test_scores_and_confusion_go_by_label():
     answers = [{"label": label} for label in ("good", "good", "bad")]
     examples = [ask("x", label) for label in ("good", "odd", "bad")]
-    found = classify().score(answers, examples)
-    assert (found["accuracy"], found["macro_f1"]) == pytest.approx((2 / 3, (2 / 3 + 0 + 1) / 3))
-    assert found["matthews"] == pytest.approx(matthews_corrcoef(["good", "odd", "bad"], ["good", "good", "bad"]))
-    assert set(found) == set(classify().metrics) == {"accuracy", "macro_f1", "matthews"}
+    metrics = classify().score(answers, examples)
+    assert (metrics["accuracy"], metrics["macro_f1"]) == pytest.approx((2 / 3, (2 / 3 + 0 + 1) / 3))
+    assert metrics["matthews"] == pytest.approx(matthews_corrcoef(["good", "odd", "bad"], ["good", "good", "bad"]))
+    assert set(metrics) == set(classify().metrics) == {"accuracy", "macro_f1", "matthews"}
     assert classify().confusion(answers, examples).counts == [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
 
 
 def test_of_two_labels_the_second_is_the_one_that_is_looked_for():
     task = classify(("no", "yes"))
-    given, right = ["yes", "yes", "no", "no", "yes"], ["yes", "no", "no", "yes", "yes"]
-    found = task.score([{"label": one} for one in given], [ask("x", one) for one in right])
-    assert found["f1"] == pytest.approx(f1_score(right, given, pos_label="yes")) == pytest.approx(2 / 3)
-    assert f1_score(right, given, pos_label="no") != pytest.approx(found["f1"])  # the control: the other one
-    assert task.metrics == tuple(found) == ("accuracy", "macro_f1", "matthews", "f1")
+    predicted, gold = ["yes", "yes", "no", "no", "yes"], ["yes", "no", "no", "yes", "yes"]
+    metrics = task.score([{"label": label} for label in predicted], [ask("x", label) for label in gold])
+    assert metrics["f1"] == pytest.approx(f1_score(gold, predicted, pos_label="yes")) == pytest.approx(2 / 3)
+    assert f1_score(gold, predicted, pos_label="no") != pytest.approx(metrics["f1"])  # the control: the other one
+    assert task.metrics == tuple(metrics) == ("accuracy", "macro_f1", "matthews", "f1")
 
 
 def test_a_run_may_go_by_any_metric_of_its_labels(recipe, rows, tmp_path):
@@ -399,14 +399,16 @@ def test_the_loss_of_several_is_that_of_as_many_questions(several):
     task, head = made(several, "task.weights={fish: 2.0}", "task.dropout=0", "task.smoothing=0.1")
     batch = collated(task, ask("red fish", labels=["fish", "red"]), ask("blue", labels=[]))
     assert batch.targets.tolist() == [[0, 1, 1], [0, 0, 0]]  # blue, fish, red
-    likely = head.output(head.body.summary(batch.tokens)).sigmoid()
+    probabilities = head.output(head.body.summary(batch.tokens)).sigmoid()
     targets = batch.targets
     torch.testing.assert_close(
-        head.eval()(batch)[0]["texts"], -(targets * likely.log() + (1 - targets) * (1 - likely).log()).sum()
+        head.eval()(batch)[0]["texts"],
+        -(targets * probabilities.log() + (1 - targets) * (1 - probabilities).log()).sum(),
     )
     soft, weights = targets * 0.9 + 0.05, torch.tensor([1.0, 2.0, 1.0])
     torch.testing.assert_close(
-        head.train()(batch)[0]["texts"], -(weights * soft * likely.log() + (1 - soft) * (1 - likely).log()).sum()
+        head.train()(batch)[0]["texts"],
+        -(weights * soft * probabilities.log() + (1 - soft) * (1 - probabilities).log()).sum(),
     )
 
 
@@ -423,10 +425,10 @@ def test_several_are_those_above_the_threshold(several):
     batch = collated(task, ask("red fish"), ask("blue"))
     assert batch.targets is None
     with torch.no_grad():
-        (_, likely), _ = head.eval().predict(batch, Threshold(threshold=0.5))
-        for threshold in (0.001, sorted(likely)[1], 0.999):
+        (_, probabilities), _ = head.eval().predict(batch, Threshold(threshold=0.5))
+        for threshold in (0.001, sorted(probabilities)[1], 0.999):
             chosen, _ = head.predict(batch, Threshold(threshold=threshold))[0]
-            assert chosen == [number for number, one in enumerate(likely) if one > threshold]
+            assert chosen == [index for index, probability in enumerate(probabilities) if probability > threshold]
     answer = task.answer(ask("x"), [([1, 2], [0.1, 0.6, 0.8])])
     assert answer == {"labels": ["red", "fish"], "scores": {"red": 0.8, "fish": 0.6, "blue": 0.1}}
     assert task.line(answer) == "red, fish"
@@ -436,15 +438,15 @@ def test_several_are_those_above_the_threshold(several):
 
 def test_several_are_learnt_and_the_threshold_can_be_set_in_a_call(several, tmp_path):
     pipeline = weft.train(several, ["train.steps=150"], tmp_path / "run")
-    found = pipeline.evaluate()
-    assert found["exact_match"] == found["micro_f1"] == found["macro_f1"] == 1
+    metrics = pipeline.evaluate()
+    assert metrics["exact_match"] == metrics["micro_f1"] == metrics["macro_f1"] == 1
     assert set(pipeline("red fish")[0]["labels"]) == {"red", "fish"}
     assert len(pipeline("red", {"threshold": 1e-30})[0]["labels"]) == 3
     changes = ["task.multiple=false", "data.columns={text: 0, label: 1}", "data.on_bad_rows=skip", "train.steps=1"]
-    one = weft.train(several, changes, tmp_path / "1")
-    assert one.task.options() == Section()
+    pipeline = weft.train(several, changes, tmp_path / "1")
+    assert pipeline.task.options() == Section()
     with pytest.raises(ConfigError, match=r"options.threshold: the task 'classify', as configured, has no options"):
-        one("red", {"threshold": 0.1})
+        pipeline("red", {"threshold": 0.1})
 
 
 def test_a_row_without_its_label_cannot_teach(recipe, several, tmp_path):
@@ -493,17 +495,17 @@ def test_the_loss_of_numbers_is_the_squared_error_of_one_output(rated):
     batch = collated(task, *examples)
     assert batch.targets.tolist() == [1.5, -100.0]
     assert head.output.out_features == 1
-    found = head.eval().output(head.body.summary(batch.tokens))[:, 0]
-    torch.testing.assert_close(head(batch)[0]["texts"], (found - torch.tensor([1.5, -100.0])).square().sum())
-    assert [output[1] for output in head.predict(batch, task.options())] == [[value] for value in found.tolist()]
+    values = head.eval().output(head.body.summary(batch.tokens))[:, 0]
+    torch.testing.assert_close(head(batch)[0]["texts"], (values - torch.tensor([1.5, -100.0])).square().sum())
+    assert [output[1] for output in head.predict(batch, task.options())] == [[value] for value in values.tolist()]
     assert collated(task, RatedExample(text="so good"), examples[0]).targets is None
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
 def test_an_item_holds_any_number(numbers):
     task = Classify(ClassifyConfig(name="classify", regression=True))
-    kept = [task.kind.encode_label(RatedExample(text="x", label=one), task.labels) for one in numbers]
-    packed = pack([(bits,) for bits in kept])
+    labels = [task.kind.encode_label(RatedExample(text="x", label=number), task.labels) for number in numbers]
+    packed = pack([(bits,) for bits in labels])
     assert task.kind.targets([packed[n][0] for n in range(len(numbers))], 0).tolist() == numbers
 
 
@@ -523,21 +525,21 @@ def test_numbers_are_learnt_and_judged_by_their_order(rated, tmp_path):
     answers = pipeline(["so good", "bad", "fine good"])
     assert [set(answer) for answer in answers] == [{"score"}] * 3
     assert [answer["score"] for answer in answers] == pytest.approx([1.5, -0.5, 2], abs=0.2)
-    found = pipeline.evaluate()
-    given = [answer["score"] for answer in pipeline(["so good", "bad", "fine good", "odd thing", "odd bad"])]
-    right = [1.5, -0.5, 2, 0, -1]
-    assert found["spearman"] == pytest.approx(scipy.stats.spearmanr(given, right).statistic)
-    assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(given, right).statistic)
+    metrics = pipeline.evaluate()
+    predicted = [answer["score"] for answer in pipeline(["so good", "bad", "fine good", "odd thing", "odd bad"])]
+    gold = [1.5, -0.5, 2, 0, -1]
+    assert metrics["spearman"] == pytest.approx(scipy.stats.spearmanr(predicted, gold).statistic)
+    assert metrics["pearson"] == pytest.approx(scipy.stats.pearsonr(predicted, gold).statistic)
     apart = [{"text": "so good", "label": 4}, {"text": "bad", "label": 1.5}]
-    assert pipeline.evaluate(apart)["loss"] == pytest.approx(((given[0] - 4) ** 2 + (given[1] - 1.5) ** 2) / 2)
+    assert pipeline.evaluate(apart)["loss"] == pytest.approx(((predicted[0] - 4) ** 2 + (predicted[1] - 1.5) ** 2) / 2)
     assert pipeline.judge().confusion is None
     assert weft.load(tmp_path / "run")("so good") == pipeline("so good")
     assert pipeline.run.task.labels is None
     example = pipeline.example({"text": "so good", "label": "1.50"})
     assert pipeline.task.line(answers[0]) == json.dumps(answers[0]["score"])
     assert pipeline.task.preview(example) == ("so good", "1.5")
-    names, given, batch = pipeline.teacher_forced("so good")
-    assert (names, given) == (["<s>", "so", "good", "</s>"], [json.dumps(answers[0]["score"])])
+    names, predicted, batch = pipeline.teacher_forced("so good")
+    assert (names, predicted) == (["<s>", "so", "good", "</s>"], [json.dumps(answers[0]["score"])])
     assert batch.targets.tolist() == pytest.approx([answers[0]["score"]], abs=1e-5)
 
 
@@ -579,19 +581,19 @@ def test_the_summaries_of_both_orders_are_added_before_the_output(bodies):
     head.double().eval()
     there, back = ask("so good", "same", pair="bad"), ask("bad", "same", pair="so good")
     batch, one_way = collated(task, there), made(bodies)[0]
-    both = [collated(one_way, one).tokens for one in (there, back)]
-    for side, must in zip((batch.tokens, batch.source), both, strict=True):
-        assert side.ids.tolist() == must.ids.tolist()
-        assert side.segments.tolist() == must.segments.tolist()
+    both = [collated(one_way, example).tokens for example in (there, back)]
+    for side, expected in zip((batch.tokens, batch.source), both, strict=True):
+        assert side.ids.tolist() == expected.ids.tolist()
+        assert side.segments.tolist() == expected.segments.tolist()
     added = head.output(sum(head.body.summary(tokens) for tokens in both))
-    ((_, likely),) = head.predict(batch, task.options())
-    torch.testing.assert_close(torch.tensor(likely).double(), added.softmax(-1)[0], rtol=1e-5, atol=1e-6)
+    ((_, probabilities),) = head.predict(batch, task.options())
+    torch.testing.assert_close(torch.tensor(probabilities).double(), added.softmax(-1)[0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(head(batch)[0]["texts"], F.cross_entropy(added, batch.targets))
     ((_, turned),) = head.predict(collated(task, back), task.options())
-    assert turned == pytest.approx(likely)
+    assert turned == pytest.approx(probabilities)
     # the control: one order alone tells them apart
-    one, other = (head.output(head.body.summary(tokens)).softmax(-1)[0] for tokens in both)
-    assert bodies["model"]["name"] == "cnn" or not torch.allclose(one, other, rtol=1e-9, atol=0)
+    forward, backward = (head.output(head.body.summary(tokens)).softmax(-1)[0] for tokens in both)
+    assert bodies["model"]["name"] == "cnn" or not torch.allclose(forward, backward, rtol=1e-9, atol=0)
 
 
 def test_both_orders_count_as_what_a_batch_reads(bodies):
@@ -614,8 +616,8 @@ def test_both_orders_are_spelt_out_for_a_model_that_reads_it(recipe):
         collated(made(recipe)[0], ask(a, pair=b), ask(c, pair=d))
         for a, b, c, d in (("so good", "odd", "very", "bad"), ("odd", "so good", "bad", "very"))
     ]
-    for side, must in zip((batch.tokens, batch.source), alone, strict=True):
-        assert torch.equal(side.chars, must.tokens.chars)
+    for side, expected in zip((batch.tokens, batch.source), alone, strict=True):
+        assert torch.equal(side.chars, expected.tokens.chars)
     assert not torch.equal(batch.tokens.chars, batch.source.chars)  # the control
 
 
@@ -623,16 +625,16 @@ def test_both_orders_are_learnt_answered_and_looked_at(bodies, tmp_path):
     changes = ["task.symmetric=true", "train.steps=60", "train.lr=5e-3", "data.longest=40"]
     pipeline = weft.train(bodies, changes, tmp_path / "run")
     assert pipeline.evaluate()["accuracy"] == 1
-    asked = {"text": "so good", "pair": "very good"}
-    assert pipeline(asked)[0]["label"] == "same"
-    names, given, batch = pipeline.teacher_forced(asked)
+    question = {"text": "so good", "pair": "very good"}
+    assert pipeline(question)[0]["label"] == "same"
+    names, predicted, batch = pipeline.teacher_forced(question)
     assert " ".join(names) == "<s> so good <|d|> very good </s>"
-    assert (given, batch.source) == (["same"], None)
+    assert (predicted, batch.source) == (["same"], None)
     if bodies["model"]["name"] != "cnn":
-        assert pipeline.attention(asked).views[0].rows == names
+        assert pipeline.attention(question).views[0].rows == names
     with pytest.raises(DataError, match=r"example 1: pair: required, since task.symmetric reads pairs in both orders"):
         pipeline("so good")
-    assert pipeline('{"text": "so good", "pair": "very good"}') == pipeline(asked)
+    assert pipeline('{"text": "so good", "pair": "very good"}') == pipeline(question)
 
 
 @pytest.mark.parametrize("text", ['{"text": "so"}', '{"text": "so", "pair": "bad", "label": "x"}', '{"', "[1]", "{}"])
@@ -652,8 +654,8 @@ def test_a_gpt_reads_start_delimiter_extract_and_is_asked_at_the_last(bodies, pa
     batch = collated(task, ask("so good", pair=pair))
     assert " ".join(map(task.tokenizer.token, batch.tokens.ids.tolist())) == read
     extract = head.eval().body.encode(batch.tokens)[0][-1]
-    ((_, likely),) = head.predict(batch, task.options())
-    torch.testing.assert_close(torch.tensor(likely), head.output(extract).softmax(-1))
+    ((_, probabilities),) = head.predict(batch, task.options())
+    torch.testing.assert_close(torch.tensor(probabilities), head.output(extract).softmax(-1))
 
 
 def test_a_text_that_is_longer_than_what_a_model_reads_is_refused_before_training(bodies, tmp_path):

@@ -1,4 +1,4 @@
-"""Exact match and F1 against SQuAD's scripts, written down here a second time, word for word where it counts."""
+"""Exact match and F1 against SQuAD's evaluation scripts, reproduced here."""
 
 import collections
 import re
@@ -48,8 +48,10 @@ def f1_score(prediction, ground_truth):
 def evaluate_1(predictions, golds):
     f1 = exact_match = 0
     for prediction, ground_truths in zip(predictions, golds, strict=True):
-        exact_match += max(normalize_answer(prediction) == normalize_answer(one) for one in ground_truths)
-        f1 += max(f1_score(prediction, one) for one in ground_truths)
+        exact_match += max(
+            normalize_answer(prediction) == normalize_answer(ground_truth) for ground_truth in ground_truths
+        )
+        f1 += max(f1_score(prediction, ground_truth) for ground_truth in ground_truths)
     return {"exact_match": exact_match / len(golds), "f1": f1 / len(golds)}
 
 
@@ -118,9 +120,9 @@ def test_answers_score_as_in_the_first_script(pairs):
 def test_answers_score_as_in_the_second_script(pairs):
     texts, golds = zip(*pairs, strict=True)
     exact, f1 = get_raw_scores(golds, texts)
-    judged = [score_answer(*pair, unanswerable=True) for pair in pairs]
-    assert [one.exact for one in judged] == list(exact.values())
-    assert [one.f1 for one in judged] == pytest.approx(list(f1.values()), abs=1e-12)
+    answer_scores = [score_answer(*pair, unanswerable=True) for pair in pairs]
+    assert [score.exact for score in answer_scores] == list(exact.values())
+    assert [score.f1 for score in answer_scores] == pytest.approx(list(f1.values()), abs=1e-12)
 
 
 def test_the_two_scripts_differ_where_nothing_is_left_of_an_answer():
@@ -137,11 +139,11 @@ def test_the_two_scripts_differ_where_nothing_is_left_of_an_answer():
 def test_the_best_threshold_is_the_scripts(rows):
     answerable, gains, nulls = zip(*rows, strict=True)
     preds = dict.fromkeys(range(len(rows)), "some answer")
-    must, threshold = find_best_thresh(
+    expected, threshold = find_best_thresh(
         preds, dict(enumerate(gains)), dict(enumerate(nulls)), dict(enumerate(answerable))
     )
     ours = best_threshold(gains, nulls, answerable)
-    assert ours == (pytest.approx(must / 100), threshold)
+    assert ours == (pytest.approx(expected / 100), threshold)
 
 
 def test_the_best_threshold_answers_what_it_must():

@@ -1,4 +1,4 @@
-"""Questions and passages to windows, losses and answers that are the passage's own text."""
+"""Extractive question answering: windows, losses, and answers that are spans of the passage."""
 
 import json
 
@@ -65,8 +65,8 @@ def collated(task, *examples, limit=LIMIT):
 
 
 def answers(task, head, examples, longest=1024, **options):
-    found = SpanOptions(**{**task.options().model_dump(), **options})
-    return list(predict(task, head, examples, TruncationPolicy(longest, "window"), found))
+    span_options = SpanOptions(**{**task.options().model_dump(), **options})
+    return list(predict(task, head, examples, TruncationPolicy(longest, "window"), span_options))
 
 
 # Examples to batches.
@@ -114,10 +114,10 @@ def test_many_are_encoded_as_one_by_one(recipe):
     task, _ = made(recipe)
     examples = [ask(*row) for row in ROWS] + [ask("who ?"), ask("", ""), ask("who ?", passage="")]
     limit = TruncationPolicy(14, "window")
-    alone = [task.encode(one, task.tokenizer, limit) for one in examples]
-    for ours, must in zip(task.encode_batch(examples, task.tokenizer, limit), alone, strict=True):
+    alone = [task.encode(example, task.tokenizer, limit) for example in examples]
+    for ours, expected in zip(task.encode_batch(examples, task.tokenizer, limit), alone, strict=True):
         assert [[part.tolist() for part in item] for item in ours] == [
-            [part.tolist() for part in item] for item in must
+            [part.tolist() for part in item] for item in expected
         ]
 
 
@@ -189,7 +189,7 @@ def test_answers_may_be_nested_as_datasets_has_them(rows):
 @quick
 @given(data=st.data())
 def test_answers_come_back_from_the_tokens_of_every_tokenizer(recipe, tokenizer, data):
-    """What stands at the tokens of an answer holds it, and is it where tokens end at spaces."""
+    """The characters of the answer's tokens contain the answer, and equal it where tokens end at spaces."""
     task, _ = _with(recipe, tokenizer)
     pieces = data.draw(
         st.lists(
@@ -208,9 +208,9 @@ def test_answers_come_back_from_the_tokens_of_every_tokenizer(recipe, tokenizer,
     example = ask("who ?", words[first], passage=passage, starts=[start])
     ((_, shape, gold, _),) = encoded(task, example)
     ((*_, places),) = encoded(task, example.model_copy(update={"answers": None}))
-    held = places.reshape(-1, 2)[gold[0] - shape[0] : gold[1] - shape[0] + 1] if gold[0] else []
-    if len(held):  # a tokenizer may know nothing of a sign
-        assert passage[held[0][0] : held[-1][1]] == words[first]
+    offsets = places.reshape(-1, 2)[gold[0] - shape[0] : gold[1] - shape[0] + 1] if gold[0] else []
+    if len(offsets):  # a tokenizer may have no token for a character
+        assert passage[offsets[0][0] : offsets[-1][1]] == words[first]
 
 
 _made: dict[str, tuple] = {}
@@ -233,16 +233,16 @@ def test_the_loss_is_the_mean_of_both_cross_entropies_over_bos_and_passage(recip
     batch = collated(task, ask("who wove ?", "the cloth"), ask("who ?", ""), ask("when ?", "in June"))
     head.double().eval()
     sums, carry = head(batch)
-    must = 0
+    expected = 0
     for scores, targets in zip(
         batch.tokens.split(head.scores(batch.tokens)), batch.tokens.split(batch.targets), strict=True
     ):
         open_ = targets != IGNORE_INDEX
         for side, mark in enumerate((1, 2)):
-            right = ((targets[open_] & mark) > 0).nonzero()[0]
-            must = must + F.cross_entropy(scores[open_, side][None], right) / 2
+            label = ((targets[open_] & mark) > 0).nonzero()[0]
+            expected = expected + F.cross_entropy(scores[open_, side][None], label) / 2
     assert carry is None
-    torch.testing.assert_close(sums["windows"], must)
+    torch.testing.assert_close(sums["windows"], expected)
     everywhere = sum(
         F.cross_entropy(scores[:, side][None], ((targets != IGNORE_INDEX) & ((targets & mark) > 0)).nonzero()[0]) / 2
         for scores, targets in zip(
@@ -260,12 +260,12 @@ def test_what_fills_a_batch_up_changes_neither_loss_nor_gradient(recipe):
     frame = StaticShape((128,), (32,), 6, 4)
     parameters = list(head.parameters())
     ours = torch.autograd.grad(head(batch.to_static_shape(frame))[0]["windows"], parameters, allow_unused=True)
-    must = torch.autograd.grad(head(batch)[0]["windows"], parameters, allow_unused=True)
+    expected = torch.autograd.grad(head(batch)[0]["windows"], parameters, allow_unused=True)
     torch.testing.assert_close(head(batch.to_static_shape(frame))[0], head(batch)[0])
-    for mine, yours in zip(ours, must, strict=True):
+    for mine, yours in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, yours)
     spoilt = batch.to_static_shape(frame)
-    spoilt.targets[-2:] = torch.tensor([0, 3])  # a filler that teaches
+    spoilt.targets[-2:] = torch.tensor([0, 3])  # padding with targets
     assert not torch.isclose(head(spoilt)[0]["windows"], head(batch)[0]["windows"])
 
 
@@ -274,7 +274,7 @@ def test_a_window_alone_answers_as_in_any_batch(recipe):
     task, head = made(recipe)
     head.double().eval()
     examples = [ask(row[0]) for row in ROWS] + [ask("who ?", passage="Bob sold ."), ask("", passage="x")]
-    scores = [head.scores(collated(task, one).tokens) for one in examples]
+    scores = [head.scores(collated(task, example).tokens) for example in examples]
     torch.testing.assert_close(head.scores(collated(task, *examples).tokens), torch.cat(scores))
 
 
@@ -290,13 +290,13 @@ def test_the_body_loses_its_pooler(recipe):
 def ranked(scores, window, longest):
     """All spans of a window, the best first, by trying each."""
     first, (low, high), offsets = window
-    found = []
+    spans = []
     for start in range(low, high):
         for stop in range(start, min(start + longest, len(offsets))):
             if offsets[start][0] < offsets[start][1] and offsets[stop][0] < offsets[stop][1]:
                 score = scores[first + start][0] + scores[first + stop][1]
-                found.append(Candidate(score, offsets[start][0], offsets[stop][1], first + start, first + stop))
-    return sorted(found, key=lambda one: -one.score)
+                spans.append(Candidate(score, offsets[start][0], offsets[stop][1], first + start, first + stop))
+    return sorted(spans, key=lambda span: -span.score)
 
 
 @quick
@@ -309,12 +309,12 @@ def test_the_best_spans_are_those_that_trying_all_finds(size, longest, top, data
     offsets = np.array([(3 * at, 3 * at + (0 if blank[at] else 2)) for at in range(size)], np.int32).reshape(-1, 2)
     scores = rng.normal(size=(size + 4, 2)) * 5
     window = Window(3, (low, high), offsets)
-    found = best_spans(scores, window, longest, SpanOptions(top=top))
-    must = ranked(scores, window, longest)
-    assert [one[1:] for one in found.spans] == [tuple(map(int, one[1:])) for one in must[:top]]
-    assert [one.score for one in found.spans] == pytest.approx([one.score for one in must[:top]])
-    assert found.total == pytest.approx(logsumexp([one.score for one in must]))
-    assert found.null == pytest.approx(scores[0].sum())
+    output = best_spans(scores, window, longest, SpanOptions(top=top))
+    expected = ranked(scores, window, longest)
+    assert [span[1:] for span in output.spans] == [tuple(map(int, span[1:])) for span in expected[:top]]
+    assert [span.score for span in output.spans] == pytest.approx([span.score for span in expected[:top]])
+    assert output.total == pytest.approx(logsumexp([span.score for span in expected]))
+    assert output.null == pytest.approx(scores[0].sum())
 
 
 @pytest.mark.parametrize("tokenizer", ["words", "characters", "bytes", "bpe", "wordpiece", "unigram"])
@@ -326,19 +326,24 @@ def test_offsets_always_slice_the_passage(recipe, tokenizer, passage, question, 
     with torch.no_grad():
         head.output.weight.normal_(std=2)
     (answer,) = answers(task, head, [ask(question[:2], passage=passage)], longest=20, top=5)
-    for one in [answer, *answer["candidates"]]:
-        if one["start"] is None:
-            assert one["answer"] == ""
+    for candidate in [answer, *answer["candidates"]]:
+        if candidate["start"] is None:
+            assert candidate["answer"] == ""
         else:
-            assert 0 <= one["start"] < one["end"] <= len(passage)
-            assert one["answer"] == passage[one["start"] : one["end"]] == one["answer"].strip() != ""
-    places = [(one["start"], one["end"]) for one in answer["candidates"]]
+            assert 0 <= candidate["start"] < candidate["end"] <= len(passage)
+            assert (
+                candidate["answer"]
+                == passage[candidate["start"] : candidate["end"]]
+                == candidate["answer"].strip()
+                != ""
+            )
+    places = [(candidate["start"], candidate["end"]) for candidate in answer["candidates"]]
     assert len(set(places)) == len(places)
-    assert sum(one["score"] for one in answer["candidates"]) <= 1 + 1e-5
+    assert sum(candidate["score"] for candidate in answer["candidates"]) <= 1 + 1e-5
 
 
 class Bag(torch.nn.Module):
-    """A body that sees each token by itself: what is in a window does not depend on what else is."""
+    """A body without context: the hidden state of a token does not depend on the rest of its window."""
 
     width = 4
 
@@ -391,24 +396,24 @@ def task_of(**config):
     return Span(SpanConfig(name="span", **config))
 
 
-def found(*spans, null=0.0, total=None, **options):
+def window_output(*spans, null=0.0, total=None, **options):
     scores = [score for score, *_ in spans]
     each = [Candidate(score, start, end, 0, 0) for score, start, end in spans]
     return WindowOutput(each, logsumexp(scores) if total is None else total, null, SpanOptions(**options))
 
 
 def test_an_answer_is_the_best_of_all_windows():
-    windows = [found((1.0, 0, 3), (0.0, 4, 8)), found((2.0, 9, 12), (1.5, 0, 8))]
+    windows = [window_output((1.0, 0, 3), (0.0, 4, 8)), window_output((2.0, 9, 12), (1.5, 0, 8))]
     answer = task_of().answer(ask("?"), windows)
     assert answer == {"answer": "the", "start": 9, "end": 12, "score": pytest.approx(0.474, abs=1e-3)}
     assert task_of().line({"answer": "two\nlines "}) == "two lines"
-    assert task_of().answer(ask("?"), [found()]) == {"answer": "", "start": None, "end": None, "score": 0.0}
+    assert task_of().answer(ask("?"), [window_output()]) == {"answer": "", "start": None, "end": None, "score": 0.0}
 
 
 def test_candidates_are_ranked_and_no_place_comes_twice():
-    windows = [found((1.0, 0, 3), (0.0, 4, 8), (-1.0, 0, 3), top=3), found((2.0, 9, 12), top=3)]
+    windows = [window_output((1.0, 0, 3), (0.0, 4, 8), (-1.0, 0, 3), top=3), window_output((2.0, 9, 12), top=3)]
     answer = task_of().answer(ask("?"), windows)
-    assert [one["answer"] for one in answer["candidates"]] == ["the", "Ada", "wove"]
+    assert [candidate["answer"] for candidate in answer["candidates"]] == ["the", "Ada", "wove"]
     assert answer["candidates"][0] == {key: answer[key] for key in ("answer", "start", "end", "score")}
 
 
@@ -416,16 +421,19 @@ def test_candidates_are_ranked_and_no_place_comes_twice():
     ("null", "threshold", "text"), [(2.1, 1.0, ""), (1.9, 1.0, "Ada"), (1.0, 0.0, "Ada"), (9.0, None, "Ada")]
 )
 def test_no_answer_is_given_where_it_scores_far_enough_above_the_best(null, threshold, text):
-    windows = [found((1.0, 0, 3), null=null, null_threshold=threshold, top=2), found((0.0, 4, 8), null=null + 5)]
+    windows = [
+        window_output((1.0, 0, 3), null=null, null_threshold=threshold, top=2),
+        window_output((0.0, 4, 8), null=null + 5),
+    ]
     answer = task_of().answer(ask("?"), windows)
     assert answer["answer"] == text
     if threshold is None:
         assert "null" not in answer
-        assert [one["answer"] for one in answer["candidates"]] == ["Ada", "wove"]
+        assert [candidate["answer"] for candidate in answer["candidates"]] == ["Ada", "wove"]
     else:
         assert answer["null"] == pytest.approx(null - 1)  # the least of all windows
         assert answer["best"] == "Ada"
-        assert {one["answer"] for one in answer["candidates"]} == {"", "Ada"}
+        assert {candidate["answer"] for candidate in answer["candidates"]} == {"", "Ada"}
         total = np.exp(null) + np.exp(1) + np.exp(0)
         assert answer["score"] == pytest.approx(np.exp(1.0 if text else null) / total, abs=1e-5)
 
@@ -433,16 +441,16 @@ def test_no_answer_is_given_where_it_scores_far_enough_above_the_best(null, thre
 def test_scores_are_squads_and_those_of_the_unanswerable_where_there_are_some():
     task = task_of(unanswerable=True)
     examples = [ask("?", "Ada"), ask("?", "Bob sold")]
-    given = [{"answer": "ada!"}, {"answer": "Bob"}]
-    assert task.score(given, examples) == pytest.approx({"exact_match": 0.5, "f1": (1 + 2 / 3) / 2})
-    given = [
+    predictions = [{"answer": "ada!"}, {"answer": "Bob"}]
+    assert task.score(predictions, examples) == pytest.approx({"exact_match": 0.5, "f1": (1 + 2 / 3) / 2})
+    predictions = [
         {"answer": "", "null": 0.5, "best": "Ada"},
         {"answer": "Bob", "null": -3.0, "best": "Bob"},
         {"answer": "", "null": 2.0, "best": "Eve"},
         {"answer": "it", "null": -1.0, "best": "it"},
     ]
-    got = task.score(given, [*examples, ask("?", ""), ask("?", "")])
-    assert got == pytest.approx(
+    metrics = task.score(predictions, [*examples, ask("?", ""), ask("?", "")])
+    assert metrics == pytest.approx(
         {
             "exact_match": 1 / 4,
             "f1": (2 / 3 + 1) / 4,
@@ -454,7 +462,7 @@ def test_scores_are_squads_and_those_of_the_unanswerable_where_there_are_some():
             "best_threshold": -3.0,
         }
     )
-    assert set(got) == {*task.metrics, "best_threshold"}
+    assert set(metrics) == {*task.metrics, "best_threshold"}
     assert "best_f1" not in task.score([{"answer": ""}], [ask("?", "")])
     assert task.unavailable_metric("best_f1", examples) == "every question has an answer there"
     assert task.unavailable_metric("f1", examples) == task.unavailable_metric("best_f1", [ask("?", "")]) == ""
@@ -474,7 +482,7 @@ def test_whether_there_may_be_no_answer_is_settled_by_the_data_or_the_recipe(rec
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("task.layers=[]", "task.layers: must be last, mix, or a list of layers"),
         ("task.stride=0", "task.stride: should be greater than or equal to 1"),
@@ -485,8 +493,8 @@ def test_whether_there_may_be_no_answer_is_settled_by_the_data_or_the_recipe(rec
         ),
     ],
 )
-def test_a_wrong_recipe_is_refused_with_the_remedy(recipe, tmp_path, change, told):
-    with pytest.raises(ConfigError, match=told):
+def test_a_wrong_recipe_is_refused_with_the_remedy(recipe, tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message):
         weft.train(recipe, [change], tmp_path / "run")
 
 
@@ -500,12 +508,12 @@ def test_a_model_that_does_not_encode_is_refused(recipe):
 
 def test_it_learns_answers_and_reads_questions_from_json(recipe, tmp_path):
     pipeline = weft.train(recipe, out=tmp_path / "run")
-    assert [one["answer"] for one in pipeline([ask(*row) for row in ROWS])] == [right for _, right in ROWS]
-    found = pipeline.evaluate()
-    assert (found["exact_match"], found["f1"]) == (1, 1)
-    asked = json.dumps({"question": "who sold ?", "passage": PASSAGE})
-    assert pipeline(asked)[0]["answer"] == "Bob"
-    assert len(pipeline(asked, {"top": 3})[0]["candidates"]) == 3
+    assert [answer["answer"] for answer in pipeline([ask(*row) for row in ROWS])] == [expected for _, expected in ROWS]
+    metrics = pipeline.evaluate()
+    assert (metrics["exact_match"], metrics["f1"]) == (1, 1)
+    question = json.dumps({"question": "who sold ?", "passage": PASSAGE})
+    assert pipeline(question)[0]["answer"] == "Bob"
+    assert len(pipeline(question, {"top": 3})[0]["candidates"]) == 3
     with pytest.raises(DataError, match='example 1: must be JSON, since it has several fields: {"question"'):
         pipeline("who sold ?")
     with pytest.raises(DataError, match="example 1: passage: Field required"):
@@ -523,8 +531,8 @@ def test_it_learns_that_there_is_no_answer(recipe, rows, tmp_path):
     )
     pipeline = weft.train(recipe, ["train.steps=200"], tmp_path / "run")
     assert pipeline.run.task.unanswerable
-    found = pipeline.evaluate()
-    assert (found["f1"], found["unanswerable"], found["best_f1"]) == (1, 1, 1)
+    metrics = pipeline.evaluate()
+    assert (metrics["f1"], metrics["unanswerable"], metrics["best_f1"]) == (1, 1, 1)
     assert pipeline(ask("who ate ?"))[0]["answer"] == ""
     assert pipeline(ask("who ate ?"), {"null_threshold": 1e6})[0]["answer"] != ""
     assert pipeline(ask("who sold ?"), {"null_threshold": -1e6})[0]["answer"] == ""
@@ -539,13 +547,13 @@ def test_a_prepared_corpus_is_the_same_and_tells_what_was_counted(recipe, rows, 
         "taught 1 answer with the whole of the tokens at either end"
     )
     task, _ = made(recipe)
-    packed, told = pack_split(task_data(recipe), "train", task, task.tokenizer)
-    assert (packed.digest, told) == (made_of.digest, made_of.told)
+    packed, notice = pack_split(task_data(recipe), "train", task, task.tokenizer)
+    assert (packed.digest, notice) == (made_of.digest, made_of.told)
     folder = str(tmp_path / "corpus")
     changes = ["train.steps=2", "data.valid=null"]
     ours = weft.train(recipe, [f"data.train={folder}", *changes], tmp_path / "a").head
-    must = weft.train(recipe, changes, tmp_path / "b").head
-    assert torch.equal(ours.output.weight, must.output.weight)
+    expected = weft.train(recipe, changes, tmp_path / "b").head
+    assert torch.equal(ours.output.weight, expected.output.weight)
 
 
 def task_data(recipe):

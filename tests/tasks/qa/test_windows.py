@@ -1,4 +1,4 @@
-"""Windows over a passage: all of it is read, and every span that can be an answer is some one window's own."""
+"""Passage windows: they cover the whole passage, and every possible answer span belongs to exactly one of them."""
 
 from collections import Counter
 from itertools import pairwise
@@ -11,35 +11,35 @@ from weft.tasks.qa.windows import PassageWindow, cut_windows
 SIZES = st.integers(0, 90), st.integers(1, 40), st.integers(1, 60), st.integers(1, 20)
 
 
-def spans_of(cuts, longest):
+def spans_of(windows, longest):
     """List the spans of at most so many tokens that windows offer: those that start at their own tokens."""
     return [
         (start, stop)
-        for cut in cuts
-        for start in range(cut.low, cut.high)
-        for stop in range(start + 1, min(start + longest, cut.stop) + 1)
+        for window in windows
+        for start in range(window.low, window.high)
+        for stop in range(start + 1, min(start + longest, window.stop) + 1)
     ]
 
 
 @given(*SIZES)
 def test_windows_cover_a_passage_and_each_token_is_the_own_of_one(size, room, stride, answer):
-    cuts = cut_windows(size, room, stride, answer)
-    assert cuts[0].start == 0
-    assert cuts[-1].stop == size
-    assert [token for cut in cuts for token in range(cut.low, cut.high)] == list(range(size))
-    for cut in cuts:
-        assert cut.start <= cut.low <= cut.high <= cut.stop <= cut.start + room
-    for one, other in pairwise(cuts):
-        assert one.start < other.start <= min(one.stop, one.start + stride)
-        assert one.stop < other.stop  # none is inside another
+    windows = cut_windows(size, room, stride, answer)
+    assert windows[0].start == 0
+    assert windows[-1].stop == size
+    assert [token for window in windows for token in range(window.low, window.high)] == list(range(size))
+    for window in windows:
+        assert window.start <= window.low <= window.high <= window.stop <= window.start + room
+    for window, following in pairwise(windows):
+        assert window.start < following.start <= min(window.stop, window.start + stride)
+        assert window.stop < following.stop  # none is inside another
 
 
 @given(*SIZES)
 def test_every_span_is_offered_once_where_windows_are_twice_as_long_as_answers(size, room, stride, answer):
     answer = min(answer, max(room // 2, 1))
-    found = Counter(spans_of(cut_windows(size, room, stride, answer), answer))
+    spans = Counter(spans_of(cut_windows(size, room, stride, answer), answer))
     every = [(start, stop) for start in range(size) for stop in range(start + 1, min(start + answer, size) + 1)]
-    assert found == Counter(every)
+    assert spans == Counter(every)
 
 
 def test_windows_that_do_not_overlap_would_lose_spans():
@@ -49,16 +49,19 @@ def test_windows_that_do_not_overlap_would_lose_spans():
 
 
 def test_they_go_by_the_stride_and_what_fits_is_one():
-    assert [cut[:2] for cut in cut_windows(300, 200, 50, 30)] == [(0, 200), (50, 250), (100, 300)]
+    assert [window[:2] for window in cut_windows(300, 200, 50, 30)] == [(0, 200), (50, 250), (100, 300)]
     assert cut_windows(200, 200, 50, 30) == [PassageWindow(0, 200, 0, 200)]
     assert cut_windows(0, 10, 5, 3) == [PassageWindow(0, 0, 0, 0)]
 
 
 def test_a_token_is_the_own_of_the_window_with_most_around_it():
-    cuts = cut_windows(300, 200, 50, 30)  # as _check_is_max_context of the code of Devlin et al. 2019 has it
+    windows = cut_windows(300, 200, 50, 30)  # as _check_is_max_context of the code of Devlin et al. 2019 has it
     for token in range(300):
-        around = [min(token - cut.start, cut.stop - 1 - token) if cut.start <= token < cut.stop else -1 for cut in cuts]
-        best = cuts[around.index(max(around))]
+        around = [
+            min(token - window.start, window.stop - 1 - token) if window.start <= token < window.stop else -1
+            for window in windows
+        ]
+        best = windows[around.index(max(around))]
         assert best.low <= token < best.high
 
 
