@@ -325,7 +325,7 @@ class Task:
 
     def preview(self, example: Any) -> tuple[str, str]:
         """Return an example's input and its expected answer as text, for tables."""
-        raise missing_method(self, "shown")
+        raise missing_method(self, "preview")
 
     def unavailable_metric(self, metric: str, examples: Sequence[Any]) -> str:
         """Return why one of `metrics` cannot be computed on these examples; "", the default, if it can."""
