@@ -1,6 +1,6 @@
-"""The search in memory that stays, turn by turn without a graph, against the search whose states are values.
+"""The search with static state, step by step without a graph, against the search whose states are values.
 
-On CUDA, the graphs against both, and the kernels against the boards' own way.
+On CUDA, the graphs against both, and the Triton kernels against the eager implementation.
 """
 
 import gc
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from weft.decoding import cuda_graph, static_state
 from weft.decoding import generate as generation
 from weft.decoding.beam_search import Beam, Hypothesis
-from weft.decoding.cuda_graph import Texts, rounded
+from weft.decoding.cuda_graph import PaddedSizes, round_up_size
 from weft.decoding.generate import DecodingConfig, generate
-from weft.decoding.static_state import BeamState, DecodingState, GreedyState, Walking
+from weft.decoding.static_state import BeamState, DecodingState, GreedyRules, GreedyState
 from weft.errors import ConfigError, DataError, WeftError
 from weft.models.transformer import Transformer, TransformerConfig
 from weft.nn.attention.capture import capture
@@ -37,9 +37,9 @@ needs_gpu = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True, scope="module")
 def small() -> Iterator[None]:
-    """Small rooms and a question a turn, so that searches outgrow the one and act on the other."""
+    """Small capacities and a poll each step, so that searches outgrow the one and act on the other."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"ROOM": 4, "HELD": 8, "FEW": 2, "EVERY": 1}.items():
+        for name, value in {"INITIAL_CAPACITY": 4, "MAX_INITIAL_TOKENS": 8, "MIN_ROWS": 2, "POLL_INTERVAL": 1}.items():
             patch.setattr(cuda_graph, name, value)
         yield
 
@@ -117,10 +117,14 @@ class TestSearch:
     @pytest.mark.parametrize(
         ("owner", "name", "wrong"),
         [
-            (StaticKVCache, "select", lambda self, rows: self),  # hypotheses keep what they have read
-            (DecodingState, "take", lambda self, other, groups: None),  # who moves forgets what it has written
-            (BeamState, "reset", lambda self: None),  # the last search is still on the board
-            (cuda_graph, "_weights", lambda model: ()),  # a model whose numbers are elsewhere is taken for the old one
+            (StaticKVCache, "select", lambda self, rows: self),  # hypotheses keep their own keys and values
+            (DecodingState, "copy_from", lambda self, other, groups: None),  # a group that moves forgets its tokens
+            (BeamState, "reset", lambda self: None),  # the state of the last search is kept
+            (
+                cuda_graph,
+                "_weight_addresses",
+                lambda model: (),
+            ),  # new weights are taken for the old ones
         ],
     )
     def test_what_is_forgotten_or_kept_wrongly_is_caught(
@@ -134,9 +138,12 @@ class TestSearch:
             for batch in (self.batch, (self.batch[0], Tokens.pack([[8]] * 5))):
                 must = generate(made, batch[0], EOS, chosen, batch[1])
                 assert_same(in_place(made, batch[0], EOS, chosen, batch[1]), must)
-            turns, made.output.weight = list(cuda_graph._kept[made]), nn.Parameter(made.output.weight.clone() * 0.1)
+            turns, made.output.weight = (
+                list(cuda_graph._graph_cache[made]),
+                nn.Parameter(made.output.weight.clone() * 0.1),
+            )
             in_place(made, *self.batch[:1], EOS, chosen, self.batch[1])
-            assert not set(turns) & set(cuda_graph._kept[made])
+            assert not set(turns) & set(cuda_graph._graph_cache[made])
 
         searches()
         monkeypatch.setattr(owner, name, wrong)
@@ -148,21 +155,21 @@ class TestSearch:
         must = generate(made, prompt, EOS, chosen, source)
         assert [len(group[0].ids) for group in must] == [1, 0, 30, 1, 7]
         assert_same(in_place(made, prompt, EOS, chosen, source), must)
-        assert {turn.groups for turn in cuda_graph._kept[made]} == {6, 2, 1}
+        assert {turn.groups for turn in cuda_graph._graph_cache[made]} == {6, 2, 1}
 
     def test_a_turn_serves_the_next_batch_of_about_its_size(self) -> None:
         made, chosen = model(7), DecodingConfig(beam=2, min_length=3, max_length=3)
         for rows in (5, 6, 5):
             prompt, source = Tokens.pack([[1]] * rows), Tokens.pack([[row, 2] for row in range(rows)])
             assert_same(in_place(made, prompt, EOS, chosen, source), generate(made, prompt, EOS, chosen, source))
-            assert len(cuda_graph._kept[made]) == 1
+            assert len(cuda_graph._graph_cache[made]) == 1
 
     def test_not_too_many_turns_are_kept_and_none_outlives_its_model(self) -> None:
         made = model(8)
-        for width in range(2, cuda_graph.KEPT + 4):
+        for width in range(2, cuda_graph.CACHE_SIZE + 4):
             in_place(made, self.batch[0], EOS, DecodingConfig(beam=width, min_length=2, max_length=2), self.batch[1])
-        assert len(cuda_graph._kept[made]) == cuda_graph.KEPT
-        turn = weakref.ref(cuda_graph._kept[made][0])
+        assert len(cuda_graph._graph_cache[made]) == cuda_graph.CACHE_SIZE
+        turn = weakref.ref(cuda_graph._graph_cache[made][0])
         del made
         gc.collect()
         assert turn() is None
@@ -209,15 +216,15 @@ class TestSearch:
 class TestTexts:
     @given(st.integers(1, 5000))
     def test_few_sizes_serve_all_counts(self, count: int) -> None:
-        assert count <= rounded(count) <= max(count * 3 // 2, count + 1)
-        assert len({rounded(one) for one in range(1, count + 1)}) <= 2 * count.bit_length()
+        assert count <= round_up_size(count) <= max(count * 3 // 2, count + 1)
+        assert len({round_up_size(one) for one in range(1, count + 1)}) <= 2 * count.bit_length()
 
     @steady
     @given(st.lists(st.lists(st.integers(0, 8), max_size=90), min_size=1, max_size=9), st.sampled_from([None, 90, 100]))
     def test_what_is_filled_up_holds_the_texts_first(self, sources: list[list[int]], reads: int | None) -> None:
         prompt, source = Tokens.pack([[1, 2]] * len(sources)), Tokens.pack(sources)
-        texts = Texts.of(prompt, source, reads)
-        prompts, filled = texts.filled(prompt, source)
+        texts = PaddedSizes.of(prompt, source, reads)
+        prompts, filled = texts.pad(prompt, source)
         assert filled is not None
         assert [ids.tolist() for ids in filled.split()][: len(sources)] == sources
         assert [ids.tolist() for ids in prompts.split()][: len(sources)] == [[1, 2]] * len(sources)
@@ -232,17 +239,17 @@ def beam_of(width: int, keep: int) -> Beam:
     return Beam(eos=2, width=width, keep=keep, max_length=6, penalty=penalty, min_length=2, forbid=(1,))
 
 
-def boards_of(kind: Any, rules: Any, logits: Tensor, groups: int) -> list[Any]:
-    found = [kind(rules, logits, groups, 8) for _ in range(2)]
-    for board in found:
-        board.tell(rules, torch.arange(groups - 1, device=logits.device))
-        board.reset()
-    return found
+def make_states(kind: Any, rules: Any, logits: Tensor, groups: int) -> list[Any]:
+    states = [kind(rules, logits, groups, 8) for _ in range(2)]
+    for state in states:
+        state.set_rules(rules, torch.arange(groups - 1, device=logits.device))
+        state.reset()
+    return states
 
 
-def assert_boards_equal(one: Any, other: Any) -> None:
+def assert_states_equal(one: Any, other: Any) -> None:
     alive = one.logprob != NEVER if isinstance(one, BeamState) else torch.ones_like(one.token, dtype=torch.bool)
-    for mine, theirs in zip(one.grouped, other.grouped, strict=True):
+    for mine, theirs in zip(one.group_tensors, other.group_tensors, strict=True):
         if mine.is_floating_point():
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
         elif mine.shape == alive.shape:
@@ -266,10 +273,10 @@ class TestCuda:
     ) -> None:
         torch.manual_seed(0)
         like = torch.zeros(groups * width, vocab, device="cuda")
-        rules = Walking(2, 6, DecodingConfig().penalty, 2, (1,))
+        rules = GreedyRules(2, 6, DecodingConfig().penalty, 2, (1,))
         pairs = [
-            boards_of(BeamState, beam_of(width, keep), like, groups),
-            boards_of(GreedyState, rules, like, groups * width),
+            make_states(BeamState, beam_of(width, keep), like, groups),
+            make_states(GreedyState, rules, like, groups * width),
         ]
         for _ in range(6):
             logits = torch.randn_like(like) * 2
@@ -280,7 +287,7 @@ class TestCuda:
                     with monkeypatch.context() as patch:
                         patch.setattr(static_state, "on_triton", lambda x: False)
                         plain.choose(logits)
-                assert_boards_equal(plain, kernels)
+                assert_states_equal(plain, kernels)
 
     @pytest.mark.parametrize(
         "config", [{}, {"norm": "pre", "positions": "learned", "longest": 100, "activation": "gelu"}]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.decoding.logits_processors import NEVER, ForbiddenTokens, apply_temperature, log_probs, top_k, top_p
+from weft.decoding.logits_processors import NEG_INF, ForbiddenTokens, apply_temperature, log_probs, top_k, top_p
 from weft.errors import ConfigError
 
 steady = settings(max_examples=60, deadline=None, derandomize=True)
@@ -18,7 +18,7 @@ def as_logits(row: list[float]) -> Tensor:
 
 
 def kept(filtered: Tensor) -> set[int]:
-    return set((filtered[0] > NEVER).nonzero()[:, 0].tolist())
+    return set((filtered[0] > NEG_INF).nonzero()[:, 0].tolist())
 
 
 class TestTopK:
@@ -34,7 +34,7 @@ class TestTopK:
         assert kept(top_k(as_logits([1.0, 3.0, 1.0, 0.0]), 2)) == {0, 1, 2}
 
     def test_leaves_the_values_of_what_it_keeps(self) -> None:
-        assert top_k(as_logits([1.0, 3.0, 2.0]), 2).tolist() == [[NEVER, 3.0, 2.0]]
+        assert top_k(as_logits([1.0, 3.0, 2.0]), 2).tolist() == [[NEG_INF, 3.0, 2.0]]
 
 
 def is_nucleus(chosen: set[int], row: list[float], p: float) -> bool:
@@ -71,7 +71,7 @@ class TestTopP:
         assert kept(top_p(as_logits([0.0] * 6), 0.5)) == {0, 1, 2}
 
     def test_goes_on_from_what_is_barred(self) -> None:
-        assert kept(top_p(as_logits([9.0, 0.0, NEVER, 8.0]), 0.999)) == {0, 3}
+        assert kept(top_p(as_logits([9.0, 0.0, NEG_INF, 8.0]), 0.999)) == {0, 3}
 
 
 class TestTemper:
@@ -84,21 +84,21 @@ class TestTemper:
 
     @pytest.mark.parametrize("temperature", [1e-37, 1e-300])
     def test_a_tiny_temperature_leaves_the_best_alone(self, temperature: float) -> None:
-        logits = torch.tensor([[300.0, 299.0, NEVER]])
+        logits = torch.tensor([[300.0, 299.0, NEG_INF]])
         assert apply_temperature(logits, temperature).softmax(-1).tolist() == [[1.0, 0.0, 0.0]]
         assert not (logits / temperature).softmax(-1).isfinite().all(), "the plain quotient overflows"
 
 
 class TestBarred:
     def test_bars_eos_until_the_minimum_is_there(self) -> None:
-        barred = ForbiddenTokens.over(torch.zeros(1, 9), eos=2, forbid=[5, 0], min_length=3)
+        barred = ForbiddenTokens.for_logits(torch.zeros(1, 9), eos=2, forbid=[5, 0], min_length=3)
         assert [barred.after(written).tolist() for written in (0, 2, 3)] == [[0, 2, 5], [0, 2, 5], [0, 5]]
 
     def test_log_probs_are_the_models_own(self) -> None:
         logits = torch.tensor([[1.0, 2.0, 3.0]])
         result = log_probs(logits, torch.tensor([2]))
         own = logits.log_softmax(-1)
-        assert result[0, 2] == NEVER
+        assert result[0, 2] == NEG_INF
         assert torch.equal(result[:, :2], own[:, :2]), "not scaled up to make up for the barred ones"
         assert logits.tolist() == [[1.0, 2.0, 3.0]]
 
@@ -111,9 +111,9 @@ class TestBarred:
 
     def test_refuses_ids_outside_the_vocabulary(self) -> None:
         with pytest.raises(ConfigError, match=r"must lie in 0\.\.4.*got \[-1, 5\]"):
-            ForbiddenTokens.over(torch.zeros(1, 5), eos=5, forbid=[-1])
+            ForbiddenTokens.for_logits(torch.zeros(1, 5), eos=5, forbid=[-1])
 
     def test_refuses_to_leave_nothing(self) -> None:
         with pytest.raises(ConfigError, match="nothing is left"):
-            ForbiddenTokens.over(torch.zeros(1, 3), eos=0, forbid=[1, 2], min_length=1)
-        assert ForbiddenTokens.over(torch.zeros(1, 3), eos=0, forbid=[1, 2]).always.tolist() == [1, 2]
+            ForbiddenTokens.for_logits(torch.zeros(1, 3), eos=0, forbid=[1, 2], min_length=1)
+        assert ForbiddenTokens.for_logits(torch.zeros(1, 3), eos=0, forbid=[1, 2]).always.tolist() == [1, 2]

@@ -1,1 +1,1 @@
-"""Greedy search, sampling and beam search: they see a model's `start` and `step` alone."""
+"""Greedy search, sampling and beam search: they use a model's `start` and `step` alone."""

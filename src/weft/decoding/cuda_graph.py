@@ -1,10 +1,10 @@
-"""A search whose turns are all the same work on the same memory; on CUDA a turn is one replay of a captured graph.
+"""Decoding with CUDA graphs: a step of a search is one replay of a captured graph.
 
-A turn is the model's step and the board's choice (`weft.decoding.static_state`), in memory for a number of groups and a
-number of tokens. It is made once and kept with its model for the searches that come. Texts are filled up to one of few
-sizes, so that it serves many batches, and where the model allows it, reading them is a graph as well. The host runs
-ahead of the device: it asks now and then which groups are done, and reads the answer when the next question is on its
-way. Groups that are done leave where the rest fits a smaller turn; a text that outgrows its memory moves to a larger
+A step is the model's step and the choice of tokens (`weft.decoding.static_state`), in static memory for a number of
+groups and of tokens. It is captured once and cached with its model for later searches. Inputs are padded to one of few
+sizes, so that a graph serves many batches; if the model allows it, the prefill is a graph as well. The host runs ahead
+of the device: every few steps it copies the flags of groups that are done, and reads them when the next copy is queued.
+Groups that are done are removed if the rest fits a smaller graph; a text that outgrows its memory moves to a larger
 one.
 """
 
@@ -24,18 +24,18 @@ from weft.models.base import Capturable, FixedState, State
 from weft.nn.attention.capture import watched
 from weft.tokens import Tokens
 
-ROOM = 64  # tokens at first; doubled where a text grows beyond them
-HELD = 16384  # tokens of all texts that there may be room for at first, if so many may be written
-EVERY = 2  # turns between two questions
-FEW = 64  # rows that take no less time when they are fewer
-KEPT = 8  # turns that wait for the next search
+INITIAL_CAPACITY = 64  # tokens a sequence at first; doubled if a text grows beyond them
+MAX_INITIAL_TOKENS = 16384  # tokens of all sequences that memory is allocated for at first, at most
+POLL_INTERVAL = 2  # steps between two polls of the device
+MIN_ROWS = 64  # rows below which fewer take no less time
+CACHE_SIZE = 8  # graphs cached a model
 
-Read = tuple[Tokens, Tokens | None]  # prompts and sources
-Start = Callable[[], State]
+Inputs = tuple[Tokens, Tokens | None]  # prompts and sources
+MakeState = Callable[[], State]
 
 
 def capturable(model: object, prompt: Tokens) -> TypeGuard[Capturable]:
-    """Say whether a search can be captured: on CUDA, where nobody looks into the model and it drops nothing."""
+    """Return whether a search can be captured: on CUDA, without captured attention, dropout or autocast."""
     return (
         prompt.device.type == "cuda"
         and isinstance(model, nn.Module)
@@ -49,218 +49,229 @@ def search(
     model: Capturable, kind: type[DecodingState[R]], rules: R, prompt: Tokens, source: Tokens | None = None
 ) -> list[list[Hypothesis]]:
     """Return the hypotheses of each group, `rules.copies` groups a prompt, best first."""
-    texts = Texts.of(prompt, source, model.reads)
+    sizes = PaddedSizes.of(prompt, source, model.reads)
     active, columns, written = list(range(len(prompt) * rules.copies)), prompt.longest - 1, 0
-    found = dict[int, list[Hypothesis]]()
-    read = texts.filled(prompt, source)
-    groups, more = texts.prompts * rules.copies, rules.max_length
-    turn = _turn(model, kind, rules, texts, groups, columns, more, lambda: model.prime(*read))
-    turn.open(model, rules, read, len(active))
+    hypotheses = dict[int, list[Hypothesis]]()
+    inputs = sizes.pad(prompt, source)
+    groups, remaining = sizes.prompts * rules.copies, rules.max_length
+    step = _get_step(model, kind, rules, sizes, groups, columns, remaining, lambda: model.prime(*inputs))
+    step.start(model, rules, inputs, len(active))
     while True:
-        ran, done = turn.run(model, min(rules.max_length - written, turn.state.room - columns))
-        written, columns = written + ran, columns + ran
-        stay = [group for group in range(len(active)) if not done[group] and written < rules.max_length]
-        leave = sorted({*range(len(active))} - {*stay})
-        if leave:
-            found.update(zip((active[group] for group in leave), turn.board.found(rules, leave), strict=True))
-        if not stay:
-            _keep(model, turn)
-            return [found[group] for group in sorted(found)]
-        active, more, before = [active[group] for group in stay], rules.max_length - written, turn
-        turn = _turn(model, kind, rules, texts, rounded(len(stay)), columns, more, lambda: before.state)  # noqa: B023
-        turn.follow(rules, before, *(torch.tensor(some, device=prompt.device) for some in (stay, active)))
-        _keep(model, before)
+        steps, done = step.run(model, min(rules.max_length - written, step.state.room - columns))
+        written, columns = written + steps, columns + steps
+        staying = [group for group in range(len(active)) if not done[group] and written < rules.max_length]
+        leaving = sorted({*range(len(active))} - {*staying})
+        if leaving:
+            ended = step.decoding.hypotheses(rules, leaving)
+            hypotheses.update(zip((active[group] for group in leaving), ended, strict=True))
+        if not staying:
+            _release(model, step)
+            return [hypotheses[group] for group in sorted(hypotheses)]
+        active, remaining, previous = [active[group] for group in staying], rules.max_length - written, step
+        groups = round_up_size(len(staying))
+        step = _get_step(model, kind, rules, sizes, groups, columns, remaining, lambda: previous.state)  # noqa: B023
+        step.continue_from(rules, previous, *(torch.tensor(part, device=prompt.device) for part in (staying, active)))
+        _release(model, previous)
 
 
-def rounded(count: int) -> int:
+def round_up_size(count: int) -> int:
     """Round up to 2ⁿ or 3 · 2ⁿ, so that few sizes serve all counts."""
-    whole = 1 << max(count - 1, 0).bit_length()
-    return whole // 4 * 3 if count <= whole // 4 * 3 else whole
+    power = 1 << max(count - 1, 0).bit_length()
+    return power // 4 * 3 if count <= power // 4 * 3 else power
 
 
 @dataclass(frozen=True)
-class Texts:
-    """The sizes that prompts and sources are filled up to."""
+class PaddedSizes:
+    """The sizes that prompts and sources are padded to."""
 
     prompts: int
-    rows: int  # with those that fill up the sources
+    rows: int  # with those that pad the sources
     tokens: int  # of all sources
     longest: int  # of the sources
     short: bool  # all prompts are one token
     device: torch.device
 
     @classmethod
-    def of(cls, prompt: Tokens, source: Tokens | None, reads: int | None) -> "Texts":
-        """Round the sizes of these up; no source becomes longer than what the model reads."""
-        prompts, short = rounded(len(prompt)), prompt.longest == 1
+    def of(cls, prompt: Tokens, source: Tokens | None, reads: int | None) -> "PaddedSizes":
+        """Round the sizes of these up; no source becomes longer than the model's maximum."""
+        prompts, short = round_up_size(len(prompt)), prompt.longest == 1
         if source is None:
             return cls(prompts, prompts, 0, 0, short, prompt.device)
-        tokens, longest = 64 * rounded(-(-len(source.ids) // 64)), 32 * rounded(-(-source.longest // 32))
+        tokens, longest = 64 * round_up_size(-(-len(source.ids) // 64)), 32 * round_up_size(-(-source.longest // 32))
         longest = max(source.longest, 1, longest if reads is None else min(longest, reads))
         return cls(prompts, prompts + -(-tokens // longest), tokens, longest, short, prompt.device)
 
-    def filled(self, prompt: Tokens, source: Tokens | None) -> Read:
-        """Fill up prompts by such as are one token, and sources by such as mean nothing."""
-        more = self.rows - len(prompt)
-        prompt = Tokens.flat(F.pad(prompt.ids, (0, more)), F.pad(prompt.lengths, (0, more), value=1))
+    def pad(self, prompt: Tokens, source: Tokens | None) -> Inputs:
+        """Pad with prompts of one token and with sources that are ignored."""
+        padding = self.rows - len(prompt)
+        prompt = Tokens.flat(F.pad(prompt.ids, (0, padding)), F.pad(prompt.lengths, (0, padding), value=1))
         if source is None:
             return prompt, None
-        fillers = -(-(self.tokens - len(source.ids)) // self.longest)
-        return prompt, source.filled(self.tokens, self.longest, fillers, self.rows)
+        padding_rows = -(-(self.tokens - len(source.ids)) // self.longest)
+        return prompt, source.filled(self.tokens, self.longest, padding_rows, self.rows)
 
 
 class GraphStep(Generic[R]):
-    """The state and the board of a search, and on CUDA the graph that takes both one token on."""
+    """Model state and decoding state of a search, and on CUDA the graph of one step."""
 
     def __init__(
-        self, key: tuple[Hashable, ...], model: Capturable, state: FixedState, board: DecodingState[R]
+        self, key: tuple[Hashable, ...], model: Capturable, state: FixedState, decoding: DecodingState[R]
     ) -> None:
-        self.key, self.state, self.board = key, state, board
-        self.groups, self.width = board.row.shape
-        self.few = self.groups // 2 if self.groups * self.width > FEW else 0  # that would fit a smaller turn
-        self.opening: GraphPrefill | None = None
-        self.graph = _captured(lambda: self._once(model)) if board.row.is_cuda else None
+        self.key, self.state, self.decoding = key, state, decoding
+        self.groups, self.width = decoding.row.shape
+        # The number of groups that fit a smaller graph.
+        self.shrink_at = self.groups // 2 if self.groups * self.width > MIN_ROWS else 0
+        self.prefill: GraphPrefill | None = None
+        self.graph = _capture_graph(lambda: self._step(model)) if decoding.row.is_cuda else None
         if self.graph is not None:
-            self._answers = [torch.zeros(self.groups, dtype=torch.bool).pin_memory() for _ in range(2)]
+            self._done_buffers = [torch.zeros(self.groups, dtype=torch.bool).pin_memory() for _ in range(2)]
 
-    def _once(self, model: Capturable) -> None:
-        logits, _ = model.step(self.board.token.flatten(), self.state.select(self.board.row.flatten()))
-        self.board.choose(logits)
+    def _step(self, model: Capturable) -> None:
+        logits, _ = model.step(self.decoding.token.flatten(), self.state.select(self.decoding.row.flatten()))
+        self.decoding.choose(logits)
 
-    def open(self, model: Capturable, rules: R, texts: Read, count: int) -> None:
-        """Start a search in so many groups, after these prompts."""
-        self.board.tell(rules, torch.arange(count, device=texts[0].device))
-        if self.graph is None or not model.steady or texts[0].longest > 1:
-            return self._read(model, rules.copies, *texts)
-        if self.opening is None:
+    def start(self, model: Capturable, rules: R, inputs: Inputs, count: int) -> None:
+        """Start a search in `count` groups: run the prefill."""
+        self.decoding.set_rules(rules, torch.arange(count, device=inputs[0].device))
+        if self.graph is None or not model.steady or inputs[0].longest > 1:
+            return self._prefill(model, rules.copies, *inputs)
+        if self.prefill is None:
             with torch.inference_mode(False), torch.no_grad():
-                self.opening = GraphPrefill(texts, lambda held: self._read(model, rules.copies, *held))
-        return self.opening(texts)
+                self.prefill = GraphPrefill(
+                    inputs, lambda static_inputs: self._prefill(model, rules.copies, *static_inputs)
+                )
+        return self.prefill(inputs)
 
-    def _read(self, model: Capturable, copies: int, prompt: Tokens, source: Tokens | None) -> None:
+    def _prefill(self, model: Capturable, copies: int, prompt: Tokens, source: Tokens | None) -> None:
         owner = torch.arange(self.groups * self.width, device=prompt.device) // (self.width * copies)
         self.state.take(model.prime(prompt, source), owner)
-        self.board.reset()
-        self.board.token.copy_(prompt.ids[prompt.starts[1:].long() - 1][owner].view_as(self.board.token))
+        self.decoding.reset()
+        self.decoding.token.copy_(prompt.ids[prompt.starts[1:].long() - 1][owner].view_as(self.decoding.token))
 
-    def follow(self, rules: R, before: "GraphStep[R]", groups: Tensor, numbers: Tensor) -> None:
-        """Go on with these groups of another turn, which have these numbers in the search."""
-        self.board.tell(rules, numbers)
-        self.board.reset()
-        self.board.take(before.board, groups)
+    def continue_from(self, rules: R, previous: "GraphStep[R]", groups: Tensor, numbers: Tensor) -> None:
+        """Continue these groups of another step, which have these numbers in the search."""
+        self.decoding.set_rules(rules, numbers)
+        self.decoding.reset()
+        self.decoding.copy_from(previous.decoding, groups)
         padded = torch.cat([groups, groups[:1].expand(self.groups - len(groups))])
-        self.state.take(before.state, before.board.row[padded].flatten())
+        self.state.take(previous.state, previous.decoding.row[padded].flatten())
 
-    def run(self, model: Capturable, turns: int) -> tuple[int, list[bool]]:
-        """Take so many turns, or fewer where few groups are left; return how many, and which groups are done."""
-        before, ran = None, 0
-        for ran in range(1, turns + 1):
-            self.graph.replay() if self.graph is not None else self._once(model)
-            if ran % EVERY == 0:
-                now = self._ask(ran // EVERY % 2)
-                if before is not None and before() <= self.few:
+    def run(self, model: Capturable, max_steps: int) -> tuple[int, list[bool]]:
+        """Run `max_steps` steps, or fewer if few groups are left; return how many, and which groups are done."""
+        previous, steps = None, 0
+        for steps in range(1, max_steps + 1):
+            self.graph.replay() if self.graph is not None else self._step(model)
+            if steps % POLL_INTERVAL == 0:
+                current = self._poll_active(steps // POLL_INTERVAL % 2)
+                if previous is not None and previous() <= self.shrink_at:
                     break
-                before = now
-        return ran, self.board.done.tolist()
+                previous = current
+        return steps, self.decoding.done.tolist()
 
-    def _ask(self, slot: int) -> Callable[[], int]:
-        """Ask how many groups are left; the answer waits until the device has come so far."""
+    def _poll_active(self, slot: int) -> Callable[[], int]:
+        """Return a function that waits for the device and returns how many groups are active at this step."""
         if self.graph is None:
-            left = self.groups - int(self.board.done.sum())
-            return lambda: left
-        answer, event = self._answers[slot], torch.cuda.Event()
-        answer.copy_(self.board.done, non_blocking=True)
+            active = self.groups - int(self.decoding.done.sum())
+            return lambda: active
+        done, event = self._done_buffers[slot], torch.cuda.Event()
+        done.copy_(self.decoding.done, non_blocking=True)
         event.record()
 
         def wait() -> int:
             event.synchronize()
-            return self.groups - int(answer.sum())
+            return self.groups - int(done.sum())
 
         return wait
 
 
 class GraphPrefill:
-    """What reads texts, in a graph, and the memory from which it reads them."""
+    """The graph of a prefill, and its static inputs."""
 
-    def __init__(self, texts: Read, read: Callable[[Read], None]) -> None:
-        prompt, source = texts
-        self.held = _copied(prompt), None if source is None else _copied(source)
-        read(self.held)  # what is compiled or loaded at the first call is so before the capture
-        self.graph = _captured(lambda: read(self.held))
+    def __init__(self, inputs: Inputs, prefill: Callable[[Inputs], None]) -> None:
+        prompt, source = inputs
+        self.inputs = _clone_tokens(prompt), None if source is None else _clone_tokens(source)
+        prefill(self.inputs)  # warm-up: compile and load before the capture
+        self.graph = _capture_graph(lambda: prefill(self.inputs))
 
-    def __call__(self, texts: Read) -> None:
-        """Read these."""
-        for mine, theirs in zip(self.held, texts, strict=True):
-            if mine is not None and theirs is not None:
-                mine.ids.copy_(theirs.ids)
-                mine.starts.copy_(theirs.starts)
+    def __call__(self, inputs: Inputs) -> None:
+        """Copy the inputs and replay the graph."""
+        for static, new in zip(self.inputs, inputs, strict=True):
+            if static is not None and new is not None:
+                static.ids.copy_(new.ids)
+                static.starts.copy_(new.starts)
         self.graph.replay()
 
 
-def _copied(tokens: Tokens) -> Tokens:
+def _clone_tokens(tokens: Tokens) -> Tokens:
     return replace(tokens, ids=tokens.ids.clone(), starts=tokens.starts.clone())
 
 
-def _captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+def _capture_graph(function: Callable[[], None]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    with _capturing, torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        work()
+    with _capture_lock, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        function()
     return graph
 
 
-_kept: WeakKeyDictionary[Any, list[GraphStep[Any]]] = WeakKeyDictionary()
-_inside: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # parameters and parts of parts: slow to go through
-_lock = threading.Lock()
-_capturing = threading.Lock()  # all captures have one stream
+_graph_cache: WeakKeyDictionary[Any, list[GraphStep[Any]]] = WeakKeyDictionary()
+_module_parts: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # parameters and submodules: slow to collect
+_cache_lock = threading.Lock()
+_capture_lock = threading.Lock()  # all captures share one stream
 
 
-def _turn(
+def _get_step(
     model: Capturable,
     kind: type[DecodingState[R]],
     rules: R,
-    texts: Texts,
+    sizes: PaddedSizes,
     groups: int,
     columns: int,
-    more: int,
-    state: Start,
+    remaining: int,
+    make_state: MakeState,
 ) -> GraphStep[R]:
-    """Find a turn for so many groups, for texts of so many columns and `more` to come, or make one for `state()`."""
-    room, weights = ROOM, _weights(model)
-    while room < columns + min(more, max(ROOM, HELD // (groups * rules.width) // ROOM * ROOM)):
+    """Return a cached step for `groups` sequences of `columns` tokens and `remaining` to come, or make a new one."""
+    room, weights = INITIAL_CAPACITY, _weight_addresses(model)
+    while room < columns + min(
+        remaining,
+        max(INITIAL_CAPACITY, MAX_INITIAL_TOKENS // (groups * rules.width) // INITIAL_CAPACITY * INITIAL_CAPACITY),
+    ):
         room *= 2
-    key: tuple[Hashable, ...] = (weights, kind.__name__, rules.key, texts, groups, room)
-    with _lock:
-        kept = _kept[model] = [turn for turn in _kept.get(model, ()) if turn.key[0] == weights]
-        for turn in kept:
-            if turn.key == key and turn.state.room > columns:
-                kept.remove(turn)
-                return turn
-    _inside.pop(model, None)  # a part may have been replaced
-    key = (_weights(model), *key[1:])
-    with torch.inference_mode(False), torch.no_grad():  # what is made here serves in any mode
-        fixed = model.fixed(state(), groups * rules.width, room)
-        ids = torch.zeros(groups * rules.width, dtype=torch.long, device=texts.device)
-        logits, _ = model.step(ids, fixed)  # what is compiled or loaded at the first call is so before the capture
-        board = kind(rules, logits, groups, fixed.room)
-        board.choose(logits)
-        return GraphStep(key, model, fixed, board)
+    key: tuple[Hashable, ...] = (weights, kind.__name__, rules.key, sizes, groups, room)
+    with _cache_lock:
+        cached = _graph_cache[model] = [step for step in _graph_cache.get(model, ()) if step.key[0] == weights]
+        for step in cached:
+            if step.key == key and step.state.room > columns:
+                cached.remove(step)
+                return step
+    _module_parts.pop(model, None)  # a submodule may have been replaced
+    key = (_weight_addresses(model), *key[1:])
+    with torch.inference_mode(False), torch.no_grad():  # so that the tensors serve in any mode
+        fixed = model.fixed(make_state(), groups * rules.width, room)
+        ids = torch.zeros(groups * rules.width, dtype=torch.long, device=sizes.device)
+        logits, _ = model.step(ids, fixed)  # warm-up: compile and load before the capture
+        decoding = kind(rules, logits, groups, fixed.room)
+        decoding.choose(logits)
+        return GraphStep(key, model, fixed, decoding)
 
 
-def _keep(model: Capturable, turn: GraphStep[Any]) -> None:
-    """Let a turn wait for the next search; those that have waited longest go."""
-    with _lock:
-        kept = _kept.setdefault(model, [])
-        kept.append(turn)
-        del kept[:-KEPT]
+def _release(model: Capturable, step: GraphStep[Any]) -> None:
+    """Put a step back into the cache; the oldest are dropped."""
+    with _cache_lock:
+        cached = _graph_cache.setdefault(model, [])
+        cached.append(step)
+        del cached[:-CACHE_SIZE]
 
 
-def _weights(model: object) -> tuple[int, ...]:
-    """Say which parts a model has and where its numbers are: a graph that has read others is of no more use."""
+def _weight_addresses(model: object) -> tuple[int, ...]:
+    """Return the ids of a model's submodules and the addresses of its parameters: a graph is valid for these alone."""
     if not isinstance(model, nn.Module):
         return ()
-    inside = _inside.get(model)
-    if inside is None:
-        inside = _inside[model] = [(part._parameters, part._modules) for part in model.modules()]
-    own, parts = zip(*inside, strict=True)
-    found = [id(part) for some in parts for part in some.values()]
-    return (*found, *(one.data_ptr() for some in own for one in some.values() if one is not None))
+    parts = _module_parts.get(model)
+    if parts is None:
+        parts = _module_parts[model] = [(module._parameters, module._modules) for module in model.modules()]
+    parameters, modules = zip(*parts, strict=True)
+    module_ids = [id(module) for named in modules for module in named.values()]
+    return (
+        *module_ids,
+        *(parameter.data_ptr() for named in parameters for parameter in named.values() if parameter is not None),
+    )

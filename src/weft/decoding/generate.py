@@ -1,6 +1,6 @@
-"""From a model's distributions to sequences: greedy, sampled, streamed; `generate` also hands over to beam search.
+"""Text generation: greedy search, sampling and streaming; `generate` also calls beam search.
 
-Search knows a model by `start` and `step` alone (weft.models.base.Generator). The rows of a batch step together, and a
+A search uses a model's `start` and `step` alone (weft.models.base.Generator). The rows of a batch step together, and a
 row leaves the batch when it ends.
 """
 
@@ -17,8 +17,8 @@ from weft.config.schema import Section
 from weft.decoding import cuda_graph
 from weft.decoding.beam_search import Beam, Hypothesis, Stopping
 from weft.decoding.cuda_graph import capturable
-from weft.decoding.logits_processors import ForbiddenTokens, apply_temperature, ending, log_probs, top_k, top_p
-from weft.decoding.static_state import BeamState, GreedyState, Pick, Walking
+from weft.decoding.logits_processors import ForbiddenTokens, apply_temperature, force_eos, log_probs, top_k, top_p
+from weft.decoding.static_state import BeamState, GreedyRules, GreedyState, Pick
 from weft.errors import ConfigError
 from weft.models.base import Generator
 from weft.tokens import Tokens
@@ -27,16 +27,16 @@ __all__ = ["DecodingConfig", "Hypothesis", "generate", "stream"]
 
 
 class DecodingConfig(Section):
-    """How to decode: part of a task's recipe and of each call."""
+    """Decoding options: part of a task's recipe and of each call."""
 
     beam: int = Field(1, ge=1)  # 1: greedy, or sampled
-    candidates: int = Field(1, ge=1)  # how many a sequence are returned: the best of the beam, or so many samples
+    candidates: int = Field(1, ge=1)  # hypotheses returned a sequence: the best of the beam, or independent samples
     length_bias: Literal["none", "gnmt", "average"] = "gnmt"
-    alpha: float = Field(0.6, ge=0, le=10)  # how much length counts; average with 1 is the mean log-probability a token
+    alpha: float = Field(0.6, ge=0, le=10)  # of the length penalty; average with 1 is the mean a token
     max_length: int = Field(256, ge=1, le=100_000)  # tokens produced, eos included
-    min_length: int = Field(0, ge=0)  # tokens produced before eos may be
-    finish: bool = False  # whether max_length ends a text with eos, rather than cutting it off
-    rescale: bool = False  # whether tokens that may not be produced leave their probability to the others
+    min_length: int = Field(0, ge=0)  # tokens produced before eos is allowed
+    finish: bool = False  # whether a text is ended with eos at max_length, rather than cut off
+    rescale: bool = False  # whether probabilities are renormalized without the forbidden tokens
     stopping: Stopping = "sure"  # of a beam search (weft.decoding.beam_search)
     sample: bool = False
     temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
@@ -45,7 +45,7 @@ class DecodingConfig(Section):
     seed: int = Field(0, ge=0)
 
     @model_validator(mode="after")
-    def _agree(self) -> "DecodingConfig":
+    def _check_consistency(self) -> "DecodingConfig":
         if self.sample and self.beam > 1:
             raise ValueError(
                 f"sample draws and beam searches, so sample needs beam: 1, but beam is {self.beam} instead"
@@ -60,12 +60,12 @@ class DecodingConfig(Section):
         return self
 
     @property
-    def plain(self) -> bool:
-        """Whether it is a search that can be captured (weft.decoding.cuda_graph)."""
+    def graph_compatible(self) -> bool:
+        """Whether the search can run as CUDA graphs (weft.decoding.cuda_graph)."""
         return self.stopping == "sure" and not (self.rescale or self.finish)
 
     def penalty(self, length: int) -> float:
-        """Return lp, what a log-probability is divided by: gnmt is Wu et al. 2016, eq. 14. `length` counts eos."""
+        """Return lp, the divisor of a log-probability: gnmt is Wu et al. 2016, eq. 14. `length` counts eos."""
         base = {"none": 1.0, "gnmt": (5 + length) / 6, "average": float(length)}[self.length_bias]
         return float(base**self.alpha)
 
@@ -81,9 +81,9 @@ def generate(
 ) -> list[list[Hypothesis]]:
     """Return the candidates of each sequence, best first; ids in `forbid` are never produced.
 
-    A sample depends on `options.seed`, on the number of its sequence in `rows` (its place in the batch, where none are
-    given) and on which of the candidates it is, not on its neighbours: a list that is sorted and cut into batches gives
-    the samples that it gives whole.
+    A sample depends on `options.seed`, on the number of its sequence in `rows` (by default its index in the batch) and
+    on the index of the candidate, not on its neighbours: a list that is sorted and split into batches gives the same
+    samples as the whole.
     """
     assert not rows or len(rows) == len(prompt), "a number for each sequence"
     if not len(prompt):
@@ -101,15 +101,17 @@ def generate(
             rescale=options.rescale,
             finish=options.finish,
         )
-        if options.plain and capturable(model, prompt):
+        if options.graph_compatible and capturable(model, prompt):
             return cuda_graph.search(model, BeamState, beam, prompt, source)
         return beam.search(model, prompt, source)
-    rules = _walking(eos, options, forbid, rows or range(len(prompt)), prompt.device)
-    if options.plain and capturable(model, prompt):
-        found = [one for group in cuda_graph.search(model, GreedyState, rules, prompt, source) for one in group]
+    rules = _greedy_rules(eos, options, forbid, rows or range(len(prompt)), prompt.device)
+    if options.graph_compatible and capturable(model, prompt):
+        hypotheses = [
+            hypothesis for group in cuda_graph.search(model, GreedyState, rules, prompt, source) for hypothesis in group
+        ]
     else:
-        found = _walk_all(model, rules, prompt, source)
-    return _best_first(found, options.candidates)
+        hypotheses = _decode_all(model, rules, prompt, source)
+    return _best_first(hypotheses, options.candidates)
 
 
 def stream(
@@ -127,15 +129,15 @@ def stream(
             "decode: a stream is one sequence with beam: 1 and candidates: 1, but was asked for "
             f"{len(prompt)} with beam: {options.beam} and candidates: {options.candidates}; ask for whole answers"
         )
-    steps = _walk(model, _walking(eos, options, forbid, (row,), prompt.device), prompt, source)
+    steps = _decode_steps(model, _greedy_rules(eos, options, forbid, (row,), prompt.device), prompt, source)
     return (token for step in steps if (token := int(step.token)) != eos)
 
 
-def _walking(
+def _greedy_rules(
     eos: int, options: DecodingConfig, forbid: Sequence[int], rows: Sequence[int], device: torch.device
-) -> Walking:
-    """Set a greedy search up, or a sampled one, for which every number that it can need is drawn at once."""
-    rules = Walking(
+) -> GreedyRules:
+    """Return the settings of greedy search, or of sampling with all its uniform numbers, drawn at once."""
+    rules = GreedyRules(
         eos,
         options.max_length,
         options.penalty,
@@ -147,52 +149,54 @@ def _walking(
     )
     if not options.sample:
         return rules
-    picking = options.temperature, options.top_k, options.top_p
-    return replace(rules, pick=_picker(*picking), uniform=_draws(options, rows).to(device), picking=picking)
+    sampling = options.temperature, options.top_k, options.top_p
+    return replace(rules, pick=_sampler(*sampling), uniform=_uniform_draws(options, rows).to(device), pick_key=sampling)
 
 
-class _Step(NamedTuple):
+class _DecodeStep(NamedTuple):
     row: Tensor  # (A,) the rows that are still in the batch
-    token: Tensor  # (A,) what was chosen for them
-    logprob: Tensor  # (A,) the model's own log-probability of it
+    token: Tensor  # (A,) the tokens chosen for them
+    logprob: Tensor  # (A,) the model's own log-probabilities of these
 
 
 @torch.no_grad()
-def _walk(model: Generator, rules: Walking, prompt: Tokens, source: Tokens | None) -> Iterator[_Step]:
-    """Choose token after token for each sequence and candidate, until eos or max_length."""
+def _decode_steps(model: Generator, rules: GreedyRules, prompt: Tokens, source: Tokens | None) -> Iterator[_DecodeStep]:
+    """Yield the tokens chosen at each step for each sequence and candidate, until eos or max_length."""
     logits, state = model.start(prompt, source)
-    barred = ForbiddenTokens.over(logits, rules.eos, rules.forbid, rules.min_length)
+    forbidden = ForbiddenTokens.for_logits(logits, rules.eos, rules.forbid, rules.min_length)
     row = torch.arange(len(prompt) * rules.copies, device=logits.device)
     if rules.copies > 1:
-        copies = row // rules.copies
-        logits, state = logits[copies], state.select(copies)
+        prompts = row // rules.copies
+        logits, state = logits[prompts], state.select(prompts)
     for written in range(rules.max_length):
-        logprobs = log_probs(logits, barred.after(written), rescale=rules.rescale)
+        logprobs = log_probs(logits, forbidden.after(written), rescale=rules.rescale)
         if rules.finish and written + 1 == rules.max_length:
-            logprobs = ending(logprobs, rules.eos)
+            logprobs = force_eos(logprobs, rules.eos)
         token = rules.pick(logprobs, logprobs[:, 0] if rules.uniform is None else rules.uniform[row, written])
-        yield _Step(row, token, logprobs.gather(1, token[:, None])[:, 0])
+        yield _DecodeStep(row, token, logprobs.gather(1, token[:, None])[:, 0])
         if written + 1 == rules.max_length:
             return
-        stay = (token != rules.eos).nonzero()[:, 0]  # the one sync of a step
-        if len(stay) < len(row):
-            row, token, state = row[stay], token[stay], state.select(stay)
+        staying = (token != rules.eos).nonzero()[:, 0]  # the one sync of a step
+        if len(staying) < len(row):
+            row, token, state = row[staying], token[staying], state.select(staying)
         if not len(row):
             return
         logits, state = model.step(token, state)
 
 
-def _walk_all(model: Generator, rules: Walking, prompt: Tokens, source: Tokens | None) -> list[Hypothesis]:
-    """Put the steps of each row together."""
-    row, token, logprob = (torch.cat(parts).cpu() for parts in zip(*_walk(model, rules, prompt, source), strict=True))
-    rows = len(prompt) * rules.copies
-    total = torch.zeros(rows, dtype=torch.float64).index_add_(0, row, logprob.double()).tolist()
-    parts = torch.split(token[row.argsort(stable=True)], row.bincount(minlength=rows).tolist())
-    return [rules.hypothesis(ids.tolist(), logprob) for ids, logprob in zip(parts, total, strict=True)]
+def _decode_all(model: Generator, rules: GreedyRules, prompt: Tokens, source: Tokens | None) -> list[Hypothesis]:
+    """Return the hypothesis of each row, put together from its steps."""
+    row, token, logprob = (
+        torch.cat(sequences).cpu() for sequences in zip(*_decode_steps(model, rules, prompt, source), strict=True)
+    )
+    num_rows = len(prompt) * rules.copies
+    logprobs = torch.zeros(num_rows, dtype=torch.float64).index_add_(0, row, logprob.double()).tolist()
+    sequences = torch.split(token[row.argsort(stable=True)], row.bincount(minlength=num_rows).tolist())
+    return [rules.hypothesis(ids.tolist(), logprob) for ids, logprob in zip(sequences, logprobs, strict=True)]
 
 
-def _draws(options: DecodingConfig, rows: Sequence[int]) -> Tensor:
-    """Draw from [0, 1) for each row, candidate and token (R, max_length): each row has a generator of its own."""
+def _uniform_draws(options: DecodingConfig, rows: Sequence[int]) -> Tensor:
+    """Draw uniform numbers in [0, 1) by row, candidate and token (R, max_length): each row has its own seed."""
     generator = torch.Generator()
     draws = [
         torch.rand(options.max_length, generator=generator.manual_seed(_seed(options.seed, row, candidate)))
@@ -202,25 +206,25 @@ def _draws(options: DecodingConfig, rows: Sequence[int]) -> Tensor:
     return torch.stack(draws)
 
 
-def _picker(temperature: float, best: int | None, mass: float | None) -> Pick:
-    """Sample by log-probabilities (A, V) and a number a row (A,)."""
+def _sampler(temperature: float, k: int | None, p: float | None) -> Pick:
+    """Return a function that samples tokens by log-probabilities (A, V) and uniform numbers (A,)."""
 
     def pick(logprobs: Tensor, uniform: Tensor) -> Tensor:
-        kept = apply_temperature(logprobs, temperature)
-        kept = kept if best is None else top_k(kept, best)
-        kept = kept if mass is None else top_p(kept, mass)
-        return _inverse_cdf(kept.softmax(-1), uniform)
+        logits = apply_temperature(logprobs, temperature)
+        logits = logits if k is None else top_k(logits, k)
+        logits = logits if p is None else top_p(logits, p)
+        return _inverse_cdf(logits.softmax(-1), uniform)
 
     return pick
 
 
 def _seed(*parts: int) -> int:
-    """Mix numbers into one seed, so that neighbouring rows get unrelated ones."""
+    """Hash numbers into one seed, so that the seeds of neighbouring rows are unrelated."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
 
 
 def _inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return the first token at which the running sum of `probs` (A, V) exceeds `uniform` (A,), a number in [0, 1)."""
+    """Return the first token at which the cumulative sum of `probs` (A, V) exceeds `uniform` (A,), in [0, 1)."""
     cdf = probs.cumsum(-1)
     level = uniform[:, None].to(cdf.dtype) * cdf[:, -1:]
     token = torch.searchsorted(cdf, level, right=True).clamp_(max=cdf.shape[-1] - 1)
@@ -228,7 +232,7 @@ def _inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     return torch.where(probs.gather(1, token) > 0, token, probs.argmax(-1, keepdim=True))[:, 0]
 
 
-def _best_first(found: Sequence[Hypothesis], candidates: int) -> list[list[Hypothesis]]:
-    """Put the candidates of each sequence together: finished ones first, by score."""
-    groups = [found[at : at + candidates] for at in range(0, len(found), candidates)]
-    return [sorted(group, key=lambda one: (not one.finished, -one.score)) for group in groups]
+def _best_first(hypotheses: Sequence[Hypothesis], candidates: int) -> list[list[Hypothesis]]:
+    """Group the candidates of each sequence: finished ones first, by score."""
+    groups = [hypotheses[start : start + candidates] for start in range(0, len(hypotheses), candidates)]
+    return [sorted(group, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score)) for group in groups]
