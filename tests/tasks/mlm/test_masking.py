@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from weft.errors import ConfigError
 from weft.registry import resolve
-from weft.tasks.mlm.masking import Vocabulary, choose, chosen_at_most, hide
+from weft.tasks.mlm.masking import MaskingVocabulary, choose_positions, mask_tokens, max_chosen_tokens
 from weft.tokenization.trainable import train_tokenizer
 
 VOCAB, SPECIAL, MASK = 40, 4, 3
@@ -19,7 +19,7 @@ TEXTS = ["the walking dogs walked and the talking cats talked", "walks and talks
 def known(begins=None):
     special = np.arange(VOCAB) < SPECIAL
     starts = np.arange(VOCAB) % 3 > 0 if begins is None else begins
-    return Vocabulary(special, starts, np.zeros(VOCAB, bool), MASK)
+    return MaskingVocabulary(special, starts, np.zeros(VOCAB, bool), MASK)
 
 
 def texts(lengths, seed=0, marks=True):
@@ -44,26 +44,26 @@ def due(count, share):
 @settings(max_examples=60, deadline=None)
 def test_each_sequence_has_exactly_its_share_and_no_special_is_chosen(lengths, share, seed):
     ids, sizes = texts(lengths, seed)
-    at = choose(ids, sizes, known(), share, False, np.random.default_rng(seed))
+    at = choose_positions(ids, sizes, known(), share, False, np.random.default_rng(seed))
     assert (np.diff(at) > 0).all()
     assert (ids[at] >= SPECIAL).all()
     counts = np.bincount(rows_of(at, sizes), minlength=len(sizes))
     assert counts.tolist() == [due(length - 2, share) for length in lengths]
-    assert len(at) <= chosen_at_most(share, len(ids), len(lengths), 2)
+    assert len(at) <= max_chosen_tokens(share, len(ids), len(lengths), 2)
 
 
 def test_the_bound_is_not_a_loose_one():
     ids, sizes = texts([128] * 50)
-    at = choose(ids, sizes, known(), 0.15, False, np.random.default_rng(0))
-    assert len(at) <= chosen_at_most(0.15, len(ids), 50, 2) <= 1.05 * len(at)
+    at = choose_positions(ids, sizes, known(), 0.15, False, np.random.default_rng(0))
+    assert len(at) <= max_chosen_tokens(0.15, len(ids), 50, 2) <= 1.05 * len(at)
     # the negative control: what leaves no room for rounding is less than there can be
     ids, sizes = texts([3] * 50)
-    assert len(choose(ids, sizes, known(), 0.15, False, np.random.default_rng(0))) > 0.15 * len(ids)
+    assert len(choose_positions(ids, sizes, known(), 0.15, False, np.random.default_rng(0))) > 0.15 * len(ids)
 
 
 def test_every_place_is_as_likely_as_another():
     ids, sizes = texts([22] * 2000)
-    at = choose(ids, sizes, known(), 0.15, False, np.random.default_rng(1))
+    at = choose_positions(ids, sizes, known(), 0.15, False, np.random.default_rng(1))
     assert len(at) == 3 * 2000
     found = np.bincount(at % 22, minlength=22)
     assert found[0] == found[21] == 0
@@ -92,7 +92,7 @@ def words_of(ids, sizes, vocabulary):
 def test_whole_words_are_whole_and_fill_the_share_as_far_as_they_can(lengths, seed):
     vocabulary = known()
     ids, sizes = texts(lengths, seed)
-    at = set(choose(ids, sizes, vocabulary, 0.15, True, np.random.default_rng(seed)).tolist())
+    at = set(choose_positions(ids, sizes, vocabulary, 0.15, True, np.random.default_rng(seed)).tolist())
     words = words_of(ids, sizes, vocabulary)
     for word in words:
         assert set(word) <= at or not set(word) & at
@@ -106,15 +106,15 @@ def test_whole_words_are_whole_and_fill_the_share_as_far_as_they_can(lengths, se
 
 def test_by_tokens_words_come_apart():
     ids, sizes = texts([60] * 20)
-    at = set(choose(ids, sizes, known(), 0.15, False, np.random.default_rng(0)).tolist())
+    at = set(choose_positions(ids, sizes, known(), 0.15, False, np.random.default_rng(0)).tolist())
     assert any(set(word) & at and not set(word) <= at for word in words_of(ids, sizes, known()))
 
 
 def test_of_what_is_chosen_eight_tenths_are_masked_a_tenth_changed_and_a_tenth_kept():
     ids, sizes = texts([102] * 2000)
     vocabulary = known()
-    at = choose(ids, sizes, vocabulary, 0.15, False, np.random.default_rng(2))
-    read = hide(ids, at, vocabulary, np.random.default_rng(3))
+    at = choose_positions(ids, sizes, vocabulary, 0.15, False, np.random.default_rng(2))
+    read = mask_tokens(ids, at, vocabulary, np.random.default_rng(3))
     count = len(at)
     assert count == 2000 * 15
     others = np.setdiff1d(np.arange(len(ids)), at)
@@ -134,8 +134,8 @@ def test_it_hangs_on_the_generator_alone():
 
     def made(seed):
         rng = np.random.default_rng(seed)
-        at = choose(ids, sizes, known(), 0.15, True, rng)
-        return at.tolist(), hide(ids, at, known(), rng).tolist()
+        at = choose_positions(ids, sizes, known(), 0.15, True, rng)
+        return at.tolist(), mask_tokens(ids, at, known(), rng).tolist()
 
     assert made(1) == made(1)
     assert made(1)[0] != made(2)[0]
@@ -144,7 +144,10 @@ def test_it_hangs_on_the_generator_alone():
 def test_nothing_to_choose_from_is_nothing():
     for ids in (np.array([0, 1]), np.zeros(0, int)):
         for whole in (False, True):
-            assert choose(ids, np.array([len(ids)]), known(), 0.15, whole, np.random.default_rng(0)).tolist() == []
+            assert (
+                choose_positions(ids, np.array([len(ids)]), known(), 0.15, whole, np.random.default_rng(0)).tolist()
+                == []
+            )
 
 
 def trained(raw):
@@ -167,7 +170,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_vocabulary_shows_where_words_begin(kind):
     tokenizer = trained(KINDS[kind])
-    vocabulary = Vocabulary.of(tokenizer)
+    vocabulary = MaskingVocabulary.of(tokenizer)
     vocabulary.check_words()
     text = "the walking dogs talked"
     ids = np.array(tokenizer.ids([text])[0])

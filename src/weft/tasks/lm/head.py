@@ -1,4 +1,4 @@
-"""The head of a language model: its loss, how a text goes on, and what that costs token by token."""
+"""Language-model head: loss, continuation of prompts, and log-probabilities of the tokens of a continuation."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,24 +18,24 @@ from weft.tasks.lm import scoring
 from weft.tokens import Tokens
 
 
-class Continue(DecodingConfig):
-    """How a text goes on: it ends before the first stop word; `logprobs` gives the log-probability of each token."""
+class ContinuationConfig(DecodingConfig):
+    """Options of a continuation: it ends before the first stop word; `logprobs` adds each token's log-probability."""
 
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()  # nothing is found everywhere
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()  # an empty string would match everywhere
     logprobs: bool = False
 
 
 @dataclass(frozen=True)
 class Continuation(Hypothesis):
-    """What follows a prompt, token by token."""
+    """A hypothesis with its prompt and the log-probability of each token."""
 
     prompt: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
-    asked: Continue = field(default_factory=Continue)
+    options: ContinuationConfig = field(default_factory=ContinuationConfig)
 
 
 class LMHead(Head):
-    """The body alone: its own output layer scores the vocabulary."""
+    """The body alone, with its own output projection to the vocabulary."""
 
     def __init__(self, body: Any, eos: int, forbid: Sequence[int], carries: bool = False) -> None:
         super().__init__(body)
@@ -43,90 +43,97 @@ class LMHead(Head):
         self.directions: tuple[Direction, ...] = type(body).directions(body.config)
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
-        """Sum the cross-entropy of what follows each token, and in other directions of what they give."""
+        """Return the summed cross-entropy of the targets of each direction (of the next token, forward)."""
         targets = scoring.targets_of(batch, self.directions)
         if self.carries:
             logits, state = self.body.read(batch.tokens, carry)
             return {"tokens": cross_entropy_sum(logits, targets[0])}, self.body.carried(state)
         sums = self.body.loss_each(batch.tokens, targets, self.directions)
-        return dict(zip(parts_of(self.directions), sums, strict=True)), None
+        return dict(zip(loss_names(self.directions), sums, strict=True)), None
 
     def carry_parts(self, carry: Any) -> list[Tensor]:
-        """The tensors of a state."""
+        """Return the tensors of a carried state."""
         return [] if carry is None else list(carry.parts)
 
     def carry_of(self, parts: Sequence[Tensor]) -> Any:
-        """The state of these."""
+        """Return the carried state made of these tensors."""
         return self.body.state_of(parts) if parts else None
 
     def predict(self, batch: Batch, options: Section) -> list[list[Continuation]]:
-        """Search for how each text goes on."""
-        assert isinstance(options, Continue)
+        """Return the continuations of each prompt, best first."""
+        assert isinstance(options, ContinuationConfig)
         prompt, rows = self._prompt(batch), batch.rows or range(len(batch.tokens))
-        read, found = prompt.split(), dict[int, list[Continuation]]()
-        allowed = [self._within(len(one), options) for one in read]
-        for asked in dict.fromkeys(allowed):  # a long text must not shorten what follows the others
-            own = [row for row, one in enumerate(allowed) if one == asked]
-            part = prompt if len(own) == len(read) else Tokens.flat(*_joined([read[row] for row in own]))
-            groups = generate(self.body, part, self.eos, asked, None, self.forbid, [rows[row] for row in own])
-            for row, group in zip(own, groups, strict=True):
-                found[row] = [self._continued(tuple(read[row].tolist()), one, asked) for one in group]
-        return [found[row] for row in range(len(read))]
+        prompts, continuations = prompt.split(), dict[int, list[Continuation]]()
+        limited = [self._limit_length(len(ids), options) for ids in prompts]
+        for limit in dict.fromkeys(limited):  # a long prompt must not shorten the other continuations
+            members = [row for row, limits in enumerate(limited) if limits == limit]
+            subset = (
+                prompt if len(members) == len(prompts) else Tokens.flat(*_concat([prompts[row] for row in members]))
+            )
+            groups = generate(self.body, subset, self.eos, limit, None, self.forbid, [rows[row] for row in members])
+            for row, group in zip(members, groups, strict=True):
+                ids = tuple(prompts[row].tolist())
+                continuations[row] = [self._to_continuation(ids, hypothesis, limit) for hypothesis in group]
+        return [continuations[row] for row in range(len(prompts))]
 
     def scored(self, options: Section) -> int:
-        """The vocabulary, for each hypothesis."""
-        assert isinstance(options, Continue)
+        """Return the number of logits a step: the vocabulary, for each hypothesis."""
+        assert isinstance(options, ContinuationConfig)
         vocab: int = self.body.vocab
         return vocab * max(options.beam, options.candidates)
 
-    def stream(self, batch: Batch, options: Continue) -> Iterator[int]:
+    def stream(self, batch: Batch, options: ContinuationConfig) -> Iterator[int]:
         """Yield the ids of one continuation as they are chosen."""
         batch = batch.to(scoring.device_of(self))
         prompt = self._prompt(batch)
-        asked = self._within(prompt.longest, options)
-        return stream(self.body, prompt, self.eos, asked, None, self.forbid, *batch.rows)
+        limited = self._limit_length(prompt.longest, options)
+        return stream(self.body, prompt, self.eos, limited, None, self.forbid, *batch.rows)
 
     def _prompt(self, batch: Batch) -> Tokens:
-        """What is read: without the end, which stands in the batch of a model that goes both ways."""
+        """Return the prompts: without eos, which the batch of a bidirectional model has."""
         if Role.GENERATOR not in type(self.body).roles(self.body.config):
             raise RoleError(
                 f"model: {self.body.config.name!r}, as configured, scores texts but does not generate; ask it by "
                 "weft evaluate"
             )
-        return batch.tokens if len(self.directions) == 1 else without_last(batch.tokens)
+        return batch.tokens if len(self.directions) == 1 else drop_last_token(batch.tokens)
 
-    def _within(self, length: int, options: Continue) -> Continue:
-        """Generate no more than the model can read, after so many tokens."""
-        most = getattr(self.body, "reads", None)
-        if most is None or length + options.max_length - 1 <= most:
+    def _limit_length(self, length: int, options: ContinuationConfig) -> ContinuationConfig:
+        """Return the options with max_length limited to the model's positions after `length` tokens."""
+        max_positions = getattr(self.body, "reads", None)
+        if max_positions is None or length + options.max_length - 1 <= max_positions:
             return options
-        if length > most:
-            raise DataError(f"the text has {length} tokens, but the model reads {most}; give a shorter one")
-        left = most - length + 1
-        return options.model_copy(update={"max_length": left, "min_length": min(options.min_length, left)})
+        if length > max_positions:
+            raise DataError(f"the text has {length} tokens, but the model reads {max_positions}; give a shorter one")
+        max_length = max_positions - length + 1
+        return options.model_copy(update={"max_length": max_length, "min_length": min(options.min_length, max_length)})
 
-    def _continued(self, prompt: tuple[int, ...], one: Hypothesis, asked: Continue) -> Continuation:
-        ids = [*one.ids, self.eos] if one.finished else list(one.ids)
-        known: tuple[float, ...] = ()
-        if ids and (asked.logprobs or asked.stop):
-            whole = Tokens.pack([[*prompt, *ids[:-1]]]).to(scoring.device_of(self))
-            targets = torch.tensor([*prompt[1:], *ids], device=whole.device)
-            known = tuple(self.body.log_prob(whole, targets)[len(prompt) - 1 :].tolist())
-        return Continuation(one.ids, one.logprob, one.score, one.finished, prompt, known, asked)
+    def _to_continuation(
+        self, prompt: tuple[int, ...], hypothesis: Hypothesis, options: ContinuationConfig
+    ) -> Continuation:
+        ids = [*hypothesis.ids, self.eos] if hypothesis.finished else list(hypothesis.ids)
+        logprobs: tuple[float, ...] = ()
+        if ids and (options.logprobs or options.stop):
+            tokens = Tokens.pack([[*prompt, *ids[:-1]]]).to(scoring.device_of(self))
+            targets = torch.tensor([*prompt[1:], *ids], device=tokens.device)
+            logprobs = tuple(self.body.log_prob(tokens, targets)[len(prompt) - 1 :].tolist())
+        return Continuation(
+            hypothesis.ids, hypothesis.logprob, hypothesis.score, hypothesis.finished, prompt, logprobs, options
+        )
 
 
-def parts_of(directions: Sequence[Direction]) -> list[str]:
-    """Name the parts of the loss."""
+def loss_names(directions: Sequence[Direction]) -> list[str]:
+    """Return the names of the parts of the loss."""
     return ["tokens"] if len(directions) == 1 else list(directions)
 
 
-def _joined(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _concat(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return torch.cat(list(rows)), torch.tensor([len(row) for row in rows])
 
 
-def without_last(tokens: Tokens) -> Tokens:
-    """Leave out the last token of each sequence."""
+def drop_last_token(tokens: Tokens) -> Tokens:
+    """Return the tokens without the last of each sequence."""
     keep = torch.ones(len(tokens.ids), dtype=torch.bool, device=tokens.device)
     keep[tokens.starts[1:].long() - 1] = False
-    kept = Tokens.flat(tokens.ids[keep], tokens.lengths - 1)
-    return kept if tokens.chars is None else replace(kept, chars=tokens.chars[keep])
+    shortened = Tokens.flat(tokens.ids[keep], tokens.lengths - 1)
+    return shortened if tokens.chars is None else replace(shortened, chars=tokens.chars[keep])

@@ -1,7 +1,7 @@
-"""Minimal pairs: of two sentences that differ in one thing, is the right one the likelier?
+"""Minimal pairs: the accuracy of a language model on pairs of an acceptable and an unacceptable sentence.
 
-BLiMP (Warstadt et al. 2020) has 67 paradigms of 1,000 such pairs, a file each. A model is right about a pair where it
-gives the good sentence the higher log-probability, whole, from its beginning to its end; chance is one half.
+BLiMP (Warstadt et al. 2020) has 67 paradigms of 1,000 such pairs, a file each. A model is correct on a pair if it gives
+the acceptable sentence, as a whole, the higher log-probability; chance is one half.
 """
 
 import json
@@ -15,12 +15,12 @@ from weft.data.readers.lines import BadRow, read_lines
 from weft.errors import DataError
 
 LogProbs = Callable[[Sequence[str]], Sequence[float]]
-_MOST = 1 << 20  # bytes of a line
+_MAX_LINE_BYTES = 1 << 20  # bytes of a line
 
 
 @dataclass(frozen=True)
 class Paradigm:
-    """How often a model was right about the pairs of one file, and which phenomenon they are of."""
+    """The accuracy on the pairs of one file, and their linguistic phenomenon."""
 
     name: str
     phenomenon: str
@@ -30,45 +30,48 @@ class Paradigm:
 
 @dataclass(frozen=True)
 class Judged:
-    """All paradigms of a folder."""
+    """The accuracies on all paradigms of a folder."""
 
     paradigms: list[Paradigm]
 
     @property
     def accuracy(self) -> float:
-        """The mean over paradigms, as it is published."""
-        return mean(one.accuracy for one in self.paradigms)
+        """The mean over paradigms, as published."""
+        return mean(paradigm.accuracy for paradigm in self.paradigms)
 
     @property
     def phenomena(self) -> dict[str, float]:
         """The mean over the paradigms of each phenomenon, by name."""
-        names = sorted({one.phenomenon for one in self.paradigms})
-        return {name: mean(one.accuracy for one in self.paradigms if one.phenomenon == name) for name in names}
+        names = sorted({paradigm.phenomenon for paradigm in self.paradigms})
+        return {
+            name: mean(paradigm.accuracy for paradigm in self.paradigms if paradigm.phenomenon == name)
+            for name in names
+        }
 
 
 def judge_pairs(log_probs: LogProbs, folder: Path) -> Judged:
-    """Judge a model by every .jsonl file of a folder; a line has `sentence_good` and `sentence_bad`."""
+    """Return a model's accuracy on every .jsonl file of a folder; a line has `sentence_good` and `sentence_bad`."""
     if not folder.is_dir():
         raise DataError(f"{folder}: is no folder; give BLiMP's data folder, with a .jsonl file a paradigm")
     files = sorted(folder.glob("*.jsonl"))
     if not files:
         raise DataError(f"{folder}: there are no .jsonl files of minimal pairs in it; give BLiMP's data folder")
-    return Judged([_judge(log_probs, path) for path in files])
+    return Judged([_evaluate_paradigm(log_probs, path) for path in files])
 
 
-def _judge(log_probs: LogProbs, path: Path) -> Paradigm:
-    rows = [_row(path, number, line) for number, line in read_lines(str(path), _MOST) if line]
+def _evaluate_paradigm(log_probs: LogProbs, path: Path) -> Paradigm:
+    rows = [_parse_pair(path, number, line) for number, line in read_lines(str(path), _MAX_LINE_BYTES) if line]
     if not rows:
         raise DataError(f"{path}: there are no pairs in it")
-    sentences = [row[which] for row in rows for which in ("sentence_good", "sentence_bad")]
-    found = log_probs(sentences)
-    right = sum(good > bad for good, bad in zip(found[::2], found[1::2], strict=True))
+    sentences = [row[field] for row in rows for field in ("sentence_good", "sentence_bad")]
+    scores = log_probs(sentences)
+    correct = sum(good > bad for good, bad in zip(scores[::2], scores[1::2], strict=True))
     first = rows[0]
     name, phenomenon = first.get("UID", path.stem), first.get("linguistics_term", path.stem)
-    return Paradigm(str(name), str(phenomenon), len(rows), right / len(rows))
+    return Paradigm(str(name), str(phenomenon), len(rows), correct / len(rows))
 
 
-def _row(path: Path, number: int, line: str | BadRow) -> dict[str, Any]:
+def _parse_pair(path: Path, number: int, line: str | BadRow) -> dict[str, Any]:
     if isinstance(line, BadRow):
         raise DataError(str(line))
     try:

@@ -1,16 +1,16 @@
-"""Language modelling: how likely a text is, and how it goes on, by any model that scores.
+"""Language modelling: log-probabilities of texts and continuations of prompts, by any language model.
 
-A text is f = bos w_1 … w_n eos. A model that goes forward reads f without its end and gives each next token; one that
-goes backward reads f without its beginning and gives each token before; one that sees both sides, or goes both ways
-(ELMo), reads the whole, and what stands at an end has no target there.
+A text is bos w_1 … w_n eos. A forward model reads it without eos and predicts each next token; a backward model reads
+it without bos and predicts each previous token; a model with both contexts, or with both directions (ELMo), reads the
+whole, and a token at an end has no target in the direction that ends there.
 
 How a corpus is read (`task.reads`):
 
 | reads     | a sequence is                                                             | by default for              |
 |-----------|---------------------------------------------------------------------------|-----------------------------|
-| `rows`    | a document                                                                | models that go both ways    |
-| `packs`   | `data.longest` tokens of the documents laid end to end                    | gpt, a backward rnn         |
-| `streams` | the documents laid end to end: what is read is carried from batch to batch | models that read on: an rnn |
+| `rows`    | a document                                                                | bidirectional models        |
+| `packs`   | `data.longest` tokens of the concatenated documents                       | gpt, a backward rnn         |
+| `streams` | the concatenated documents: the state is carried from batch to batch      | models with a state: an rnn |
 """
 
 import math
@@ -34,32 +34,32 @@ from weft.tasks.base import IGNORE_INDEX, Answer, Batch, Head, Item, Metrics
 from weft.tasks.char_inputs import Spelling
 from weft.tasks.incremental_text import first_of, grown
 from weft.tasks.lm import scoring
-from weft.tasks.lm.head import Continuation, Continue, LMHead, parts_of
+from weft.tasks.lm.head import Continuation, ContinuationConfig, LMHead, loss_names
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens
 
 
 class LMConfig(Named):
-    """`stride`: in `packs`, how far one window of an evaluation is from the next; less gives each token more to see."""
+    """`stride`: in `packs`, the distance of two windows in evaluation; a smaller one gives each token more context."""
 
     reads: Literal["rows", "packs", "streams"] | None = None
-    bptt: int = Field(64, ge=1)  # in `streams`, the tokens of a row in one batch
-    stride: int | None = Field(None, ge=1)  # None: the window, data.longest
-    decode: Continue = Continue()
+    bptt: int = Field(64, ge=1)  # in `streams`, tokens a row and batch
+    stride: int | None = Field(None, ge=1)  # None: the window size, data.longest
+    decode: ContinuationConfig = ContinuationConfig()
 
 
 class LMExample(base.Example):
-    """A text: to learn from, to judge by, or to go on with."""
+    """A text: to train on, to evaluate on, or to continue."""
 
     text: str
 
 
 class LM(base.Task):
-    """Items are pairs (what is read, what follows), of streams whole documents (bos w_1 … w_n)."""
+    """Items are pairs (inputs, targets) or, of streams, whole documents (bos w_1 … w_n)."""
 
     Config: ClassVar[type[Named]] = LMConfig
     Example = LMExample
-    Options = Continue
+    Options = ContinuationConfig
     needs = frozenset({Role.LANGUAGE_MODEL})
     metrics = ("perplexity", "bits_per_byte")
     metric = "perplexity"
@@ -73,39 +73,41 @@ class LM(base.Task):
 
     @property
     def end(self) -> int:
-        """A document's end, which its ids leave out."""
+        """The id of eos, which the ids of a document leave out."""
         return self.tokenizer.specials.eos
 
     def needed(self, roles: frozenset[Role]) -> frozenset[Role]:
-        """A model that fills a place from both its sides will do as well."""
+        """Return the roles needed: a masked language model will do as well."""
         return (
             frozenset({Role.MASKED_LM}) if Role.MASKED_LM in roles and Role.LANGUAGE_MODEL not in roles else self.needs
         )
 
     def check(self, run: Run) -> None:
-        """Settle how the corpus is read, and refuse what the model cannot."""
+        """Set how the corpus is read, and raise for settings that the model does not support."""
         model = resolve("model", run.model.name)
         self.directions: tuple[Direction, ...] = model.directions(run.model)
-        self.fitted, one_way = issubclass(model, Fitted), self.directions in (("forward",), ("backward",))
+        self.fitted, unidirectional = issubclass(model, Fitted), self.directions in (("forward",), ("backward",))
         if self.directions == ("masked",):
             raise ConfigError(
                 f"task.name: 'lm' needs a model that scores what comes next; {run.model.name!r} fills masks: try mlm"
             )
-        carries = hasattr(model, "read") and self.directions == ("forward",)
-        self.reads = self.config.reads or ("streams" if carries else "packs" if one_way or self.fitted else "rows")
-        if self.reads == "streams" and not carries:
+        can_carry = hasattr(model, "read") and self.directions == ("forward",)
+        self.reads = self.config.reads or (
+            "streams" if can_carry else "packs" if unidirectional or self.fitted else "rows"
+        )
+        if self.reads == "streams" and not can_carry:
             raise ConfigError(f"task.reads: the model {run.model.name!r} cannot read on; try packs or rows")
-        if self.reads == "packs" and not one_way:
+        if self.reads == "packs" and not unidirectional:
             raise ConfigError("task.reads: a model that sees both sides of a word reads whole documents; try rows")
         if self.reads == "rows" and self.fitted:
             raise ConfigError(f"task.reads: the model {run.model.name!r} is fitted to the stream; leave it out")
         if run.train.metric == "bits_per_byte" and "both" in self.directions:
             raise ConfigError("train.metric: a model that sees both sides of a word has no bits_per_byte; try loss")
-        most = getattr(run.model, "longest", None)
-        if self.reads == "packs" and not self.fitted and most is not None and run.data.longest > most:
+        max_positions = getattr(run.model, "longest", None)
+        if self.reads == "packs" and not self.fitted and max_positions is not None and run.data.longest > max_positions:
             raise ConfigError(
-                f"data.longest: windows of {run.data.longest} tokens, but the model learns {most} positions; set it to "
-                f"{most} or less, or raise model.longest"
+                f"data.longest: windows of {run.data.longest} tokens, but the model learns {max_positions} positions; "
+                f"set it to {max_positions} or less, or raise model.longest"
             )
         self.longest = run.data.longest
         if self.config.stride is not None and self.config.stride > self.longest:
@@ -119,14 +121,14 @@ class LM(base.Task):
 
     @property
     def special_token_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """A model that goes one way never read the mark at which it is done; one that is fitted read neither."""
+        """Return bos and eos as far as the model has read them: forward no eos, backward no bos, fitted neither."""
         before, after = super().special_token_affixes
         if self.fitted:
             return (), ()
         return () if self.directions == ("backward",) else before, () if self.directions == ("forward",) else after
 
     def spelt(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
-        """Spell tokens as the vocabulary has them, and unknown ones as they are written."""
+        """Return the characters of tokens: as in the vocabulary, of unknown ones as in the text."""
         return Spelling.of(self.tokenizer).of_texts(texts)
 
     def encode(self, example: LMExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
@@ -136,50 +138,55 @@ class LM(base.Task):
     def encode_batch(
         self, examples: Sequence[LMExample], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[list[Item]]:
-        """Encode many texts: to documents, or where they are read on their own to pairs."""
+        """Encode many texts: to documents, or for `rows` to pairs (inputs, targets)."""
         texts = [example.text for example in examples]
         bos, eos = tokenizer.specials.bos, tokenizer.specials.eos
         if self.reads != "rows":
             return [[(np.array([bos, *ids], np.int32),)] for ids in tokenizer.ids(texts)]
-        whole = [np.array([bos, *ids, eos], np.int32) for ids in tokenizer.ids(texts)]
-        spelt = Spelling.of(tokenizer).of_texts(texts) if self.uses_chars else None
-        return [self._pieces(f, limit, spelt[row] if spelt else None) for row, f in enumerate(whole)]
+        documents = [np.array([bos, *ids, eos], np.int32) for ids in tokenizer.ids(texts)]
+        chars = Spelling.of(tokenizer).of_texts(texts) if self.uses_chars else None
+        return [
+            self._split_document(document, limit, chars[row] if chars else None)
+            for row, document in enumerate(documents)
+        ]
 
-    def _pieces(self, f: np.ndarray, limit: TruncationPolicy, spelt: list[np.ndarray] | None) -> list[Item]:
-        """Cut a document at its limit: a piece begins with the token that the one before ended with."""
-        pieces: list[Item] = []
-        for places in limit.apply(np.arange(len(f) - 1)):
-            a, b = int(places[0]), int(places[-1]) + 2
-            item: Item = (f[a : b - 1], f[a + 1 : b])
-            pieces.append((*item, np.concatenate(spelt[a:b])) if spelt else item)
-        return pieces
+    def _split_document(
+        self, document: np.ndarray, limit: TruncationPolicy, chars: list[np.ndarray] | None
+    ) -> list[Item]:
+        """Split a document at its limit: a window begins with the last token of the one before."""
+        windows: list[Item] = []
+        for positions in limit.apply(np.arange(len(document) - 1)):
+            start, end = int(positions[0]), int(positions[-1]) + 2
+            item: Item = (document[start : end - 1], document[start + 1 : end])
+            windows.append((*item, np.concatenate(chars[start:end])) if chars else item)
+        return windows
 
     def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
-        """Join pairs to a batch for the model's directions."""
+        """Return a batch of pairs, with the targets of each of the model's directions."""
         pairs = [self._pair(item) for item in items]
-        read, follow = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        inputs, following = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         if self.directions == ("forward",):
-            return _batch(Tokens.pack(read), [np.concatenate(follow)], self.directions)
+            return _batch(Tokens.pack(inputs), [np.concatenate(following)], self.directions)
         if self.directions == ("backward",):
-            return _batch(Tokens.pack(follow), [np.concatenate(read)], self.directions)
+            return _batch(Tokens.pack(following), [np.concatenate(inputs)], self.directions)
         tokens = Tokens.pack([np.append(x, y[-1:]) for x, y in pairs])
-        if self.uses_chars and all(len(item) > 2 for item in items):  # else they are spelt as the vocabulary has them
+        if self.uses_chars and all(len(item) > 2 for item in items):  # else the characters are those of the vocabulary
             tokens = tokens.spelt([item[2] for item in items])
-        ahead = np.concatenate([np.append(y, IGNORE_INDEX) for y in follow])
-        behind = np.concatenate([np.append(IGNORE_INDEX, x) for x in read])
-        inside = np.concatenate([np.concatenate([[IGNORE_INDEX], x[1:], [IGNORE_INDEX]]) for x in read])
-        return _batch(tokens, [{"forward": ahead, "backward": behind, "both": inside}[d] for d in self.directions],
-                      self.directions)  # fmt: skip
+        next_tokens = np.concatenate([np.append(y, IGNORE_INDEX) for y in following])
+        previous_tokens = np.concatenate([np.append(IGNORE_INDEX, x) for x in inputs])
+        own_tokens = np.concatenate([np.concatenate([[IGNORE_INDEX], x[1:], [IGNORE_INDEX]]) for x in inputs])
+        targets = {"forward": next_tokens, "backward": previous_tokens, "both": own_tokens}
+        return _batch(tokens, [targets[direction] for direction in self.directions], self.directions)
 
     def _pair(self, item: Item) -> tuple[np.ndarray, np.ndarray]:
         return (item[0], item[1]) if len(item) > 1 else (item[0], np.append(item[0][1:], self.tokenizer.specials.eos))
 
     def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
-        """What documents have, where they are read on their own by a model that goes one way."""
+        """Return the lengths of documents, for `rows` and a unidirectional model."""
         return data.sizes[None] if self.reads == "rows" and len(self.directions) == 1 and not self.uses_chars else None
 
     def reading(self, data: PackedItems, run: Run, world: int) -> Reading | None:
-        """Read the documents as one stream."""
+        """Return how to read the documents as one stream, None for `rows`."""
         if self.reads == "rows":
             return None
         stream = self._stream(data.ids)
@@ -191,136 +198,145 @@ class LM(base.Task):
         return Stream(ids, self.tokenizer.specials.bos, self.tokenizer.specials.eos)
 
     def head(self, model: Any) -> LMHead:
-        """Put the loss and the search on a body."""
+        """Return the head, with loss and search, of a body."""
         specials = self.tokenizer.specials
-        hidden = {specials.bos, specials.unk, specials.pad, specials.mask} - {None, specials.eos}
-        forbid = sorted(id for id in hidden if id is not None)
+        special = {specials.bos, specials.unk, specials.pad, specials.mask} - {None, specials.eos}
+        forbid = sorted(id for id in special if id is not None)
         return LMHead(model, specials.eos, forbid, self.reads == "streams")
 
     def options(self) -> Section:
-        """The recipe's way of decoding."""
+        """Return the recipe's decoding options."""
         return self.config.decode
 
     def answer(self, example: LMExample, outputs: list[Any]) -> Answer:
-        """Decode the likeliest continuation, and the others where several were asked for."""
-        candidates = [self._answer(one) for one in outputs[-1]]
+        """Decode the best continuation, and the other candidates if there are several."""
+        candidates = [self._answer(continuation) for continuation in outputs[-1]]
         answer: Answer = dict(candidates[0])
         if len(candidates) > 1:
             answer["candidates"] = candidates
         return answer
 
-    def _answer(self, one: Continuation) -> Answer:
-        """Cut a continuation at its first stop word: the tokens that bring it count, its text does not."""
-        ids, stop = list(one.ids), one.asked.stop
-        text = self.continued(one.prompt, ids)
-        logprob = one.logprob
+    def _answer(self, continuation: Continuation) -> Answer:
+        """Cut a continuation at its first stop word: its tokens count in the log-probability, its text is left out."""
+        ids, stop = list(continuation.ids), continuation.options.stop
+        text = self.decode_continuation(continuation.prompt, ids)
+        logprob = continuation.logprob
         if (end := first_of(text, stop)) is not None:
-            texts = (self.continued(one.prompt, ids[:size]) for size in range(len(ids) + 1))
+            texts = (self.decode_continuation(continuation.prompt, ids[:size]) for size in range(len(ids) + 1))
             size = next(size for size, text in enumerate(texts) if first_of(text, stop) is not None)
-            ids, text, logprob = ids[:size], text[:end], sum(one.logprobs[:size])
+            ids, text, logprob = ids[:size], text[:end], sum(continuation.logprobs[:size])
         answer: Answer = {"text": text, "logprob": round(logprob, 6)}
-        if one.asked.logprobs:
-            shown = ids if end is not None or not one.finished else [*ids, self.tokenizer.specials.eos]
-            names = [self.tokenizer.token(id) for id in shown]
-            answer["tokens"] = [[name, round(value, 6)] for name, value in zip(names, one.logprobs, strict=end is None)]
+        if continuation.options.logprobs:
+            shown_ids = ids if end is not None or not continuation.finished else [*ids, self.tokenizer.specials.eos]
+            names = [self.tokenizer.token(id) for id in shown_ids]
+            answer["tokens"] = [
+                [name, round(value, 6)] for name, value in zip(names, continuation.logprobs, strict=end is None)
+            ]
         return answer
 
-    def continued(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
-        """Decode what follows a prompt: the text with it, without what it has of its own."""
-        before = self.tokenizer.decode(list(prompt))
-        return self.tokenizer.decode([*prompt, *ids]).removeprefix(before)
+    def decode_continuation(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
+        """Return the text that `ids` add to a prompt: decoded with the prompt, whose own text is removed."""
+        prompt_text = self.tokenizer.decode(list(prompt))
+        return self.tokenizer.decode([*prompt, *ids]).removeprefix(prompt_text)
 
     def stream(
         self, head: Head, example: LMExample, limit: TruncationPolicy, options: Section, row: int = 0
     ) -> Iterator[str]:
-        """Yield the continuation as it grows."""
+        """Yield the text of the continuation as it is generated."""
         assert isinstance(head, LMHead)
-        assert isinstance(options, Continue)
+        assert isinstance(options, ContinuationConfig)
         batch = self.collate(self.encode(example, self.tokenizer, limit)[-1:], np.random.default_rng(0)).numbered([row])
         prompt = [self.tokenizer.specials.bos, *self.tokenizer.ids([example.text])[0]]
-        return grown(head.stream(batch, options), lambda ids: self.continued(prompt, ids), options.stop)
+        return grown(head.stream(batch, options), lambda ids: self.decode_continuation(prompt, ids), options.stop)
 
     def teacher_forced(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
-        """Read the text: a language model's answer to it is what it makes of each token."""
+        """Return the names of the tokens and the batch of the text itself: its tokens are the targets."""
         batch = self._collate(items)
         names = [self.tokenizer.token(id) for id in batch.tokens.ids.tolist()]
         return names, names, batch
 
     def line(self, answer: Answer) -> str:
-        """The continuation; a line break in it would be taken for the next answer."""
+        """Return the continuation on one line: a line break would be taken for the next answer."""
         if "text" not in answer:
             return f"log-probability {answer['logprob']:.2f}"
         return " ".join(str(answer["text"]).splitlines())
 
     def preview(self, example: LMExample) -> tuple[str, str]:
-        """The text, which is its own answer."""
+        """Return the text, which has no separate label."""
         return example.text, ""
 
     def log_probs(self, head: Head, texts: Sequence[str]) -> list[float]:
-        """Return the log-probability of each text; of a model that sees both sides, the sum of its tokens'."""
-        f = [self._whole(ids) for ids in self.tokenizer.ids(texts)]
-        longest, most = max((len(one) - 1 for one in f), default=0), getattr(head.body, "reads", None)
-        if most is not None and longest > most:
-            raise DataError(f"a text has {longest} tokens, but the model reads {most}; give a shorter one")
-        items: list[Item] = [(one[:-1], one[1:]) for one in f]
+        """Return the log-probability of each text; of a model with both contexts, the sum of its tokens'."""
+        documents = [self._add_bos_eos(ids) for ids in self.tokenizer.ids(texts)]
+        longest, max_positions = (
+            max((len(document) - 1 for document in documents), default=0),
+            getattr(head.body, "reads", None),
+        )
+        if max_positions is not None and longest > max_positions:
+            raise DataError(f"a text has {longest} tokens, but the model reads {max_positions}; give a shorter one")
+        items: list[Item] = [(document[:-1], document[1:]) for document in documents]
         if self.uses_chars:
-            spelt = Spelling.of(self.tokenizer).of_texts(texts)
-            items = [(*item, np.concatenate(own)) for item, own in zip(items, spelt, strict=True)]
-        scored = scoring.score_items(head, items, self._collate, self.directions)
-        found: list[float] = scored.mean(0).tolist()
-        return found
+            chars = Spelling.of(self.tokenizer).of_texts(texts)
+            items = [(*item, np.concatenate(spellings)) for item, spellings in zip(items, chars, strict=True)]
+        scores = scoring.score_items(head, items, self._collate, self.directions)
+        logprobs: list[float] = scores.mean(0).tolist()
+        return logprobs
 
-    def _whole(self, ids: Sequence[int]) -> np.ndarray:
+    def _add_bos_eos(self, ids: Sequence[int]) -> np.ndarray:
         return np.array([self.tokenizer.specials.bos, *ids, self.tokenizer.specials.eos], np.int32)
 
     def _collate(self, items: Sequence[Item]) -> Batch:
         return self.collate(items, np.random.default_rng(0))
 
     def unavailable_metric(self, metric: str, examples: Sequence[LMExample]) -> str:
-        """Bits per byte are only given where the tokens hold the whole text."""
+        """Return why bits per byte are not given: the tokens do not determine the whole text."""
         if metric != "bits_per_byte" or self.tokenizer.lossless:
             return ""
-        holds = examples and scoring.spelling_cost([one.text for one in examples], self.tokenizer) is not None
-        return "" if holds else "the tokenizer loses some of the text"
+        lossless = (
+            examples and scoring.unknown_word_cost([example.text for example in examples], self.tokenizer) is not None
+        )
+        return "" if lossless else "the tokenizer loses some of the text"
 
     def measure(self, head: Head, examples: Sequence[LMExample], limit: TruncationPolicy) -> Metrics:
-        """Judge by the texts themselves."""
+        """Return the metrics on texts."""
         texts = [example.text for example in examples]
         encoded = self.encode_batch(examples, self.tokenizer, limit)
         data = pack((item for items in encoded for item in items), num_token_arrays=1)
         if not len(data):
             raise DataError("not one example is left to evaluate on")
-        size = sum(len((text if self.tokenizer.lossless else text.strip(" ")).encode()) + 1 for text in texts)
-        return self._measured(head, data, scoring.spelling_cost(texts, self.tokenizer), size, len(texts))
+        num_bytes = sum(len((text if self.tokenizer.lossless else text.strip(" ")).encode()) + 1 for text in texts)
+        return self._metrics(head, data, scoring.unknown_word_cost(texts, self.tokenizer), num_bytes, len(texts))
 
     def measure_prepared(self, head: Head, data: Shards) -> Metrics:
-        """Judge by texts of which only the tokens, and how many bytes they were, are kept."""
-        paid = 0.0 if self.tokenizer.lossless else None
-        return self._measured(head, data, paid, int(data.bytes.sum()) + len(data.bytes), len(data.bytes))
+        """Return the metrics on a prepared corpus, which has tokens and the number of bytes of each text."""
+        unknown_cost = 0.0 if self.tokenizer.lossless else None
+        return self._metrics(head, data, unknown_cost, int(data.bytes.sum()) + len(data.bytes), len(data.bytes))
 
-    def _measured(self, head: Head, data: PackedItems, paid: float | None, size: int, texts: int) -> Metrics:
-        """Put the metrics together; `paid` are the nats that unknown words pay, None if text is lost."""
-        sums, counts = self._totals(head, data)
+    def _metrics(
+        self, head: Head, data: PackedItems, unknown_cost: float | None, num_bytes: int, num_texts: int
+    ) -> Metrics:
+        """Return the metrics; `unknown_cost` is that of unknown words in nats, None if text is lost."""
+        sums, counts = self._sum_log_probs(head, data)
         losses = [-total / max(1, count) for total, count in zip(sums, counts, strict=True)]
         metrics = {"loss": sum(losses), "perplexity": _exp(losses[0])}
         if len(losses) > 1:
             metrics["backward_perplexity"] = _exp(losses[1])
         if "both" in self.directions:
             return Metrics(metrics, "perplexity: of each token given all the others, which is not that of the text")
-        if paid is None:
+        if unknown_cost is None:
             return Metrics(metrics, "bits_per_byte: not given, since the tokenizer loses some of the text")
-        if self.reads == "rows" and not scoring.are_whole(data, self.end, texts):
+        if self.reads == "rows" and not scoring.are_complete(data, self.end, num_texts):
             return Metrics(metrics, "bits_per_byte: not given, since data.too_long leaves out some of the text")
-        return Metrics({**metrics, "bits_per_byte": (paid - sums[0]) / math.log(2) / size})
+        return Metrics({**metrics, "bits_per_byte": (unknown_cost - sums[0]) / math.log(2) / num_bytes})
 
-    def _totals(self, head: Head, data: PackedItems) -> tuple[list[float], list[int]]:
-        """Sum the log-probabilities in each direction, and count the tokens that have one."""
+    def _sum_log_probs(self, head: Head, data: PackedItems) -> tuple[list[float], list[int]]:
+        """Return the summed log-probability of each direction, and the number of its targets."""
         if self.reads == "rows" or self.fitted:
             items = [data[number] for number in range(len(data))]
-            unseen = 1 if "both" in self.directions else 0  # the end of a text has but one side
-            count = sum(len(item[0]) - unseen for item in items)
-            scored = scoring.score_items(head, items, self._collate, self.directions)
-            return scored.sum(1).tolist(), [count] * len(self.directions)
+            untargeted = 1 if "both" in self.directions else 0  # the last token has a left context alone
+            count = sum(len(item[0]) - untargeted for item in items)
+            scores = scoring.score_items(head, items, self._collate, self.directions)
+            return scores.sum(1).tolist(), [count] * len(self.directions)
         stream = self._stream(data.ids)
         if self.reads == "streams":
             return [scoring.score_stream(head, stream, self.config.bptt)], [len(stream)]
@@ -334,7 +350,7 @@ def _exp(loss: float) -> float:
 
 
 def _batch(tokens: Tokens, targets: Sequence[np.ndarray], directions: Sequence[Direction]) -> Batch:
-    wanted = torch.from_numpy(np.stack(targets).astype(np.int64))
-    counts = [int((row != IGNORE_INDEX).sum()) for row in wanted]
-    flat = wanted[0] if len(directions) == 1 else wanted
-    return Batch(tokens, flat, dict(zip(parts_of(directions), counts, strict=True)))
+    stacked = torch.from_numpy(np.stack(targets).astype(np.int64))
+    counts = [int((row != IGNORE_INDEX).sum()) for row in stacked]
+    flat = stacked[0] if len(directions) == 1 else stacked
+    return Batch(tokens, flat, dict(zip(loss_names(directions), counts, strict=True)))
