@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.tasks.incremental_text import first_of, grown
+from weft.tasks.incremental_text import find_stop_word, grown
 
 
 def chars(ids):
@@ -14,7 +14,7 @@ stops = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)
 
 @given(texts, stops)
 def test_the_pieces_are_the_text_up_to_its_first_stop_word(text, stop):
-    end = first_of(text, stop)
+    end = find_stop_word(text, stop)
     assert "".join(grown(map(ord, text), chars, stop)) == text[:end]
 
 

@@ -209,7 +209,9 @@ def two_threads():
 def test_batches_that_are_answered_side_by_side_answer_the_same(reverser, monkeypatch, two_threads, options):
     words = [*WORDS, *ODD]
     whole = ask(reverser, words, **options)
-    monkeypatch.setattr(module, "SCORED", 7 * reverser.head.scored(reverser.task.Options(**options)))  # seven at a time
+    monkeypatch.setattr(
+        module, "MAX_LOGITS", 7 * reverser.head.scored(reverser.task.Options(**options))
+    )  # seven at a time
     assert same(ask(reverser, words, **options), whole)
     assert torch.get_num_threads() == 2
     assert not same(ask(reverser, words[::-1], **options), whole)

@@ -1,4 +1,4 @@
-"""How tokens are spelt, for models that read characters (`Tokens.chars`)."""
+"""Character inputs: the characters of each token, for models with a character CNN (`Tokens.chars`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,47 +13,47 @@ from weft.tokens import BEGIN, END, FIRST, LAST, PAD, spell
 
 @dataclass(frozen=True)
 class Spelling:
-    """The spellings of a vocabulary; a special token is spelt as nothing, an unknown word as it is written."""
+    """The characters of a vocabulary's tokens; a special token has none, an unknown word those of the text."""
 
     tokenizer: Tokenizer
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "Spelling":
-        """Spell a tokenizer's vocabulary, once."""
-        if tokenizer not in _known:
-            _known[tokenizer] = cls(tokenizer)
-        return _known[tokenizer]
+        """Return the spelling of a tokenizer's vocabulary, cached."""
+        if tokenizer not in _spellings:
+            _spellings[tokenizer] = cls(tokenizer)
+        return _spellings[tokenizer]
 
     @cached_property
     def words(self) -> list[np.ndarray]:
-        """How each token of the vocabulary is spelt."""
+        """The characters of each token of the vocabulary."""
         special = set(vars(self.tokenizer.specials).values())
         count = len(self.tokenizer)
         return [spell(["" if id in special else self.tokenizer.token(id)]) for id in range(count)]
 
     @property
     def table(self) -> np.ndarray:
-        """The same as one array (V, C), filled up; what begins a text and what ends it have signs of their own."""
+        """The same as one padded array (V, C); bos and eos have characters of their own."""
         table = np.full((len(self.words), max(3, *map(len, self.words))), PAD, np.int32)
         for row, word in zip(table, self.words, strict=True):
             row[: len(word)] = word
-        for id, sign in ((self.tokenizer.specials.eos, LAST), (self.tokenizer.specials.bos, FIRST)):
-            table[id, :3] = BEGIN, sign, END
+        for id, char in ((self.tokenizer.specials.eos, LAST), (self.tokenizer.specials.bos, FIRST)):
+            table[id, :3] = BEGIN, char, END
         return table
 
     def of_texts(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
-        """Spell the tokens of texts, with the signs of beginning and end around them."""
+        """Return the characters of each token of texts, bos and eos included."""
         return [self._of_text(text) for text in texts]
 
     def _of_text(self, text: str) -> list[np.ndarray]:
-        specials, found = self.tokenizer.specials, self.tokenizer.encode(text)
+        specials, encoding = self.tokenizer.specials, self.tokenizer.encode(text)
         unknown = {
-            place: spell([text[a:b]])
-            for place, (id, (a, b)) in enumerate(zip(found.ids, found.offsets, strict=True))
+            index: spell([text[start:end]])
+            for index, (id, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True))
             if id == specials.unk
         }
-        inside = [unknown.get(place, self.words[id]) for place, id in enumerate(found.ids)]
-        return [self.words[specials.bos], *inside, self.words[specials.eos]]
+        words = [unknown.get(index, self.words[id]) for index, id in enumerate(encoding.ids)]
+        return [self.words[specials.bos], *words, self.words[specials.eos]]
 
 
-_known: WeakKeyDictionary[Tokenizer, Spelling] = WeakKeyDictionary()
+_spellings: WeakKeyDictionary[Tokenizer, Spelling] = WeakKeyDictionary()

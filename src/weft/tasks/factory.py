@@ -1,4 +1,4 @@
-"""From a checked recipe to a task and a head with fresh weights, and how many numbers a head has."""
+"""Task and head from a validated recipe, with new weights; the number of parameters of a head."""
 
 import torch
 
@@ -12,12 +12,12 @@ from weft.tokenization.trainable import Tokenizer
 
 
 def make_task(run: Run) -> Task:
-    """Make the task, and refuse a model that cannot do what it needs; no data is read."""
-    kind, model = resolve("task", run.task.name), resolve("model", run.model.name)
-    for place, found, wanted in (("task", kind, Task), ("model", model, Model)):
-        if not (isinstance(found, type) and issubclass(found, wanted)):
-            raise ConfigError(f"{place}.name: must be a weft {wanted.__name__}, but is {found!r} instead")
-    task: Task = kind(run.task)
+    """Return the task; raise if the model lacks a role that it needs. No data is read."""
+    task_class, model = resolve("task", run.task.name), resolve("model", run.model.name)
+    for section, cls, base in (("task", task_class, Task), ("model", model, Model)):
+        if not (isinstance(cls, type) and issubclass(cls, base)):
+            raise ConfigError(f"{section}.name: must be a weft {base.__name__}, but is {cls!r} instead")
+    task: Task = task_class(run.task)
     roles = model.roles(run.model)
     task.needs = task.needed(roles)
     check_roles(run.task.name, task.needs, run.model.name, roles)
@@ -28,31 +28,31 @@ def make_task(run: Run) -> Task:
 
 
 def _check_metric(task: Task, run: Run) -> None:
-    """Refuse now what would otherwise be found out at the first evaluation, or never."""
-    known, asked = ("loss", *task.metrics), run.train.metric
-    if asked is not None and _declared(task) and asked not in known:
-        raise ConfigError(f"train.metric: the task has no metric {asked!r}; {did_you_mean(asked, known)}")
+    """Raise now for settings that would otherwise fail at the first evaluation, or never."""
+    known, metric = ("loss", *task.metrics), run.train.metric
+    if metric is not None and _declares_metrics(task) and metric not in known:
+        raise ConfigError(f"train.metric: the task has no metric {metric!r}; {did_you_mean(metric, known)}")
     for key in ("metric", "patience"):
         if getattr(run.train, key) is not None and not (run.data.sample or run.data.valid):
             raise ConfigError(f"train.{key}: needs validation data to go by; add data.valid")
 
 
-def _declared(task: Task) -> bool:
-    """Whether its metrics are known: a class that scores anew without saying what it gives is judged when it does."""
-    line = type(task).__mro__
-    declares = next((depth for depth, kind in enumerate(line) if vars(kind).get("metrics")), len(line))
-    return declares <= next(depth for depth, kind in enumerate(line) if "score" in vars(kind))
+def _declares_metrics(task: Task) -> bool:
+    """Return whether `metrics` is declared by the class that defines `score`, or by a subclass of it."""
+    mro = type(task).__mro__
+    metrics_depth = next((depth for depth, cls in enumerate(mro) if vars(cls).get("metrics")), len(mro))
+    return metrics_depth <= next(depth for depth, cls in enumerate(mro) if "score" in vars(cls))
 
 
 def build(run: Run, tokenizer: Tokenizer) -> tuple[Task, Head]:
-    """Make the task and its head on a fresh model."""
+    """Return the task and its head on a new model."""
     task = make_task(run)
     task.tokenizer = tokenizer
-    kind = resolve("model", run.model.name)
+    model_class = resolve("model", run.model.name)
     sizes = [len(tokenizer)]
-    if Role.SEQ2SEQ in kind.roles(run.model) and not tokenizer.joint:
+    if Role.SEQ2SEQ in model_class.roles(run.model) and not tokenizer.joint:
         sizes.append(len(tokenizer.target))
-    model = kind(run.model, *sizes)
+    model = model_class(run.model, *sizes)
     model.keep(task.needs)
     if task.uses_chars:
         model.set_char_table(torch.from_numpy(Spelling.of(tokenizer).table))
@@ -60,5 +60,5 @@ def build(run: Run, tokenizer: Tokenizer) -> tuple[Task, Head]:
 
 
 def numbers_of(head: Head) -> int:
-    """Count what was learned: parameters, and of a model that only counts its tables."""
-    return sum(one.numel() for one in (head.parameters() if not head.body.data_sized_buffers else head.buffers()))
+    """Return the number of parameters, or of buffer elements for a model that counts (an n-gram model)."""
+    return sum(tensor.numel() for tensor in (head.parameters() if not head.body.data_sized_buffers else head.buffers()))

@@ -1,7 +1,7 @@
-"""A bare encoder: a model that makes vectors of texts, and has learnt no task yet.
+"""Feature extraction: a bare encoder without a task head.
 
-So a body comes from elsewhere with nothing on it. `Pipeline.embed` reads its vectors, and a recipe that names it in
-`model.weights` trains it for a task; by itself it has no answers, and nothing to learn from.
+The task of a converted body without a head. `Pipeline.embed` returns its vectors, and a recipe that names it in
+`model.weights` fine-tunes it for a task; by itself it has no answers and no loss.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from weft.tokenization.trainable import Tokenizer
 
 
 class EmbedConfig(Named):
-    """`summary`: whether the body has what only its summary uses, such as BERT's pooler."""
+    """`summary`: whether the body keeps the layers of its pooled output alone, such as BERT's pooler."""
 
     summary: bool = True
 
@@ -37,12 +37,12 @@ class EmbedHead(Head):
             body.drop_pooler()
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
-        """Refuse: there is nothing to learn."""
+        """Raise: there is no loss."""
         raise _no_task()
 
 
 class Embed(Task):
-    """Makes vectors, and answers nothing."""
+    """Feature extraction, without answers."""
 
     Config: ClassVar[type[Named]] = EmbedConfig
     Example = EmbedExample
@@ -52,23 +52,23 @@ class Embed(Task):
     config: EmbedConfig
 
     def texts(self, example: EmbedExample) -> tuple[list[str], list[str]]:
-        """The text."""
+        """Return the text."""
         return [example.text], []
 
     def encode(self, example: EmbedExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
-        """Refuse: there is no answer."""
+        """Raise: there are no answers."""
         raise _no_task()
 
     def head(self, model: Any) -> EmbedHead:
-        """Put nothing on a body."""
+        """Return the bare head of a body."""
         return EmbedHead(model, self.config.summary)
 
     def preview(self, example: EmbedExample) -> tuple[str, str]:
-        """The text."""
+        """Return the text."""
         return example.text, ""
 
     def score(self, answers: Sequence[Answer], examples: Sequence[EmbedExample]) -> dict[str, float]:
-        """Refuse: there is no answer."""
+        """Raise: there are no answers."""
         raise _no_task()
 
 

@@ -1,35 +1,35 @@
-"""Text that is shown while it is generated: what a new token adds is shown once it can no longer change."""
+"""Incremental detokenization: the text that each new token adds, once it can no longer change."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-HALF = "\N{REPLACEMENT CHARACTER}"  # how the beginning of a character is decoded whose rest is still to come
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # the decoding of an incomplete UTF-8 sequence
 
 
 def grown(ids: Iterable[int], decode: Callable[[list[int]], str], stop: Sequence[str] = ()) -> Iterator[str]:
-    """Yield what each token adds to the text; it ends before the first of the stop words."""
-    held: list[int] = []
-    shown = text = ""
+    """Yield the text that each token adds; it ends before the first stop word."""
+    seen: list[int] = []
+    emitted = text = ""
     for id in ids:
-        held.append(id)
-        text = decode(held)
-        if (end := first_of(text, stop)) is not None:
-            yield text[len(shown) : end]
+        seen.append(id)
+        text = decode(seen)
+        if (end := find_stop_word(text, stop)) is not None:
+            yield text[len(emitted) : end]
             return
-        sure = text[: len(text) - _begun(text, stop)]
-        if sure.startswith(shown) and not text.endswith(HALF):
-            yield sure[len(shown) :]
-            shown = sure
-    if text.startswith(shown) and text != shown:  # half a character, or what might have become a stop word
-        yield text[len(shown) :]
+        stable = text[: len(text) - _partial_stop_length(text, stop)]
+        if stable.startswith(emitted) and not text.endswith(INCOMPLETE):
+            yield stable[len(emitted) :]
+            emitted = stable
+    if text.startswith(emitted) and text != emitted:  # an incomplete character, or the beginning of a stop word
+        yield text[len(emitted) :]
 
 
-def first_of(text: str, stop: Sequence[str]) -> int | None:
-    """Say where the stop word begins that is complete first, if there is one."""
-    found = [(at + len(word), at) for word in stop if (at := text.find(word)) >= 0]
-    return min(found)[1] if found else None
+def find_stop_word(text: str, stop: Sequence[str]) -> int | None:
+    """Return the start of the stop word that ends first, None if there is none."""
+    matches = [(start + len(word), start) for word in stop if (start := text.find(word)) >= 0]
+    return min(matches)[1] if matches else None
 
 
-def _begun(text: str, stop: Sequence[str]) -> int:
-    """Say how much at the end of a text may be the beginning of a stop word."""
+def _partial_stop_length(text: str, stop: Sequence[str]) -> int:
+    """Return the length of the longest suffix that may be the beginning of a stop word."""
     sizes = (size for word in stop for size in range(1, len(word)) if text.endswith(word[:size]))
     return max(sizes, default=0)

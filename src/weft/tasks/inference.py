@@ -1,4 +1,4 @@
-"""From examples to answers, and from answers to scores: one way for the trainer, the command line and the server."""
+"""Inference and evaluation: examples to answers and metrics, for the trainer, the command line and the server."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,9 +21,9 @@ from weft.tasks.base import Answer, Batch, Head, Item, Task
 from weft.tasks.metrics import Confusion
 from weft.tasks.prepare import encode_all
 
-AT_ONCE = 1024  # examples held at a time: enough to fill batches with like lengths, however long the stream is
+AT_ONCE = 1024  # examples a chunk: enough for batches of similar lengths
 BUDGET, BUDGET_ON_CPU = 16384, 4096  # tokens in a batch
-SCORED, SCORED_ON_GPU = 1 << 23, 1 << 28  # numbers that a step of a search may score: what caches, or memories, hold
+MAX_LOGITS, MAX_LOGITS_ON_GPU = 1 << 23, 1 << 28  # logits of a decoding step: fit the caches, or the GPU's memory
 
 F = TypeVar("F")
 G = TypeVar("G")
@@ -38,9 +38,9 @@ def predict(
     budget: int | None = None,
     start: int = 0,
 ) -> Iterator[Answer]:
-    """Yield an answer for each example, in order, the first being number `start`; memory does not grow."""
-    for example, found in outputs(task, head, examples, limit, options, budget, start):
-        yield task.answer(example, found)
+    """Yield an answer for each example, in order, the first being number `start`; memory is bounded."""
+    for example, item_outputs in outputs(task, head, examples, limit, options, budget, start):
+        yield task.answer(example, item_outputs)
 
 
 def outputs(
@@ -52,12 +52,12 @@ def outputs(
     budget: int | None = None,
     start: int = 0,
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield each example with what the head gives for its items, of which `predict` has the task make an answer."""
-    stream, done = iter(examples), start
+    """Yield each example with the head's outputs for its items, from which `Task.answer` makes the answer."""
+    stream, offset = iter(examples), start
     with frozen_weights():
         while chunk := list(islice(stream, AT_ONCE)):
-            yield from _chunk_outputs(task, head, chunk, limit, options, budget, done)
-            done += len(chunk)
+            yield from _chunk_outputs(task, head, chunk, limit, options, budget, offset)
+            offset += len(chunk)
 
 
 def _chunk_outputs(
@@ -67,54 +67,66 @@ def _chunk_outputs(
     limit: TruncationPolicy,
     options: Section,
     budget: int | None,
-    done: int,
+    offset: int,
 ) -> Iterator[tuple[Any, list[Any]]]:
-    encoded = _encoded(task, [task.asked(example) for example in examples], limit, done)
+    encoded = _encode_examples(task, [task.asked(example) for example in examples], limit, offset)
     for number, items in enumerate(encoded):
         if not items:
-            raise DataError(f"example {done + number + 1}: nothing is left of it to answer; {limit}".rstrip("; "))
+            raise DataError(f"example {offset + number + 1}: nothing is left of it to answer; {limit}".rstrip("; "))
     owners = [index for index, items in enumerate(encoded) for _ in items]
-    own: list[list[Any]] = [[] for _ in examples]
+    by_example: list[list[Any]] = [[] for _ in examples]
     try:
-        found = dict(_outputs(task, head, [item for items in encoded for item in items], options, budget, done))
+        by_item = dict(
+            _item_outputs(task, head, [item for items in encoded for item in items], options, budget, offset)
+        )
     except DataError as error:
-        raise _refused(task, head, encoded, options, done) or error from None
+        raise _find_failing_example(task, head, encoded, options, offset) or error from None
     for number, owner in enumerate(owners):
-        own[owner].append(found[number])
-    yield from zip(examples, own, strict=True)
+        by_example[owner].append(by_item[number])
+    yield from zip(examples, by_example, strict=True)
 
 
-def _refused(task: Task, head: Head, encoded: Sequence[list[Item]], options: Section, done: int) -> DataError | None:
-    """Find which of some examples the head cannot answer, the longest first, and name it."""
-    longest = sorted(range(len(encoded)), key=lambda number: -sum(len(item[0]) for item in encoded[number]))
-    for number in longest:
+def _find_failing_example(
+    task: Task, head: Head, encoded: Sequence[list[Item]], options: Section, offset: int
+) -> DataError | None:
+    """Return the error of the first example that the head cannot answer, the longest first."""
+    longest_first = sorted(range(len(encoded)), key=lambda number: -sum(len(item[0]) for item in encoded[number]))
+    for number in longest_first:
         try:
-            list(_outputs(task, head, encoded[number], options, None, done + number))
+            list(_item_outputs(task, head, encoded[number], options, None, offset + number))
         except DataError as error:
-            return DataError(f"example {done + number + 1}: {error}")
+            return DataError(f"example {offset + number + 1}: {error}")
     return None
 
 
-def _encoded(task: Task, examples: Sequence[Any], limit: TruncationPolicy, done: int = 0) -> list[list[Item]]:
-    numbered = ((f"example {number}", example) for number, example in enumerate(examples, done + 1))
+def _encode_examples(task: Task, examples: Sequence[Any], limit: TruncationPolicy, offset: int = 0) -> list[list[Item]]:
+    numbered = ((f"example {number}", example) for number, example in enumerate(examples, offset + 1))
     return list(encode_all(numbered, task, task.tokenizer, limit, None))
 
 
-def _outputs(
-    task: Task, head: Head, items: list[Item], options: Section, budget: int | None, done: int
+def _item_outputs(
+    task: Task, head: Head, items: list[Item], options: Section, budget: int | None, offset: int
 ) -> Iterator[tuple[int, Any]]:
-    data, device, scored = pack(items, num_token_arrays=task.num_token_arrays), _device(head), head.scored(options)
-    most = max(1, (SCORED if device.type == "cpu" else SCORED_ON_GPU) // scored) if scored else len(items)
+    data, device, logits_per_item = (
+        pack(items, num_token_arrays=task.num_token_arrays),
+        _device(head),
+        head.scored(options),
+    )
+    max_items = (
+        max(1, (MAX_LOGITS if device.type == "cpu" else MAX_LOGITS_ON_GPU) // logits_per_item)
+        if logits_per_item
+        else len(items)
+    )
 
     def answer(indices: np.ndarray) -> Iterator[tuple[int, Any]]:
-        batch = _batch(task, data, indices).numbered((indices + done).tolist())
+        batch = _batch(task, data, indices).numbered((indices + offset).tolist())
         with torch.inference_mode():
             return zip(indices.tolist(), head.predict(batch.to(device), options), strict=True)
 
-    planned = plan(data, budget or _budget(device), seed=None)
-    chosen = [part for indices in planned for part in np.array_split(indices, -(-len(indices) // most))]
-    with _evaluating(head):
-        for outputs in side_by_side(answer, chosen) if device.type == "cpu" else map(answer, chosen):
+    batches = plan(data, budget or _budget(device), seed=None)
+    parts = [part for indices in batches for part in np.array_split(indices, -(-len(indices) // max_items))]
+    with _eval_mode(head):
+        for outputs in side_by_side(answer, parts) if device.type == "cpu" else map(answer, parts):
             yield from outputs
 
 
@@ -127,26 +139,26 @@ def _batch(task: Task, data: PackedItems, indices: np.ndarray) -> Batch:
 
 
 def side_by_side(answer: Callable[[F], G], batches: Sequence[F]) -> Iterator[G]:
-    """Answer as many batches at a time as there are threads, in order: small products share threads badly."""
+    """Yield the results in order, with one batch a thread: small matrix products do not parallelize well."""
     threads = torch.get_num_threads()
     if threads == 1 or len(batches) == 1:
         yield from map(answer, batches)
         return
-    waiting: deque[Future[G]] = deque()
+    futures: deque[Future[G]] = deque()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for batch in batches:
-                waiting.append(pool.submit(answer, batch))
-                if len(waiting) > threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+                futures.append(pool.submit(answer, batch))
+                if len(futures) > threads:
+                    yield futures.popleft().result()
+            while futures:
+                yield futures.popleft().result()
     finally:
         torch.set_num_threads(threads)
 
 
 def reread(task: Task, head: Head, example: Any, limit: TruncationPolicy) -> tuple[list[str], list[str], Batch]:
-    """Answer one example and return the tokens on both sides with the batch that reads its own winning output."""
+    """Return source tokens, target tokens and the teacher-forced batch of an example with its own best output."""
     items = task.encode(task.asked(example) if task.has_question(example) else example, task.tokenizer, limit)
     if len(items) != 1:
         raise DataError(
@@ -155,23 +167,23 @@ def reread(task: Task, head: Head, example: Any, limit: TruncationPolicy) -> tup
         )
     if task.reads_itself:
         return task.teacher_forced(items, [])
-    outputs = [output for _, output in sorted(_outputs(task, head, items, task.options(), None, 0))]
+    outputs = [output for _, output in sorted(_item_outputs(task, head, items, task.options(), None, 0))]
     return task.teacher_forced(items, outputs)
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What an evaluation found: the metrics, and where answers are labels, which was taken for which."""
+    """The metrics of an evaluation and, for tasks with labels, the confusion matrix."""
 
     metrics: dict[str, float]
     confusion: Confusion | None
-    note: str = ""  # what a reader of the metrics should know
+    note: str = ""  # a remark on the metrics
 
 
 def evaluate(
     task: Task, head: Head, examples: Sequence[Any], limit: TruncationPolicy, budget: int | None = None
 ) -> dict[str, float]:
-    """Score a head on examples: the loss and the task's metrics."""
+    """Return the loss and the task's metrics on examples."""
     return judge(task, head, examples, limit, budget).metrics
 
 
@@ -179,29 +191,32 @@ def evaluate(
 def judge(
     task: Task, head: Head, examples: Sequence[Any], limit: TruncationPolicy, budget: int | None = None
 ) -> EvaluationResult:
-    """Score a head on examples, and say which labels it took for which."""
+    """Return the loss, the task's metrics and the confusion matrix on examples."""
     if not examples:
         raise DataError("not one example is left to evaluate on")
-    with torch.inference_mode(), _evaluating(head):
+    with torch.inference_mode(), _eval_mode(head):
         measured = task.measure(head, examples, limit)
     if measured is not None:
         return EvaluationResult(measured.metrics, None, measured.note)
-    encoded = _encoded(task, examples, limit)
-    kept = [(example, items) for example, items in zip(examples, encoded, strict=True) if items]
-    if not kept:
+    encoded = _encode_examples(task, examples, limit)
+    usable = [(example, items) for example, items in zip(examples, encoded, strict=True) if items]
+    if not usable:
         raise DataError("not one example is left to evaluate on")
     loss = mean_loss(
-        task, head, pack((item for _, items in kept for item in items), num_token_arrays=task.num_token_arrays), budget
+        task,
+        head,
+        pack((item for _, items in usable for item in items), num_token_arrays=task.num_token_arrays),
+        budget,
     )
-    judged = [example for example, _ in kept]
-    answers = list(predict(task, head, judged, limit, task.options(), budget))
-    return EvaluationResult({"loss": loss, **task.score(answers, judged)}, task.confusion(answers, judged))
+    evaluated = [example for example, _ in usable]
+    answers = list(predict(task, head, evaluated, limit, task.options(), budget))
+    return EvaluationResult({"loss": loss, **task.score(answers, evaluated)}, task.confusion(answers, evaluated))
 
 
 @frozen_weights()
 def judge_prepared(task: Task, head: Head, data: Shards, place: str) -> EvaluationResult:
-    """Score a head on a prepared corpus, where the task needs no texts for that."""
-    with torch.inference_mode(), _evaluating(head):
+    """Return the metrics on a prepared corpus; raise if the task needs the texts."""
+    with torch.inference_mode(), _eval_mode(head):
         measured = task.measure_prepared(head, data)
     if measured is None:
         raise ConfigError(
@@ -212,7 +227,7 @@ def judge_prepared(task: Task, head: Head, data: Shards, place: str) -> Evaluati
 
 
 def mean_loss(task: Task, head: Head, data: PackedItems, budget: int | None = None) -> float:
-    """Return the sum over the parts of each part's mean."""
+    """Return the mean loss: the sum over the parts of the loss of each part's mean."""
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     device = _device(head)
@@ -222,26 +237,26 @@ def mean_loss(task: Task, head: Head, data: PackedItems, budget: int | None = No
         with torch.inference_mode():
             return {part: float(value) for part, value in head(batch.to(device))[0].items()}, batch.counts
 
-    planned = plan(data, budget or _budget(device), seed=None)
-    with _evaluating(head):
-        for found, counted in side_by_side(losses, planned) if device.type == "cpu" else map(losses, planned):
-            for part, value in found.items():
+    batches = plan(data, budget or _budget(device), seed=None)
+    with _eval_mode(head):
+        for batch_sums, batch_counts in side_by_side(losses, batches) if device.type == "cpu" else map(losses, batches):
+            for part, value in batch_sums.items():
                 sums[part] = sums.get(part, 0.0) + value
-                counts[part] = counts.get(part, 0) + counted[part]
+                counts[part] = counts.get(part, 0) + batch_counts[part]
     return sum(sums[part] / max(counts[part], 1) for part in sums)
 
 
-class _evaluating:  # noqa: N801
-    """Dropout off inside, and as it was after."""
+class _eval_mode:  # noqa: N801
+    """Context manager: evaluation mode inside, the mode before it afterwards."""
 
     def __init__(self, head: Head) -> None:
-        self._head, self._was = head, head.training
+        self._head, self._was_training = head, head.training
 
     def __enter__(self) -> None:
         self._head.eval()
 
     def __exit__(self, *error: object) -> None:
-        self._head.train(self._was)
+        self._head.train(self._was_training)
 
 
 def _device(head: Head) -> torch.device:

@@ -1,4 +1,4 @@
-"""From a recipe's data to examples, a tokenizer and packed items: the way that training and evaluation share."""
+"""Data preparation: read a recipe's splits, train the tokenizer, and encode examples to packed items."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,22 +16,22 @@ from weft.data.samples.datasets import SAMPLES, read_sample
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, did_you_mean
 from weft.tasks.base import Item, Task
-from weft.tasks.corpus.reuse import prepared_folder, prepared_split, prepared_task, prepared_tokenizer, refused
+from weft.tasks.corpus.reuse import prepared_folder, prepared_split, prepared_task, prepared_tokenizer, refuse_prepared
 from weft.tokenization.trainable import Tokenizer, train_tokenizer
 
-AT_ONCE = 1024  # examples a call of the tokenizer
+AT_ONCE = 1024  # examples encoded in one call of the tokenizer
 
 T = TypeVar("T")
-Placed = tuple[Any, Any]  # where an example comes from, such as file:line, and the example
+LocatedExample = tuple[Any, Any]  # the location of an example, such as file:line, and the example
 
 
 def has_split(data: Data, split: str) -> bool:
-    """Say whether the recipe has this part of the data."""
+    """Return whether the recipe has this split."""
     return data.sample is not None or getattr(data, split) is not None
 
 
 def data_for(recipe: Data, data: str | Path | None) -> tuple[Data, str]:
-    """Say what to read: the recipe's test (or else validation) data, a file in the recipe's columns, or a sample."""
+    """Return data and split to evaluate on: the recipe's test (else validation) data, a file, or a sample."""
     if data is None:
         return recipe, "test" if recipe.sample or recipe.test else "valid"
     name, _, split = str(data).partition(":")
@@ -40,43 +40,45 @@ def data_for(recipe: Data, data: str | Path | None) -> tuple[Data, str]:
     return recipe.model_copy(update={"sample": None, "test": str(data)}), "test"
 
 
-def read_split(data: Data, split: str, task: Task, skipped: Skipped) -> Iterator[Placed]:
-    """Stream the examples of `train`, `valid` or `test` with their places."""
+def read_split(data: Data, split: str, task: Task, skipped: Skipped) -> Iterator[LocatedExample]:
+    """Yield the examples of `train`, `valid` or `test` with their locations."""
     if data.sample is not None:
-        sampled = _sampled(data.sample, split, task, data.columns)
-        return _answered(sampled, data, task, skipped)
+        examples = _read_sample(data.sample, split, task, data.columns)
+        return _with_labels(examples, data, task, skipped)
     source = getattr(data, split)
     if prepared_folder(data, split):
-        return refused(data, split)
-    if not source:  # the recipe of a model that came from elsewhere has an empty list
+        return refuse_prepared(data, split)
+    if not source:  # the recipe of a converted model has an empty list
         raise ConfigError(f"data.{split}: required here, but not given; add a file")
-    return _answered(read_examples(source, data, task.Example, skipped), data, task, skipped)
+    return _with_labels(read_examples(source, data, task.Example, skipped), data, task, skipped)
 
 
-def _sampled(name: str, split: str, task: Task, columns: Given | None) -> Iterator[Placed]:
-    for place, found in read_sample(name, split):
-        row = _chosen(name, found, columns) if columns else found
+def _read_sample(name: str, split: str, task: Task, columns: Given | None) -> Iterator[LocatedExample]:
+    for place, fields in read_sample(name, split):
+        row = _select_columns(name, fields, columns) if columns else fields
         try:
             yield place, task.Example.model_validate(row)
         except ValidationError:
-            fields, wanted = ", ".join(row), ", ".join(task.Example.model_fields)
+            names, wanted = ", ".join(row), ", ".join(task.Example.model_fields)
             raise DataError(
-                f"data.sample: a row of {name} has {fields}, but the task {task.config.name!r} reads {wanted}; "
+                f"data.sample: a row of {name} has {names}, but the task {task.config.name!r} reads {wanted}; "
                 "see weft data list"
             ) from None
 
 
-def _chosen(name: str, row: Mapping[str, Any], columns: Given) -> dict[str, Any]:
-    given, lists = spread(columns)
-    for field, column in given.items():
+def _select_columns(name: str, row: Mapping[str, Any], columns: Given) -> dict[str, Any]:
+    mapping, lists = spread(columns)
+    for field, column in mapping.items():
         if column not in row:
             raise ConfigError(
                 f"data.columns.{field}: a row of the sample {name} has no {column!r}; {did_you_mean(str(column), row)}"
             )
-    return joined({field: row[str(column)] for field, column in given.items()}, lists)
+    return joined({field: row[str(column)] for field, column in mapping.items()}, lists)
 
 
-def _answered(examples: Iterable[Placed], data: Data, task: Task, skipped: Skipped) -> Iterator[Placed]:
+def _with_labels(
+    examples: Iterable[LocatedExample], data: Data, task: Task, skipped: Skipped
+) -> Iterator[LocatedExample]:
     for place, example in examples:
         try:
             check_answer(task, place, example)
@@ -89,94 +91,98 @@ def _answered(examples: Iterable[Placed], data: Data, task: Task, skipped: Skipp
 
 
 def check_answer(task: Task, place: Any, example: Any) -> None:
-    """Refuse an example that says what is asked but not what is right: it can neither teach nor judge."""
+    """Raise if an example has no label: it cannot be used to train or evaluate."""
     for name in task.label_fields:
         if getattr(example, name) is None:
             raise DataError(f"{place}: {name}: required to train or evaluate, but not given; see data.columns")
 
 
 def settled(data: Data, task: Task) -> Named:
-    """Fill in what the recipe's task leaves to the training data."""
+    """Return the task's configuration with what is left to the training data, such as the labels."""
     task = prepared_task(data, task)
     return task.resolve_config(example for _, example in read_split(data, "train", task, Skipped()))
 
 
 def fit_tokenizer(config: Named, data: Data, task: Task) -> Tokenizer:
-    """Train the tokenizer on the training split, streamed once for each side; a prepared one has its own."""
+    """Train the tokenizer on the training split, streamed once for each side; a prepared corpus has its own."""
     if prepared := prepared_tokenizer(config, data):
         return prepared
 
-    def side(which: int) -> Iterator[str]:
+    def side(index: int) -> Iterator[str]:
         for _, example in read_split(data, "train", task, Skipped()):
-            yield from task.texts(example)[which]
+            yield from task.texts(example)[index]
 
     return train_tokenizer(config, side(0), side(1))
 
 
 def encode_all(
-    examples: Iterable[Placed], task: Task, tokenizer: Tokenizer, limit: TruncationPolicy, skipped: Skipped | None
+    examples: Iterable[LocatedExample],
+    task: Task,
+    tokenizer: Tokenizer,
+    limit: TruncationPolicy,
+    skipped: Skipped | None,
 ) -> Iterator[list[Item]]:
-    """Encode a stream, many examples at a time; an example that cannot be is an error, or counted in `skipped`.
+    """Yield the items of each example, encoded in chunks; an invalid example raises, or is counted in `skipped`.
 
-    A thread has the tokenizer, which needs no Python while it works, busy with one chunk while the next is read.
+    The tokenizer, which releases the GIL, encodes one chunk in a thread while the next is read.
     """
 
-    def encode(chunk: list[Placed]) -> tuple[list[list[Item]], TruncationPolicy] | None:
-        part = TruncationPolicy(limit.longest, limit.policy)
+    def encode(chunk: list[LocatedExample]) -> tuple[list[list[Item]], TruncationPolicy] | None:
+        chunk_limit = TruncationPolicy(limit.longest, limit.policy)
         try:
-            return task.encode_batch([example for _, example in chunk], tokenizer, part), part
+            return task.encode_batch([example for _, example in chunk], tokenizer, chunk_limit), chunk_limit
         except DataError:
             return None
 
     with ThreadPoolExecutor(1) as pool:
-        for chunk, coming in _one_ahead((chunk, pool.submit(encode, chunk)) for chunk in _chunks(examples)):
-            encoded = coming.result()
+        for chunk, future in _prefetch((chunk, pool.submit(encode, chunk)) for chunk in _chunks(examples)):
+            encoded = future.result()
             if encoded is None:
-                yield from _one_by_one(chunk, task, tokenizer, limit, skipped)
+                yield from _encode_singly(chunk, task, tokenizer, limit, skipped)
             else:
                 limit.add(encoded[1])
                 yield from encoded[0]
 
 
 def encode_chunk(
-    chunk: Sequence[Placed], task: Task, tokenizer: Tokenizer, limit: TruncationPolicy, skipped: Skipped | None
+    chunk: Sequence[LocatedExample], task: Task, tokenizer: Tokenizer, limit: TruncationPolicy, skipped: Skipped | None
 ) -> Iterable[list[Item]]:
-    """Encode some examples at once and, unlike `encode_all`, in this thread: for one of several processes."""
-    part = TruncationPolicy(limit.longest, limit.policy)
+    """Return the items of each example, encoded at once and, unlike `encode_all`, in this thread: for workers."""
+    chunk_limit = TruncationPolicy(limit.longest, limit.policy)
     try:
-        encoded = task.encode_batch([example for _, example in chunk], tokenizer, part)
+        encoded = task.encode_batch([example for _, example in chunk], tokenizer, chunk_limit)
     except DataError:
-        return _one_by_one(chunk, task, tokenizer, limit, skipped)
-    limit.add(part)
+        return _encode_singly(chunk, task, tokenizer, limit, skipped)
+    limit.add(chunk_limit)
     return encoded
 
 
-def _chunks(examples: Iterable[Placed]) -> Iterator[list[Placed]]:
+def _chunks(examples: Iterable[LocatedExample]) -> Iterator[list[LocatedExample]]:
     stream = iter(examples)
     while chunk := list(islice(stream, AT_ONCE)):
         yield chunk
 
 
-def _one_ahead(stream: Iterable[T]) -> Iterator[T]:
-    """Ask for each one before handing out the one before it."""
-    held: list[T] = []
-    for one in stream:
-        yield from held
-        held = [one]
-    yield from held
+def _prefetch(stream: Iterable[T]) -> Iterator[T]:
+    """Yield the items of a stream, each after the next has been requested."""
+    pending: list[T] = []
+    for item in stream:
+        yield from pending
+        pending = [item]
+    yield from pending
 
 
-def _one_by_one(
-    chunk: Iterable[Placed], task: Task, tokenizer: Tokenizer, limit: TruncationPolicy, skipped: Skipped | None
+def _encode_singly(
+    chunk: Iterable[LocatedExample], task: Task, tokenizer: Tokenizer, limit: TruncationPolicy, skipped: Skipped | None
 ) -> Iterator[list[Item]]:
     for place, example in chunk:
         try:
             yield task.encode(example, tokenizer, limit)
         except DataError as error:
-            placed = DataError(f"{place}: {error}")
+            located = DataError(f"{place}: {error}")
             if skipped is None:
-                raise placed from None
-            skipped.add(placed)
+                raise located from None
+            skipped.add(located)
             yield []
 
 
@@ -190,21 +196,21 @@ def pack_split(
     examples = read_split(data, split, task, skipped)
     encoded = encode_all(examples, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
     packed = pack((item for items in encoded for item in items), folder, num_token_arrays=task.num_token_arrays)
-    return packed, told(split, len(packed), skipped, limit)
+    return packed, summarize_skipped(split, len(packed), skipped, limit)
 
 
 def read_whole(data: Data, split: str, task: Task, tokenizer: Tokenizer) -> tuple[list[Any], str]:
-    """Read a split to evaluate on, without what is skipped or dropped; return it and a report of that."""
+    """Return the examples of a split, without those skipped or dropped, and a report of these."""
     skipped, limit = Skipped(), TruncationPolicy(data.longest, data.too_long)
-    placed = list(read_split(data, split, task, skipped))
-    encoded = encode_all(placed, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
-    examples = [example for (_, example), items in zip(placed, encoded, strict=True) if items]
-    return examples, told(split, len(examples), skipped, limit)
+    located = list(read_split(data, split, task, skipped))
+    encoded = encode_all(located, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
+    examples = [example for (_, example), items in zip(located, encoded, strict=True) if items]
+    return examples, summarize_skipped(split, len(examples), skipped, limit)
 
 
-def told(split: str, left: int, skipped: Skipped, limit: TruncationPolicy) -> str:
-    """Say what was skipped or cut; that nothing is left is an error."""
+def summarize_skipped(split: str, remaining: int, skipped: Skipped, limit: TruncationPolicy) -> str:
+    """Return a report of what was skipped or cut; raise if no example is left."""
     notice = "; ".join(part for part in (str(skipped), str(limit)) if part)
-    if not left:
+    if not remaining:
         raise DataError(f"data.{split}: not one example is left to use; {notice}".rstrip("; "))
     return notice

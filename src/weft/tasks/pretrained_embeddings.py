@@ -1,7 +1,8 @@
-"""Word vectors as first weights: a model whose configuration has `vectors` starts its embeddings from that file.
+"""Pre-trained word vectors: a model whose configuration has `vectors` initializes its embeddings from that file.
 
-A tokenizer of whole words then knows the file's words beside those of the training data: what was learnt about a word
-serves the words near it. It is so when a training starts afresh, and only then: a checkpoint is whole in itself.
+The vocabulary of a tokenizer of whole words then has the file's words beside those of the training data: training
+generalizes to words with similar vectors. This is done when a training starts, never from a checkpoint, which is
+complete.
 """
 
 from dataclasses import asdict
@@ -18,8 +19,8 @@ from weft.tokenization.trainable import Tokenizer, Words
 
 
 def check_vectors(run: Run) -> None:
-    """Refuse a file that is not there, or too wide or narrow, before the tokenizer is trained."""
-    path, asked = _asked(run), getattr(run.model, _key(run), None)
+    """Raise if the file is missing or its width does not match, before the tokenizer is trained."""
+    path, embedding_width = _vectors_path(run), getattr(run.model, _width_key(run), None)
     if path is not None and Path(path).is_dir():
         raise ConfigError(
             f"model.vectors: {path} is a directory; if it is a run's, write its vectors to a file and name that: "
@@ -27,23 +28,23 @@ def check_vectors(run: Run) -> None:
         )
     if path is not None:
         width = read_layout(path, run.data.max_line_bytes).width
-        _check_width(run, path, width, width if asked is None else asked)
+        _check_width(run, path, width, width if embedding_width is None else embedding_width)
 
 
 def learn_words(run: Run, tokenizer: Tokenizer) -> None:
     """Add the file's words to a vocabulary of whole words, in the file's order, until `tokenizer.size` is reached."""
-    path = _asked(run)
+    path = _vectors_path(run)
     if path is not None and isinstance(tokenizer, Words):
         tokenizer.extend(read_words(path, run.data.max_line_bytes))
 
 
-def start_from_vectors(run: Run, tokenizer: Tokenizer, model: Model, own: int | None = None) -> str | None:
-    """Put the file's vectors into `model.embed`, and say how many there were; None where the recipe names no file.
+def start_from_vectors(run: Run, tokenizer: Tokenizer, model: Model, num_trained: int | None = None) -> str | None:
+    """Copy the file's vectors into `model.embed` and return a report; None if the recipe names no file.
 
-    The first `own` tokens are of the training data: if the file has not one of these, it is the wrong file.
-    A token that the file does not have keeps its random start, scaled to the standard deviation of those that it has.
+    The first `num_trained` tokens are from the training data: if the file has none of these, it is the wrong file. A
+    token that is not in the file keeps its random vector, scaled to the standard deviation of the file's vectors.
     """
-    path = _asked(run)
+    path = _vectors_path(run)
     if path is None:
         return None
     embed = getattr(model, "embed", None)
@@ -52,33 +53,33 @@ def start_from_vectors(run: Run, tokenizer: Tokenizer, model: Model, own: int | 
     words = [_whole_word(tokenizer, id) for id in range(len(tokenizer))]
     vectors = read_vectors(path, words, run.data.max_line_bytes)
     _check_width(run, path, vectors.rows.shape[1], embed.embedding_dim)
-    special = {id for id in asdict(tokenizer.specials).values() if id is not None}
-    trained = [id for id in range(len(words) if own is None else own) if id not in special]
-    if not vectors.found[trained].any():
-        raise _none_found(run, path, len(trained))
-    _fill(embed.weight, vectors)
-    whole = sum(map(bool, words))
-    rest = f"{whole:,} of the tokens are whole words, the others can have none"
-    if whole == len(words):
-        rest = f"{vectors.found[trained].sum():,} of the {len(trained):,} words of the training data have one"
+    special_ids = {id for id in asdict(tokenizer.specials).values() if id is not None}
+    trained_ids = [id for id in range(len(words) if num_trained is None else num_trained) if id not in special_ids]
+    if not vectors.found[trained_ids].any():
+        raise _none_found(run, path, len(trained_ids))
+    _copy_vectors(embed.weight, vectors)
+    num_words = sum(map(bool, words))
+    rest = f"{num_words:,} of the tokens are whole words, the others can have none"
+    if num_words == len(words):
+        rest = f"{vectors.found[trained_ids].sum():,} of the {len(trained_ids):,} words of the training data have one"
     return f"model.vectors: {vectors.found.sum():,} of {len(words):,} rows from {Path(path).name}; {rest}"
 
 
-def _asked(run: Run) -> str | None:
+def _vectors_path(run: Run) -> str | None:
     path: str | None = getattr(run.model, "vectors", None)
     return path
 
 
-def _key(run: Run) -> str:
-    """Where the recipe says how wide the embeddings are."""
+def _width_key(run: Run) -> str:
+    """Return the recipe key of the embedding width."""
     return "embedding" if "embedding" in type(run.model).model_fields else "width"
 
 
 def _check_width(run: Run, path: str, width: int, embedding: int) -> None:
     if width != embedding:
         raise ConfigError(
-            f"model.vectors: the vectors of {path} have {width} numbers, and model.{_key(run)} is {embedding}; "
-            f"set model.{_key(run)}: {width}, or take another file"
+            f"model.vectors: the vectors of {path} have {width} numbers, and model.{_width_key(run)} is {embedding}; "
+            f"set model.{_width_key(run)}: {width}, or take another file"
         )
 
 
@@ -92,9 +93,9 @@ def _none_found(run: Run, path: str, size: int) -> ConfigError:
 
 
 def _whole_word(tokenizer: Tokenizer, id: int) -> str:
-    """Return the word that a token stands for, or "" for a piece of one.
+    """Return the word that a token stands for, "" for a part of a word.
 
-    WordPiece marks a piece that goes on; the others, but for plain words, mark what begins a word by a space before it.
+    WordPiece prefixes tokens that continue a word; other subword tokenizers prefix those that begin one with a space.
     """
     token = tokenizer.token(id)
     if tokenizer.model == "WordLevel":
@@ -105,10 +106,10 @@ def _whole_word(tokenizer: Tokenizer, id: int) -> str:
 
 
 @torch.no_grad()
-def _fill(weight: torch.Tensor, vectors: Vectors) -> None:
-    known = torch.from_numpy(vectors.found).nonzero().squeeze(1)
-    rows = torch.from_numpy(vectors.rows)[known]
-    before, after = weight.std(correction=0), rows.std(correction=0)
-    if before > 0:
-        weight *= after / before
-    weight[known] = rows.to(weight)
+def _copy_vectors(weight: torch.Tensor, vectors: Vectors) -> None:
+    ids = torch.from_numpy(vectors.found).nonzero().squeeze(1)
+    rows = torch.from_numpy(vectors.rows)[ids]
+    old_std, new_std = weight.std(correction=0), rows.std(correction=0)
+    if old_std > 0:
+        weight *= new_std / old_std
+    weight[ids] = rows.to(weight)

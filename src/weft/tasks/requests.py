@@ -1,4 +1,4 @@
-"""What a caller asks of a task, checked: an example, given as a text or by its fields, and the options of a call."""
+"""Validation of requests: an example, given as a text or by its fields, and the options of a call."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,29 +9,29 @@ from weft.config.schema import Section, read_section
 from weft.errors import ConfigError, DataError
 from weft.tasks.base import Task
 
-Asked = str | Mapping[str, Any] | BaseModel  # what may stand for an example
-SHOWN = 200  # letters of what was given that an error repeats
+Asked = str | Mapping[str, Any] | BaseModel  # the forms of an example in a request
+SHOWN = 200  # characters of the input that an error message repeats
 
 
 def read_asked(task: Task, asked: Asked, number: int) -> Any:
-    """Check one example: a plain text fills the task's first field, or is JSON where one field is not enough."""
+    """Return a validated example: a plain text is the task's first field, or JSON if it needs several fields."""
     raw = task.read(asked, f"example {number}") if isinstance(asked, str) else asked
     try:
         return task.Example.model_validate(raw)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "example"
-        message = first["msg"].removeprefix("Value error, ")
-        shown = repr(first["input"])
-        shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
+        details = error.errors()[0]
+        field = ".".join(str(part) for part in details["loc"]) or "example"
+        message = details["msg"].removeprefix("Value error, ")
+        given = repr(details["input"])
+        given = given if len(given) <= SHOWN else f"{given[:SHOWN]}…"
         raise DataError(
-            f"example {number}: {where}: {message}, but is {shown} instead; "
+            f"example {number}: {field}: {message}, but is {given} instead; "
             f"an example has the fields {', '.join(task.Example.model_fields)}"
         ) from None
 
 
 def read_options(task: Task, options: Mapping[str, Any] | None) -> Section:
-    """Check the options of a call; what is not given is as the recipe says."""
+    """Return the validated options of a call, with the recipe's values as defaults."""
     default = task.options()
     if options and not type(default).model_fields:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Word vectors: the task of a model that learns by itself which words stand near which (`weft.models.word2vec.model`).
+"""Word vectors: the task of word2vec, which is fitted without a head (`weft.models.word2vec.model`).
 
-A text is its words, without those that are unknown: word2vec leaves rare words out. Asked for a word, it answers with
-the words whose vectors point the most in the same direction; asked for several, with those nearest to their mean.
+A text is its words without unknown ones: word2vec leaves rare words out. The answer to a word is the words whose
+vectors have the highest cosine with its own; to several words, with the mean of theirs.
 """
 
 from collections.abc import Sequence
@@ -25,52 +25,52 @@ Near = list[tuple[int, float]]  # tokens and their cosines, the nearest first
 
 
 class Neighbours(Section):
-    """How many words to answer with."""
+    """Options of a call: the number of neighbours."""
 
     neighbours: int = Field(10, ge=1)
 
 
 class SkipgramConfig(Named):
-    """What calls get that say nothing else."""
+    """`neighbours`: the default of calls."""
 
     neighbours: int = Field(10, ge=1)
 
 
 class SkipgramExample(base.Example):
-    """A text to learn from, or a word to ask for."""
+    """A text to train on, or a word to find neighbours of."""
 
     text: str
 
 
 class SkipgramHead(Head):
-    """The body alone, and a search among its vectors."""
+    """The body with a nearest-neighbour search among its vectors."""
 
-    def __init__(self, body: Any, hidden: Sequence[int]) -> None:
+    def __init__(self, body: Any, excluded: Sequence[int]) -> None:
         super().__init__(body)
-        self._hidden = list(hidden)
+        self._excluded = list(excluded)
 
     def predict(self, batch: Batch, options: Section) -> list[Near]:
-        """Find the tokens nearest to the mean of each text's, other than these."""
+        """Return the tokens nearest to the mean vector of each text, without its own tokens."""
         assert isinstance(options, Neighbours)
         tokens = batch.tokens
-        known = Tokens.pack([[id] for id in range(self.body.vocab)]).to(tokens.device)
-        directions = F.normalize(self.body.encode(known)[0].float(), dim=-1)  # (V, D)
-        cosines = F.normalize(self.body.summary(tokens).float(), dim=-1) @ directions.T  # (B, V)
+        vocabulary = Tokens.pack([[id] for id in range(self.body.vocab)]).to(tokens.device)
+        vectors = F.normalize(self.body.encode(vocabulary)[0].float(), dim=-1)  # (V, D)
+        cosines = F.normalize(self.body.summary(tokens).float(), dim=-1) @ vectors.T  # (B, V)
         owners = torch.arange(len(tokens)).repeat_interleave(tokens.lengths)
         cosines[owners.to(tokens.device), tokens.ids] = -torch.inf
-        cosines[:, self._hidden] = -torch.inf
+        cosines[:, self._excluded] = -torch.inf
         best, ids = cosines.topk(min(options.neighbours, self.body.vocab), dim=-1)
         pairs = zip(ids.tolist(), best.tolist(), strict=True)
-        return [[(id, cosine) for id, cosine in zip(*one, strict=True) if cosine > -np.inf] for one in pairs]
+        return [[(id, cosine) for id, cosine in zip(*pair, strict=True) if cosine > -np.inf] for pair in pairs]
 
     def scored(self, options: Section) -> int:
-        """The vocabulary, for each text."""
+        """Return the number of cosines a text: the vocabulary."""
         vocab: int = self.body.vocab
         return vocab
 
 
 class Skipgram(base.Task):
-    """Items are (the words,)."""
+    """Word vectors; an item is (ids of the words,)."""
 
     Config: ClassVar[type[Named]] = SkipgramConfig
     Example = SkipgramExample
@@ -88,11 +88,11 @@ class Skipgram(base.Task):
 
     @property
     def special_token_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """No vector is learnt of marks."""
+        """None: special tokens have no trained vectors."""
         return (), ()
 
     def cut(self, texts: Sequence[str]) -> list[list[int]]:
-        """Cut texts into words, without those that are unknown."""
+        """Return the ids of the words of texts, without unknown ones."""
         unknown = self.tokenizer.specials.unk
         return [[id for id in ids if id != unknown] for ids in self.tokenizer.ids(texts)]
 
@@ -103,39 +103,39 @@ class Skipgram(base.Task):
     def encode_batch(
         self, examples: Sequence[SkipgramExample], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[list[Item]]:
-        """Encode many texts, each whole: what is learnt from is a window of it, so that none is too long."""
+        """Encode many texts, each whole: training reads windows of it, so that none is too long."""
         unknown = tokenizer.specials.unk
-        found = (np.array(ids, np.int32) for ids in tokenizer.ids([example.text for example in examples]))
-        known = (ids if unknown is None else ids[ids != unknown] for ids in found)
-        return [[(ids,)] if len(ids) else [] for ids in known]
+        encoded = (np.array(ids, np.int32) for ids in tokenizer.ids([example.text for example in examples]))
+        words = (ids if unknown is None else ids[ids != unknown] for ids in encoded)
+        return [[(ids,)] if len(ids) else [] for ids in words]
 
     def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
-        """Join texts."""
+        """Return a batch of texts."""
         return Batch(Tokens.pack([item[0] for item in items]))
 
     def head(self, model: Any) -> SkipgramHead:
-        """Put the search on a body."""
-        special = self.tokenizer.specials
-        named = (special.bos, special.eos, special.unk, special.mask, special.pad)
-        return SkipgramHead(model, sorted({id for id in named if id is not None}))
+        """Return the head, with the search, of a body."""
+        specials = self.tokenizer.specials
+        special_ids = (specials.bos, specials.eos, specials.unk, specials.mask, specials.pad)
+        return SkipgramHead(model, sorted({id for id in special_ids if id is not None}))
 
     def options(self) -> Neighbours:
-        """The recipe's number of neighbours."""
+        """Return the recipe's number of neighbours."""
         return Neighbours(neighbours=self.config.neighbours)
 
     def answer(self, example: SkipgramExample, outputs: list[Near]) -> Answer:
-        """Name the neighbours, the nearest first, with their cosines."""
+        """Return the neighbours with their cosines, nearest first."""
         return {"neighbours": [[self.tokenizer.token(id), round(cosine, 6)] for id, cosine in outputs[0]]}
 
     def line(self, answer: Answer) -> str:
-        """`word 0.81, word 0.77`."""
+        """Return a line such as `word 0.81, word 0.77`."""
         return " ".join(", ".join(f"{word} {cosine:.2f}" for word, cosine in answer["neighbours"]).splitlines())
 
     def preview(self, example: SkipgramExample) -> tuple[str, str]:
-        """The text, which is its own answer."""
+        """Return the text, which has no separate label."""
         return example.text, ""
 
     def measure(self, head: Head, examples: Sequence[SkipgramExample], limit: TruncationPolicy) -> Metrics:
-        """Judge by the loss of the guesses in texts that were not learnt from."""
-        items = [item for one in self.encode_batch(examples, self.tokenizer, limit) for item in one]
+        """Return the skip-gram or CBOW loss on texts."""
+        items = [item for encoded in self.encode_batch(examples, self.tokenizer, limit) for item in encoded]
         return Metrics({"loss": head.body.loss(pack(items))})

@@ -410,7 +410,7 @@ def test_a_folder_with_other_things_is_left_alone(text, out):
 
 
 def test_two_cannot_prepare_one_folder(text, out, monkeypatch):
-    monkeypatch.setattr(build, "PATIENCE", 0.1)
+    monkeypatch.setattr(build, "LOCK_TIMEOUT", 0.1)
     with build._locked(out), pytest.raises(DataError, match="another process is preparing it"):
         prepare(parsed(lm_recipe(text)), out)
 

@@ -1,7 +1,8 @@
-"""What a run needs of a corpus that was prepared before: that it was made the way the run would make it.
+"""Reuse of a prepared corpus: check that it was prepared as the run would prepare it.
 
-Its tokenizer is the run's. A recipe whose tokenizer, task, model or limit of lengths would give other items is refused:
-by its settings, and by some examples that the corpus keeps, which are encoded again and must come out as they did.
+Its tokenizer becomes the run's. A recipe whose tokenizer, task, model or length limit would give other items is
+rejected: by its settings, and by a few probe examples in the corpus, which are encoded again and must give the same
+items.
 """
 
 import hashlib
@@ -20,34 +21,34 @@ from weft.tokenization.trainable import Tokenizer, load_tokenizer
 
 
 def vocabulary(tokenizer: Tokenizer) -> str:
-    """Return the digest of a tokenizer, both sides."""
+    """Return the SHA-256 digest of a tokenizer, source and target side."""
     sides = dict.fromkeys([tokenizer, tokenizer.target])
     return hashlib.sha256("\0".join(side.identity for side in sides).encode()).hexdigest()
 
 
 def prepared_folder(data: Data, split: str) -> Path | None:
-    """Return the folder where a split lies prepared, if it does."""
+    """Return the folder of a prepared split, None if it is not prepared."""
     return find_corpus(getattr(data, split)) if data.sample is None else None
 
 
 def prepared_tokenizer(config: Named, data: Data) -> Tokenizer | None:
-    """Load the tokenizer of the corpus that the training data is, if it is one."""
+    """Return the tokenizer of the training data, if that is a prepared corpus."""
     folder = prepared_folder(data, "train")
     if folder is None:
         return None
-    found = read_manifest(folder)
-    for key, was, now in changes(config, found.tokenizer, f"{folder}: tokenizer"):
+    manifest = read_manifest(folder)
+    for key, was, now in changed_keys(config, manifest.tokenizer, f"{folder}: tokenizer"):
         raise ConfigError(
             f"tokenizer.{key}: {folder} was prepared with {was!r}, but it is {now!r} here; set it so, or prepare the "
             "text again, in another folder"
         )
-    return load_saved(config, folder, found)
+    return load_saved_tokenizer(config, folder, manifest)
 
 
-def load_saved(config: Named, folder: Path, found: Manifest) -> Tokenizer:
-    """Load the tokenizer in a prepared folder; one that was changed since is refused."""
+def load_saved_tokenizer(config: Named, folder: Path, manifest: Manifest) -> Tokenizer:
+    """Return the tokenizer in a prepared folder; raise if it has changed since."""
     tokenizer = load_tokenizer(config, folder)
-    if vocabulary(tokenizer) != found.vocabulary:
+    if vocabulary(tokenizer) != manifest.vocabulary:
         raise DataError(
             f"{folder}/tokenizer.json: has changed since the text was prepared with it; put the old one back, or "
             "delete the folder and prepare it again"
@@ -55,36 +56,36 @@ def load_saved(config: Named, folder: Path, found: Manifest) -> Tokenizer:
     return tokenizer
 
 
-def changes(now: Section, then: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each key of a section that is not as a manifest has it, with what it was and is."""
-    after = now.model_dump(mode="json")
-    if then.get("name") != after.get("name"):  # the rest is not of one kind
-        yield "name", then.get("name"), after.get("name")
+def changed_keys(section: Section, saved: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each key of a section that differs from the manifest, with its saved and its current value."""
+    current = section.model_dump(mode="json")
+    if saved.get("name") != current.get("name"):  # the other keys are not comparable
+        yield "name", saved.get("name"), current.get("name")
         return
-    before = read_section(type(now), then, place).model_dump(mode="json")  # with keys that are newer than it
-    yield from ((key, before[key], after[key]) for key in after if before[key] != after[key])
+    previous = read_section(type(section), saved, place).model_dump(mode="json")  # with the defaults of newer keys
+    yield from ((key, previous[key], current[key]) for key in current if previous[key] != current[key])
 
 
 def prepared_task(data: Data, task: Task) -> Task:
-    """Return the task with what the training data had settled when it was prepared; another task is refused."""
+    """Return the task with what was resolved from the training data at preparation; raise for another task."""
     folder = prepared_folder(data, "train")
     if folder is None:
         return task
-    found, place = read_manifest(folder), f"{folder}: task"
-    changed = {key for key, _, _ in changes(task.config, found.task, place)}
+    manifest, place = read_manifest(folder), f"{folder}: task"
+    changed = {key for key, _, _ in changed_keys(task.config, manifest.task, place)}
     if "name" in changed:
         raise ConfigError(
-            f"task.name: {folder} was prepared for {found.task.get('name')!r}, but it is {task.config.name!r} here; "
+            f"task.name: {folder} was prepared for {manifest.task.get('name')!r}, but it is {task.config.name!r} here; "
             "prepare the text again, in another folder"
         )
-    settled = read_section(type(task.config), found.settled, place)
-    open_then = {key for key, _, _ in changes(settled, found.task, place)}
-    update = {key: getattr(settled, key) for key in open_then - changed}
+    settled = read_section(type(task.config), manifest.settled, place)
+    resolved = {key for key, _, _ in changed_keys(settled, manifest.task, place)}
+    update = {key: getattr(settled, key) for key in resolved - changed}
     return type(task)(task.config.model_copy(update=update))
 
 
-def refused(data: Data, split: str) -> Iterator[Any]:
-    """Raise where the texts of a prepared split are asked for: they are not kept."""
+def refuse_prepared(data: Data, split: str) -> Iterator[Any]:
+    """Raise, as an iterator: the texts of a prepared split are not kept."""
     raise ConfigError(
         f"data.{split}: {prepared_folder(data, split)} is prepared: it has tokens, but not the texts, which are "
         "needed here; give the text itself"
@@ -93,50 +94,50 @@ def refused(data: Data, split: str) -> Iterator[Any]:
 
 
 def prepared_split(data: Data, split: str, task: Task, tokenizer: Tokenizer) -> tuple[Shards, str] | None:
-    """Open the split, if it is a prepared one, with a report of what was skipped or cut when it was made."""
+    """Return a prepared split, with the report of what was skipped or cut at preparation; None if not prepared."""
     folder = prepared_folder(data, split)
     if folder is None:
         return None
-    shards, found = open_shards(folder, split, task.num_token_arrays), read_manifest(folder)
-    if vocabulary(tokenizer) != found.vocabulary:
+    shards, manifest = open_shards(folder, split, task.num_token_arrays), read_manifest(folder)
+    if vocabulary(tokenizer) != manifest.vocabulary:
         raise DataError(f"data.{split}: {folder} was prepared with another tokenizer than the run's; prepare it again")
-    _check_documents(folder, found, data)
-    _check_limit(folder, found, split, data)
-    check_probes(folder, found, data, task, tokenizer)
-    return shards, found.splits[split].told
+    _check_documents(folder, manifest, data)
+    _check_limit(folder, manifest, split, data)
+    check_probes(folder, manifest, data, task, tokenizer)
+    return shards, manifest.splits[split].told
 
 
-def _check_documents(folder: Path, found: Manifest, data: Data) -> None:
-    then = read_section(Data, found.data, f"{folder}: data").documents
-    if then != data.documents:
+def _check_documents(folder: Path, manifest: Manifest, data: Data) -> None:
+    documents = read_section(Data, manifest.data, f"{folder}: data").documents
+    if documents != data.documents:
         raise ConfigError(
-            f"data.documents: {folder} was prepared with {then!r}, but it is {data.documents!r} here; set it so, or "
-            "prepare the text again, in another folder"
+            f"data.documents: {folder} was prepared with {documents!r}, but it is {data.documents!r} here; set it so, "
+            "or prepare the text again, in another folder"
         )
 
 
-def _check_limit(folder: Path, found: Manifest, split: str, data: Data) -> None:
-    then, seen = read_section(Data, found.data, f"{folder}: data"), found.splits[split].longest
-    if (then.longest, then.too_long) != (data.longest, data.too_long) and seen > min(then.longest, data.longest):
+def _check_limit(folder: Path, manifest: Manifest, split: str, data: Data) -> None:
+    saved, longest = read_section(Data, manifest.data, f"{folder}: data"), manifest.splits[split].longest
+    if (saved.longest, saved.too_long) != (data.longest, data.too_long) and longest > min(saved.longest, data.longest):
         raise ConfigError(
-            f"data.longest: {folder} was prepared with longest={then.longest}, too_long={then.too_long}, and has "
-            f"sequences of up to {seen:,} tokens, but here it is longest={data.longest}, too_long={data.too_long}; set "
-            "both so, or prepare the text again"
+            f"data.longest: {folder} was prepared with longest={saved.longest}, too_long={saved.too_long}, and has "
+            f"sequences of up to {longest:,} tokens, but here it is longest={data.longest}, too_long={data.too_long}; "
+            "set both so, or prepare the text again"
         )
 
 
-def check_probes(folder: Path, found: Manifest, data: Data, task: Task, tokenizer: Tokenizer) -> None:
-    """Refuse a recipe that makes other items of the same text."""
-    for probe in found.probes:
-        if probed(probe.example, data, task, tokenizer) != probe:
+def check_probes(folder: Path, manifest: Manifest, data: Data, task: Task, tokenizer: Tokenizer) -> None:
+    """Raise if the recipe encodes the probe examples to other items."""
+    for probe in manifest.probes:
+        if make_probe(probe.example, data, task, tokenizer) != probe:
             raise ConfigError(
                 f"task: {folder} was prepared in another way: of one and the same example this recipe makes other "
                 "items; prepare the text with this task, its settings and its model, in another folder"
             )
 
 
-def probed(example: str, data: Data, task: Task, tokenizer: Tokenizer) -> Probe:
-    """Say what a task makes of an example, given as JSON; nothing, if it refuses it."""
+def make_probe(example: str, data: Data, task: Task, tokenizer: Tokenizer) -> Probe:
+    """Return the items that a task encodes an example (JSON) to; none if it raises."""
     try:
         items = task.encode(
             task.Example.model_validate_json(example), tokenizer, TruncationPolicy(data.longest, data.too_long)

@@ -32,7 +32,7 @@ from weft.registry import resolve
 from weft.tasks import base
 from weft.tasks.base import IGNORE_INDEX, Answer, Batch, Head, Item, Metrics
 from weft.tasks.char_inputs import Spelling
-from weft.tasks.incremental_text import first_of, grown
+from weft.tasks.incremental_text import find_stop_word, grown
 from weft.tasks.lm import scoring
 from weft.tasks.lm.head import Continuation, ContinuationConfig, LMHead, loss_names
 from weft.tokenization.trainable import Tokenizer
@@ -221,9 +221,9 @@ class LM(base.Task):
         ids, stop = list(continuation.ids), continuation.options.stop
         text = self.decode_continuation(continuation.prompt, ids)
         logprob = continuation.logprob
-        if (end := first_of(text, stop)) is not None:
+        if (end := find_stop_word(text, stop)) is not None:
             texts = (self.decode_continuation(continuation.prompt, ids[:size]) for size in range(len(ids) + 1))
-            size = next(size for size, text in enumerate(texts) if first_of(text, stop) is not None)
+            size = next(size for size, text in enumerate(texts) if find_stop_word(text, stop) is not None)
             ids, text, logprob = ids[:size], text[:end], sum(continuation.logprobs[:size])
         answer: Answer = {"text": text, "logprob": round(logprob, 6)}
         if continuation.options.logprobs:

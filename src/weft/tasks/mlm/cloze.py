@@ -66,7 +66,7 @@ class Blanks:
         return [*(segment.rstrip() for segment in segments[:-1]), segments[-1]] if self.spaced else segments
 
     def filled(self, text: str, ids: Sequence[int]) -> str:
-        """Return the text with tokens for its masks; a token with a space of its own, or within a word, gets no other."""
+        """Return the text with tokens for its masks; one with a space of its own, or within a word, gets no other."""
         filled_text, *rest = self._strip_space(self.cut(text))
         for id, after in zip(ids, rest, strict=True):
             token = self.tokenizer.token(id)

@@ -116,7 +116,7 @@ class MLMHead(Head):
         return logits
 
     def _masked_batches(self, texts: Sequence[np.ndarray]) -> Iterator[tuple[Tokens, Tensor, Tensor, np.ndarray]]:
-        """Yield batches of similar lengths: masked texts, flat positions, targets, and the number of each one's text."""
+        """Yield batches of similar lengths: masked texts, flat positions, targets, and the number of their text."""
         device, pending, size = device_of(self), list[MaskedText](), 0
         max_tokens = BATCH_TOKENS if device.type == "cpu" else BATCH_TOKENS_ON_GPU
         for number in sorted(range(len(texts)), key=lambda number: len(texts[number])):

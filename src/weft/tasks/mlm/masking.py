@@ -67,9 +67,7 @@ def _ends_sentence(token: str) -> bool:
 
 def max_chosen_tokens(share: float, tokens: int, rows: int, specials: int) -> int:
     """Return the most tokens that can be chosen, of `tokens` in `rows` sequences with `specials` specials each."""
-    rounding = max(
-        0.5 - share * specials, 1 - share * (specials + 1), 0.0
-    )  # what rounding can add to a sequence's share
+    rounding = max(0.5 - share * specials, 1 - share * (specials + 1), 0.0)  # what it can add to a sequence's share
     return int(np.ceil(share * tokens + rounding * rows))
 
 
