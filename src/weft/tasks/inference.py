@@ -107,16 +107,9 @@ def _encode_examples(task: Task, examples: Sequence[Any], limit: TruncationPolic
 def _item_outputs(
     task: Task, head: Head, items: list[Item], options: Section, budget: int | None, offset: int
 ) -> Iterator[tuple[int, Any]]:
-    data, device, logits_per_item = (
-        pack(items, num_token_arrays=task.num_token_arrays),
-        _device(head),
-        head.scored(options),
-    )
-    max_items = (
-        max(1, (MAX_LOGITS if device.type == "cpu" else MAX_LOGITS_ON_GPU) // logits_per_item)
-        if logits_per_item
-        else len(items)
-    )
+    data, device = pack(items, num_token_arrays=task.num_token_arrays), _device(head)
+    logits_per_item, max_logits = head.scored(options), MAX_LOGITS if device.type == "cpu" else MAX_LOGITS_ON_GPU
+    max_items = max(1, max_logits // logits_per_item) if logits_per_item else len(items)
 
     def answer(indices: np.ndarray) -> Iterator[tuple[int, Any]]:
         batch = _batch(task, data, indices).numbered((indices + offset).tolist())
@@ -202,12 +195,8 @@ def judge(
     usable = [(example, items) for example, items in zip(examples, encoded, strict=True) if items]
     if not usable:
         raise DataError("not one example is left to evaluate on")
-    loss = mean_loss(
-        task,
-        head,
-        pack((item for _, items in usable for item in items), num_token_arrays=task.num_token_arrays),
-        budget,
-    )
+    data = pack((item for _, items in usable for item in items), num_token_arrays=task.num_token_arrays)
+    loss = mean_loss(task, head, data, budget)
     evaluated = [example for example, _ in usable]
     answers = list(predict(task, head, evaluated, limit, task.options(), budget))
     return EvaluationResult({"loss": loss, **task.score(answers, evaluated)}, task.confusion(answers, evaluated))

@@ -174,9 +174,8 @@ def _open_corpus(run: Run, out: Path, tokenizer: Tokenizer | None) -> _Corpus:
     )
     tokenizer.save(out)
     write_json(out / MANIFEST, manifest)
-    return _Corpus(
-        resolved, out, load_saved_tokenizer(run.tokenizer, out, manifest), manifest
-    )  # as any later run will load it
+    saved = load_saved_tokenizer(run.tokenizer, out, manifest)  # as any later run will load it
+    return _Corpus(resolved, out, saved, manifest)
 
 
 def _probes(run: Run, tokenizer: Tokenizer) -> list[Probe]:
@@ -184,12 +183,10 @@ def _probes(run: Run, tokenizer: Tokenizer) -> list[Probe]:
     if folder := prepared_folder(run.data, "train"):
         return list(read_manifest(folder).probes)
     task = make_task(run)
-    examples = (
-        example.model_dump_json()
-        for _, example in islice(read_split(run.data, "train", task, Skipped()), PROBE_CANDIDATES)
-    )
-    short_examples = islice((text for text in examples if len(text) <= MAX_PROBE_CHARS), NUM_PROBES)
-    return [make_probe(text, run.data, task, tokenizer) for text in short_examples]
+    candidates = islice(read_split(run.data, "train", task, Skipped()), PROBE_CANDIDATES)
+    texts = (example.model_dump_json() for _, example in candidates)
+    short_texts = islice((text for text in texts if len(text) <= MAX_PROBE_CHARS), NUM_PROBES)
+    return [make_probe(text, run.data, task, tokenizer) for text in short_texts]
 
 
 def _resume(run: Run, out: Path) -> _Corpus:
@@ -225,9 +222,8 @@ def _build_split(corpus: _Corpus, split: str, workers: int, report: Report, size
         job = Job(run, split, parts, plan, corpus.tokenizer)
         parts_made = _encode_parts(job, workers, report)
         _check_origins(plan.origins, origins(_source(run, split), run.data), out)
-        corpus.manifest = corpus.manifest.model_copy(
-            update={"splits": {**done, split: _merge_parts(job, parts_made, out)}}
-        )
+        merged = _merge_parts(job, parts_made, out)
+        corpus.manifest = corpus.manifest.model_copy(update={"splits": {**done, split: merged}})
         write_json(out / MANIFEST, corpus.manifest)
     shutil.rmtree(parts, ignore_errors=True)
     if parts.parent.is_dir() and not any(parts.parent.iterdir()):
@@ -253,8 +249,8 @@ def _check_origins(saved: Sequence[Origin], current: Sequence[Origin], out: Path
     for before, after in zip_longest(saved, current):
         if before != after:
             raise DataError(
-                f"{_describe_change(before, after)} since {out} was begun; put it back as it was, choose another --out, "
-                f"or delete {out}"
+                f"{_describe_change(before, after)} since {out} was begun; put it back as it was, choose another "
+                f"--out, or delete {out}"
             )
 
 

@@ -92,9 +92,8 @@ class LM(base.Task):
                 f"task.name: 'lm' needs a model that scores what comes next; {run.model.name!r} fills masks: try mlm"
             )
         can_carry = hasattr(model, "read") and self.directions == ("forward",)
-        self.reads = self.config.reads or (
-            "streams" if can_carry else "packs" if unidirectional or self.fitted else "rows"
-        )
+        default = "streams" if can_carry else "packs" if unidirectional or self.fitted else "rows"
+        self.reads = self.config.reads or default
         if self.reads == "streams" and not can_carry:
             raise ConfigError(f"task.reads: the model {run.model.name!r} cannot read on; try packs or rows")
         if self.reads == "packs" and not unidirectional:
@@ -229,9 +228,8 @@ class LM(base.Task):
         if continuation.options.logprobs:
             shown_ids = ids if end is not None or not continuation.finished else [*ids, self.tokenizer.specials.eos]
             names = [self.tokenizer.token(id) for id in shown_ids]
-            answer["tokens"] = [
-                [name, round(value, 6)] for name, value in zip(names, continuation.logprobs, strict=end is None)
-            ]
+            pairs = zip(names, continuation.logprobs, strict=end is None)
+            answer["tokens"] = [[name, round(value, 6)] for name, value in pairs]
         return answer
 
     def decode_continuation(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
@@ -268,10 +266,8 @@ class LM(base.Task):
     def log_probs(self, head: Head, texts: Sequence[str]) -> list[float]:
         """Return the log-probability of each text; of a model with both contexts, the sum of its tokens'."""
         documents = [self._add_bos_eos(ids) for ids in self.tokenizer.ids(texts)]
-        longest, max_positions = (
-            max((len(document) - 1 for document in documents), default=0),
-            getattr(head.body, "reads", None),
-        )
+        longest = max((len(document) - 1 for document in documents), default=0)
+        max_positions = getattr(head.body, "reads", None)
         if max_positions is not None and longest > max_positions:
             raise DataError(f"a text has {longest} tokens, but the model reads {max_positions}; give a shorter one")
         items: list[Item] = [(document[:-1], document[1:]) for document in documents]
@@ -292,9 +288,8 @@ class LM(base.Task):
         """Return why bits per byte are not given: the tokens do not determine the whole text."""
         if metric != "bits_per_byte" or self.tokenizer.lossless:
             return ""
-        lossless = (
-            examples and scoring.unknown_word_cost([example.text for example in examples], self.tokenizer) is not None
-        )
+        texts = [example.text for example in examples]
+        lossless = texts and scoring.unknown_word_cost(texts, self.tokenizer) is not None
         return "" if lossless else "the tokenizer loses some of the text"
 
     def measure(self, head: Head, examples: Sequence[LMExample], limit: TruncationPolicy) -> Metrics:

@@ -55,10 +55,8 @@ class MLMHead(Head):
         masked_loss, pooled = self.body.fill_loss(batch.tokens, batch.at.ids, batch.targets)
         if self.next is None or batch.labels is None:
             return {"masked": masked_loss}, None
-        return {
-            "masked": masked_loss,
-            "next": cross_entropy_sum(self._next_sentence_logits(batch.tokens, pooled), batch.labels),
-        }, None
+        next_loss = cross_entropy_sum(self._next_sentence_logits(batch.tokens, pooled), batch.labels)
+        return {"masked": masked_loss, "next": next_loss}, None
 
     def _next_sentence_logits(self, tokens: Tokens, pooled: Tensor | None = None) -> Tensor:
         """Return the logits of B following A (0) or not (1), (B, 2)."""
@@ -95,10 +93,8 @@ class MLMHead(Head):
         probs = self._logits(batch.tokens, batch.at.ids).float().softmax(-1)
         probs[:, self.specials] = -1
         best, ids = probs.topk(min(options.top, probs.shape[-1] - len(self.specials)), -1)
-        pairs = [
-            list(zip(row_ids, values, strict=True)) for row_ids, values in zip(ids.tolist(), best.tolist(), strict=True)
-        ]
-        remaining = iter(pairs)
+        rows = zip(ids.tolist(), best.tolist(), strict=True)
+        remaining = iter([list(zip(row_ids, values, strict=True)) for row_ids, values in rows])
         return [list(islice(remaining, size)) for size in batch.at.lengths.tolist()]
 
     def log_probs(self, texts: Sequence[np.ndarray]) -> list[float]:
