@@ -1,4 +1,4 @@
-"""A generating model whose every distribution is a function of the whole prefix, so that a wrong `select` shows."""
+"""A toy generator whose distributions depend on the whole prefix, so that a wrong `select` is detected."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

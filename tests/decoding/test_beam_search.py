@@ -23,8 +23,8 @@ def penalty(options: DecodingConfig, length: int) -> float:
     return (((5 + length) / 6) if options.length_bias == "gnmt" else length) ** options.alpha
 
 
-def rank(found: list[Hypothesis], keep: int) -> list[Hypothesis]:
-    return sorted(found, key=lambda one: (not one.finished, -one.score))[:keep]
+def rank(hypotheses: list[Hypothesis], keep: int) -> list[Hypothesis]:
+    return sorted(hypotheses, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score))[:keep]
 
 
 def allowed(options: DecodingConfig, forbid: tuple[int, ...], vocab: int, written: int) -> list[int]:
@@ -40,22 +40,22 @@ def brute_force(
     forbid: tuple[int, ...] = (),
 ) -> list[Hypothesis]:
     """Score every sequence of up to max_length tokens."""
-    found = []
+    hypotheses = []
 
     def visit(ids: tuple[int, ...], logprob: float) -> None:
         if len(ids) == options.max_length:
-            found.append(Hypothesis(ids, logprob, logprob / penalty(options, len(ids)), False))
+            hypotheses.append(Hypothesis(ids, logprob, logprob / penalty(options, len(ids)), False))
             return
         after = model.logprobs(source, prompt + ids)
         for token in allowed(options, forbid, model.vocab, len(ids)):
             total = logprob + float(after[token])
             if token == EOS:
-                found.append(Hypothesis(ids, total, total / penalty(options, len(ids) + 1), True))
+                hypotheses.append(Hypothesis(ids, total, total / penalty(options, len(ids) + 1), True))
             else:
                 visit((*ids, token), total)
 
     visit((), 0.0)
-    return rank(found, options.candidates)
+    return rank(hypotheses, options.candidates)
 
 
 def plain_beam(
@@ -65,9 +65,9 @@ def plain_beam(
     source: tuple[int, ...] = (),
     forbid: tuple[int, ...] = (),
 ) -> list[Hypothesis]:
-    """Search one sequence by the rule of the module's docstring, in plain Python, with no early stop."""
+    """Search one sequence by the rules of the module's docstring, in plain Python, without early stopping."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    found = []
+    hypotheses = []
     for length in range(1, options.max_length + 1):
         options_now = [
             (logprob + float(model.logprobs(source, prompt + ids)[token]), (*ids, token))
@@ -77,17 +77,19 @@ def plain_beam(
         ordered = sorted(options_now, reverse=True)
         for logprob, ids in ordered[: options.beam]:
             if ids[-1] == EOS:
-                found.append(Hypothesis(ids[:-1], logprob, logprob / penalty(options, length), True))
+                hypotheses.append(Hypothesis(ids[:-1], logprob, logprob / penalty(options, length), True))
         live = [(logprob, ids) for logprob, ids in ordered if ids[-1] != EOS][: options.beam]
-    found += [Hypothesis(ids, logprob, logprob / penalty(options, len(ids)), False) for logprob, ids in live]
-    return rank(found, options.candidates)
+    hypotheses += [Hypothesis(ids, logprob, logprob / penalty(options, len(ids)), False) for logprob, ids in live]
+    return rank(hypotheses, options.candidates)
 
 
-def assert_same(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
-    assert [(one.ids, one.finished) for one in found] == [(one.ids, one.finished) for one in expected]
-    for one, other in zip(found, expected, strict=True):
-        assert math.isclose(one.logprob, other.logprob, rel_tol=1e-9, abs_tol=1e-9)
-        assert math.isclose(one.score, other.score, rel_tol=1e-9, abs_tol=1e-9)
+def assert_same(hypotheses: list[Hypothesis], expected: list[Hypothesis]) -> None:
+    assert [(hypothesis.ids, hypothesis.finished) for hypothesis in hypotheses] == [
+        (hypothesis.ids, hypothesis.finished) for hypothesis in expected
+    ]
+    for hypothesis, other in zip(hypotheses, expected, strict=True):
+        assert math.isclose(hypothesis.logprob, other.logprob, rel_tol=1e-9, abs_tol=1e-9)
+        assert math.isclose(hypothesis.score, other.score, rel_tol=1e-9, abs_tol=1e-9)
 
 
 def beam_of(options: DecodingConfig, kind: type[Beam] = Beam, forbid: tuple[int, ...] = ()) -> Beam:
@@ -110,7 +112,7 @@ class Patient(Beam):
 
 
 class Hasty(Beam):
-    """The rule that is not right: stop as soon as the pool is full."""
+    """A wrong rule: stop as soon as the pool is full."""
 
     def _done(self, beams: ActiveBeams, pool: FinishedPool, length: int) -> Tensor:
         return pool.score[:, -1] > float("-inf")
@@ -142,9 +144,9 @@ class TestExhaustive:
         vocab, options = search
         model, forbid = toy(vocab, seed), (vocab - 1,) if bar and vocab > 2 else ()
         prompts, sources = [(1,), (1, 1, 0)], [(3,), ()]
-        found = beam_of(options, forbid=forbid).search(model, Tokens.pack(prompts), Tokens.pack(sources))
-        for one, prompt, source in zip(found, prompts, sources, strict=True):
-            assert_same(one, brute_force(model, prompt, options, source, forbid))
+        hypotheses = beam_of(options, forbid=forbid).search(model, Tokens.pack(prompts), Tokens.pack(sources))
+        for hypothesis, prompt, source in zip(hypotheses, prompts, sources, strict=True):
+            assert_same(hypothesis, brute_force(model, prompt, options, source, forbid))
 
     def test_a_state_that_does_not_reorder_is_caught(self, toy: Any) -> None:
         options = DecodingConfig(beam=81, candidates=81, max_length=4)
@@ -156,10 +158,10 @@ class TestExhaustive:
 
     def test_width_beyond_the_number_of_sequences_returns_each_once(self, toy: Any) -> None:
         options = DecodingConfig(beam=50, candidates=50, max_length=3)
-        found = generate(toy(2, 1), Tokens.pack([(1,)]), EOS, options)[0]
-        assert {one.ids for one in found} == {(), (1,), (1, 1), (1, 1, 1)}
-        assert len(found) == 4
-        assert all(math.isfinite(one.score) for one in found)
+        hypotheses = generate(toy(2, 1), Tokens.pack([(1,)]), EOS, options)[0]
+        assert {hypothesis.ids for hypothesis in hypotheses} == {(), (1,), (1, 1), (1, 1, 1)}
+        assert len(hypotheses) == 4
+        assert all(math.isfinite(hypothesis.score) for hypothesis in hypotheses)
 
 
 class TestRule:
@@ -168,18 +170,18 @@ class TestRule:
     def test_equals_a_plain_beam_search(self, toy: Any, search: tuple[int, DecodingConfig], seed: int) -> None:
         vocab, options = search
         model = toy(vocab, seed)
-        found = beam_of(options).search(model, Tokens.pack([(2, 1)]))
-        assert_same(found[0], plain_beam(model, (2, 1), options))
+        hypotheses = beam_of(options).search(model, Tokens.pack([(2, 1)]))
+        assert_same(hypotheses[0], plain_beam(model, (2, 1), options))
 
     def test_an_ending_that_the_beam_would_prune_does_not_count(self, toy: Any) -> None:
         model = toy(
             4, table=lambda source, prefix: [-3.0, 0.0, -0.1, -0.2] if len(prefix) == 1 else [9.0, 0.0, 0.0, 0.0]
         )
         options = DecodingConfig(beam=3, candidates=3, length_bias="none", max_length=5)
-        found = generate(model, Tokens.pack([(1,)]), EOS, options)[0]
-        assert [one.ids for one in found] == [(1,), (2,), (3,)]
+        hypotheses = generate(model, Tokens.pack([(1,)]), EOS, options)[0]
+        assert [hypothesis.ids for hypothesis in hypotheses] == [(1,), (2,), (3,)]
         wide = options.model_copy(update={"beam": 4, "candidates": 4})
-        assert () in [one.ids for one in generate(model, Tokens.pack([(1,)]), EOS, wide)[0]]
+        assert () in [hypothesis.ids for hypothesis in generate(model, Tokens.pack([(1,)]), EOS, wide)[0]]
 
     def test_unfinished_hypotheses_come_last_whatever_their_score(self, toy: Any) -> None:
         model = toy(3, table=lambda source, prefix: [0.0, 2.0, -1.0])
@@ -252,9 +254,9 @@ class TestBatch:
         model = toy(vocab, seed)
         prompts = [[1] * (1 + place % 2) for place in range(len(sources))]
         together = generate(model, Tokens.pack(prompts), EOS, options, Tokens.pack(sources))
-        for found, prompt, source in zip(together, prompts, sources, strict=True):
+        for hypotheses, prompt, source in zip(together, prompts, sources, strict=True):
             alone = generate(model, Tokens.pack([prompt]), EOS, options, Tokens.pack([source]))
-            assert_same(found, alone[0])
+            assert_same(hypotheses, alone[0])
 
     def test_finished_sources_leave_the_batch(self, toy: Any) -> None:
         def table(source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
@@ -263,8 +265,8 @@ class TestBatch:
         model = toy(4, table=table)
         options = DecodingConfig(beam=3, length_bias="none", max_length=20)
         sources = [[6], [2], [4], [2]]
-        found = generate(model, Tokens.pack([[1]] * 4), EOS, options, Tokens.pack(sources))
-        assert [len(one[0].ids) for one in found] == [6, 2, 4, 2]
+        hypotheses = generate(model, Tokens.pack([[1]] * 4), EOS, options, Tokens.pack(sources))
+        assert [len(hypothesis[0].ids) for hypothesis in hypotheses] == [6, 2, 4, 2]
         assert model.rows == [12, 12, 6, 6, 3, 3]
 
     def test_nothing_in_nothing_out(self, toy: Any) -> None:
@@ -276,12 +278,12 @@ class TestNumbers:
     def test_adds_in_float32(self, toy: Any, dtype: torch.dtype) -> None:
         options = DecodingConfig(beam=3, candidates=3, max_length=60, min_length=50)
         model, prompt = toy(6, 2, dtype=dtype), Tokens.pack([(1,)])
-        for one in generate(model, prompt, EOS, options)[0]:
-            tokens, total = (*one.ids, EOS) if one.finished else one.ids, 0.0
+        for hypothesis in generate(model, prompt, EOS, options)[0]:
+            tokens, total = (*hypothesis.ids, EOS) if hypothesis.finished else hypothesis.ids, 0.0
             for place, token in enumerate(tokens):
                 logits = torch.tensor(model.logits((), (1, *tokens[:place]))).to(dtype).double()
                 total += float(logits.log_softmax(-1)[token])
-            assert math.isclose(one.logprob, total, rel_tol=1e-5)
+            assert math.isclose(hypothesis.logprob, total, rel_tol=1e-5)
 
     def test_refuses_nan(self, toy: Any) -> None:
         model = toy(3, table=lambda source, prefix: [float("nan")] * 3)

@@ -50,16 +50,20 @@ def in_place(*args: Any, **named: Any) -> list[list[Hypothesis]]:
         return generate(*args, **named)
 
 
-def model(seed: int = 0, sharp: float = 4.0, **config: Any) -> Transformer:
+def make_model(seed: int = 0, sharp: float = 4.0, **config: Any) -> Transformer:
     torch.manual_seed(seed)
     chosen = {"width": 8, "heads": 2, "layers": 1, "hidden": 8, **config}
-    made = Transformer(TransformerConfig(name="transformer", **chosen), 9, 7).double().eval()
+    model = Transformer(TransformerConfig(name="transformer", **chosen), 9, 7).double().eval()
     with torch.no_grad():
-        made.output.weight.mul_(sharp)  # so that texts end, and differ
-    return made.requires_grad_(False)
+        model.output.weight.mul_(sharp)  # so that texts end, and differ
+    return model.requires_grad_(False)
 
 
-MODELS = [model(0), model(1, norm="pre", positions="learned", longest=40), model(2, heads_off={"0": [1]})]
+MODELS = [
+    make_model(0),
+    make_model(1, norm="pre", positions="learned", longest=40),
+    make_model(2, heads_off={"0": [1]}),
+]
 
 
 @st.composite
@@ -88,10 +92,10 @@ def options(draw: st.DrawFn) -> DecodingConfig:
     )
 
 
-def assert_same(found: list[list[Hypothesis]], must: list[list[Hypothesis]], tolerance: float = 1e-9) -> None:
-    texts = [[[(one.ids, one.finished) for one in group] for group in groups] for groups in (found, must)]
+def assert_same(hypotheses: list[list[Hypothesis]], must: list[list[Hypothesis]], tolerance: float = 1e-9) -> None:
+    texts = [[[(one.ids, one.finished) for one in group] for group in groups] for groups in (hypotheses, must)]
     assert texts[0] == texts[1]
-    for one, other in zip(*([one for group in groups for one in group] for groups in (found, must)), strict=True):
+    for one, other in zip(*([one for group in groups for one in group] for groups in (hypotheses, must)), strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=tolerance)
         assert one.score == pytest.approx(other.score, abs=tolerance)
 
@@ -101,16 +105,16 @@ class TestSearch:
     @given(st.sampled_from(MODELS), batches(), options(), st.lists(st.integers(0, 6), max_size=2), st.booleans())
     def test_finds_what_the_search_with_values_finds(
         self,
-        made: Transformer,
+        model: Transformer,
         batch: tuple[Tokens, Tokens],
         chosen: DecodingConfig,
         forbid: list[int],
         inference: bool,
     ) -> None:
         prompt, source = batch
-        must = generate(made, prompt, EOS, chosen, source, forbid)
+        must = generate(model, prompt, EOS, chosen, source, forbid)
         with torch.inference_mode(inference):
-            assert_same(in_place(made, prompt, EOS, chosen, source, forbid), must)
+            assert_same(in_place(model, prompt, EOS, chosen, source, forbid), must)
 
     batch = Tokens.pack([[1], [2], [3], [4], [5]]), Tokens.pack([[1, 2], [3], [4, 5, 6], [7, 8], [2]])
 
@@ -134,16 +138,16 @@ class TestSearch:
         chosen = DecodingConfig(beam=3, candidates=3, max_length=12)
 
         def searches() -> None:
-            made = model(5)
+            model = make_model(5)
             for batch in (self.batch, (self.batch[0], Tokens.pack([[8]] * 5))):
-                must = generate(made, batch[0], EOS, chosen, batch[1])
-                assert_same(in_place(made, batch[0], EOS, chosen, batch[1]), must)
-            turns, made.output.weight = (
-                list(cuda_graph._graph_cache[made]),
-                nn.Parameter(made.output.weight.clone() * 0.1),
+                must = generate(model, batch[0], EOS, chosen, batch[1])
+                assert_same(in_place(model, batch[0], EOS, chosen, batch[1]), must)
+            steps, model.output.weight = (
+                list(cuda_graph._graph_cache[model]),
+                nn.Parameter(model.output.weight.clone() * 0.1),
             )
-            in_place(made, *self.batch[:1], EOS, chosen, self.batch[1])
-            assert not set(turns) & set(cuda_graph._graph_cache[made])
+            in_place(model, *self.batch[:1], EOS, chosen, self.batch[1])
+            assert not set(steps) & set(cuda_graph._graph_cache[model])
 
         searches()
         monkeypatch.setattr(owner, name, wrong)
@@ -151,66 +155,66 @@ class TestSearch:
             searches()
 
     def test_groups_that_are_done_leave_and_the_rest_moves_to_a_smaller_turn(self) -> None:
-        made, (prompt, source), chosen = model(31), self.batch, DecodingConfig(max_length=30)
-        must = generate(made, prompt, EOS, chosen, source)
+        model, (prompt, source), chosen = make_model(31), self.batch, DecodingConfig(max_length=30)
+        must = generate(model, prompt, EOS, chosen, source)
         assert [len(group[0].ids) for group in must] == [1, 0, 30, 1, 7]
-        assert_same(in_place(made, prompt, EOS, chosen, source), must)
-        assert {turn.groups for turn in cuda_graph._graph_cache[made]} == {6, 2, 1}
+        assert_same(in_place(model, prompt, EOS, chosen, source), must)
+        assert {step.groups for step in cuda_graph._graph_cache[model]} == {6, 2, 1}
 
     def test_a_turn_serves_the_next_batch_of_about_its_size(self) -> None:
-        made, chosen = model(7), DecodingConfig(beam=2, min_length=3, max_length=3)
+        model, chosen = make_model(7), DecodingConfig(beam=2, min_length=3, max_length=3)
         for rows in (5, 6, 5):
             prompt, source = Tokens.pack([[1]] * rows), Tokens.pack([[row, 2] for row in range(rows)])
-            assert_same(in_place(made, prompt, EOS, chosen, source), generate(made, prompt, EOS, chosen, source))
-            assert len(cuda_graph._graph_cache[made]) == 1
+            assert_same(in_place(model, prompt, EOS, chosen, source), generate(model, prompt, EOS, chosen, source))
+            assert len(cuda_graph._graph_cache[model]) == 1
 
     def test_not_too_many_turns_are_kept_and_none_outlives_its_model(self) -> None:
-        made = model(8)
+        model = make_model(8)
         for width in range(2, cuda_graph.CACHE_SIZE + 4):
-            in_place(made, self.batch[0], EOS, DecodingConfig(beam=width, min_length=2, max_length=2), self.batch[1])
-        assert len(cuda_graph._graph_cache[made]) == cuda_graph.CACHE_SIZE
-        turn = weakref.ref(cuda_graph._graph_cache[made][0])
-        del made
+            in_place(model, self.batch[0], EOS, DecodingConfig(beam=width, min_length=2, max_length=2), self.batch[1])
+        assert len(cuda_graph._graph_cache[model]) == cuda_graph.CACHE_SIZE
+        step = weakref.ref(cuda_graph._graph_cache[model][0])
+        del model
         gc.collect()
-        assert turn() is None
+        assert step() is None
 
     def test_weights_that_change_in_place_count(self) -> None:
-        made, chosen, (prompt, source) = model(9), DecodingConfig(beam=3, max_length=9), self.batch
-        in_place(made, prompt, EOS, chosen, source)
+        model, chosen, (prompt, source) = make_model(9), DecodingConfig(beam=3, max_length=9), self.batch
+        in_place(model, prompt, EOS, chosen, source)
         with torch.no_grad():
-            made.output.weight.mul_(-1)
-        assert_same(in_place(made, prompt, EOS, chosen, source), generate(made, prompt, EOS, chosen, source))
+            model.output.weight.mul_(-1)
+        assert_same(in_place(model, prompt, EOS, chosen, source), generate(model, prompt, EOS, chosen, source))
 
     @pytest.mark.parametrize(
         "chosen", [DecodingConfig(beam=2, min_length=20, max_length=20), DecodingConfig(min_length=20, max_length=20)]
     )
     def test_a_text_beyond_the_learned_positions_is_refused(self, chosen: DecodingConfig) -> None:
-        made, (prompt, source) = model(positions="learned", longest=7), self.batch
+        model, (prompt, source) = make_model(positions="learned", longest=7), self.batch
         for way in (generate, in_place):
             with pytest.raises(DataError, match="8 tokens, but the model has learned 7 positions"):
-                way(made, prompt, EOS, chosen, source)
+                way(model, prompt, EOS, chosen, source)
         short = chosen.model_copy(update={"min_length": 7, "max_length": 7})
-        assert_same(in_place(made, prompt, EOS, short, source), generate(made, prompt, EOS, short, source))
+        assert_same(in_place(model, prompt, EOS, short, source), generate(model, prompt, EOS, short, source))
 
     def test_groups_leave_though_the_room_is_all_that_was_learned(self) -> None:
-        made, chosen = model(8, positions="learned", longest=8), DecodingConfig(beam=2, max_length=8)
+        model, chosen = make_model(8, positions="learned", longest=8), DecodingConfig(beam=2, max_length=8)
         prompt = Tokens.pack([[1]] * 12)
         source = Tokens.pack([[1 + number % 8] * (1 + number % 5) for number in range(12)])
-        assert_same(in_place(made, prompt, EOS, chosen, source), generate(made, prompt, EOS, chosen, source))
+        assert_same(in_place(model, prompt, EOS, chosen, source), generate(model, prompt, EOS, chosen, source))
 
     @pytest.mark.parametrize("chosen", [DecodingConfig(beam=2, max_length=5), DecodingConfig(max_length=5)])
     def test_what_is_not_a_number_is_told(self, chosen: DecodingConfig) -> None:
-        made, (prompt, source) = model(3), self.batch
-        made.output.weight.fill_(float("nan"))
+        model, (prompt, source) = make_model(3), self.batch
+        model.output.weight.fill_(float("nan"))
         with pytest.raises(WeftError, match="not numbers"):
-            in_place(made, prompt, EOS, chosen, source)
+            in_place(model, prompt, EOS, chosen, source)
 
     def test_an_id_that_is_not_there_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="vocabulary"):
-            in_place(model(3), self.batch[0], 99, DecodingConfig(max_length=5), self.batch[1])
+            in_place(make_model(3), self.batch[0], 99, DecodingConfig(max_length=5), self.batch[1])
 
     def test_nothing_is_captured_on_the_cpu(self) -> None:
-        assert not cuda_graph.capturable(model(), self.batch[0])
+        assert not cuda_graph.capturable(make_model(), self.batch[0])
 
 
 class TestTexts:
@@ -306,36 +310,36 @@ class TestCuda:
     ) -> None:
         torch.manual_seed(0)
         shape = {"width": 64, "heads": 4, "layers": 2, "hidden": 96, **config}
-        made = Transformer(TransformerConfig(name="transformer", **shape), 40, 30).cuda().eval().requires_grad_(False)
-        made.output.weight.mul_(20)
+        model = Transformer(TransformerConfig(name="transformer", **shape), 40, 30).cuda().eval().requires_grad_(False)
+        model.output.weight.mul_(20)
         for rows in (1, 7, 40, 7):
             sources = [torch.randint(40, (1 + 3 * row % 90,)).tolist() for row in range(rows)]
             prompt = Tokens.pack([torch.randint(3, 30, (1 + row % 3,)).tolist() for row in range(rows)]).to("cuda")
             source = Tokens.pack(sources).to("cuda")
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(generation, "capturable", lambda model, prompt: False)
-                must = generate(made, prompt, 2, chosen, source, [1])
-            assert cuda_graph.capturable(made, prompt)
-            assert_same(generate(made, prompt, 2, chosen, source, [1]), must, 2e-4)  # of logits up to 100
+                must = generate(model, prompt, 2, chosen, source, [1])
+            assert cuda_graph.capturable(model, prompt)
+            assert_same(generate(model, prompt, 2, chosen, source, [1]), must, 2e-4)  # of logits up to 100
 
     def test_in_half_precision_what_is_found_is_as_probable_as_is_said(self) -> None:
         torch.manual_seed(0)
-        made = Transformer(TransformerConfig(name="transformer", layers=2), 500).cuda().eval().requires_grad_(False)
+        model = Transformer(TransformerConfig(name="transformer", layers=2), 500).cuda().eval().requires_grad_(False)
         source = Tokens.pack([torch.randint(3, 500, (5 + row,)).tolist() for row in range(33)]).to("cuda")
-        prompt, half = Tokens.pack([[1]] * 33).to("cuda"), made.bfloat16()
+        prompt, half = Tokens.pack([[1]] * 33).to("cuda"), model.bfloat16()
         for _ in range(2):  # the second time all is captured, the reading of the source too
-            found = generate(half, prompt, 2, DecodingConfig(beam=4, min_length=20, max_length=20), source)
-        read = Tokens.pack([(1, *group[0].ids[:-1]) for group in found]).to("cuda")
-        logits = made.float().logits(read, source).log_softmax(-1)
-        must = logits.gather(1, torch.tensor([id for group in found for id in group[0].ids]).cuda()[:, None])
-        for group, exact in zip(found, read.split(must), strict=True):
+            hypotheses = generate(half, prompt, 2, DecodingConfig(beam=4, min_length=20, max_length=20), source)
+        read = Tokens.pack([(1, *group[0].ids[:-1]) for group in hypotheses]).to("cuda")
+        logits = model.float().logits(read, source).log_softmax(-1)
+        must = logits.gather(1, torch.tensor([id for group in hypotheses for id in group[0].ids]).cuda()[:, None])
+        for group, exact in zip(hypotheses, read.split(must), strict=True):
             assert group[0].logprob == pytest.approx(float(exact.sum()), abs=0.5)
 
     def test_nobody_looks_and_nothing_is_dropped_in_a_graph(self) -> None:
-        made, prompt = model().cuda(), Tokens.pack([[1]]).to("cuda")
-        assert cuda_graph.capturable(made, prompt)
+        model, prompt = make_model().cuda(), Tokens.pack([[1]]).to("cuda")
+        assert cuda_graph.capturable(model, prompt)
         with capture():
-            assert not cuda_graph.capturable(made, prompt)
+            assert not cuda_graph.capturable(model, prompt)
         with torch.autocast("cuda", torch.bfloat16):
-            assert not cuda_graph.capturable(made, prompt)
-        assert not cuda_graph.capturable(made.train(), prompt)
+            assert not cuda_graph.capturable(model, prompt)
+        assert not cuda_graph.capturable(model.train(), prompt)

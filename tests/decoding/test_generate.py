@@ -64,7 +64,9 @@ def plain_greedy(model: Any, prompt: list[int], options: DecodingConfig, forbid:
     while token != EOS and len(ids) < options.max_length:
         logprobs = model.logprobs((), (*prompt, *ids))
         barred = {*forbid, EOS} if len(ids) < options.min_length else set(forbid)
-        token = max((token for token in range(model.vocab) if token not in barred), key=lambda one: logprobs[one])
+        token = max(
+            (token for token in range(model.vocab) if token not in barred), key=lambda hypothesis: logprobs[hypothesis]
+        )
         total += logprobs[token]
         ids = (*ids, token)
     finished = token == EOS
@@ -72,11 +74,13 @@ def plain_greedy(model: Any, prompt: list[int], options: DecodingConfig, forbid:
     return Hypothesis(ids[:-1] if finished else ids, total, score, finished)
 
 
-def assert_same(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
-    assert [(one.ids, one.finished) for one in found] == [(one.ids, one.finished) for one in expected]
-    for one, other in zip(found, expected, strict=True):
-        assert math.isclose(one.logprob, other.logprob, rel_tol=1e-9, abs_tol=1e-9)
-        assert math.isclose(one.score, other.score, rel_tol=1e-9, abs_tol=1e-9)
+def assert_same(hypotheses: list[Hypothesis], expected: list[Hypothesis]) -> None:
+    assert [(hypothesis.ids, hypothesis.finished) for hypothesis in hypotheses] == [
+        (hypothesis.ids, hypothesis.finished) for hypothesis in expected
+    ]
+    for hypothesis, other in zip(hypotheses, expected, strict=True):
+        assert math.isclose(hypothesis.logprob, other.logprob, rel_tol=1e-9, abs_tol=1e-9)
+        assert math.isclose(hypothesis.score, other.score, rel_tol=1e-9, abs_tol=1e-9)
 
 
 class TestGreedy:
@@ -93,10 +97,10 @@ class TestGreedy:
         forbid: tuple[int, ...],
     ) -> None:
         options = DecodingConfig(max_length=longest, min_length=min(shortest, longest))
-        found = generate(toy(vocab, seed), Tokens.pack(batch), EOS, options, forbid=forbid)
+        hypotheses = generate(toy(vocab, seed), Tokens.pack(batch), EOS, options, forbid=forbid)
         model = toy(vocab, seed)
-        for one, prompt in zip(found, batch, strict=True):
-            assert_same(one, [plain_greedy(model, prompt, options, forbid)])
+        for hypothesis, prompt in zip(hypotheses, batch, strict=True):
+            assert_same(hypothesis, [plain_greedy(model, prompt, options, forbid)])
 
     def test_a_state_that_does_not_reorder_is_caught(self, toy: Any) -> None:
         batch = [[place] for place in range(8)]
@@ -104,9 +108,11 @@ class TestGreedy:
         model = toy(8, 1)
         expected = [plain_greedy(model, prompt, options) for prompt in batch]
         wrong = generate(toy(8, 1, forgets=True), Tokens.pack(batch), EOS, options)
-        assert [one[0] for one in generate(toy(8, 1), Tokens.pack(batch), EOS, options)] != [one[0] for one in wrong]
-        for one, other in zip(generate(toy(8, 1), Tokens.pack(batch), EOS, options), expected, strict=True):
-            assert_same(one, [other])
+        assert [hypothesis[0] for hypothesis in generate(toy(8, 1), Tokens.pack(batch), EOS, options)] != [
+            hypothesis[0] for hypothesis in wrong
+        ]
+        for hypothesis, other in zip(generate(toy(8, 1), Tokens.pack(batch), EOS, options), expected, strict=True):
+            assert_same(hypothesis, [other])
 
     def test_a_tie_goes_to_the_lowest_id(self, toy: Any) -> None:
         model = toy(5, table=lambda source, prefix: [0.0, 1.0, 3.0, 3.0, 3.0])
@@ -114,8 +120,8 @@ class TestGreedy:
 
     def test_rows_leave_the_batch_as_they_end(self, toy: Any) -> None:
         model = toy(3, table=lambda source, prefix: [1.0, 0.0, 0.0] if len(prefix) > prefix[0] else [0.0, 1.0, 0.0])
-        found = generate(model, Tokens.pack([[5], [2], [3], [2]]), EOS, DecodingConfig(max_length=10))
-        assert [len(one[0].ids) for one in found] == [5, 2, 3, 2]
+        hypotheses = generate(model, Tokens.pack([[5], [2], [3], [2]]), EOS, DecodingConfig(max_length=10))
+        assert [len(hypothesis[0].ids) for hypothesis in hypotheses] == [5, 2, 3, 2]
         assert model.rows == [4, 4, 2, 1, 1]
 
     def test_max_length_counts_eos(self, toy: Any) -> None:
@@ -134,12 +140,12 @@ class TestGreedy:
             generate(model, Tokens.pack([(1,)]), EOS, DecodingConfig(max_length=3))
 
 
-def ids_of(found: list[list[Hypothesis]]) -> list[list[tuple[int, ...]]]:
-    return [[one.ids for one in group] for group in found]
+def ids_of(hypotheses: list[list[Hypothesis]]) -> list[list[tuple[int, ...]]]:
+    return [[hypothesis.ids for hypothesis in group] for group in hypotheses]
 
 
 def misfit(samples: list[tuple[int, ...]], exact: dict[tuple[int, ...], float]) -> float:
-    """Pearson's chi-square, in standard deviations above its mean; infinite for a sample that cannot be."""
+    """Return Pearson's chi-square in standard deviations above its mean; infinite for an impossible sample."""
     counts = Counter(samples)
     if any(exact.get(ids, 0) == 0 for ids in counts):
         return math.inf
@@ -188,24 +194,26 @@ class TestSampling:
     )
     def test_follows_the_exact_distribution(self, toy: Any, chosen: dict[str, Any]) -> None:
         options, many, forbid = DecodingConfig(sample=True, max_length=2, **chosen), 4000, (3,)
-        # Rows and candidates alike: both are places that a seed is made from.
-        found = generate(
+        # Rows and candidates alike: a seed depends on both.
+        hypotheses = generate(
             toy(7, 11),
             Tokens.pack([[1]] * 50),
             EOS,
             options.model_copy(update={"candidates": many // 50}),
             forbid=forbid,
         )
-        samples = [one.ids for group in found for one in group]
+        samples = [hypothesis.ids for group in hypotheses for hypothesis in group]
         assert misfit(samples, two_tokens(toy(7, 11), options, forbid)) < 4
         wrong = options.model_copy(update={"temperature": options.temperature * 1.2})
         assert misfit(samples, two_tokens(toy(7, 11), wrong, forbid)) > 4, "the test has the power to tell"
 
     def test_twenty_thousand_samples(self, toy: Any) -> None:
         options = DecodingConfig(sample=True, candidates=20_000, max_length=1, top_p=0.95)
-        found = generate(toy(12, 5), Tokens.pack([[1]]), EOS, options)[0]
+        hypotheses = generate(toy(12, 5), Tokens.pack([[1]]), EOS, options)[0]
         exact = filtered(toy(12, 5).logprobs((), (1,)), options, ())
-        share = np.bincount([one.ids[0] if one.ids else EOS for one in found], minlength=12) / len(found)
+        share = np.bincount(
+            [hypothesis.ids[0] if hypothesis.ids else EOS for hypothesis in hypotheses], minlength=12
+        ) / len(hypotheses)
         assert np.abs(share - exact).sum() / 2 < 0.01
         assert not share[exact == 0].any()
 
@@ -223,7 +231,9 @@ class TestSampling:
         ]
         assert ids_of(whole) == ids_of(cut)
         fewer = generate(model, Tokens.pack(batch), EOS, options.model_copy(update={"candidates": 1}))
-        assert all(one[0].ids in {other.ids for other in group} for one, group in zip(fewer, whole, strict=True))
+        assert all(
+            hypothesis[0].ids in {other.ids for other in group} for hypothesis, group in zip(fewer, whole, strict=True)
+        )
 
     def test_seeds_rows_and_candidates_differ(self, toy: Any) -> None:
         def draw(seed: int, rows: list[int]) -> list[list[tuple[int, ...]]]:
@@ -256,19 +266,19 @@ class TestSampling:
     def test_the_log_probability_is_the_models_own(self, toy: Any) -> None:
         options = DecodingConfig(sample=True, candidates=20, max_length=6, temperature=0.5, top_k=3, top_p=0.9)
         model = toy(9, 2)
-        for one in generate(model, Tokens.pack([[1]]), EOS, options)[0]:
-            tokens = (*one.ids, EOS) if one.finished else one.ids
+        for hypothesis in generate(model, Tokens.pack([[1]]), EOS, options)[0]:
+            tokens = (*hypothesis.ids, EOS) if hypothesis.finished else hypothesis.ids
             total = sum(model.logprobs((), (1, *tokens[:place]))[token] for place, token in enumerate(tokens))
-            assert math.isclose(one.logprob, total)
-            assert math.isclose(one.score, total / ((5 + len(tokens)) / 6) ** 0.6)
+            assert math.isclose(hypothesis.logprob, total)
+            assert math.isclose(hypothesis.score, total / ((5 + len(tokens)) / 6) ** 0.6)
 
     def test_the_best_come_first(self, toy: Any) -> None:
-        found = generate(toy(4, 2), Tokens.pack([[1]]), EOS, DecodingConfig(sample=True, candidates=30, max_length=3))[
-            0
-        ]
-        keys = [(not one.finished, -one.score) for one in found]
+        hypotheses = generate(
+            toy(4, 2), Tokens.pack([[1]]), EOS, DecodingConfig(sample=True, candidates=30, max_length=3)
+        )[0]
+        keys = [(not hypothesis.finished, -hypothesis.score) for hypothesis in hypotheses]
         assert keys == sorted(keys)
-        assert len({one.finished for one in found}) == 2
+        assert len({hypothesis.finished for hypothesis in hypotheses}) == 2
 
     @steady
     @given(st.lists(st.sampled_from([0.0, 1e-9, 0.1, 0.5]), min_size=1, max_size=9).filter(any), st.booleans())

@@ -1,4 +1,4 @@
-"""The searches of other tools: beams that stop early, what is barred scaled away, and texts that must end."""
+"""Decoding options of transformers: early stopping, renormalized logits, and a forced eos at max_length."""
 
 import math
 from typing import Any
@@ -25,7 +25,7 @@ def plain(model: Any, options: DecodingConfig, forbid: tuple[int, ...]) -> list[
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     pool: list[tuple[float, tuple[int, ...]]] = []
     for length in range(1, options.max_length + 1):
-        found = []
+        hypotheses = []
         for total, ids in live:
             mass = model.logprobs((), (1, *ids)).copy()
             mass[list(forbid)] = -math.inf
@@ -33,8 +33,8 @@ def plain(model: Any, options: DecodingConfig, forbid: tuple[int, ...]) -> list[
             if length == options.max_length and options.finish:
                 mass[:] = -math.inf
                 mass[EOS] = 0.0
-            found += [(total + float(one), (*ids, token)) for token, one in enumerate(mass) if one > -math.inf]
-        ordered = sorted(found, reverse=True)
+            hypotheses += [(total + float(one), (*ids, token)) for token, one in enumerate(mass) if one > -math.inf]
+        ordered = sorted(hypotheses, reverse=True)
         ends = [(total / options.penalty(length), ids[:-1]) for total, ids in ordered[: options.beam] if ids[-1] == EOS]
         pool = sorted(pool + ends, reverse=True)[: options.beam]
         live = [one for one in ordered if one[1][-1] != EOS][: options.beam]
@@ -63,10 +63,10 @@ def early(draw: st.DrawFn) -> tuple[int, DecodingConfig, tuple[int, ...]]:
 
 def check(toy: Any, seed: int, options: DecodingConfig, forbid: tuple[int, ...]) -> None:
     model = toy(6, seed)
-    found = [(one.ids, one.score) for one in searched(model, options, forbid) if one.finished]
+    hypotheses = [(one.ids, one.score) for one in searched(model, options, forbid) if one.finished]
     must = plain(model, options, forbid)
-    assert [ids for ids, _ in found] == [ids for ids, _ in must]
-    assert [score for _, score in found] == pytest.approx([score for _, score in must])
+    assert [ids for ids, _ in hypotheses] == [ids for ids, _ in must]
+    assert [score for _, score in hypotheses] == pytest.approx([score for _, score in must])
 
 
 def test_beams_stop_as_transformers_stops(toy):
@@ -84,12 +84,12 @@ def test_another_stop_is_caught(toy):
     for stopping in ("sure", "soon", "first"):
         options = DecodingConfig(beam=3, length_bias="average", alpha=1.0, max_length=9, stopping=stopping)
         texts[stopping] = [searched(toy(6, seed), options)[0].ids for seed in range(60)]
-    assert len({tuple(found) for found in texts.values()}) == 3
+    assert len({tuple(hypotheses) for hypotheses in texts.values()}) == 3
 
 
 @pytest.mark.parametrize("beam", [1, 2, 3])
 def test_a_text_that_must_end_ends(toy, beam):
-    """Its last token costs nothing, since it has no choice."""
+    """Its last token has log-probability 0: it is forced."""
     never = toy(4, table=lambda source, prefix: [-50.0, 0.0, 1.0, 2.0])
     cut = searched(never, DecodingConfig(beam=beam, max_length=4))[0]
     ended = searched(never, DecodingConfig(beam=beam, max_length=4, finish=True))[0]
@@ -118,7 +118,7 @@ def test_what_is_barred_leaves_its_share_to_the_others(toy, options):
 
 def test_before_its_least_length_the_end_is_barred_and_scaled_too(toy):
     model = toy(3, table=lambda source, prefix: [5.0, 1.0, 1.0])
-    found = searched(model, DecodingConfig(max_length=2, min_length=1, rescale=True))[0]
+    hypotheses = searched(model, DecodingConfig(max_length=2, min_length=1, rescale=True))[0]
     sure = 5.0 - math.log(math.exp(5.0) + 2 * math.e)
-    assert found.logprob == pytest.approx(math.log(0.5) + sure)
-    assert torch.isfinite(torch.tensor(found.logprob))
+    assert hypotheses.logprob == pytest.approx(math.log(0.5) + sure)
+    assert torch.isfinite(torch.tensor(hypotheses.logprob))

@@ -1,4 +1,4 @@
-"""Words spelt out, from the row to the answer: what is unknown keeps its letters, and asking is as training."""
+"""Character inputs from row to answer: unknown words keep their characters, and inference is as training."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def encoded(task, *examples, limit=LIMIT):
 
 
 def read(chars):
-    """Return the words that rows of signs spell."""
+    """Return the words that rows of characters spell."""
     assert all(row[0] == BEGIN and END in row for row in chars.tolist())
     return [bytes(sign for sign in row if sign < BEGIN).decode("utf-8", "replace") for row in chars.tolist()]
 

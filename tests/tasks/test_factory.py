@@ -1,4 +1,4 @@
-"""From a recipe to a task and a head; what does not fit is refused before any data is read."""
+"""Task and head from a recipe; mismatches raise before any data is read."""
 
 import sys
 

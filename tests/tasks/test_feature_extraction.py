@@ -1,4 +1,4 @@
-"""A bare encoder: it makes vectors, and says what it cannot do."""
+"""Feature extraction: a bare encoder returns vectors, and raises for anything else."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from weft.tasks.factory import build
 from weft.tokenization.trainable import train_tokenizer
 
 
-def made(summary=True):
+def make_pipeline(summary=True):
     raw = {
         "task": {"name": "embed", "summary": summary},
         "data": {"train": [], "longest": 20},
@@ -25,13 +25,13 @@ def made(summary=True):
 
 
 def test_it_makes_vectors():
-    assert made().embed(["abc", "d"]).shape == (2, 8)
-    names = {name.partition(".")[0] for name, _ in made().head.body.named_parameters()}
+    assert make_pipeline().embed(["abc", "d"]).shape == (2, 8)
+    names = {name.partition(".")[0] for name, _ in make_pipeline().head.body.named_parameters()}
     assert not {"transform", "output"} & names, "it fills nothing"
 
 
 def test_it_has_a_summary_or_none():
-    whole, bare = made(), made(summary=False)
+    whole, bare = make_pipeline(), make_pipeline(summary=False)
     assert whole.head.body.pool is not None
     assert bare.head.body.pool is None
     own = {name for name, _ in whole.head.named_parameters()} - {name for name, _ in bare.head.named_parameters()}
@@ -39,7 +39,7 @@ def test_it_has_a_summary_or_none():
 
 
 def test_it_answers_and_learns_nothing(tmp_path):
-    pipeline = made()
+    pipeline = make_pipeline()
     with pytest.raises(RoleError, match=r"'embed' is a bare encoder, .* name it in that recipe's model.weights"):
         pipeline("abc")
     with pytest.raises(RoleError, match="bare encoder"):

@@ -1,4 +1,4 @@
-"""Answers in order, each as if alone, in memory that does not grow."""
+"""Inference: answers in order, independent of the batch, in bounded memory."""
 
 import weakref
 

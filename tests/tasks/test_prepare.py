@@ -1,4 +1,4 @@
-"""From a recipe's data to packed items: what is bad, long or missing is named or counted, never lost in silence."""
+"""Data preparation: bad, long or missing rows raise or are counted, never dropped silently."""
 
 import json
 
@@ -14,19 +14,19 @@ from weft.tasks.prepare import AT_ONCE, fit_tokenizer, has_split, pack_split, re
 from weft.tasks.translate import Translate
 
 
-def made(recipe, *overrides):
+def prepare_recipe(recipe, *overrides):
     run = Run.parse(read_recipe(recipe, overrides))
     task = make_task(run)
     return run.data, task, fit_tokenizer(run.tokenizer, run.data, task)
 
 
 def packed(recipe, *overrides, split="train"):
-    data, task, tokenizer = made(recipe, *overrides)
+    data, task, tokenizer = prepare_recipe(recipe, *overrides)
     return pack_split(data, split, task, tokenizer)
 
 
 def whole(recipe, *overrides):
-    data, task, tokenizer = made(recipe, *overrides)
+    data, task, tokenizer = prepare_recipe(recipe, *overrides)
     return read_whole(data, "valid", task, tokenizer)
 
 
@@ -39,20 +39,20 @@ COUNT = len(reversed_pairs())
 
 
 def test_every_pair_is_packed_and_nothing_is_told(recipe):
-    found, told = packed(recipe)
-    assert len(found) == COUNT
-    assert told == ""
-    data, task, tokenizer = made(recipe)
-    examples, told = read_whole(data, "valid", task, tokenizer)
+    items, report = packed(recipe)
+    assert len(items) == COUNT
+    assert report == ""
+    data, task, tokenizer = prepare_recipe(recipe)
+    examples, report = read_whole(data, "valid", task, tokenizer)
     assert [(one.text, one.target) for one in examples] == reversed_pairs()
-    assert told == ""
+    assert report == ""
 
 
 def test_the_tokenizer_learns_both_sides_of_the_training_data_alone(recipe, tmp_path, pairs_file):
     add(pairs_file, "x\ty")
     (tmp_path / "valid.tsv").write_text("q\tq\n")
     recipe["data"]["valid"] = str(tmp_path / "valid.tsv")
-    _, _, tokenizer = made(recipe)
+    _, _, tokenizer = prepare_recipe(recipe)
     assert {tokenizer.token(id) for id in range(len(tokenizer))} == {*"abcdefxy", "<unk>", "<s>", "</s>"}
 
 
@@ -61,9 +61,9 @@ def test_bad_rows_are_errors_with_their_line_or_are_counted(recipe, pairs_file, 
     add(pairs_file, "one column", "a\tb\tc")
     with pytest.raises(DataError, match=rf"pairs.tsv:{COUNT + 1}: "):
         packed(recipe, split=split)
-    found, told = packed(recipe, "data.on_bad_rows=skip", split=split)
-    assert len(found) == COUNT
-    assert told.startswith(f"skipped 2 rows: {pairs_file}:{COUNT + 1}: got 1 column")
+    items, report = packed(recipe, "data.on_bad_rows=skip", split=split)
+    assert len(items) == COUNT
+    assert report.startswith(f"skipped 2 rows: {pairs_file}:{COUNT + 1}: got 1 column")
 
 
 def test_a_row_without_its_answer_teaches_nothing(recipe, tmp_path):
@@ -73,12 +73,12 @@ def test_a_row_without_its_answer_teaches_nothing(recipe, tmp_path):
     recipe["data"] = {"train": str(path), "valid": str(path)}
     with pytest.raises(DataError, match=r"some.jsonl:2: target: required to train or evaluate"):
         packed(recipe)
-    found, told = packed(recipe, "data.on_bad_rows=skip")
-    assert len(found) == 1
-    assert "skipped 2 rows" in told
-    examples, told = whole(recipe, "data.on_bad_rows=skip")
+    items, report = packed(recipe, "data.on_bad_rows=skip")
+    assert len(items) == 1
+    assert "skipped 2 rows" in report
+    examples, report = whole(recipe, "data.on_bad_rows=skip")
     assert [one.text for one in examples] == ["ab"]
-    assert "skipped 2 rows" in told
+    assert "skipped 2 rows" in report
 
 
 def test_a_file_of_one_column_is_refused(recipe, tmp_path):
@@ -98,27 +98,27 @@ def test_too_long_is_an_error_that_names_the_line(recipe, pairs_file):
 
 
 @pytest.mark.parametrize(
-    ("policy", "left", "told"),
+    ("policy", "left", "report"),
     [
         ("cut", COUNT + 2, "cut 3 sequences longer than data.longest=20"),
         ("drop", COUNT, "dropped 3 sequences longer than data.longest=20"),
     ],
 )
-def test_too_long_is_cut_or_dropped_counted_and_told(recipe, pairs_file, policy, left, told):
+def test_too_long_is_cut_or_dropped_counted_and_told(recipe, pairs_file, policy, left, report):
     add(pairs_file, f"{LONG}\tab", f"{LONG}\t{LONG}")
     settings = ["data.longest=20", f"data.too_long={policy}"]
-    found, said = packed(recipe, *settings)
-    assert (len(found), said) == (left, told)
-    assert max(len(ids) for index in range(len(found)) for ids in found[index]) <= 22
-    examples, said = whole(recipe, *settings)
-    assert (len(examples), said) == (left, told)
+    items, actual_report = packed(recipe, *settings)
+    assert (len(items), actual_report) == (left, report)
+    assert max(len(ids) for index in range(len(items)) for ids in items[index]) <= 22
+    examples, actual_report = whole(recipe, *settings)
+    assert (len(examples), actual_report) == (left, report)
 
 
 def test_with_skip_a_too_long_row_counts_as_bad(recipe, pairs_file):
     add(pairs_file, f"{LONG}\tab")
-    found, told = packed(recipe, "data.longest=20", "data.on_bad_rows=skip")
-    assert len(found) == COUNT
-    assert f"skipped 1 row: {pairs_file}:{COUNT + 1}: got 30 tokens" in told
+    items, report = packed(recipe, "data.longest=20", "data.on_bad_rows=skip")
+    assert len(items) == COUNT
+    assert f"skipped 1 row: {pairs_file}:{COUNT + 1}: got 30 tokens" in report
 
 
 class Hear:
@@ -158,12 +158,12 @@ def test_a_bad_row_far_down_is_found_in_its_chunk(recipe, pairs_file):
     add(pairs_file, *["ab\tba"] * 2 * AT_ONCE, f"{LONG}\tab", *["ab\tba"] * AT_ONCE)
     with pytest.raises(DataError, match=rf"pairs.tsv:{COUNT + 2 * AT_ONCE + 1}: got 30 tokens"):
         packed(recipe, "data.longest=20")
-    found, _ = packed(recipe, "data.longest=20", "data.on_bad_rows=skip")
-    assert len(found) == COUNT + 3 * AT_ONCE
+    items, _ = packed(recipe, "data.longest=20", "data.on_bad_rows=skip")
+    assert len(items) == COUNT + 3 * AT_ONCE
 
 
 def test_a_split_that_is_not_there(recipe):
-    data, task, _ = made(recipe)
+    data, task, _ = prepare_recipe(recipe)
     assert has_split(data, "valid")
     assert not has_split(data, "test")
     with pytest.raises(ConfigError, match=r"data.test: required here, but not given; add a file"):
@@ -230,15 +230,15 @@ def test_what_is_cut_is_counted_once_though_its_chunk_is_read_again(recipe, tmp_
     run = Run.parse(recipe)
     task = Fussy(run.task)
     tokenizer = fit_tokenizer(run.tokenizer, run.data, task)
-    packed, told = pack_split(run.data, "train", task, tokenizer)
+    packed, report = pack_split(run.data, "train", task, tokenizer)
     assert len(packed) == 2
-    assert "skipped 1 row" in told
-    assert "cut 2 sequences" in told
+    assert "skipped 1 row" in report
+    assert "cut 2 sequences" in report
 
 
 class Fussy(Translate):
     def encode_batch(self, examples, tokenizer, limit):
-        found = super().encode_batch(examples, tokenizer, limit)
+        items = super().encode_batch(examples, tokenizer, limit)
         if any(example.text == "ab" for example in examples):
             raise DataError("not this one")
-        return found
+        return items

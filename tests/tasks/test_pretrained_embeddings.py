@@ -1,4 +1,4 @@
-"""Word vectors into embeddings: which rows, how the others are scaled, and when."""
+"""Embeddings initialized from word vectors: which rows, how the others are scaled, and when."""
 
 import json
 import sys
@@ -56,19 +56,19 @@ def parsed(recipe, *overrides):
 
 
 def started(recipe, *overrides):
-    """Return the tokenizer, the weights before and after, and what is told."""
+    """Return the tokenizer, the weights before and after, and the report."""
     run = parsed(recipe, *overrides)
     run = settle(run, make_task(run))
     tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
     torch.manual_seed(0)
     model = build(run, tokenizer)[1].body
     before = model.embed.weight.detach().clone()
-    told = start_from_vectors(run, tokenizer, model)
-    return tokenizer, before, model.embed.weight.detach(), told
+    report = start_from_vectors(run, tokenizer, model)
+    return tokenizer, before, model.embed.weight.detach(), report
 
 
 def test_words_of_the_file_get_their_rows_and_the_others_keep_theirs_in_its_scale(recipe, rows):
-    tokenizer, before, after, told = started(recipe)
+    tokenizer, before, after, report = started(recipe)
     tokens = [tokenizer.token(id) for id in range(len(tokenizer))]
     known = [id for id, token in enumerate(tokens) if token.lower() in rows]
     assert {tokens[id] for id in known} == {*WORDS, "The"} - {"elsewhere"}
@@ -79,14 +79,14 @@ def test_words_of_the_file_get_their_rows_and_the_others_keep_theirs_in_its_scal
     assert {"unheard", "lane", "<unk>", "<s>", "</s>"} == {tokens[id] for id in others}
     torch.testing.assert_close(after[others], before[others] * ratio)
     assert ratio < 0.6  # the negative control: they did change
-    assert told == (
+    assert report == (
         f"model.vectors: 8 of {len(tokens)} rows from tiny.6d.txt; 8 of the 10 words of the training data have one"
     )
 
 
 def test_without_the_key_nothing_is_done(recipe):
-    _, before, after, told = started(recipe, "model.vectors=null")
-    assert told is None
+    _, before, after, report = started(recipe, "model.vectors=null")
+    assert report is None
     assert torch.equal(before, after)
 
 
@@ -113,7 +113,7 @@ def test_a_start_of_zeros_stays_where_the_file_says_nothing(recipe, rows, monkey
 def test_of_sub_words_those_that_are_whole_words_match(recipe, rows, section, mark):
     recipe["data"]["train"] = write_often(recipe["data"]["train"])
     recipe["tokenizer"] = section
-    tokenizer, before, after, told = started(recipe)
+    tokenizer, before, after, report = started(recipe)
     tokens = [tokenizer.token(id) for id in range(len(tokenizer))]
     whole = [id for id, token in enumerate(tokens) if token.lower() in {mark + word for word in rows}]
     assert whole
@@ -123,8 +123,8 @@ def test_of_sub_words_those_that_are_whole_words_match(recipe, rows, section, ma
     assert any(tokens[id].removeprefix("##") in rows for id in rest)  # spelt as a word, but a piece, such as "a"
     moved = (after / before)[rest]
     torch.testing.assert_close(moved, moved[:1, :1].expand_as(moved))  # only scaled
-    assert told.startswith(f"model.vectors: {len(whole)} of {len(tokens)} rows from tiny.6d.txt; ")
-    assert told.endswith("of the tokens are whole words, the others can have none")
+    assert report.startswith(f"model.vectors: {len(whole)} of {len(tokens)} rows from tiny.6d.txt; ")
+    assert report.endswith("of the tokens are whole words, the others can have none")
 
 
 def write_often(path):
@@ -204,9 +204,9 @@ def test_a_model_of_ones_own_must_have_an_embedding(recipe, vectors, monkeypatch
 
 
 def test_a_fresh_training_starts_from_them_and_says_so(recipe, rows, tmp_path):
-    told = Told()
-    train_run(parsed(recipe), tmp_path / "run", report=told)
-    assert [text for text in told.notices if "vectors" in text] == [
+    report = Told()
+    train_run(parsed(recipe), tmp_path / "run", report=report)
+    assert [text for text in report.notices if "vectors" in text] == [
         "model.vectors: 9 of 14 rows from tiny.6d.txt; 8 of the 10 words of the training data have one"
     ]
     first = weft.load(tmp_path / "run" / "checkpoints" / "step-00000000", device="cpu")
@@ -220,17 +220,17 @@ def test_a_checkpoint_does_not_need_the_file(recipe, vectors, tmp_path):
     vectors.unlink()
     loaded = weft.load(tmp_path / "run", device="cpu")
     assert json.loads(json.dumps(loaded(["the cat"])))
-    told = Told()
-    train_run(parsed(recipe, "train.steps=4"), tmp_path / "run", resume=True, report=told)
-    assert not [text for text in told.notices if "vectors" in text]
+    report = Told()
+    train_run(parsed(recipe, "train.steps=4"), tmp_path / "run", resume=True, report=report)
+    assert not [text for text in report.notices if "vectors" in text]
     runs = [weft.load(tmp_path / name, device="cpu").head.state_dict() for name in ("run", "whole")]
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])  # no row was put back to its start
 
 
 def test_resume_with_no_checkpoint_is_a_fresh_start(recipe, tmp_path):
-    told = Told()
-    train_run(parsed(recipe), tmp_path / "run", resume=True, report=told)
-    assert any("9 of 14 rows" in text for text in told.notices)
+    report = Told()
+    train_run(parsed(recipe), tmp_path / "run", resume=True, report=report)
+    assert any("9 of 14 rows" in text for text in report.notices)
 
 
 def test_words_of_the_file_are_known_beside_those_of_the_training_data(recipe, rows, tmp_path):

@@ -1,4 +1,4 @@
-"""The task of word vectors: what is learnt from, what is answered, and word2vec under other tasks."""
+"""The word-vector task: training items, answers, and word2vec under other tasks."""
 
 import json
 
@@ -60,7 +60,7 @@ def test_a_call_may_ask_for_more_and_for_several_words(trained):
     pipeline, _ = trained
     (answer,) = pipeline(["ship sail"], {"neighbours": 100})
     words = [word for word, _ in answer["neighbours"]]
-    assert set(words) == {*FARM, *SEA} - {"ship", "sail"}  # neither marks nor the words asked for
+    assert set(words) == {*FARM, *SEA} - {"ship", "sail"}  # neither special tokens nor the query words
     assert set(words[:4]) < set(SEA)
 
 
@@ -75,11 +75,11 @@ def test_the_run_tells_of_each_pass_and_judges_by_the_loss(trained, corpus):
     steps = [row for row in rows if "tokens_per_s" in row]
     assert [row["step"] for row in steps] == [1, 2, 3, 4]
     assert steps[-1]["loss"] < steps[0]["loss"]
-    found = pipeline.evaluate(corpus / "valid.txt")
-    assert list(found) == ["loss"]
-    assert found["loss"] < 4.1  # 6 log 2 where nothing is known
+    metrics = pipeline.evaluate(corpus / "valid.txt")
+    assert list(metrics) == ["loss"]
+    assert metrics["loss"] < 4.1  # 6 log 2 where nothing is known
     again = weft.load(out).evaluate(corpus / "valid.txt")
-    assert again == found
+    assert again == metrics
 
 
 def test_a_run_with_one_thread_is_the_same_again_and_another_seed_another(trained, corpus, tmp_path):
@@ -131,8 +131,8 @@ def test_a_language_model_needs_cbow(corpus):
 def test_cbow_is_judged_and_sampled_as_a_language_model(corpus, tmp_path):
     model = {"name": "word2vec", "method": "cbow", "context": "left", "width": 16, "subsample": 0}
     pipeline = weft.train(recipe(corpus, task={"name": "lm"}, model=model), out=tmp_path / "lm")
-    found = pipeline.evaluate(corpus / "valid.txt")
-    assert found["perplexity"] < 15  # 13 words and the end, all as likely: 14; half of them: 7
+    metrics = pipeline.evaluate(corpus / "valid.txt")
+    assert metrics["perplexity"] < 15  # 13 words and the end, all as likely: 14; half of them: 7
     (answer,) = pipeline(["cow horse barn"], {"max_length": 8, "sample": True, "seed": 3})
     assert set(answer["text"].split()) <= {*FARM, *SEA}
 

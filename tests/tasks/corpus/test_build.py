@@ -1,4 +1,4 @@
-"""Prepared corpora: the items are those that training makes of the text itself, however the work was shared out."""
+"""Prepared corpora: the items are those that training encodes itself, whatever the number of workers and parts."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def parsed(recipe, *overrides):
 
 
 def packed(run, split="train"):
-    """Return what training makes of the text itself."""
+    """Return the items that training encodes from the text itself."""
     task = make_task(run.model_copy(update={"task": settled(run.data, make_task(run))}))
     return pack_split(run.data, split, task, fit_tokenizer(run.tokenizer, run.data, task))
 
@@ -79,12 +79,12 @@ def test_a_corpus_is_what_training_makes_of_its_text(tmp_path_factory, documents
     path = folder / "text.txt"
     path.write_text("\n\n".join([*documents, "ab ab"]), encoding="utf-8")
     run = parsed(lm_recipe(path, documents="blank"))
-    made = prepare(run, folder / "corpus", workers=1, size=size)
+    manifest = prepare(run, folder / "corpus", workers=1, size=size)
     found, (want, _) = open_shards(folder / "corpus", "train"), packed(run)
     same(found, want)
     texts = [example.text for _, example in read_split(run.data, "train", make_task(run), build.Skipped())]
     assert found.bytes.tolist() == [len(text.encode()) for text in texts]
-    assert made.splits["train"].documents == len(texts)
+    assert manifest.splits["train"].documents == len(texts)
 
 
 def write(path, rows):
@@ -137,14 +137,14 @@ def tasks(folder):
 def test_every_task_can_be_prepared_and_trained_on(tmp_path, out, name):
     recipe = tasks(tmp_path)[name]
     run = parsed(recipe)
-    made = prepare(run, out, ("train",), workers=1)
+    manifest = prepare(run, out, ("train",), workers=1)
     want, told = packed(run)
     found = open_shards(out, "train", make_task(run).num_token_arrays)
     same(found, want)
     assert np.array_equal(found.sizes, want.sizes)
     assert np.array_equal(found.shapes, want.shapes)
-    assert made.splits["train"].told == told
-    assert made.splits["train"].documents <= made.splits["train"].items
+    assert manifest.splits["train"].told == told
+    assert manifest.splits["train"].documents <= manifest.splits["train"].items
     again = parsed({**recipe, "data": {**recipe["data"], "sample": None, "train": str(out)}}, "data.valid=null")
     task = make_task(again.model_copy(update={"task": settled(again.data, make_task(again))}))
     opened, notice = pack_split(again.data, "train", task, fit_tokenizer(again.tokenizer, again.data, task))
@@ -152,15 +152,15 @@ def test_every_task_can_be_prepared_and_trained_on(tmp_path, out, name):
 
 
 def test_the_number_of_parts_and_workers_does_not_matter(text, tmp_path):
-    run, made = parsed(lm_recipe(text)), {}
+    run, manifest = parsed(lm_recipe(text)), {}
     for workers, size in ((1, None), (1, 500), (2, 1000)):
         stages = []
-        made[workers, size] = prepare(run, tmp_path / f"{workers}-{size}", ("train",), workers, stages.append, size)
+        manifest[workers, size] = prepare(run, tmp_path / f"{workers}-{size}", ("train",), workers, stages.append, size)
         sizes = [stage.done for stage in stages]
         assert sizes == sorted(sizes)
         assert (sizes[0], sizes[-1]) == (0, text.stat().st_size)
         assert len(stages) == (2 if size is None else len(stages))
-    first, *others = made.values()
+    first, *others = manifest.values()
     assert all(one == first for one in others)
 
 
@@ -289,8 +289,8 @@ def test_splits_can_be_added_later(text, tmp_path, out):
     valid.write_text("\n".join(lines(30, seed=1)))
     prepare(parsed(lm_recipe(text)), out, workers=1)
     inode = (out / "train" / "ids.npy").stat().st_ino
-    made = prepare(parsed(lm_recipe(text, valid=str(valid))), out, ("valid", "test"), workers=1)
-    assert list(made.splits) == ["train", "valid"]
+    manifest = prepare(parsed(lm_recipe(text, valid=str(valid))), out, ("valid", "test"), workers=1)
+    assert list(manifest.splits) == ["train", "valid"]
     assert (out / "train" / "ids.npy").stat().st_ino == inode
     same(open_shards(out, "valid"), packed(parsed(lm_recipe(text, valid=str(valid))), "valid")[0])
 
@@ -307,10 +307,10 @@ def test_what_was_skipped_or_cut_is_told_as_by_training(text, out):
     text.write_bytes(b"bad \xff\n" + text.read_bytes() + b"bad \xfe\n")
     changes = ["data.on_bad_rows=skip", "data.longest=20", "data.too_long=drop", "task.reads=rows"]
     run = parsed(lm_recipe(text), *changes)
-    made = prepare(run, out, workers=1, size=1000)
+    manifest = prepare(run, out, workers=1, size=1000)
     want, told = packed(run)
     same(open_shards(out, "train"), want)
-    assert made.splits["train"].told == told
+    assert manifest.splits["train"].told == told
     assert "skipped 2 rows" in told
     assert "dropped" in told
 
@@ -333,7 +333,7 @@ def test_a_file_with_no_good_row_is_an_error_though_it_was_cut(text, tmp_path, o
 
 
 class TestReading:
-    """What a run asks of a corpus."""
+    """Checks of a run on a prepared corpus."""
 
     def prepared(self, text, out, *changes, recipe=None):
         recipe = recipe or lm_recipe(text)
@@ -488,9 +488,9 @@ def test_where_processes_cannot_be_forked_a_worker_gets_all_it_needs(text, out):
     job = Job(run, "train", out, plan, tokenizer)
     out.mkdir()
     sent = ForkingPickler.loads(ForkingPickler.dumps(job))
-    made = [make_part(one, make_task(run), 1) for one in (job, sent)]
-    assert made[0] == made[1]
-    assert made[0].documents > 10
+    manifest = [make_part(one, make_task(run), 1) for one in (job, sent)]
+    assert manifest[0] == manifest[1]
+    assert manifest[0].documents > 10
 
 
 def test_the_manifest_says_what_was_read(text, out):

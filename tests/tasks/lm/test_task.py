@@ -1,4 +1,4 @@
-"""The task of language models, on small recurrent ones; other models have tests of their own."""
+"""The language-modelling task, on small recurrent models; other models have tests of their own."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def recipe(**changes):
     return Run.parse(raw)
 
 
-def made(run):
+def build_task(run):
     torch.manual_seed(0)
     tokenizer = train_tokenizer(run.tokenizer, iter(TEXTS * 3))
     task, head = build(run, tokenizer)
@@ -48,7 +48,7 @@ def examples(task, texts=TEXTS):
 
 
 def by_hand(task, head, text, carried=()):
-    """The loss of each token of a text, from the logits of the whole of what was read before."""
+    """Return the loss of each token of a text, from the logits of its whole prefix."""
     ids = task.tokenizer.ids([text])[0]
     specials = task.tokenizer.specials
     read, follow = [specials.bos, *ids], [*ids, specials.eos]
@@ -57,36 +57,36 @@ def by_hand(task, head, text, carried=()):
 
 
 def test_documents_on_their_own_have_the_loss_of_the_equation():
-    task, head = made(recipe(task={"reads": "rows"}, data={"too_long": "error", "longest": 64}))
+    task, head = build_task(recipe(task={"reads": "rows"}, data={"too_long": "error", "longest": 64}))
     losses = [one for text in TEXTS for one in by_hand(task, head, text)[0]]
-    found = task.measure(head, examples(task), TruncationPolicy(64, "error")).metrics
-    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
-    assert found["perplexity"] == pytest.approx(math.exp(np.mean(losses)), rel=1e-9)
+    result = task.measure(head, examples(task), TruncationPolicy(64, "error")).metrics
+    assert result["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
+    assert result["perplexity"] == pytest.approx(math.exp(np.mean(losses)), rel=1e-9)
     size = sum(len(text) + 1 for text in TEXTS)
-    assert found["bits_per_byte"] == pytest.approx(sum(losses) / math.log(2) / size, rel=1e-9)
+    assert result["bits_per_byte"] == pytest.approx(sum(losses) / math.log(2) / size, rel=1e-9)
 
 
 def test_a_stream_that_is_read_on_has_the_loss_of_one_long_text():
-    task, head = made(recipe(task={"reads": "streams", "bptt": 5}))
+    task, head = build_task(recipe(task={"reads": "streams", "bptt": 5}))
     losses, carried = [], []
     for text in TEXTS:
         own, read = by_hand(task, head, text, carried)
         losses, carried = losses + own, carried + read
-    found = task.measure(head, examples(task), TruncationPolicy(8, "error")).metrics
-    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
+    result = task.measure(head, examples(task), TruncationPolicy(8, "error")).metrics
+    assert result["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
 
 
 def test_rows_of_a_long_stream_have_come_to_what_they_remember():
-    task, head = made(recipe(task={"reads": "streams", "bptt": 32}))
+    task, head = build_task(recipe(task={"reads": "streams", "bptt": 32}))
     texts = TEXTS * 120
     whole = [id for text in texts for id in by_hand_ids(task, text)]
     logits = head.body.logits(Tokens.pack([whole])).detach().log_softmax(-1)
     follow = torch.tensor([*whole[1:], task.tokenizer.specials.bos])
     follow[follow == task.tokenizer.specials.bos] = task.tokenizer.specials.eos
     must = -float(logits.gather(1, follow[:, None]).mean())
-    found = task.measure(head, examples(task, texts), TruncationPolicy(8, "error")).metrics["loss"]
+    result = task.measure(head, examples(task, texts), TruncationPolicy(8, "error")).metrics["loss"]
     assert len(whole) > 4 * 1024  # several rows
-    assert found == pytest.approx(must, rel=1e-6)
+    assert result == pytest.approx(must, rel=1e-6)
 
 
 def by_hand_ids(task, text):
@@ -95,7 +95,7 @@ def by_hand_ids(task, text):
 
 @pytest.mark.parametrize("stride", [None, 1, 3, 8])
 def test_windows_of_a_stream_see_as_far_back_as_the_stride_leaves_them(stride):
-    task, head = made(recipe(task={"reads": "packs", "stride": stride}))
+    task, head = build_task(recipe(task={"reads": "packs", "stride": stride}))
     ids = [id for text in TEXTS for id in by_hand_ids(task, text)]
     specials, width = task.tokenizer.specials, 8
     losses = []
@@ -105,14 +105,14 @@ def test_windows_of_a_stream_see_as_far_back_as_the_stride_leaves_them(stride):
         logits = head.body.logits(Tokens.pack([ids[first : place + 1]])).detach().log_softmax(-1)[-1]
         follow = ids[place + 1] if place + 1 < len(ids) else specials.bos
         losses.append(-float(logits[specials.eos if follow == specials.bos else follow]))
-    found = task.measure(head, examples(task), TruncationPolicy(8, "error")).metrics
-    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
+    result = task.measure(head, examples(task), TruncationPolicy(8, "error")).metrics
+    assert result["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
 
 
 @given(st.lists(st.text("abc ", max_size=12), min_size=1, max_size=4))
 @settings(max_examples=20)
 def test_a_text_alone_is_as_likely_as_in_company(texts):
-    task, head = made(recipe())
+    task, head = build_task(recipe())
     together = task.log_probs(head, texts)
     assert together == pytest.approx([task.log_probs(head, [text])[0] for text in texts], rel=1e-9)
     assert together == pytest.approx([-sum(by_hand(task, head, text)[0]) for text in texts], rel=1e-9)
@@ -120,7 +120,7 @@ def test_a_text_alone_is_as_likely_as_in_company(texts):
 
 @pytest.mark.parametrize("stride", [None, 1, 3, 8])
 def test_windows_of_a_backward_model_see_as_far_ahead_as_the_stride_leaves_them(stride):
-    task, head = made(recipe(task={"reads": "packs", "stride": stride}, model={"direction": "backward"}))
+    task, head = build_task(recipe(task={"reads": "packs", "stride": stride}, model={"direction": "backward"}))
     ids = [id for text in TEXTS for id in by_hand_ids(task, text)]
     specials, width, step, losses = task.tokenizer.specials, 8, stride or 8, []
     read = [specials.eos if id == specials.bos else id for id in [*ids[1:], specials.bos]]
@@ -129,13 +129,13 @@ def test_windows_of_a_backward_model_see_as_far_ahead_as_the_stride_leaves_them(
         last = len(ids) - (0 if mirrored < width else (mirrored - width) // step * step + step)
         logits = head.body.logits(Tokens.pack([read[place:last]]), direction="backward").log_softmax(-1)[0]
         losses.append(-float(logits[ids[place]]))
-    found = task.measure(head, examples(task), TruncationPolicy(8, "error")).metrics
-    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
+    result = task.measure(head, examples(task), TruncationPolicy(8, "error")).metrics
+    assert result["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
 
 
 @pytest.mark.parametrize("direction", ["backward", "both"])
 def test_other_directions_have_their_targets(direction):
-    task, head = made(recipe(model={"direction": direction}, task={"reads": "rows"}))
+    task, head = build_task(recipe(model={"direction": direction}, task={"reads": "rows"}))
     items = task.encode_batch(examples(task, ["the cat", "a dog"]), task.tokenizer, TruncationPolicy(64, "error"))
     batch = task.collate([item for items in items for item in items], np.random.default_rng(0))
     for read, wanted in zip(batch.tokens.split(), batch.tokens.split(batch.targets), strict=True):
@@ -149,16 +149,16 @@ def test_other_directions_have_their_targets(direction):
 
 
 def test_what_sees_both_sides_has_no_bits_per_byte_and_says_so():
-    task, head = made(recipe(model={"direction": "both"}))
-    found = task.measure(head, examples(task), TruncationPolicy(64, "error"))
-    assert "bits_per_byte" not in found.metrics
-    assert "not that of the text" in found.note
+    task, head = build_task(recipe(model={"direction": "both"}))
+    result = task.measure(head, examples(task), TruncationPolicy(64, "error"))
+    assert "bits_per_byte" not in result.metrics
+    assert "not that of the text" in result.note
     with pytest.raises(RoleError, match="does not generate"):
         head.predict(task.collate([(np.array([0, 5]), np.array([5, 1]))], np.random.default_rng(0)), task.options())
 
 
 def test_pieces_of_a_long_document_leave_no_token_out():
-    task, _ = made(recipe(task={"reads": "rows"}))
+    task, _ = build_task(recipe(task={"reads": "rows"}))
     whole = [*by_hand_ids(task, TEXTS[0])[1:], task.tokenizer.specials.eos]
     items = task.encode(task.Example(text=TEXTS[0]), task.tokenizer, TruncationPolicy(4, "window"))
     assert len(items) > 2
@@ -169,14 +169,14 @@ def test_pieces_of_a_long_document_leave_no_token_out():
 @pytest.mark.parametrize(("policy", "given"), [("window", True), ("cut", False), ("drop", False)])
 def test_text_that_is_left_out_is_not_divided_by(policy, given):
     """Its bytes would count, and its tokens would not."""
-    task, head = made(recipe(task={"reads": "rows"}))
-    found = task.measure(head, examples(task), TruncationPolicy(8, policy))
-    assert ("bits_per_byte" in found.metrics) is given
-    assert given or "data.too_long leaves out some of the text" in found.note
+    task, head = build_task(recipe(task={"reads": "rows"}))
+    result = task.measure(head, examples(task), TruncationPolicy(8, policy))
+    assert ("bits_per_byte" in result.metrics) is given
+    assert given or "data.too_long leaves out some of the text" in result.note
 
 
 def test_nothing_to_judge_by_is_an_error_and_not_a_perplexity_of_one():
-    task, head = made(recipe(task={"reads": "rows"}))
+    task, head = build_task(recipe(task={"reads": "rows"}))
     with pytest.raises(DataError, match="not one example is left"):
         task.measure(head, examples(task), TruncationPolicy(0, "drop"))
     with pytest.raises(DataError, match="not one example is left"):
@@ -203,7 +203,7 @@ def test_a_model_of_few_positions_is_judged_though_it_could_not_write_so_much(tm
 def test_words_that_are_not_known_pay_for_their_spelling():
     run = recipe(tokenizer={"name": "words", "size": 8, "split": "spaces"}, task={"reads": "rows"})
     run = Run.parse({**run.dump(), "tokenizer": {"name": "words", "size": 8, "split": "spaces"}})
-    task, head = made(run)
+    task, head = build_task(run)
     known, strange = "the cat", "the zebra"
     first, second = (
         task.measure(head, examples(task, [text]), TruncationPolicy(64, "error")).metrics for text in (known, strange)
@@ -218,22 +218,22 @@ def test_words_that_are_not_known_pay_for_their_spelling():
     [({"name": "words", "size": 50}, "the cat."), ({"name": "bpe", "size": 270, "lowercase": True}, "The cat")],
 )
 def test_a_tokenizer_that_loses_text_gets_no_bits_per_byte(tokenizer, text):
-    task, head = made(Run.parse({**recipe().dump(), "tokenizer": tokenizer}))
-    found = task.measure(head, examples(task, [text]), TruncationPolicy(64, "error"))
-    assert "bits_per_byte" not in found.metrics
-    assert "loses some of the text" in found.note
+    task, head = build_task(Run.parse({**recipe().dump(), "tokenizer": tokenizer}))
+    result = task.measure(head, examples(task, [text]), TruncationPolicy(64, "error"))
+    assert "bits_per_byte" not in result.metrics
+    assert "loses some of the text" in result.note
 
 
 def test_the_unknown_word_in_a_text_that_is_already_cut_is_known_as_such():
     run = Run.parse({**recipe().dump(), "tokenizer": {"name": "words", "size": 50, "split": "spaces"}})
-    task, _ = made(run)
+    task, _ = build_task(run)
     specials = task.tokenizer.specials
     assert task.tokenizer.ids(["the <unk> @-@ </s>"])[0][1] == specials.unk
     assert task.tokenizer.ids(["</s> <s>"])[0] == [specials.unk, specials.unk]
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"model": {"direction": "both"}, "task": {"reads": "packs"}}, "task.reads: a model that sees both sides"),
         (
@@ -248,8 +248,8 @@ def test_the_unknown_word_in_a_text_that_is_already_cut_is_known_as_such():
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(changes, told):
-    with pytest.raises(ConfigError, match=told):
+def test_what_does_not_go_together_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
         make_task(recipe(**changes))
 
 
@@ -302,10 +302,10 @@ def test_minimal_pairs_are_judged_by_which_is_likelier(run, tmp_path):
         for good, bad in pairs
     ]
     (tmp_path / "order.jsonl").write_text("\n".join(lines) + "\n")
-    found = pipeline.minimal_pairs(tmp_path)
+    result = pipeline.minimal_pairs(tmp_path)
     must = [pipeline.log_probs([good])[0] > pipeline.log_probs([bad])[0] for good, bad in pairs]
     assert must == [True, True, False]
-    assert found.accuracy == found.phenomena["syntax"] == pytest.approx(2 / 3)
+    assert result.accuracy == result.phenomena["syntax"] == pytest.approx(2 / 3)
     (tmp_path / "bad.jsonl").write_text('{"sentence_good": 1}\n')
     with pytest.raises(DataError, match=r"bad\.jsonl:1: must be an object"):
         pipeline.minimal_pairs(tmp_path)
@@ -340,9 +340,9 @@ def test_pairs_take_the_place_of_data(run, tmp_path):
 
     from weft.cli.main import app
 
-    told = CliRunner().invoke(app, ["evaluate", str(run), "text.txt", "--blimp", str(tmp_path)]).exception
-    assert isinstance(told, ConfigError)
-    assert "--blimp: takes the place of data" in str(told)
+    message = CliRunner().invoke(app, ["evaluate", str(run), "text.txt", "--blimp", str(tmp_path)]).exception
+    assert isinstance(message, ConfigError)
+    assert "--blimp: takes the place of data" in str(message)
 
 
 def test_a_model_that_goes_both_ways_has_no_last_loss_to_look_back_from():
@@ -350,7 +350,7 @@ def test_a_model_that_goes_both_ways_has_no_last_loss_to_look_back_from():
 
     sizes = {"embedding": 4, "filters": {1: 4}, "highways": 1, "width": 8, "cells": 8}
     run = Run.parse({**recipe().model_dump(), "model": {"name": "elmo", **sizes}})
-    task, head = made(run)
+    task, head = build_task(run)
     items = task.encode(task.Example(text="a dog"), task.tokenizer, TruncationPolicy(100, "error"))
     with pytest.raises(RoleError, match="'elmo' goes both ways"):
         trace(task, head, task.collate(items, np.random.default_rng(0)))

@@ -1,4 +1,4 @@
-"""Masks in a text: the space around them means what it means in a text."""
+"""Cloze texts: encoding and filling masks, with the spaces around them."""
 
 import pytest
 from hypothesis import given
@@ -21,20 +21,20 @@ KINDS = {
 }
 
 
-def made(kind):
+def make_blanks(kind):
     config = resolve("tokenizer", KINDS[kind]["name"]).Config.model_validate(KINDS[kind])
     tokenizer = train_tokenizer(config, iter(TEXTS))
     return Blanks(tokenizer, tokenizer.specials.mask)
 
 
-BLANKS = {kind: made(kind) for kind in KINDS}
+BLANKS = {kind: make_blanks(kind) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mask_has_its_own_spelling_and_one_that_all_have(kind):
     blanks = BLANKS[kind]
     own = "[MASK]" if kind == "wordpiece" else "<mask>"
-    assert blanks.spelt == list(dict.fromkeys([own, "[MASK]"]))
+    assert blanks.mask_strings == list(dict.fromkeys([own, "[MASK]"]))
     assert blanks.ids(f"the {own} dogs") == blanks.ids("the [MASK] dogs")
     assert blanks.cut("a [MASK] b [MASK]") == ["a ", " b ", ""]
     assert blanks.cut("a") == ["a"]
@@ -84,9 +84,9 @@ def test_a_space_before_a_mask_is_its_own_and_one_after_it_the_next_words(kind):
 
 def tokens(kind, *spelt):
     engine = BLANKS[kind].tokenizer.engine
-    found = [engine.token_to_id(token) for token in spelt]
-    assert None not in found
-    return found
+    ids = [engine.token_to_id(token) for token in spelt]
+    assert None not in ids
+    return ids
 
 
 @pytest.mark.parametrize(

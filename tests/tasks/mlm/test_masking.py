@@ -1,4 +1,4 @@
-"""Which words are chosen, exactly how many, and what is read in their place."""
+"""BERT's masking: which tokens are chosen, exactly how many, and what replaces them."""
 
 from itertools import groupby
 
@@ -16,14 +16,14 @@ VOCAB, SPECIAL, MASK = 40, 4, 3
 TEXTS = ["the walking dogs walked and the talking cats talked", "walks and talks. dogs and cats"] * 8
 
 
-def known(begins=None):
+def masking_vocabulary(begins=None):
     special = np.arange(VOCAB) < SPECIAL
     starts = np.arange(VOCAB) % 3 > 0 if begins is None else begins
     return MaskingVocabulary(special, starts, np.zeros(VOCAB, bool), MASK)
 
 
 def texts(lengths, seed=0, marks=True):
-    """Sequences of ordinary tokens, with a special at each end."""
+    """Return sequences of ordinary tokens, with a special token at each end."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(SPECIAL, VOCAB, sum(lengths))
     ends = np.cumsum(lengths)
@@ -44,7 +44,7 @@ def due(count, share):
 @settings(max_examples=60, deadline=None)
 def test_each_sequence_has_exactly_its_share_and_no_special_is_chosen(lengths, share, seed):
     ids, sizes = texts(lengths, seed)
-    at = choose_positions(ids, sizes, known(), share, False, np.random.default_rng(seed))
+    at = choose_positions(ids, sizes, masking_vocabulary(), share, False, np.random.default_rng(seed))
     assert (np.diff(at) > 0).all()
     assert (ids[at] >= SPECIAL).all()
     counts = np.bincount(rows_of(at, sizes), minlength=len(sizes))
@@ -54,24 +54,26 @@ def test_each_sequence_has_exactly_its_share_and_no_special_is_chosen(lengths, s
 
 def test_the_bound_is_not_a_loose_one():
     ids, sizes = texts([128] * 50)
-    at = choose_positions(ids, sizes, known(), 0.15, False, np.random.default_rng(0))
+    at = choose_positions(ids, sizes, masking_vocabulary(), 0.15, False, np.random.default_rng(0))
     assert len(at) <= max_chosen_tokens(0.15, len(ids), 50, 2) <= 1.05 * len(at)
     # the negative control: what leaves no room for rounding is less than there can be
     ids, sizes = texts([3] * 50)
-    assert len(choose_positions(ids, sizes, known(), 0.15, False, np.random.default_rng(0))) > 0.15 * len(ids)
+    assert len(choose_positions(ids, sizes, masking_vocabulary(), 0.15, False, np.random.default_rng(0))) > 0.15 * len(
+        ids
+    )
 
 
 def test_every_place_is_as_likely_as_another():
     ids, sizes = texts([22] * 2000)
-    at = choose_positions(ids, sizes, known(), 0.15, False, np.random.default_rng(1))
+    at = choose_positions(ids, sizes, masking_vocabulary(), 0.15, False, np.random.default_rng(1))
     assert len(at) == 3 * 2000
-    found = np.bincount(at % 22, minlength=22)
-    assert found[0] == found[21] == 0
-    assert np.abs(found[1:21] - 300).max() < 5 * np.sqrt(300)
+    counts = np.bincount(at % 22, minlength=22)
+    assert counts[0] == counts[21] == 0
+    assert np.abs(counts[1:21] - 300).max() < 5 * np.sqrt(300)
 
 
 def words_of(ids, sizes, vocabulary):
-    """Spell out which places make a word, one sequence after the other."""
+    """Return the positions of each word, one sequence after the other."""
     words, first = [], 0
     for size in sizes:
         word = []
@@ -90,7 +92,7 @@ def words_of(ids, sizes, vocabulary):
 @given(st.lists(st.integers(3, 60), min_size=1, max_size=12), st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
 def test_whole_words_are_whole_and_fill_the_share_as_far_as_they_can(lengths, seed):
-    vocabulary = known()
+    vocabulary = masking_vocabulary()
     ids, sizes = texts(lengths, seed)
     at = set(choose_positions(ids, sizes, vocabulary, 0.15, True, np.random.default_rng(seed)).tolist())
     words = words_of(ids, sizes, vocabulary)
@@ -106,13 +108,13 @@ def test_whole_words_are_whole_and_fill_the_share_as_far_as_they_can(lengths, se
 
 def test_by_tokens_words_come_apart():
     ids, sizes = texts([60] * 20)
-    at = set(choose_positions(ids, sizes, known(), 0.15, False, np.random.default_rng(0)).tolist())
-    assert any(set(word) & at and not set(word) <= at for word in words_of(ids, sizes, known()))
+    at = set(choose_positions(ids, sizes, masking_vocabulary(), 0.15, False, np.random.default_rng(0)).tolist())
+    assert any(set(word) & at and not set(word) <= at for word in words_of(ids, sizes, masking_vocabulary()))
 
 
 def test_of_what_is_chosen_eight_tenths_are_masked_a_tenth_changed_and_a_tenth_kept():
     ids, sizes = texts([102] * 2000)
-    vocabulary = known()
+    vocabulary = masking_vocabulary()
     at = choose_positions(ids, sizes, vocabulary, 0.15, False, np.random.default_rng(2))
     read = mask_tokens(ids, at, vocabulary, np.random.default_rng(3))
     count = len(at)
@@ -134,8 +136,8 @@ def test_it_hangs_on_the_generator_alone():
 
     def made(seed):
         rng = np.random.default_rng(seed)
-        at = choose_positions(ids, sizes, known(), 0.15, True, rng)
-        return at.tolist(), mask_tokens(ids, at, known(), rng).tolist()
+        at = choose_positions(ids, sizes, masking_vocabulary(), 0.15, True, rng)
+        return at.tolist(), mask_tokens(ids, at, masking_vocabulary(), rng).tolist()
 
     assert made(1) == made(1)
     assert made(1)[0] != made(2)[0]
@@ -145,7 +147,9 @@ def test_nothing_to_choose_from_is_nothing():
     for ids in (np.array([0, 1]), np.zeros(0, int)):
         for whole in (False, True):
             assert (
-                choose_positions(ids, np.array([len(ids)]), known(), 0.15, whole, np.random.default_rng(0)).tolist()
+                choose_positions(
+                    ids, np.array([len(ids)]), masking_vocabulary(), 0.15, whole, np.random.default_rng(0)
+                ).tolist()
                 == []
             )
 
@@ -187,5 +191,5 @@ def test_a_vocabulary_shows_where_words_begin(kind):
 
 def test_a_vocabulary_that_does_not_show_it_is_refused():
     with pytest.raises(ConfigError, match=r"task\.whole_words: .* leave it out"):
-        known(np.zeros(VOCAB, bool)).check_words()
-    known().check_words()
+        masking_vocabulary(np.zeros(VOCAB, bool)).check_words()
+    masking_vocabulary().check_words()

@@ -1,4 +1,4 @@
-"""Pre-training by masked words and next sentences, from recipe to answers, on small models."""
+"""Masked language modelling and next-sentence prediction, from recipe to answers, on small models."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def recipe(**sections):
     return raw
 
 
-def made(raw, seed=0):
+def build_task(raw, seed=0):
     torch.manual_seed(seed)
     run = Run.parse(raw)
     task, head = build(run, train_tokenizer(run.tokenizer, iter(lines())))
@@ -81,18 +81,18 @@ KINDS = {
 
 @pytest.fixture(params=KINDS)
 def kind(request):
-    return made(recipe(**KINDS[request.param]))
+    return build_task(recipe(**KINDS[request.param]))
 
 
 def test_next_sentences_are_for_models_that_tell_segments_apart():
-    assert {name: made(recipe(**own))[1].pairs for name, own in KINDS.items()} == {
+    assert {name: build_task(recipe(**own))[1].pairs for name, own in KINDS.items()} == {
         "pairs": True,
         "windows": False,
         "whole words": True,
         "rows": False,
         "one segment": False,
     }
-    assert made(recipe(model={"segments": 1}, task={"next_sentence": True}))[1].pairs
+    assert build_task(recipe(model={"segments": 1}, task={"next_sentence": True}))[1].pairs
 
 
 def test_a_batch_hides_words_and_knows_which(kind):
@@ -148,7 +148,7 @@ def test_the_loss_is_that_of_the_words_that_were_chosen_and_of_what_follows(kind
 
 
 def test_a_batch_with_nothing_to_choose_changes_no_mean():
-    run, task, head = made(recipe(task={"reads": "rows", "whole_words": True}))
+    run, task, head = build_task(recipe(task={"reads": "rows", "whole_words": True}))
     bos, eos = task.tokenizer.specials.bos, task.tokenizer.specials.eos
     empty = task.collate([(np.array([bos, eos], np.int32),)], np.random.default_rng(0))
     full = drawn(run, task, packed(task, lines()), 1)[0].batch
@@ -208,7 +208,7 @@ def test_batches_of_one_shape_teach_the_same(kind):
 def test_labels_are_true_to_the_documents():
     """Each document has words of its own."""
     texts = [" ".join([word] * 60) for word in WORDS]
-    run, task, _ = made(recipe(tokenizer=PLAIN))
+    run, task, _ = build_task(recipe(tokenizer=PLAIN))
     owner = {task.tokenizer.ids([word])[0][0]: number for number, word in enumerate(WORDS)}
     seen = []
     for one in drawn(run, task, packed(task, texts), 8):
@@ -227,7 +227,7 @@ def test_labels_are_true_to_the_documents():
 
 
 def by_hand(task, head, text):
-    """The pseudo-log-likelihood, one masked copy at a time."""
+    """Return the pseudo-log-likelihood, computed with one masked copy at a time."""
     specials = task.tokenizer.specials
     ids = [specials.bos, *task.tokenizer.ids([text])[0], specials.eos]
     total = 0.0
@@ -240,12 +240,12 @@ def by_hand(task, head, text):
 
 @pytest.mark.parametrize("own", [{}, {"model": RNN, "tokenizer": BYTES}], ids=["bert", "rnn"])
 def test_a_text_is_as_likely_as_its_tokens_masked_in_turn(own):
-    _, task, head = made(recipe(**own))
+    _, task, head = build_task(recipe(**own))
     texts = ["the weft is a thread", "", "that runs", "all of it. woven"]
     with torch.no_grad():
-        found = task.log_probs(head, texts)
-    assert found == pytest.approx([by_hand(task, head, text)[0] for text in texts], rel=1e-9)
-    assert found[1] == 0
+        result = task.log_probs(head, texts)
+    assert result == pytest.approx([by_hand(task, head, text)[0] for text in texts], rel=1e-9)
+    assert result[1] == 0
     if not own:
         with pytest.raises(DataError, match="the model reads 32; give a shorter one"):
             task.log_probs(head, ["weft " * 40])
@@ -254,15 +254,15 @@ def test_a_text_is_as_likely_as_its_tokens_masked_in_turn(own):
 def test_an_evaluation_is_always_the_same_and_says_what_it_is_of(kind):
     _, task, head = kind
     examples = [task.Example(text=text) for text in lines(20, 5)]
-    found = [judge(task, head, examples, TruncationPolicy(24, "window")) for _ in range(2)]
-    assert found[0] == found[1]
-    metrics = found[0].metrics
+    result = [judge(task, head, examples, TruncationPolicy(24, "window")) for _ in range(2)]
+    assert result[0] == result[1]
+    metrics = result[0].metrics
     assert metrics.keys() == {"loss", *task.metrics}
     assert metrics["perplexity"] == pytest.approx(
         math.exp(metrics["loss"]) if not task.pairs else metrics["perplexity"]
     )
     assert 0 <= metrics["masked_accuracy"] < 0.5
-    assert found[0].note.startswith("pseudo_perplexity: of the first ")
+    assert result[0].note.startswith("pseudo_perplexity: of the first ")
     if task.config.reads == "packs":
         with torch.no_grad():
             known = [by_hand(task, head, " ".join(text.split()))[0] for text in ["the weft", "is a thread that runs"]]
@@ -277,7 +277,7 @@ def test_an_evaluation_is_always_the_same_and_says_what_it_is_of(kind):
 
 
 def test_an_evaluation_counts_what_is_right():
-    _, task, head = made(recipe())
+    _, task, head = build_task(recipe())
     examples = [task.Example(text=text) for text in lines(20, 5)]
     loss = correct = total = follows = pairs = 0
     for batch in task._evaluation_batches(packed(task, [one.text for one in examples])):
@@ -295,10 +295,10 @@ def test_an_evaluation_counts_what_is_right():
 
 
 def test_one_document_is_judged_without_next_sentences():
-    _, task, head = made(recipe())
-    found = judge(task, head, [task.Example(text=" ".join(lines(3)))], TruncationPolicy(24, "window"))
-    assert "next_accuracy" not in found.metrics
-    assert found.note.startswith("next_accuracy: not given, since there is but one document; pseudo_perplexity")
+    _, task, head = build_task(recipe())
+    result = judge(task, head, [task.Example(text=" ".join(lines(3)))], TruncationPolicy(24, "window"))
+    assert "next_accuracy" not in result.metrics
+    assert result.note.startswith("next_accuracy: not given, since there is but one document; pseudo_perplexity")
     one = [task.Example(text="a")]
     assert task.unavailable_metric("next_accuracy", one) == "there is but one document"
     assert task.unavailable_metric("next_accuracy", one * 2) == task.unavailable_metric("perplexity", one) == ""
@@ -313,7 +313,7 @@ def test_to_train_next_sentences_takes_two_documents(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sections", "told"),
+    ("sections", "message"),
     [
         ({"tokenizer": {"name": "bpe", "size": 300}}, r"tokenizer\.specials: .* 'bpe' has none; add .*mask"),
         ({"task": {"reads": "rows", "next_sentence": True}}, r"task\.next_sentence: .* set task\.reads: packs"),
@@ -328,8 +328,8 @@ def test_to_train_next_sentences_takes_two_documents(tmp_path):
         ({"task": {"share": 0}}, r"task\.share"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_any_data_is_read(sections, told):
-    with pytest.raises(ConfigError, match=told):
+def test_what_does_not_go_together_is_refused_before_any_data_is_read(sections, message):
+    with pytest.raises(ConfigError, match=message):
         make_task(Run.parse(recipe(**sections)))
 
 
@@ -347,7 +347,7 @@ def test_more_accuracy_is_better_and_less_perplexity():
 
 
 def test_rows_are_cut_at_the_limit_their_specials_counted():
-    _, task, _ = made(recipe(task={"reads": "rows"}, tokenizer=PLAIN))
+    _, task, _ = build_task(recipe(task={"reads": "rows"}, tokenizer=PLAIN))
     text = " ".join(["weft"] * 50)
     for policy, sizes in (("window", [24, 24, 8]), ("cut", [24]), ("drop", [])):
         items = task.encode(task.Example(text=text), task.tokenizer, TruncationPolicy(24, policy))
@@ -358,7 +358,7 @@ def test_rows_are_cut_at_the_limit_their_specials_counted():
 
 
 def test_what_spells_a_mask_is_text_to_learn_from_and_a_mask_to_fill():
-    _, task, _ = made(recipe())
+    _, task, _ = build_task(recipe())
     example, limit = task.Example(text="the [MASK] is"), TruncationPolicy(24, "error")
     mask = task.tokenizer.specials.mask
     assert mask not in task.encode(example, task.tokenizer, limit)[0][0]
@@ -436,9 +436,9 @@ def test_it_learns_and_fills(trained):
     specials = {trained.tokenizer.token(id) for id in trained.head.specials}
     assert len(given) == len(set(given)) == len(trained.tokenizer) - len(specials)
     assert not specials & set(given), "a special is no word"
-    found = trained.evaluate()
-    assert found["masked_accuracy"] > 0.6
-    assert found["pseudo_perplexity"] < 4
+    result = trained.evaluate()
+    assert result["masked_accuracy"] > 0.6
+    assert result["pseudo_perplexity"] < 4
 
 
 def test_a_question_needs_a_mask(trained):
@@ -498,8 +498,8 @@ def test_it_learns_what_follows(tmp_path):
         model={"width": 32},
         train={"steps": 200, "batch_tokens": 600, "lr": 3e-3, "schedule": "warmup-linear", "warmup": 20},
     )
-    found = weft.train(raw, out=tmp_path / "run").evaluate()
-    assert found["next_accuracy"] > 0.85
+    result = weft.train(raw, out=tmp_path / "run").evaluate()
+    assert result["next_accuracy"] > 0.85
 
 
 def test_a_two_sided_rnn_learns_too(tmp_path):

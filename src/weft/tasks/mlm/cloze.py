@@ -26,7 +26,7 @@ class Blanks:
     mask: int
 
     @cached_property
-    def spelt(self) -> list[str]:
+    def mask_strings(self) -> list[str]:
         """The strings that stand for a mask: the tokenizer's own first."""
         return list(dict.fromkeys([str(self.tokenizer.engine.id_to_token(self.mask)), MASK]))
 
@@ -38,7 +38,7 @@ class Blanks:
 
     def cut(self, text: str) -> list[str]:
         """Split a text at its masks: one segment more than there are masks."""
-        return re.split("|".join(map(re.escape, self.spelt)), text)
+        return re.split("|".join(map(re.escape, self.mask_strings)), text)
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a text, with the mask's id for its masks."""

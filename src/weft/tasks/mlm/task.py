@@ -177,7 +177,7 @@ class MLM(base.Task):
         """Encode a text with masks; of several windows, those that have masks."""
         mask = self.vocabulary.mask
         if mask not in ids:
-            raise DataError(f"the text has no {self.blanks.spelt[0]} to fill; put one where a word is asked for")
+            raise DataError(f"the text has no {self.blanks.mask_strings[0]} to fill; put one where a word is asked for")
         return [item for item in _windows_of(ids, self.tokenizer.specials, limit) if mask in item[0]]
 
     def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
