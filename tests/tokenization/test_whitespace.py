@@ -19,7 +19,7 @@ def words():
 
 
 def slowly(words: Words, texts):
-    return [words._known(ids) for ids in Tokenizer.ids(words, texts)]
+    return [words._mask_special_ids(ids) for ids in Tokenizer.ids(words, texts)]
 
 
 @quick

@@ -1,4 +1,4 @@
-"""What the kinds of tokenizer share: engines of the `tokenizers` library, vocabularies from counts, signs of bytes."""
+"""Parts shared by the tokenizers: `tokenizers` engines, vocabularies from counts, byte-level characters."""
 
 import json
 import re
@@ -14,21 +14,21 @@ from weft.errors import ConfigError
 from weft.tokenization.base import Encoding, Settings
 from weft.tokenization.word_counts import no_text
 
-SPACE = "▁"  # SentencePiece's sign for a space
+SPACE = "▁"  # SentencePiece's symbol for a space (U+2581)
 
 
-def byte_signs() -> dict[str, int]:
-    """Return GPT-2's printable sign for each byte: the byte as Latin-1 where that prints, else the next above 255."""
-    prints = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    rest = [byte for byte in range(256) if byte not in prints]
-    return {chr(byte): byte for byte in prints} | {chr(256 + n): byte for n, byte in enumerate(rest)}
+def byte_level_characters() -> dict[str, int]:
+    """Return the byte of each byte-level character of GPT-2: Latin-1 where printable, else code points from 256."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
-BYTES = byte_signs()
+BYTES = byte_level_characters()
 
 
-def byte_engine() -> Engine:
-    """Make an engine that reads bytes."""
+def byte_level_engine() -> Engine:
+    """Return an untrained byte-level BPE engine."""
     engine = Engine(models.BPE())
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine.decoder = decoders.ByteLevel()
@@ -36,37 +36,39 @@ def byte_engine() -> Engine:
 
 
 def character_engine(spelling: Mapping[str, str]) -> Engine:
-    """Make an engine that reads characters, and spaces as signs."""
+    """Return an untrained character-level BPE engine that reads spaces as "▁"."""
     engine = Engine(models.BPE(unk_token=spelling["unk"], fuse_unk=False))
-    mark_spaces(engine, spelling, pre_tokenizers.Split(Regex(r"\s"), "isolated"))
+    set_metaspace(engine, spelling, pre_tokenizers.Split(Regex(r"\s"), "isolated"))
     return engine
 
 
-def mark_spaces(engine: Engine, spelling: Mapping[str, str], *cuts: Any) -> None:
-    """Let an engine read spaces as signs, and cut where asked."""
-    engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(SPACE), *cuts, apart(spelling.values())])
+def set_metaspace(engine: Engine, spelling: Mapping[str, str], *splits: Any) -> None:
+    """Set a Metaspace pre-tokenizer and decoder ("▁" for a space), followed by further splits."""
+    engine.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(SPACE), *splits, isolate_special_tokens(spelling.values())]
+    )
     engine.decoder = decoders.Metaspace(SPACE)
 
 
-def apart(specials: Iterable[str]) -> Any:
-    """Cut where a text spells a special: its first sign then stands alone, so that no piece can be the special."""
-    openings = [f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in dict.fromkeys(specials)]
-    return pre_tokenizers.Split(Regex("|".join(openings)), "isolated")
+def isolate_special_tokens(specials: Iterable[str]) -> Any:
+    """Return a pre-tokenizer that isolates the first character of a special token's string: no token can equal it."""
+    patterns = [f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in dict.fromkeys(specials)]
+    return pre_tokenizers.Split(Regex("|".join(patterns)), "isolated")
 
 
-def lower(engine: Engine, config: Settings) -> None:
-    """Let an engine read lower case, if that is asked for."""
+def set_lowercase(engine: Engine, config: Settings) -> None:
+    """Set a lower-casing normalizer, if the config asks for it."""
     if config.lowercase:
         engine.normalizer = normalizers.Lowercase()
 
 
 def normalize(engine: Engine, text: str) -> str:
-    """Return a text as the engine reads it."""
+    """Return a text after the engine's normalizer."""
     return text if engine.normalizer is None else str(engine.normalizer.normalize_str(text))
 
 
 def count_words(engine: Engine, units: Counter[str]) -> Counter[str]:
-    """Count what the engine's pre-tokenizer makes of the units."""
+    """Return the counts of the pre-tokenized words of the units."""
     counts: Counter[str] = Counter()
     for unit, count in units.items():
         for word, _ in engine.pre_tokenizer.pre_tokenize_str(normalize(engine, unit)):
@@ -76,62 +78,62 @@ def count_words(engine: Engine, units: Counter[str]) -> Counter[str]:
     return counts
 
 
-def letters(words: Iterable[str]) -> set[str]:
-    """Return the characters of words."""
+def alphabet_of(words: Iterable[str]) -> set[str]:
+    """Return the set of characters in words."""
     return set(chain.from_iterable(words))
 
 
-def numbered(tokens: Iterable[str]) -> dict[str, int]:
-    """Give tokens ids, from 0 on."""
+def assign_ids(tokens: Iterable[str]) -> dict[str, int]:
+    """Return the id of each token, numbered from 0."""
     return {token: id for id, token in enumerate(tokens)}
 
 
 def most_frequent(counts: Counter[str], config: Any, specials: Sequence[str]) -> dict[str, int]:
-    """Number the specials, then the most frequent entries; of equals, the first by code point."""
-    order = sorted((-count, token) for token, count in counts.items() if count >= config.min_count)
-    if not order:
+    """Return a vocabulary: the special tokens, then the most frequent tokens; ties are broken by code point."""
+    ranked = sorted((-count, token) for token, count in counts.items() if count >= config.min_count)
+    if not ranked:
         most = max(counts.values(), default=0)
         raise ConfigError(f"tokenizer.min_count: must be at most {most}, but is {config.min_count} instead; lower it")
     room = None if config.size is None else config.size - len(specials)
-    return numbered([*specials, *(token for _, token in order[:room])])
+    return assign_ids([*specials, *(token for _, token in ranked[:room])])
 
 
-def check_size(config: Any, least: int) -> None:
-    """Refuse a size that the library would exceed without a word or (Unigram) never come down to."""
-    if config.size < least:
+def check_size(config: Any, minimum: int) -> None:
+    """Raise for a size that the library would silently exceed or (Unigram) never shrink to."""
+    if config.size < minimum:
         raise ConfigError(
-            f"tokenizer.size: must be at least {least}, for the specials and the alphabet of the training text, "
+            f"tokenizer.size: must be at least {minimum}, for the specials and the alphabet of the training text, "
             f"but is {config.size} instead; raise it, or use the tokenizer bytes"
         )
 
 
-def scores(engine: Engine) -> list[tuple[str, float]]:
-    """Return the pieces of a Unigram engine with their scores."""
+def unigram_scores(engine: Engine) -> list[tuple[str, float]]:
+    """Return the pieces of a Unigram engine with their log-probabilities."""
     return [(piece, score) for piece, score in json.loads(engine.to_str())["model"]["vocab"]]
 
 
-def settle(learnt: list[tuple[str, float]], room: int) -> list[tuple[str, float]]:
-    """Take out of a Unigram vocabulary what changes from run to run, and what is more than there is room for.
+def stabilize_unigram(pieces: list[tuple[str, float]], room: int) -> list[tuple[str, float]]:
+    """Return a Unigram vocabulary without run-to-run differences, truncated to `room` pieces.
 
-    The library sums in the order of a hash table, whose noise rounding removes; and it scores the characters that the
-    model had dropped by steps of 1e-4 up from the least score, in such an order too: these all get the least.
+    The library sums in the order of a hash table: rounding removes that noise. It also gives the characters that the
+    model had pruned scores in steps of 1e-4 up from the lowest score, in such an order too: all get the lowest score.
     """
-    least = min(score for _, score in learnt)
-    near = least + 1e-4 * sum(len(piece) == 1 for piece, _ in learnt)
-    scores = {piece: round(least if len(piece) == 1 and score <= near else score, 4) for piece, score in learnt}
-    kept = sorted(scores, key=lambda piece: (len(piece) > 1, -scores[piece], piece))[:room]  # the alphabet before all
-    return [(piece, scores[piece]) for piece in sorted(kept, key=lambda piece: (-scores[piece], piece))]
+    lowest = min(score for _, score in pieces)
+    threshold = lowest + 1e-4 * sum(len(piece) == 1 for piece, _ in pieces)
+    rounded = {piece: round(lowest if len(piece) == 1 and score <= threshold else score, 4) for piece, score in pieces}
+    kept = sorted(rounded, key=lambda piece: (len(piece) > 1, -rounded[piece], piece))[:room]  # the alphabet first
+    return [(piece, rounded[piece]) for piece in sorted(kept, key=lambda piece: (-rounded[piece], piece))]
 
 
-def without_prefix(encoding: Encoding) -> Encoding:
-    """Give the sign of a space that the text does not have an empty place: the library gives it the first character."""
+def fix_prefix_offsets(encoding: Encoding) -> Encoding:
+    """Set the offsets of an added leading "▁" to (0, 0): the library gives it the span of the first character."""
     if len(encoding.ids) > 1 and encoding.tokens[0] == SPACE and encoding.offsets[1][0] == 0:
         encoding.offsets[0] = (0, 0)
     return encoding
 
 
-def from_bytes(token: str) -> str:
-    r"""Read a byte-level token; bytes that are no whole character show as \xe2, a special as itself."""
-    if not all(sign in BYTES for sign in token):
+def decode_byte_level(token: str) -> str:
+    r"""Decode a byte-level token; an incomplete UTF-8 sequence shows as \xe2, a special token as itself."""
+    if not all(char in BYTES for char in token):
         return token
-    return bytes(BYTES[sign] for sign in token).decode("utf-8", "backslashreplace")
+    return bytes(BYTES[char] for char in token).decode("utf-8", "backslashreplace")

@@ -1,7 +1,7 @@
-"""What every tokenizer does: text to ids and back, training from streams, saving and loading.
+"""Base class of the tokenizers: encode and decode, train from streams of text, save and load.
 
-The special tokens have the first ids. A text that spells one ("</s>", "[MASK]") is text like any other and never gets
-its id. What a vocabulary does not hold becomes the unknown token, which `decode` shows; it leaves other specials out.
+Special tokens have the first ids. Text that contains the string of one ("</s>", "[MASK]") is ordinary text and never
+gets its id. Out-of-vocabulary tokens become the unknown token. `decode` keeps it and skips the other special tokens.
 """
 
 import os
@@ -21,8 +21,8 @@ from weft.registry import names, resolve
 from weft.tokenization.word_counts import check_text
 from weft.tokens import Specials
 
-# Set, so that the library does not warn where a process forks. Its threads do not come along into the new process (a
-# data worker), which would wait for them for ever: there it must do without.
+# Set, so that the tokenizers library does not warn when a process forks. Its threads do not survive the fork, so a data
+# worker would deadlock on them: parallelism is off there.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
@@ -32,7 +32,7 @@ _REMEDY = "copy the file from the run that made it, or train again"
 
 @dataclass(frozen=True)
 class Encoding:
-    """One text as tokens, spelt as in the vocabulary; `text[a:b]` is what a token with offsets `(a, b)` stands for."""
+    """One encoded text; tokens are as in the vocabulary, and `text[a:b]` is the span of a token with offsets (a, b)."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
@@ -40,10 +40,10 @@ class Encoding:
 
 
 class Settings(Named):
-    """What every kind can be told; `target` is a tokenizer section for the other side, where it differs.
+    """Options of every tokenizer; `target` is the tokenizer section of the target side, where it has its own.
 
-    `specials` spells special tokens in another way than the kind does: GPT-2's is {bos: <|endoftext|>, eos:
-    <|endoftext|>}, one token for both. `gap` is how many eos stand between the two texts of a pair: RoBERTa has 2.
+    `specials` overrides the strings of special tokens: GPT-2 has {bos: <|endoftext|>, eos: <|endoftext|>}, one token
+    for both roles. `gap` is the number of eos tokens between the two texts of a pair: RoBERTa has 2.
     """
 
     lowercase: bool = False
@@ -53,15 +53,15 @@ class Settings(Named):
 
     @field_validator("specials")
     @classmethod
-    def _check_specials(cls, spelt: dict[str, str] | None) -> dict[str, str] | None:
+    def _check_specials(cls, specials: dict[str, str] | None) -> dict[str, str] | None:
         roles = [role.name for role in fields(Specials)]
-        for role, token in (spelt or {}).items():
+        for role, token in (specials or {}).items():
             if role not in roles:
                 raise ValueError(f"names roles of special tokens, but {role!r} is none; {did_you_mean(role, roles)}")
-            # Such a one is cut in pieces where a text spells it, and so never taken for it.
+            # The pre-tokenizer splits such a string when it occurs in text, so it never gets the special token's id.
             if not re.search(r"\w", token) or not re.search(r"[^\w\s]", token) or re.search(r"\s", token):
                 raise ValueError(f"a special must have letters and signs, as <|end|> has, and no space: got {token!r}")
-        return spelt
+        return specials
 
     @field_validator("target")
     @classmethod
@@ -72,15 +72,15 @@ class Settings(Named):
 
 
 class Tokenizer:
-    """Text to ids and back; a kind says in `fit` how its vocabulary is learnt."""
+    """Encodes text to ids and decodes ids to text; a subclass learns its vocabulary in `fit`."""
 
     Config: ClassVar[type[Settings]]
-    model: ClassVar[str]  # the library's name for what does the work
-    spelling: ClassVar[Mapping[str, str]] = {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}  # by role in `Specials`
+    model: ClassVar[str]  # class name of the tokenizers library's model
+    spelling: ClassVar[Mapping[str, str]] = {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}  # role in `Specials` -> token
 
     def __init__(self, config: Any, engine: Engine, target: "Tokenizer | None" = None):
-        engine.encode_special_tokens = True  # what spells a special is text; not kept in tokenizer.json
-        engine.post_processor = None  # tasks add the specials
+        engine.encode_special_tokens = True  # their strings in a text are text; not kept in tokenizer.json
+        engine.post_processor = None  # tasks add the special tokens
         engine.no_truncation()
         engine.no_padding()
         self.config = config
@@ -88,27 +88,27 @@ class Tokenizer:
         self.target = self if target is None else target
         ids: dict[str, Any] = {role: engine.token_to_id(token) for role, token in self.spell(config).items()}
         self.specials = Specials(**ids)
-        self._hidden = {id for role, id in ids.items() if role != "unk"}
+        self._skipped_ids = {id for role, id in ids.items() if role != "unk"}
         self._size = int(engine.get_vocab_size())
 
     @classmethod
     def spell(cls, config: Any) -> Mapping[str, str]:
-        """Say which token has which of the roles in `Specials`."""
+        """Return the token of each role in `Specials`."""
         return {**cls.spelling, **(config.specials or {})}
 
     @classmethod
     def special_tokens(cls, config: Any) -> list[str]:
-        """List the special tokens, each once: one may have several roles."""
+        """Return the special tokens without duplicates: one token may have several roles."""
         return list(dict.fromkeys(cls.spell(config).values()))
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Any) -> Engine:
-        """Learn a vocabulary from a stream of texts."""
+        """Train on a stream of texts and return the engine with the learnt vocabulary."""
         raise ConfigError(f"tokenizer.name: {cls.__name__} does not define fit(), which a tokenizer needs")
 
     @classmethod
     def train(cls, texts: Iterable[str], config: Any, targets: Iterable[str] | None = None) -> Self:
-        """Learn from streams that are read once: a vocabulary of both, or one each where the config has a target."""
+        """Train on streams that are read once: a joint vocabulary, or one per side where the config has a target."""
         if config.target is None:
             return cls(config, cls.fit(chain(texts, () if targets is None else targets), config))
         if targets is None:
@@ -117,40 +117,41 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path, config: Any) -> Self:
-        """Read what `save` wrote."""
-        engine = cls._read(directory / "tokenizer.json", config)
+        """Load a tokenizer that `save` wrote."""
+        engine = cls._read_engine(directory / "tokenizer.json", config)
         if config.target is None:
             return cls(config, engine)
-        other = read_target(config.target)
-        kind: type[Tokenizer] = resolve("tokenizer", other.name)
-        return cls(config, engine, kind(other, kind._read(directory / "tokenizer.target.json", other)))
+        target_config = read_target(config.target)
+        target_class: type[Tokenizer] = resolve("tokenizer", target_config.name)
+        target = target_class._read_engine(directory / "tokenizer.target.json", target_config)
+        return cls(config, engine, target_class(target_config, target))
 
     @classmethod
-    def _read(cls, path: Path, config: Any) -> Engine:
+    def _read_engine(cls, path: Path, config: Any) -> Engine:
         try:
             engine = Engine.from_str(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise CheckpointError(f"{path}: there is no such file; {_REMEDY}") from None
         except Exception as error:  # the library raises nothing narrower
             raise CheckpointError(f"{path}: cannot be read as a tokenizer: {error}; {_REMEDY}") from None
-        kind = type(engine.model).__name__
-        if kind != cls.model:
-            raise CheckpointError(f"{path}: must hold a {cls.model} model, but holds {kind} instead; {_REMEDY}")
+        model_name = type(engine.model).__name__
+        if model_name != cls.model:
+            raise CheckpointError(f"{path}: must hold a {cls.model} model, but holds {model_name} instead; {_REMEDY}")
         missing = [token for token in cls.spell(config).values() if engine.token_to_id(token) is None]
         if missing:
             raise CheckpointError(f"{path}: lacks the special tokens {', '.join(missing)}; {_REMEDY}")
         return engine
 
     def save(self, directory: Path) -> None:
-        """Write `tokenizer.json`, and `tokenizer.target.json` where the target side has its own."""
+        """Write `tokenizer.json`, and `tokenizer.target.json` where the target side has its own tokenizer."""
         (directory / "tokenizer.json").write_text(self.engine.to_str(pretty=True), encoding="utf-8")
         if self.target is not self:
             (directory / "tokenizer.target.json").write_text(self.target.engine.to_str(pretty=True), encoding="utf-8")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For data workers that are spawned: the library's own way forgets that what spells a special is text.
+        # For spawned data workers: the library's own pickling drops the flag `encode_special_tokens`.
         target = None if self.target is self else self.target
-        return _revive, (type(self), self.config, self.engine.to_str(), target)
+        return _unpickle, (type(self), self.config, self.engine.to_str(), target)
 
     def __len__(self) -> int:
         """Return the size of the vocabulary, V."""
@@ -158,55 +159,55 @@ class Tokenizer:
 
     @property
     def identity(self) -> str:
-        """What makes this side the tokenizer that it is, for a digest."""
+        """The serialised tokenizer of this side, as input of a digest."""
         return str(self.engine.to_str())
 
     @property
     def joint(self) -> bool:
-        """Whether both sides have the same ids, so that a model has one table for both."""
+        """Whether both sides share one vocabulary, so that a model has one embedding matrix for both."""
         return self.target is self
 
     @property
     def lossless(self) -> bool:
-        """Whether `decode` gives back every text exactly."""
+        """Whether `decode(encode(text))` returns every text exactly."""
         return False
 
     @property
     def between(self) -> list[int]:
-        """The ids that stand between the two texts of a pair: `sep` (Radford et al. 2018, section 3.3), or else eos."""
+        """The separator ids between the two texts of a pair: `sep` (Radford et al. 2018, section 3.3), or else eos."""
         if self.specials.sep is not None:
             return [self.specials.sep]
         return [self.specials.eos] * int(self.config.gap)
 
     @classmethod
     def spaced(cls, config: Any, word: str) -> str:
-        """Spell a word as it stands in a text after another: with the space, where that is no token of its own."""
+        """Return a word as it occurs after another word: with the leading space, where tokens include it."""
         return word
 
     def encode(self, text: str) -> Encoding:
-        """Cut one text into tokens and say where each stands; no specials are added."""
+        """Encode one text to ids, offsets and tokens, without special tokens."""
         check_text(text)
         encoding = self.engine.encode(text, add_special_tokens=False)
         return Encoding(encoding.ids, encoding.offsets, encoding.tokens)
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Cut many texts, in parallel, without offsets."""
+        """Return the ids of many texts, encoded in parallel, without offsets or special tokens."""
         try:
             return [item.ids for item in self.engine.encode_batch_fast(list(texts), add_special_tokens=False)]
-        except TypeError:  # what the library makes of a lone surrogate
+        except TypeError:  # the library raises it for a lone surrogate
             for text in texts:
                 check_text(text)
             raise
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Put tokens together to a text; the unknown token is shown, other specials are left out."""
+        """Decode ids to text; the unknown token is kept, other special tokens are skipped."""
         self._check_id(min(ids, default=0))
         self._check_id(max(ids, default=0))
-        shown = [id for id in ids if id not in self._hidden]
-        return str(self.engine.decode(shown, skip_special_tokens=False))
+        kept = [id for id in ids if id not in self._skipped_ids]
+        return str(self.engine.decode(kept, skip_special_tokens=False))
 
     def token(self, id: int) -> str:
-        r"""Return one token in print, for labels: " the" for "Ġthe", "\n" for a line's end."""
+        r"""Return a token in printable form, for labels: " the" for "Ġthe", "\n" for a newline."""
         self._check_id(id)
         surface = self._surface(str(self.engine.id_to_token(id)))
         return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in surface)
@@ -220,21 +221,21 @@ class Tokenizer:
 
 
 def train_tokenizer(config: Any, texts: Iterable[str], targets: Iterable[str] | None = None) -> Tokenizer:
-    """Learn a tokenizer of the kind that its section names."""
-    kind: type[Tokenizer] = resolve("tokenizer", config.name)
-    return kind.train(texts, config, targets)
+    """Train a tokenizer of the class that its config section names."""
+    tokenizer_class: type[Tokenizer] = resolve("tokenizer", config.name)
+    return tokenizer_class.train(texts, config, targets)
 
 
 def load_tokenizer(config: Any, directory: Path) -> Tokenizer:
-    """Read a saved tokenizer of the kind that its section names."""
-    kind: type[Tokenizer] = resolve("tokenizer", config.name)
-    return kind.load(directory, config)
+    """Load a saved tokenizer of the class that its config section names."""
+    tokenizer_class: type[Tokenizer] = resolve("tokenizer", config.name)
+    return tokenizer_class.load(directory, config)
 
 
 def read_target(raw: Mapping[str, Any]) -> Settings:
-    """Check the section `tokenizer.target`.
+    """Validate the section `tokenizer.target` and return its config.
 
-    Its kind must be one of weft's: a name that is code would slip past the question whether a checkpoint is trusted.
+    Its name must be one of weft's tokenizers: an import path would bypass the check whether a checkpoint is trusted.
     """
     name = raw.get("name")
     if name not in names("tokenizer"):
@@ -253,5 +254,5 @@ def _train_target(config: Settings, texts: Iterable[str]) -> Tokenizer:
         raise type(error)(re.sub(r"^tokenizer", "tokenizer.target", str(error))) from None
 
 
-def _revive(kind: type[Tokenizer], config: Any, engine: str, target: Tokenizer | None) -> Tokenizer:
-    return kind(config, Engine.from_str(engine), target)
+def _unpickle(tokenizer_class: type[Tokenizer], config: Any, engine: str, target: Tokenizer | None) -> Tokenizer:
+    return tokenizer_class(config, Engine.from_str(engine), target)

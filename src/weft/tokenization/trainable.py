@@ -1,7 +1,7 @@
-"""The kinds of tokenizer, on the `tokenizers` library: words, characters, bytes, BPE (two), WordPiece, Unigram.
+"""Trainable tokenizers on the `tokenizers` library: words, characters, bytes, BPE (two), WordPiece, Unigram.
 
-They differ in how they learn a vocabulary and where they cut; all else is `Tokenizer`. The same stream of text gives
-the same `tokenizer.json`, byte by byte.
+They differ in pre-tokenization and in how they learn a vocabulary; the rest is in `Tokenizer`. Training is
+deterministic: the same stream of text gives the same `tokenizer.json`, byte by byte.
 """
 
 from collections import Counter
@@ -16,20 +16,20 @@ from tokenizers import Tokenizer as Engine
 from weft.tokenization.backend import (
     BYTES,
     SPACE,
-    byte_engine,
+    alphabet_of,
+    assign_ids,
+    byte_level_engine,
     character_engine,
     check_size,
     count_words,
-    from_bytes,
-    letters,
-    lower,
-    mark_spaces,
+    decode_byte_level,
+    fix_prefix_offsets,
     most_frequent,
     normalize,
-    numbered,
-    scores,
-    settle,
-    without_prefix,
+    set_lowercase,
+    set_metaspace,
+    stabilize_unigram,
+    unigram_scores,
 )
 from weft.tokenization.base import Encoding, Settings, Tokenizer, load_tokenizer, train_tokenizer
 from weft.tokenization.word_counts import check_text, count_units, no_text, repeat_units
@@ -50,21 +50,21 @@ __all__ = [
     "train_tokenizer",
 ]
 
-_RARE = 2  # sub-words are merged from pairs seen at least this often, as in subword-nmt
+_MIN_FREQUENCY = 2  # of a pair that is merged, as in subword-nmt
 
 
 class Words(Tokenizer):
-    """Runs of letters, marks, digits and "_"; every other sign that is no space, alone. Decoding puts single spaces.
+    """Words: runs of letters, marks, digits and "_", and every other non-space character alone. Decoded with spaces.
 
-    With `split: spaces`, for text that is already cut into words, a word is what stands between spaces, and one that is
-    spelt "<unk>" is the unknown word.
+    With `split: spaces`, for text that is already tokenized, words are separated by whitespace, and the word "<unk>" is
+    the unknown token.
     """
 
     model = "WordLevel"
-    _fast: "tuple[int, Spaces] | None" = None
+    _whitespace: "tuple[int, Spaces] | None" = None
 
     class Config(Settings):
-        """How many words, how rare the rarest, and whether any digit is read as 0: 1987 and 2012 are then one word."""
+        """Vocabulary size, minimum count, and whether all digits are replaced by 0: 1987 and 2012 are then one word."""
 
         size: int = Field(30_000, ge=4, le=10_000_000)
         min_count: int = Field(1, ge=1)
@@ -73,15 +73,15 @@ class Words(Tokenizer):
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
-        """Keep the most frequent words."""
+        """Train: keep the most frequent words."""
         unknown = cls.spell(config)["unk"]
         engine = Engine(models.WordLevel({}, unk_token=unknown))
-        cuts = [pre_tokenizers.Split(Regex(r"\s+"), "removed"), pre_tokenizers.Split(Regex(r"[^\w\s]"), "isolated")]
-        engine.pre_tokenizer = pre_tokenizers.Sequence(cuts if config.split == "signs" else cuts[:1])
-        lower(engine, config)
+        splits = [pre_tokenizers.Split(Regex(r"\s+"), "removed"), pre_tokenizers.Split(Regex(r"[^\w\s]"), "isolated")]
+        engine.pre_tokenizer = pre_tokenizers.Sequence(splits if config.split == "signs" else splits[:1])
+        set_lowercase(engine, config)
         if config.zeros:
-            before = [] if engine.normalizer is None else [engine.normalizer]
-            engine.normalizer = normalizers.Sequence([*before, normalizers.Replace(Regex(r"\d"), "0")])
+            existing = [] if engine.normalizer is None else [engine.normalizer]
+            engine.normalizer = normalizers.Sequence([*existing, normalizers.Replace(Regex(r"\d"), "0")])
         specials = cls.special_tokens(config)
         counts = count_words(engine, count_units(texts))
         for special in specials:
@@ -92,68 +92,68 @@ class Words(Tokenizer):
         return engine
 
     def encode(self, text: str) -> Encoding:
-        """Cut one text into words and say where each stands."""
-        found = super().encode(text)
-        return found if self.config.split == "signs" else replace(found, ids=self._known(found.ids))
+        """Encode one text to ids, offsets and words."""
+        encoding = super().encode(text)
+        return encoding if self.config.split == "signs" else replace(encoding, ids=self._mask_special_ids(encoding.ids))
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Cut many texts, in parallel, without offsets."""
+        """Return the ids of many texts, encoded in parallel, without offsets."""
         if self.config.split == "signs" or self.engine.normalizer is not None:
-            found = super().ids(texts)
-            return found if self.config.split == "signs" else [self._known(ids) for ids in found]
+            batch = super().ids(texts)
+            return batch if self.config.split == "signs" else [self._mask_special_ids(ids) for ids in batch]
         try:
-            return self._spaces().ids(texts)
+            return self._whitespace_tokenizer().ids(texts)
         except UnicodeEncodeError:  # a lone surrogate
             for text in texts:
                 check_text(text)
             raise
 
-    def _spaces(self) -> "Spaces":
-        """Return what cuts at spaces faster than the library does."""
+    def _whitespace_tokenizer(self) -> "Spaces":
+        """Return the compiled whitespace tokenizer, which is faster than the library."""
         from weft.tokenization.whitespace import Spaces
 
-        if self._fast is None or self._fast[0] != self._size:
+        if self._whitespace is None or self._whitespace[0] != self._size:
             unknown = self.specials.unk
             assert unknown is not None
-            known = {word: id for word, id in self.engine.get_vocab().items() if id not in self._hidden}
-            self._fast = self._size, Spaces(known, unknown)
-        return self._fast[1]
+            vocabulary = {word: id for word, id in self.engine.get_vocab().items() if id not in self._skipped_ids}
+            self._whitespace = self._size, Spaces(vocabulary, unknown)
+        return self._whitespace[1]
 
-    def _known(self, ids: list[int]) -> list[int]:
-        """A word that is spelt like the sign of a text's beginning or end is a word, though not a known one."""
+    def _mask_special_ids(self, ids: list[int]) -> list[int]:
+        """Return ids with bos and eos replaced by unk: in text, "<s>" or "</s>" is an unknown word."""
         unknown = self.specials.unk
         assert unknown is not None
-        return [unknown if id in self._hidden else id for id in ids] if self._hidden & set(ids) else ids
+        return [unknown if id in self._skipped_ids else id for id in ids] if self._skipped_ids & set(ids) else ids
 
     def extend(self, words: Iterable[str]) -> None:
-        """Know these words too, as far as there is room; those that no text is cut into are passed over."""
+        """Add words to the vocabulary up to its size; words that the pre-tokenizer would split are skipped."""
         vocabulary = self.engine.get_vocab()
         for word in words:
             if len(vocabulary) >= self.config.size:
                 break
-            cut = self.engine.pre_tokenizer.pre_tokenize_str(normalize(self.engine, word))
-            if word not in vocabulary and [piece for piece, _ in cut] == [word]:
+            parts = self.engine.pre_tokenizer.pre_tokenize_str(normalize(self.engine, word))
+            if word not in vocabulary and [part for part, _ in parts] == [word]:
                 vocabulary[word] = len(vocabulary)
         self.engine.model = models.WordLevel(vocabulary, unk_token=self.spell(self.config)["unk"])
         self._size = len(vocabulary)
 
 
 class Characters(Tokenizer):
-    """Code points, spaces and line ends among them."""
+    """Character-level tokenizer: Unicode code points, including spaces and newlines."""
 
-    model = "BPE"  # without merges: faster than cutting before the model
+    model = "BPE"  # without merges: faster than a pre-tokenizer that splits
 
     class Config(Settings):
-        """How many characters (none: all of them), and how rare the rarest."""
+        """Vocabulary size (none: all characters), and minimum count."""
 
         size: int | None = Field(None, ge=4, le=10_000_000)
         min_count: int = Field(1, ge=1)
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
-        """Keep the most frequent characters."""
+        """Train: keep the most frequent characters."""
         engine = Engine(models.BPE())
-        lower(engine, config)
+        set_lowercase(engine, config)
         counts: Counter[str] = Counter()
         for unit, count in count_units(texts).items():
             for char in normalize(engine, unit):
@@ -168,69 +168,69 @@ class Characters(Tokenizer):
 
 
 class Bytes(Tokenizer):
-    """The 256 bytes of UTF-8: byte `b` has the id `b + 2`. Nothing is unknown and nothing is lost."""
+    """Byte-level tokenizer of UTF-8: byte `b` has the id `b + 2`. Lossless, with no unknown token."""
 
     model = "BPE"
     spelling: ClassVar[Mapping[str, str]] = {"bos": "<s>", "eos": "</s>"}
 
     class Config(Settings):
-        """Nothing to choose."""
+        """No options of its own."""
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
-        """Make sure that there is text; there is nothing to learn from it."""
+        """Return the fixed vocabulary of 256 bytes; raise if there is no text."""
         if not any(text.strip() for text in texts):
             raise no_text()
         specials = cls.special_tokens(config)
-        engine = Engine(models.BPE(numbered([*specials, *sorted(BYTES, key=BYTES.__getitem__)]), []))
+        engine = Engine(models.BPE(assign_ids([*specials, *sorted(BYTES, key=BYTES.__getitem__)]), []))
         engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         engine.decoder = decoders.ByteLevel()
-        lower(engine, config)
+        set_lowercase(engine, config)
         engine.add_special_tokens(specials)
         return engine
 
     @property
     def lossless(self) -> bool:
-        """Whether `decode` gives back every text exactly: unless it was put in lower case."""
+        """Whether decoding returns every text exactly: true without lower-casing."""
         return self.engine.normalizer is None
 
     def _surface(self, token: str) -> str:
-        return from_bytes(token)
+        return decode_byte_level(token)
 
 
 class BPE(Tokenizer):
-    """Byte-pair encoding: over bytes as in GPT-2, or (`bytes: false`) over characters.
+    """Byte-pair encoding: byte-level as in GPT-2, or (`bytes: false`) character-level.
 
-    Over bytes nothing is unknown and nothing is lost (Radford et al., 2019). Over characters it is that of Sennrich et
-    al., 2016, "Neural machine translation of rare words with subword units", except that the sign of a word is
-    SentencePiece's "▁" at its start, not "</w>" at its end; line ends and tabs are tokens of their own.
+    Byte-level BPE is lossless and has no unknown token (Radford et al., 2019). Character-level BPE is that of Sennrich
+    et al., 2016, "Neural machine translation of rare words with subword units", except that a word boundary is
+    SentencePiece's "▁" at the word's start, not "</w>" at its end; newlines and tabs are tokens of their own.
     """
 
     model = "BPE"
 
     class Config(Settings):
-        """The size of the vocabulary, with its alphabet and specials."""
+        """Vocabulary size, including alphabet and special tokens."""
 
         size: int = Field(8_000, ge=4, le=10_000_000)
         bytes: bool = True
 
     @classmethod
     def spell(cls, config: Config) -> Mapping[str, str]:
-        """Say which token has which role; over bytes nothing is unknown."""
+        """Return the token of each role; byte-level BPE has no unknown token."""
         return {**(Bytes.spelling if config.bytes else cls.spelling), **(config.specials or {})}
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
-        """Merge the most frequent pairs."""
-        engine = byte_engine() if config.bytes else character_engine(cls.spell(config))
-        lower(engine, config)
+        """Train: merge the most frequent pairs."""
+        engine = byte_level_engine() if config.bytes else character_engine(cls.spell(config))
+        set_lowercase(engine, config)
         units = count_units(texts)
         specials = cls.special_tokens(config)
-        alphabet = sorted(BYTES if config.bytes else letters(count_words(engine, units)))
+        alphabet = sorted(BYTES if config.bytes else alphabet_of(count_words(engine, units)))
         check_size(config, len(specials) + len(alphabet))
         trainer = trainers.BpeTrainer(
             vocab_size=config.size,
-            min_frequency=_RARE,
+            min_frequency=_MIN_FREQUENCY,
             special_tokens=specials,
             initial_alphabet=alphabet,
             show_progress=False,
@@ -240,25 +240,25 @@ class BPE(Tokenizer):
 
     @classmethod
     def spaced(cls, config: Config, word: str) -> str:
-        """Over bytes a token takes the space before it in; over characters every text is given one anyway."""
+        """Return a word with its leading space if byte-level; character-level BPE adds one to every text anyway."""
         return f" {word}" if config.bytes and word and not word.startswith(" ") else word
 
     @property
     def lossless(self) -> bool:
-        """Whether `decode` gives back every text exactly: over bytes, unless these are changed before."""
-        widened = getattr(self.engine.pre_tokenizer, "add_prefix_space", False)  # as some do that were made elsewhere
-        return self.config.bytes and self.engine.normalizer is None and not widened
+        """Whether decoding returns every text exactly: byte-level, without a normalizer or an added prefix space."""
+        prefix_space = getattr(self.engine.pre_tokenizer, "add_prefix_space", False)  # some imported tokenizers set it
+        return self.config.bytes and self.engine.normalizer is None and not prefix_space
 
     def encode(self, text: str) -> Encoding:
-        """Cut one text into tokens and say where each stands; no specials are added."""
-        return without_prefix(super().encode(text))
+        """Encode one text to ids, offsets and tokens, without special tokens."""
+        return fix_prefix_offsets(super().encode(text))
 
     def _surface(self, token: str) -> str:
-        return from_bytes(token) if self.config.bytes else token.replace(SPACE, " ")
+        return decode_byte_level(token) if self.config.bytes else token.replace(SPACE, " ")
 
 
 class WordPiece(Tokenizer):
-    """BERT's: its normaliser, its cuts at punctuation, "##" before a piece that goes on (Devlin et al., 2019)."""
+    """BERT's WordPiece: its normalizer, its punctuation splitting, "##" continuation prefix (Devlin et al., 2019)."""
 
     model = "WordPiece"
     spelling: ClassVar[Mapping[str, str]] = {
@@ -270,30 +270,35 @@ class WordPiece(Tokenizer):
     }
 
     class Config(Settings):
-        """The size of the vocabulary, with its alphabet and specials; lower case also takes accents off."""
+        """Vocabulary size, including alphabet and special tokens; `lowercase` also strips accents."""
 
         size: int = Field(30_000, ge=6, le=10_000_000)
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
-        """Merge the most frequent pairs, which is how the library learns it: BERT's own trainer was not published."""
-        engine = cls._engine({}, config)
+        """Train by merging the most frequent pairs, as the library does: BERT's own trainer was not published."""
+        engine = cls._build_engine({}, config)
         units = count_units(texts)
         words = count_words(engine, units)
         specials = cls.special_tokens(config)
-        # The library numbers these in an order that changes from run to run, unless they are there before.
-        inner = sorted({f"##{char}" for word in words for char in word[1:]})
-        check_size(config, len(specials) + len(inner) + len(letters(words)))
+        # The library assigns their ids in an order that changes from run to run, unless they exist beforehand.
+        continuations = sorted({f"##{char}" for word in words for char in word[1:]})
+        check_size(config, len(specials) + len(continuations) + len(alphabet_of(words)))
         trainer = trainers.WordPieceTrainer(
-            vocab_size=config.size, min_frequency=_RARE, special_tokens=[*specials, *inner], show_progress=False
+            vocab_size=config.size,
+            min_frequency=_MIN_FREQUENCY,
+            special_tokens=[*specials, *continuations],
+            show_progress=False,
         )
         engine.train_from_iterator(repeat_units(units), trainer)
-        trained = cls._engine(engine.get_vocab(), config)  # afresh, without `inner` among the specials
+        trained = cls._build_engine(
+            engine.get_vocab(), config
+        )  # a new engine, without `continuations` among the special tokens
         trained.add_special_tokens(specials)
         return trained
 
     @classmethod
-    def _engine(cls, vocabulary: dict[str, int], config: Config) -> Engine:
+    def _build_engine(cls, vocabulary: dict[str, int], config: Config) -> Engine:
         engine = Engine(models.WordPiece(vocabulary, unk_token=cls.spell(config)["unk"]))
         engine.normalizer = normalizers.BertNormalizer(lowercase=config.lowercase)
         engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -302,7 +307,7 @@ class WordPiece(Tokenizer):
 
 
 class Unigram(Tokenizer):
-    """SentencePiece's unigram model, with its normaliser (NFKC; one space for many, for a tab and for a line's end).
+    """SentencePiece's unigram model, with its normalizer (NFKC; runs of spaces, tabs and newlines become one space).
 
     Kudo, 2018, "Subword regularization: improving neural network translation models with multiple subword candidates".
     """
@@ -310,32 +315,32 @@ class Unigram(Tokenizer):
     model = "Unigram"
 
     class Config(Settings):
-        """The size of the vocabulary, with its alphabet and specials."""
+        """Vocabulary size, including alphabet and special tokens."""
 
         size: int = Field(8_000, ge=4, le=10_000_000)
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
-        """Start from the frequent substrings and drop those that matter least to the likelihood."""
+        """Train: start from frequent substrings and prune those that contribute least to the likelihood."""
         engine = Engine(models.Unigram())
-        clean = [normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
-        engine.normalizer = normalizers.Sequence(clean + [normalizers.Lowercase()] * config.lowercase)
-        mark_spaces(engine, cls.spell(config))
+        steps = [normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+        engine.normalizer = normalizers.Sequence(steps + [normalizers.Lowercase()] * config.lowercase)
+        set_metaspace(engine, cls.spell(config))
         units = count_units(texts)
         specials, unknown = cls.special_tokens(config), cls.spell(config)["unk"]
-        check_size(config, len(specials) + len(letters(count_words(engine, units))))
+        check_size(config, len(specials) + len(alphabet_of(count_words(engine, units))))
         trainer = trainers.UnigramTrainer(
             vocab_size=config.size, unk_token=unknown, special_tokens=specials, show_progress=False
         )
         engine.train_from_iterator(repeat_units(units), trainer)
-        learnt = [(piece, score) for piece, score in scores(engine) if piece not in specials]
-        settled = settle(learnt, config.size - len(specials))
-        engine.model = models.Unigram([(token, 0.0) for token in specials] + settled, unk_id=specials.index(unknown))
+        pieces = [(piece, score) for piece, score in unigram_scores(engine) if piece not in specials]
+        vocabulary = stabilize_unigram(pieces, config.size - len(specials))
+        engine.model = models.Unigram([(token, 0.0) for token in specials] + vocabulary, unk_id=specials.index(unknown))
         return engine
 
     def encode(self, text: str) -> Encoding:
-        """Cut one text into tokens and say where each stands; no specials are added."""
-        return without_prefix(super().encode(text))
+        """Encode one text to ids, offsets and tokens, without special tokens."""
+        return fix_prefix_offsets(super().encode(text))
 
     def _surface(self, token: str) -> str:
         return token.replace(SPACE, " ")

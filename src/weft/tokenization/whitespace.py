@@ -1,7 +1,7 @@
-"""Words that stand between spaces, numbered in one pass over the bytes of texts: for text that is already cut.
+"""Whitespace tokenizer in one compiled pass over UTF-8 bytes, for text that is already tokenized.
 
-A word is looked up by a hash of its bytes (FNV-1a), and its bytes are compared. That gives what cutting at `\\s+` and a
-dictionary give, without making a string of each word.
+A word is looked up in a hash table (FNV-1a, linear probing) and its bytes are compared. The ids are those of splitting
+at `\\s+` and a dictionary lookup, without creating a string for each word.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,72 +11,72 @@ import numpy as np
 from numba import njit
 
 Array = np.ndarray[Any, Any]
-END = b"\xff"  # stands after each text: UTF-8 has no such byte
+END = b"\xff"  # terminates each text: 0xFF does not occur in UTF-8
 
 
-def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a loop, once for all processes; where nothing can be written, for this one."""
+def jit_compile(function: Callable[..., Any]) -> Any:
+    """Return a function compiled by numba, cached on disk; without a writable cache folder, for this process only."""
     try:
         return njit(nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:  # there is no folder for it
+    except RuntimeError:  # there is no cache folder
         return njit(nogil=True, error_model="numpy")(function)
 
 
 class Spaces:
-    """Words by number; all others are `unknown`."""
+    """A word vocabulary as a hash table; words outside it get the id `unknown`."""
 
     def __init__(self, words: Mapping[str, int], unknown: int) -> None:
-        spelt = [word.encode() for word in words]
-        ends = np.cumsum([0, *map(len, spelt)])
-        slots = np.full(1 << (2 * len(spelt) + 1).bit_length(), -1, np.int32)
-        ids = np.fromiter(words.values(), np.int64, len(spelt))
-        self._words = np.frombuffer(b"".join(spelt) + END, np.uint8), ends.astype(np.uint64), ids, slots
+        encoded = [word.encode() for word in words]
+        ends = np.cumsum([0, *map(len, encoded)])
+        slots = np.full(1 << (2 * len(encoded) + 1).bit_length(), -1, np.int32)
+        ids = np.fromiter(words.values(), np.int64, len(encoded))
+        self._table = np.frombuffer(b"".join(encoded) + END, np.uint8), ends.astype(np.uint64), ids, slots
         self._unknown = unknown
-        _enter(*self._words[:2], slots)
+        _insert_words(*self._table[:2], slots)
 
     def flat(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        """Number the words of texts: the numbers end to end, (N,), and how many each text has, (B,)."""
+        """Return the ids of the words of all texts, concatenated, (N,), and the number of words of each text, (B,)."""
         data = np.frombuffer(END.join([*(text.encode() for text in texts), b""]), np.uint8)
-        numbers, sizes = np.empty(len(data) // 2 + 1, np.int64), np.zeros(len(texts), np.int64)
-        size = _number(data, *self._words, self._unknown, numbers, sizes)
-        return numbers[:size], sizes
+        ids, lengths = np.empty(len(data) // 2 + 1, np.int64), np.zeros(len(texts), np.int64)
+        total = _lookup_words(data, *self._table, self._unknown, ids, lengths)
+        return ids[:total], lengths
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Number the words of each text."""
-        numbers, sizes = self.flat(texts)
-        ends, every = np.cumsum(sizes).tolist(), numbers.tolist()
-        return [every[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+        """Return the ids of the words of each text."""
+        ids, lengths = self.flat(texts)
+        ends, flat_ids = np.cumsum(lengths).tolist(), ids.tolist()
+        return [flat_ids[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
-# Places are unsigned, for else each is asked whether it counts from the end; the mixed sum of both kinds is a float.
+# Positions are unsigned: numba checks signed indices for negative values, and int64 + uint64 is a float.
 _ONE, _BASIS, _PRIME, _HIGH = np.uint64(1), np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3), np.uint64(32)
 
 
-@compiled
-def _enter(pool: Array, ends: Array, slots: Array) -> None:
-    """Put words into the table of their hashes."""
+@jit_compile
+def _insert_words(pool: Array, ends: Array, slots: Array) -> None:
+    """Insert words into the hash table."""
     mask = np.uint64(len(slots) - 1)
     for word in range(len(ends) - 1):
-        found = _BASIS
-        for place in range(ends[word], ends[word + 1]):
-            found = (found ^ np.uint64(pool[place])) * _PRIME
-        slot = (found ^ (found >> _HIGH)) & mask
+        hashed = _BASIS
+        for position in range(ends[word], ends[word + 1]):
+            hashed = (hashed ^ np.uint64(pool[position])) * _PRIME
+        slot = (hashed ^ (hashed >> _HIGH)) & mask
         while slots[slot] >= 0:
             slot = (slot + _ONE) & mask
         slots[slot] = word
 
 
-@compiled
-def _white(data: Array, place: int) -> int:
-    """Say how many bytes of white space, as Unicode has it, begin here: 0 if none does."""
-    byte = data[place]
+@jit_compile
+def _whitespace_length(data: Array, position: int) -> int:
+    """Return the length in bytes of the Unicode whitespace character at a position; 0 if there is none."""
+    byte = data[position]
     if byte < 0x80:
         return 1 if byte == 0x20 or 0x09 <= byte <= 0x0D else 0
     if byte == 0xC2:
-        return 2 if data[place + 1] == 0x85 or data[place + 1] == 0xA0 else 0
+        return 2 if data[position + 1] == 0x85 or data[position + 1] == 0xA0 else 0
     if byte < 0xE1 or byte > 0xE3:
         return 0
-    code = (np.int64(data[place + 1]) << 8) | np.int64(data[place + 2])
+    code = (np.int64(data[position + 1]) << 8) | np.int64(data[position + 2])
     if byte == 0xE1:
         return 3 if code == 0x9A80 else 0
     if byte == 0xE3:
@@ -84,48 +84,49 @@ def _white(data: Array, place: int) -> int:
     return 3 if 0x8080 <= code <= 0x808A or code in (0x80A8, 0x80A9, 0x80AF, 0x819F) else 0
 
 
-@compiled
-def _same(pool: Array, begin: np.uint64, data: Array, start: np.uint64, size: np.uint64) -> bool:
-    place = np.uint64(0)
-    while place < size and pool[begin + place] == data[start + place]:
-        place += _ONE
-    return bool(place == size)
+@jit_compile
+def _equal_bytes(pool: Array, begin: np.uint64, data: Array, start: np.uint64, size: np.uint64) -> bool:
+    offset = np.uint64(0)
+    while offset < size and pool[begin + offset] == data[start + offset]:
+        offset += _ONE
+    return bool(offset == size)
 
 
-@compiled
-def _number(
-    data: Array, pool: Array, ends: Array, ids: Array, slots: Array, unknown: int, numbers: Array, sizes: Array
+@jit_compile
+def _lookup_words(
+    data: Array, pool: Array, ends: Array, ids: Array, slots: Array, unknown: int, output: Array, lengths: Array
 ) -> int:
-    mask, place, stop, text, size, begun = np.uint64(len(slots) - 1), np.uint64(0), np.uint64(len(data)), 0, 0, 0
-    while place < stop:
-        byte = data[place]
+    mask, position, stop = np.uint64(len(slots) - 1), np.uint64(0), np.uint64(len(data))
+    text, count, text_start = 0, 0, 0
+    while position < stop:
+        byte = data[position]
         if byte == 0x20:
-            place += _ONE
+            position += _ONE
             continue
         if byte == 0xFF:
-            sizes[text] = size - begun
-            place, text, begun = place + _ONE, text + 1, size
+            lengths[text] = count - text_start
+            position, text, text_start = position + _ONE, text + 1, count
             continue
-        if byte <= 0x20 or byte >= 0xC2:  # all others are in words, and most are
-            white = _white(data, np.int64(place))
-            if white:
-                place += np.uint64(white)
+        if byte <= 0x20 or byte >= 0xC2:  # other bytes are never whitespace, and most are such
+            skip = _whitespace_length(data, np.int64(position))
+            if skip:
+                position += np.uint64(skip)
                 continue
-        start, found = place, _BASIS
+        start, hashed = position, _BASIS
         while byte != 0xFF:
-            if (byte <= 0x20 or byte >= 0xC2) and _white(data, np.int64(place)):
+            if (byte <= 0x20 or byte >= 0xC2) and _whitespace_length(data, np.int64(position)):
                 break
-            found = (found ^ np.uint64(byte)) * _PRIME
-            place += _ONE
-            byte = data[place]
-        slot = (found ^ (found >> _HIGH)) & mask
-        numbers[size] = unknown
+            hashed = (hashed ^ np.uint64(byte)) * _PRIME
+            position += _ONE
+            byte = data[position]
+        slot = (hashed ^ (hashed >> _HIGH)) & mask
+        output[count] = unknown
         while slots[slot] >= 0:
             word = slots[slot]
             begin = ends[word]
-            if ends[word + 1] - begin == place - start and _same(pool, begin, data, start, place - start):
-                numbers[size] = ids[word]
+            if ends[word + 1] - begin == position - start and _equal_bytes(pool, begin, data, start, position - start):
+                output[count] = ids[word]
                 break
             slot = (slot + _ONE) & mask
-        size += 1
-    return size
+        count += 1
+    return count

@@ -11,7 +11,7 @@ from tests.marian_folders import MANY, SOURCES, TARGETS, sentencepiece, sides, s
 from weft.errors import CheckpointError
 from weft.tokenization.sentencepiece import segmenter
 from weft.tokenization.sentencepiece.model_file import BYTE, parse_spm, read_spm
-from weft.tokenization.sentencepiece.segmenter import Pieces
+from weft.tokenization.sentencepiece.segmenter import Segmenter
 
 SYMBOLS = ["<x>", "(", ".", "é"]
 CASES = {
@@ -32,7 +32,7 @@ def trained(case):
 
 
 def check_cut(there, here, text):
-    told, raw, cut = there.encode(text, return_type="proto").pieces, text.encode(), here.cut(text)
+    told, raw, cut = there.encode(text, return_type="proto").pieces, text.encode(), here.segment(text)
     assert cut.ids.tolist() == [one.id for one in told]
     assert cut.pieces() == [one.piece for one in told]
     places = [(len(raw[: one.begin].decode()), len(raw[: one.end].decode())) for one in told]
@@ -48,14 +48,14 @@ def test_a_file_is_read(case, tmp_path):
     assert list(here.scores) == [there.get_score(id) for id in range(len(there))]
     assert here.unk == there.unk_id()
     assert here.kind == ("bpe" if "bpe" in case else "unigram")
-    assert here.prefix == CASES[case].get("add_dummy_prefix", True)
-    assert here.squeeze == CASES[case].get("remove_extra_whitespaces", True)
+    assert here.add_dummy_prefix == CASES[case].get("add_dummy_prefix", True)
+    assert here.remove_extra_whitespaces == CASES[case].get("remove_extra_whitespaces", True)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_texts_are_cut_the_same(case):
     there, file = trained(case)
-    here = Pieces(file)
+    here = Segmenter(file)
 
     @settings(max_examples=50, deadline=None, derandomize=True, database=None)
     @given(MANY)
@@ -72,12 +72,12 @@ def test_another_search_is_caught(monkeypatch):
     """The negative controls: another model, spaces that are kept, and no rules."""
     there, file = trained("unigram")
     with pytest.raises(AssertionError):
-        check_cut(there, Pieces(parse_spm(sides()[1], "another")), "the value of an expression")
+        check_cut(there, Segmenter(parse_spm(sides()[1], "another")), "the value of an expression")
     with pytest.raises(AssertionError):
-        check_cut(there, Pieces(replace(file, squeeze=False)), "two  spaces")
-    monkeypatch.setattr(segmenter, "rules_of", lambda charsmap: (b"", b""))
+        check_cut(there, Segmenter(replace(file, remove_extra_whitespaces=False)), "two  spaces")
+    monkeypatch.setattr(segmenter, "split_charsmap", lambda charsmap: (b"", b""))
     with pytest.raises(AssertionError):
-        check_cut(there, Pieces(file), "ﬁne １２３")
+        check_cut(there, Segmenter(file), "ﬁne １２３")
 
 
 def varint(number):
@@ -146,4 +146,4 @@ def test_bytes_that_were_changed_are_refused_or_read_and_never_more(data):
         read = parse_spm(whole, "it")
     except CheckpointError:
         return
-    assert sum(map(len, Pieces(read).cut("The café's １２３ ﬁne\tvalues").pieces())) < 1000
+    assert sum(map(len, Segmenter(read).segment("The café's １２３ ﬁne\tvalues").pieces())) < 1000

@@ -1,1 +1,1 @@
-"""SentencePiece's model files, normalizer and segmenter, read without its library."""
+"""SentencePiece model files, normalizer and segmenter, without the sentencepiece library."""

@@ -1,8 +1,8 @@
-"""Marian's way with SentencePiece: a model for each side of a translation cuts, and a vocabulary numbers the pieces.
+"""Marian's tokenizer: a SentencePiece model for each side of a translation, and a vocabulary from pieces to ids.
 
-The vocabulary is one for both sides, or each has its own. A piece that it does not have is unknown, and one that the
-cutting model does not know may yet be in it, from the other side. A text may begin with the code of a language to
-translate into, such as ">>fra<<", which is one token.
+Both sides share one vocabulary, or each has its own. A piece outside it is unknown. A piece that is unknown to the
+SentencePiece model may still be in the vocabulary, from the other side. A text may begin with a target-language code,
+such as ">>fra<<", which is one token.
 """
 
 import hashlib
@@ -19,44 +19,44 @@ from tokenizers import models
 from weft.errors import CheckpointError, ConfigError
 from weft.tokenization.backend import SPACE
 from weft.tokenization.base import Encoding, Settings, Tokenizer, read_target
-from weft.tokenization.sentencepiece.model_file import Spm, parse_spm, read_spm
-from weft.tokenization.sentencepiece.segmenter import Cut, Pieces
+from weft.tokenization.sentencepiece.model_file import SentencePieceModel, parse_spm, read_spm
+from weft.tokenization.sentencepiece.segmenter import Segmentation, Segmenter
 from weft.tokenization.word_counts import check_text
 
 
 class SentencePiece(Tokenizer):
-    """Pieces as SentencePiece cuts them, numbered by a vocabulary. It comes with a model, and is not learnt here.
+    """SentencePiece segmentation with ids from a separate vocabulary. It is loaded with a model, never trained.
 
-    Texts begin with what fills others up, `<pad>`; `decode` leaves out what was unknown, too, as transformers does.
+    The decoder's bos is `<pad>`. `decode` skips unknown tokens too, as transformers does.
     """
 
     model = "WordLevel"
     spelling: ClassVar[Mapping[str, str]] = {"unk": "<unk>", "bos": "<pad>", "eos": "</s>", "pad": "<pad>"}
 
     class Config(Settings):
-        """Nothing to choose."""
+        """No options of its own."""
 
         @field_validator("lowercase")
         @classmethod
-        def _as_it_came(cls, lowercase: bool) -> bool:
+        def _check_lowercase(cls, lowercase: bool) -> bool:
             if lowercase:
                 raise ValueError("must be false: how texts are prepared is in the model's files; leave it out")
             return lowercase
 
-    def __init__(self, config: Any, engine: Engine, spm: Spm, target: "SentencePiece | None" = None):
+    def __init__(self, config: Any, engine: Engine, spm: SentencePieceModel, target: "SentencePiece | None" = None):
         super().__init__(config, engine, target)
-        self.spm, self._pieces, self._vocab = spm, Pieces(spm), dict(engine.get_vocab())
+        self.spm, self._segmenter, self._vocab = spm, Segmenter(spm), dict(engine.get_vocab())
         assert self.specials.unk is not None
         self._unknown: int = self.specials.unk
         for token in self.special_tokens(config):
-            del self._vocab[token]  # what a text spells is never one
+            del self._vocab[token]  # text never gets a special token's id
         ids = [self._vocab.get(piece, self._unknown) for piece in spm.pieces]
-        ids[spm.unk] = -1  # as it is spelt
-        self._ids = np.array(ids, np.int64)
+        ids[spm.unk] = -1  # looked up by its text instead
+        self._vocab_ids = np.array(ids, np.int64)
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
-        """Refuse: its files come with a model."""
+        """Raise: the files come with a pretrained model."""
         raise ConfigError(
             "tokenizer.name: 'sentencepiece' comes with a model that is named in model.weights, and is not trained; "
             "train 'unigram', which is learnt and cuts in the same way"
@@ -64,17 +64,18 @@ class SentencePiece(Tokenizer):
 
     @classmethod
     def load(cls, directory: Path, config: Any) -> Self:
-        """Read what `save` wrote."""
+        """Load a tokenizer that `save` wrote."""
         if config.target is None:
-            return cls._side(directory, config, "tokenizer")
+            return cls._load_side(directory, config, "tokenizer")
         other = read_target(config.target)
         if other.name != config.name:
             raise CheckpointError(f"{directory}: tokenizer.target must be {config.name!r}, but is {other.name!r}")
-        return cls._side(directory, config, "tokenizer", cls._side(directory, other, "tokenizer.target"))
+        return cls._load_side(directory, config, "tokenizer", cls._load_side(directory, other, "tokenizer.target"))
 
     @classmethod
-    def _side(cls, directory: Path, config: Any, name: str, target: "SentencePiece | None" = None) -> Self:
-        return cls(config, cls._read(directory / f"{name}.json", config), read_spm(directory / f"{name}.spm"), target)
+    def _load_side(cls, directory: Path, config: Any, name: str, target: "SentencePiece | None" = None) -> Self:
+        engine = cls._read_engine(directory / f"{name}.json", config)
+        return cls(config, engine, read_spm(directory / f"{name}.spm"), target)
 
     def save(self, directory: Path) -> None:
         """Write `tokenizer.json` and `tokenizer.spm`, and `tokenizer.target.…` for the target side."""
@@ -85,51 +86,53 @@ class SentencePiece(Tokenizer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         target = None if self.target is self else self.target
-        return _revive, (type(self), self.config, self.engine.to_str(), self.spm.raw, target)
+        return _unpickle, (type(self), self.config, self.engine.to_str(), self.spm.raw, target)
 
     @property
     def identity(self) -> str:
-        """What makes this side the tokenizer that it is, for a digest."""
+        """The serialised tokenizer of this side, as input of a digest."""
         return f"{super().identity}\0{hashlib.sha256(self.spm.raw).hexdigest()}"
 
     @property
     def joint(self) -> bool:
-        """Whether both sides have the same ids."""
+        """Whether both sides have the same vocabulary."""
         return self.target is self or self.target.engine.get_vocab() == self.engine.get_vocab()
 
     def encode(self, text: str) -> Encoding:
-        """Cut one text into tokens and say where each stands; no specials are added."""
+        """Encode one text to ids, offsets and tokens, without special tokens."""
         check_text(text)
-        code, rest = _coded(text)
-        cut, shift = self._pieces.cut(rest), len(code)
-        offsets = [(begin + shift, end + shift) for begin, end in cut.offsets(rest)]
+        code, rest = _split_language_code(text)
+        segmentation, shift = self._segmenter.segment(rest), len(code)
+        offsets = [(begin + shift, end + shift) for begin, end in segmentation.offsets(rest)]
         if not code:
-            return Encoding(self._numbered(cut), offsets, cut.pieces())
-        return Encoding([self._code(code), *self._numbered(cut)], [(0, shift), *offsets], [code, *cut.pieces()])
+            return Encoding(self._piece_ids(segmentation), offsets, segmentation.pieces())
+        ids = [self._code_id(code), *self._piece_ids(segmentation)]
+        return Encoding(ids, [(0, shift), *offsets], [code, *segmentation.pieces()])
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Cut many texts, without offsets."""
+        """Return the ids of many texts, without offsets or special tokens."""
         for text in texts:
             check_text(text)
-        parts = [_coded(text) for text in texts]
-        return [[self._code(code)] * bool(code) + self._numbered(self._pieces.cut(rest)) for code, rest in parts]
+        parts = [_split_language_code(text) for text in texts]
+        pieces = [self._piece_ids(self._segmenter.segment(rest)) for _, rest in parts]
+        return [[self._code_id(code)] * bool(code) + ids for (code, _), ids in zip(parts, pieces, strict=True)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Put tokens together to a text, without what is special or unknown."""
+        """Decode ids to text, skipping special and unknown tokens."""
         self._check_id(min(ids, default=0))
         self._check_id(max(ids, default=0))
-        shown = (str(self.engine.id_to_token(id)) for id in ids if id not in self._hidden and id != self._unknown)
-        return "".join(shown).replace(SPACE, " ").strip()
+        kept = (str(self.engine.id_to_token(id)) for id in ids if id not in self._skipped_ids and id != self._unknown)
+        return "".join(kept).replace(SPACE, " ").strip()
 
-    def _numbered(self, cut: Cut) -> list[int]:
-        """Number pieces by the vocabulary, where what the cutting model does not know may be, too."""
-        ids = self._ids[cut.ids]
-        for place in np.flatnonzero(ids < 0).tolist():
-            ids[place] = self._vocab.get(cut.surface(place), self._unknown)
-        found: list[int] = ids.tolist()
-        return found
+    def _piece_ids(self, segmentation: Segmentation) -> list[int]:
+        """Return the vocabulary ids of pieces; those unknown to the SentencePiece model are looked up by their text."""
+        ids = self._vocab_ids[segmentation.ids]
+        for position in np.flatnonzero(ids < 0).tolist():
+            ids[position] = self._vocab.get(segmentation.surface(position), self._unknown)
+        output: list[int] = ids.tolist()
+        return output
 
-    def _code(self, code: str) -> int:
+    def _code_id(self, code: str) -> int:
         return self._vocab.get(code, self._unknown)
 
     def _surface(self, token: str) -> str:
@@ -137,7 +140,7 @@ class SentencePiece(Tokenizer):
 
 
 def word_engine(path: Path, unknown: str, specials: Sequence[str]) -> Engine:
-    """Read a vocabulary, a JSON object of tokens and their ids."""
+    """Return a WordLevel engine with the vocabulary of a JSON file, an object of tokens and their ids."""
     try:
         vocab = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -150,13 +153,13 @@ def word_engine(path: Path, unknown: str, specials: Sequence[str]) -> Engine:
     return Engine(models.WordLevel(vocab, unk_token=unknown))
 
 
-def _coded(text: str) -> tuple[str, str]:
-    """Take the code of a language off the beginning of a text, if there is one."""
+def _split_language_code(text: str) -> tuple[str, str]:
+    """Return the leading language code of a text ("" if there is none), and the rest."""
     end = text.find("<<") + 2 if text.startswith(">>") else 1
     return ("", text) if end < 2 else (text[:end], text[end:])
 
 
-def _revive(
-    kind: type[SentencePiece], config: Any, engine: str, spm: bytes, target: SentencePiece | None
+def _unpickle(
+    tokenizer_class: type[SentencePiece], config: Any, engine: str, spm: bytes, target: SentencePiece | None
 ) -> SentencePiece:
-    return kind(config, Engine.from_str(engine), parse_spm(spm, "tokenizer"), target)
+    return tokenizer_class(config, Engine.from_str(engine), parse_spm(spm, "tokenizer"), target)

@@ -1,7 +1,7 @@
-"""SentencePiece's model files (.spm, spiece.model), read without its library (Kudo & Richardson 2018).
+"""Reader of SentencePiece model files (.spm, spiece.model) without its library (Kudo & Richardson 2018).
 
-A file is a protocol buffer, which is fields one after the other: a number that has the field's own number and how it is
-written, then the value. Of the message ModelProto the pieces, and of how texts are prepared the rules, are all we need.
+A file is a protocol buffer, a sequence of fields: a varint with field number and wire type, then the value. Of the
+message ModelProto only the pieces, the model type and the normalizer_spec are read.
 """
 
 import struct
@@ -12,30 +12,30 @@ from typing import Any, Literal
 
 from weft.errors import CheckpointError
 
-NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # what a piece can be
-LARGEST = 256 << 20  # bytes of a file: those of 250,000 pieces have 5 MB
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # SentencePiece.Type
+LARGEST = 256 << 20  # bytes of a file: one of 250,000 pieces has 5 MB
 _KINDS: dict[int, Literal["unigram", "bpe"]] = {1: "unigram", 2: "bpe"}
-_VARINT, _WIDE, _BYTES, _NARROW = 0, 1, 2, 5  # how a value is written
+_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
 @dataclass(frozen=True)
-class Spm:
-    """What a model file says; the id of a piece is its place."""
+class SentencePieceModel:
+    """A parsed model file; the id of a piece is its index."""
 
-    raw: bytes  # the file as it is
+    raw: bytes  # the content of the file
     kind: Literal["unigram", "bpe"]
     pieces: tuple[str, ...]
-    scores: tuple[float, ...]  # log-probabilities; of byte-pair encoding, the later merged the less
+    scores: tuple[float, ...]  # log-probabilities; of BPE, lower for later merges
     types: tuple[int, ...]
-    unk: int  # the id of what stands for the unknown
-    charsmap: bytes = b""  # the rules of how characters are normalised: see `rules_of`
-    prefix: bool = True  # whether a space is put before a text
-    squeeze: bool = True  # whether spaces are taken off both ends, and are one where they are several
-    escape: bool = True  # whether a space is written "▁"
+    unk: int  # the id of the unknown piece
+    charsmap: bytes = b""  # precompiled normalization rules: see `split_charsmap`
+    add_dummy_prefix: bool = True  # add a space before the text
+    remove_extra_whitespaces: bool = True  # strip both ends and merge runs of spaces
+    escape_whitespaces: bool = True  # replace a space by "▁"
 
 
-def read_spm(path: Path) -> Spm:
-    """Read a model file of unigrams or of byte-pair encoding."""
+def read_spm(path: Path) -> SentencePieceModel:
+    """Return the model of a unigram or BPE model file."""
     try:
         if path.stat().st_size > LARGEST:
             raise CheckpointError(f"{path}: has more than {LARGEST >> 20} MB, which no SentencePiece model has")
@@ -45,18 +45,18 @@ def read_spm(path: Path) -> Spm:
     return parse_spm(raw, str(path))
 
 
-def parse_spm(raw: bytes, place: str) -> Spm:
-    """Read the bytes of a model file; `place` is what an error calls it."""
+def parse_spm(raw: bytes, place: str) -> SentencePieceModel:
+    """Return the model of a file's bytes; `place` names the file in errors."""
     try:
-        return _model(raw)
+        return _parse_model(raw)
     except (ValueError, struct.error) as error:
         raise CheckpointError(f"{place}: cannot be read as a SentencePiece model: {error}") from None
 
 
-def rules_of(charsmap: bytes) -> tuple[bytes, bytes]:
-    """Take rules apart: a double-array trie (Darts) from what is read to where its normal form begins, and the forms.
+def split_charsmap(charsmap: bytes) -> tuple[bytes, bytes]:
+    """Split precompiled rules into a double-array trie (Darts) and the replacement strings.
 
-    A form ends in a zero byte.
+    The trie maps an input string to the offset of its replacement. A replacement ends in a zero byte.
     """
     if not charsmap:
         return b"", b""
@@ -66,28 +66,28 @@ def rules_of(charsmap: bytes) -> tuple[bytes, bytes]:
     return charsmap[4 : 4 + size], charsmap[4 + size :]
 
 
-def _model(raw: bytes) -> Spm:
+def _parse_model(raw: bytes) -> SentencePieceModel:
     pieces: list[tuple[str, float, int]] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
-    for number, value in _fields(raw):
+    for number, value in _read_fields(raw):
         if number == 1:
-            pieces.append(_piece(value))
+            pieces.append(_parse_piece(value))
         elif number in (2, 3):
-            (trainer if number == 2 else normalizer).update(_fields(_bytes(value)))
+            (trainer if number == 2 else normalizer).update(_read_fields(_expect_bytes(value)))
     unknown = [id for id, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN]
     if len(unknown) != 1:
         raise ValueError(f"it must have one piece for the unknown, but has {len(unknown)} in {len(pieces)} pieces")
     names, scores, types = zip(*pieces, strict=True)
     if len(set(names)) < len(names):
         raise ValueError("it has a piece twice")
-    charsmap = _bytes(normalizer.get(2, b""))
-    rules_of(charsmap)
+    charsmap = _expect_bytes(normalizer.get(2, b""))
+    split_charsmap(charsmap)
     flags = [bool(normalizer.get(number, 1)) for number in (3, 4, 5)]
-    return Spm(raw, _kind(trainer, types), names, scores, types, unknown[0], charsmap, *flags)
+    return SentencePieceModel(raw, _parse_kind(trainer, types), names, scores, types, unknown[0], charsmap, *flags)
 
 
-def _kind(trainer: dict[int, Any], types: tuple[int, ...]) -> Literal["unigram", "bpe"]:
+def _parse_kind(trainer: dict[int, Any], types: tuple[int, ...]) -> Literal["unigram", "bpe"]:
     kind = trainer.get(3, 1)
     if kind not in _KINDS:
         raise ValueError(f"its model_type is {kind}, and only unigram (1) and bpe (2) can be read")
@@ -100,50 +100,50 @@ def _kind(trainer: dict[int, Any], types: tuple[int, ...]) -> Literal["unigram",
     return _KINDS[kind]
 
 
-def _piece(value: Any) -> tuple[str, float, int]:
-    found = dict(_fields(_bytes(value)))
-    (score,) = struct.unpack("<f", found.get(2, bytes(4)))
-    name, kind = _bytes(found.get(1, b"")).decode("utf-8"), found.get(3, NORMAL)
-    if not name or score != score or kind not in range(NORMAL, BYTE + 1):
-        raise ValueError(f"the piece {name!r} with score {score} and type {kind} is none")
-    return name, score, kind
+def _parse_piece(value: Any) -> tuple[str, float, int]:
+    fields = dict(_read_fields(_expect_bytes(value)))
+    (score,) = struct.unpack("<f", fields.get(2, bytes(4)))
+    name, piece_type = _expect_bytes(fields.get(1, b"")).decode("utf-8"), fields.get(3, NORMAL)
+    if not name or score != score or piece_type not in range(NORMAL, BYTE + 1):
+        raise ValueError(f"the piece {name!r} with score {score} and type {piece_type} is none")
+    return name, score, piece_type
 
 
-def _fields(raw: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a message: their numbers and values, those that are no whole number as bytes."""
-    place = 0
-    while place < len(raw):
-        key, place = _varint(raw, place)
-        number, how = key >> 3, key & 7
-        if how == _VARINT:
-            value, place = _varint(raw, place)
+def _read_fields(raw: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the fields of a message, number and value: varints as int, all others as bytes."""
+    position = 0
+    while position < len(raw):
+        key, position = _read_varint(raw, position)
+        number, wire_type = key >> 3, key & 7
+        if wire_type == _VARINT:
+            value, position = _read_varint(raw, position)
             yield number, value
             continue
-        if how not in (_WIDE, _BYTES, _NARROW):
-            raise ValueError(f"field {number} is written in a way ({how}) that is not known")
-        size = {_WIDE: 8, _NARROW: 4}.get(how, -1)
+        if wire_type not in (_FIXED64, _LENGTH_DELIMITED, _FIXED32):
+            raise ValueError(f"field {number} is written in a way ({wire_type}) that is not known")
+        size = {_FIXED64: 8, _FIXED32: 4}.get(wire_type, -1)
         if size < 0:
-            size, place = _varint(raw, place)
-        if size > len(raw) - place:
+            size, position = _read_varint(raw, position)
+        if size > len(raw) - position:
             raise ValueError(f"field {number} ends after the file does")
-        yield number, raw[place : place + size]
-        place += size
+        yield number, raw[position : position + size]
+        position += size
 
 
-def _varint(raw: bytes, place: int) -> tuple[int, int]:
-    """Read a whole number, seven bits a byte, the lowest first; return it and where the next thing begins."""
-    found = 0
+def _read_varint(raw: bytes, position: int) -> tuple[int, int]:
+    """Return the varint at a position (seven bits per byte, least significant first) and the position after it."""
+    value = 0
     for shift in range(0, 70, 7):
-        if place >= len(raw):
+        if position >= len(raw):
             raise ValueError("it ends in the middle of a number")
-        found |= (raw[place] & 0x7F) << shift
-        place += 1
-        if raw[place - 1] < 0x80:
-            return found, place
+        value |= (raw[position] & 0x7F) << shift
+        position += 1
+        if raw[position - 1] < 0x80:
+            return value, position
     raise ValueError("it has a number of more than ten bytes")
 
 
-def _bytes(value: Any) -> bytes:
+def _expect_bytes(value: Any) -> bytes:
     if not isinstance(value, bytes):
         raise ValueError(f"a number ({value}) stands where text must")
     return value

@@ -1,11 +1,11 @@
-"""Texts to pieces exactly as SentencePiece cuts them, in compiled loops over bytes: normalise, then search.
+"""SentencePiece segmentation, identical to its library, in compiled loops over bytes: normalize, then search.
 
-    rules      each place takes the longest rule for what stands there; spaces become "▁"
-    unigram    the most probable pieces (Viterbi), summed in single precision as there (Kudo 2018, section 3.2)
-    bpe        the pair whose piece has the best score is merged first, of equals the leftmost (Sennrich et al. 2016)
+    normalize  the longest matching rule at each position; spaces become "▁"
+    unigram    the most probable segmentation (Viterbi), in single precision as in the library (Kudo 2018, section 3.2)
+    bpe        merges the pair whose piece has the highest score first, the leftmost of equals (Sennrich et al. 2016)
 
-What no piece covers is unknown, and one piece however long. The `tokenizers` library differs: it takes the first rule
-that fits rather than the longest, and sums in double precision, so that of equals another one wins.
+Text that no piece covers is one unknown piece, however long. The `tokenizers` library differs: it applies the first
+matching rule rather than the longest, and sums in double precision, so that ties are broken differently.
 """
 
 import heapq
@@ -14,203 +14,217 @@ from typing import Any
 
 import numpy as np
 
-from weft.tokenization.sentencepiece.model_file import NORMAL, UNUSED, USER, Spm, rules_of
-from weft.tokenization.sentencepiece.normalizer import Array, next_node, normalise, trie_of, user_defined, width_of
-from weft.tokenization.whitespace import compiled
+from weft.tokenization.sentencepiece.model_file import NORMAL, UNUSED, USER, SentencePieceModel, split_charsmap
+from weft.tokenization.sentencepiece.normalizer import (
+    Array,
+    build_trie,
+    match_user_defined,
+    next_node,
+    normalize,
+    utf8_length,
+)
+from weft.tokenization.whitespace import jit_compile
 
-UNKNOWN_COST = 10.0  # by how much the unknown is less probable than the rarest piece
+UNKNOWN_COST = 10.0  # log-probability of the unknown piece below that of the rarest piece
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A text in pieces: which they are, where each ends in the normal form, and where that stands in the text."""
+class Segmentation:
+    """A segmented text: piece ids, their ends in the normalized text, and its alignment to the original text."""
 
     ids: Array  # (n,)
-    ends: Array  # (n,) bytes of `normal`
-    normal: Array  # (m,)
-    origin: Array  # (m + 1,) the byte of the text that each byte of the normal form comes from
+    ends: Array  # (n,) byte positions in `normalized`
+    normalized: Array  # (m,)
+    origin: Array  # (m + 1,) source position of each byte of the normalized text
 
     def pieces(self) -> list[str]:
-        """Spell the pieces."""
-        whole = self.normal.tobytes()
-        return [whole[begin:end].decode(errors="replace") for begin, end in self._bounds()]
+        """Return the text of the pieces."""
+        data = self.normalized.tobytes()
+        return [data[begin:end].decode(errors="replace") for begin, end in self._bounds()]
 
-    def surface(self, place: int) -> str:
-        """Spell one piece."""
-        begin = self.ends[place - 1] if place else 0
-        return bytes(self.normal[begin : self.ends[place]]).decode(errors="replace")
+    def surface(self, index: int) -> str:
+        """Return the text of one piece."""
+        begin = self.ends[index - 1] if index else 0
+        return bytes(self.normalized[begin : self.ends[index]]).decode(errors="replace")
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """Say where each piece stands in the text, in characters."""
+        """Return the character offsets of each piece in the text."""
         data = np.frombuffer(text.encode(), np.uint8)
-        number = np.concatenate([[0], np.cumsum(data & 0xC0 != 0x80)])  # of the characters begun before a byte
-        return [(int(number[self.origin[begin]]), int(number[self.origin[end]])) for begin, end in self._bounds()]
+        chars = np.concatenate([[0], np.cumsum(data & 0xC0 != 0x80)])  # characters that start before each byte
+        return [(int(chars[self.origin[begin]]), int(chars[self.origin[end]])) for begin, end in self._bounds()]
 
     def _bounds(self) -> list[tuple[int, int]]:
         ends = self.ends.tolist()
         return list(zip([0, *ends[:-1]], ends, strict=True)) if ends else []
 
 
-class Pieces:
-    """Cuts texts as a model file says."""
+class Segmenter:
+    """Segments texts with a SentencePiece model."""
 
-    def __init__(self, spm: Spm) -> None:
+    def __init__(self, spm: SentencePieceModel) -> None:
         types, scores = np.array(spm.types, np.int8), np.array(spm.scores, np.float32)
         normal = scores[types == NORMAL]
-        least, most = (normal.min(), normal.max()) if len(normal) else (np.float32(0), np.float32(0))
-        self._scores = scores, types, np.float32(least - np.float32(UNKNOWN_COST)), most, spm.unk
-        self._trie = trie_of({name: id for id, name in enumerate(spm.pieces) if types[id] in (NORMAL, USER, UNUSED)})
-        trie, forms = rules_of(spm.charsmap)
-        self._rules = np.frombuffer(trie, "<u4").astype(np.uint32), np.frombuffer(forms, np.uint8)
-        self._flags = spm.prefix, spm.squeeze, spm.escape, bool((types == USER).any())
-        self._search = _viterbi if spm.kind == "unigram" else _merge
+        lowest, highest = (normal.min(), normal.max()) if len(normal) else (np.float32(0), np.float32(0))
+        self._scores = scores, types, np.float32(lowest - np.float32(UNKNOWN_COST)), highest, spm.unk
+        self._trie = build_trie({name: id for id, name in enumerate(spm.pieces) if types[id] in (NORMAL, USER, UNUSED)})
+        trie, replacements = split_charsmap(spm.charsmap)
+        self._rules = np.frombuffer(trie, "<u4").astype(np.uint32), np.frombuffer(replacements, np.uint8)
+        self._flags = (
+            spm.add_dummy_prefix,
+            spm.remove_extra_whitespaces,
+            spm.escape_whitespaces,
+            bool((types == USER).any()),
+        )
+        self._search = _viterbi if spm.kind == "unigram" else _merge_pairs
 
-    def cut(self, text: str) -> Cut:
-        """Cut one text."""
+    def segment(self, text: str) -> Segmentation:
+        """Return the segmentation of one text."""
         data = np.frombuffer(text.encode(), np.uint8)
-        normal, origin = normalise(data, *self._rules, *self._trie, self._scores[1], *self._flags)
-        ids, ends = self._search(normal, *self._trie, *self._scores)
-        return Cut(ids, ends, normal, origin)
+        normalized, origin = normalize(data, *self._rules, *self._trie, self._scores[1], *self._flags)
+        ids, ends = self._search(normalized, *self._trie, *self._scores)
+        return Segmentation(ids, ends, normalized, origin)
 
 
-@compiled
+@jit_compile
 def _viterbi(
     data: Array,
     keys: Array,
     nodes: Array,
-    held: Array,
+    piece_ids: Array,
     scores: Array,
     types: Array,
-    unknown: float,
-    most: float,
+    unknown_score: float,
+    max_score: float,
     unk: int,
 ) -> tuple[Array, Array]:
-    """Return the most probable pieces of a text, and where they end."""
+    """Return the ids of the most probable pieces of a text, and their ends."""
     best = np.zeros(len(data) + 1, np.float32)
-    begun, which = np.full(len(data) + 1, -1, np.int64), np.empty(len(data) + 1, np.int64)
-    place = 0
-    while place < len(data):
-        width, single, node = min(width_of(data[place]), len(data) - place), False, 0
-        here = best[place]
-        for at in range(place, len(data)):
-            node = next_node(keys, nodes, node, data[at])
+    starts, pieces = np.full(len(data) + 1, -1, np.int64), np.empty(len(data) + 1, np.int64)
+    position = 0
+    while position < len(data):
+        width, has_single_char, node = min(utf8_length(data[position]), len(data) - position), False, 0
+        score_so_far = best[position]
+        for index in range(position, len(data)):
+            node = next_node(keys, nodes, node, data[index])
             if node < 0:
                 break
-            piece, end = held[node], at + 1
+            piece, end = piece_ids[node], index + 1
             if piece < 0 or types[piece] == UNUSED:
                 continue
             score = scores[piece]
-            if types[piece] == USER:  # always taken
-                score = np.float32(np.float32(end - place) * most - 0.1)
-            total = np.float32(score + here)
-            if begun[end] < 0 or total > best[end]:
-                best[end], begun[end], which[end] = total, place, piece
-            single = single or end - place == width
-        end, total = place + width, np.float32(unknown + here)
-        if not single and (begun[end] < 0 or total > best[end]):
-            best[end], begun[end], which[end] = total, place, unk
-        place += width
-    found: tuple[Array, Array] = _path(begun, which, unk)
-    return found
+            if types[piece] == USER:  # always preferred
+                score = np.float32(np.float32(end - position) * max_score - 0.1)
+            total = np.float32(score + score_so_far)
+            if starts[end] < 0 or total > best[end]:
+                best[end], starts[end], pieces[end] = total, position, piece
+            has_single_char = has_single_char or end - position == width
+        end, total = position + width, np.float32(unknown_score + score_so_far)
+        if not has_single_char and (starts[end] < 0 or total > best[end]):
+            best[end], starts[end], pieces[end] = total, position, unk
+        position += width
+    path: tuple[Array, Array] = _backtrace(starts, pieces, unk)
+    return path
 
 
-@compiled
-def _path(begun: Array, which: Array, unk: int) -> tuple[Array, Array]:
-    """Read the way back; neighbours that are unknown are one."""
-    ids, ends = np.empty(len(begun), np.int64), np.empty(len(begun), np.int64)
-    count, end = 0, len(begun) - 1
+@jit_compile
+def _backtrace(starts: Array, pieces: Array, unk: int) -> tuple[Array, Array]:
+    """Backtrace the best path; adjacent unknown pieces are merged into one."""
+    ids, ends = np.empty(len(starts), np.int64), np.empty(len(starts), np.int64)
+    count, end = 0, len(starts) - 1
     while end > 0:
-        if not count or which[end] != unk or ids[count - 1] != unk:
-            ids[count], ends[count] = which[end], end
+        if not count or pieces[end] != unk or ids[count - 1] != unk:
+            ids[count], ends[count] = pieces[end], end
             count += 1
-        end = begun[end]
+        end = starts[end]
     return ids[:count][::-1].copy(), ends[:count][::-1].copy()
 
 
-@compiled
-def _found(data: Array, start: int, stop: int, keys: Array, nodes: Array, held: Array) -> Any:
-    """Return the piece that is spelt so; -1 if there is none."""
+@jit_compile
+def _lookup_piece(data: Array, start: int, stop: int, keys: Array, nodes: Array, piece_ids: Array) -> Any:
+    """Return the id of the piece with these bytes; -1 if there is none."""
     node = 0
-    for at in range(start, stop):
-        node = next_node(keys, nodes, node, data[at])
+    for index in range(start, stop):
+        node = next_node(keys, nodes, node, data[index])
         if node < 0:
             return -1
-    return held[node]
+    return piece_ids[node]
 
 
-@compiled
-def _merge(
+@jit_compile
+def _merge_pairs(
     data: Array,
     keys: Array,
     nodes: Array,
-    held: Array,
+    piece_ids: Array,
     scores: Array,
     types: Array,
-    unknown: float,
-    most: float,
+    unknown_score: float,
+    max_score: float,
     unk: int,
 ) -> tuple[Array, Array]:
-    """Return the pieces of a text that merging makes of its characters, and where they end.
+    """Return the ids of the pieces of a text after BPE merges, and their ends.
 
-    A symbol is the bytes from its begin to its end, kept under its begin; one that is merged into another has no end.
+    A symbol spans the bytes from its start to `ends[start]`; a symbol that was merged into another has end 0.
     """
-    ends, before = np.zeros(len(data) + 1, np.int64), np.full(len(data) + 1, -1, np.int64)
-    whole = np.zeros(len(data) + 1, np.bool_)
-    place, last = 0, -1
-    while place < len(data):
-        taken = user_defined(data, place, keys, nodes, held, types)
-        whole[place] = taken > 0
-        ends[place] = place + (taken if taken else min(width_of(data[place]), len(data) - place))
-        before[place], last, place = last, place, ends[place]
-    before[len(data)] = last
-    agenda = [(np.float32(0), np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]
-    place = 0
-    while place < len(data):
-        _offer(agenda, data, place, ends, whole, keys, nodes, held, scores)
-        place = ends[place]
-    while len(agenda):
-        _, left, right, end = heapq.heappop(agenda)
+    ends, previous = np.zeros(len(data) + 1, np.int64), np.full(len(data) + 1, -1, np.int64)
+    is_user_defined = np.zeros(len(data) + 1, np.bool_)
+    position, last = 0, -1
+    while position < len(data):
+        length = match_user_defined(data, position, keys, nodes, piece_ids, types)
+        is_user_defined[position] = length > 0
+        ends[position] = position + (length if length else min(utf8_length(data[position]), len(data) - position))
+        previous[position], last, position = last, position, ends[position]
+    previous[len(data)] = last
+    heap = [(np.float32(0), np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]
+    position = 0
+    while position < len(data):
+        _push_merge(heap, data, position, ends, is_user_defined, keys, nodes, piece_ids, scores)
+        position = ends[position]
+    while len(heap):
+        _, left, right, end = heapq.heappop(heap)
         if ends[left] != right or ends[right] != end:
             continue
-        ends[left], ends[right], before[end] = end, 0, left
-        if before[left] >= 0:
-            _offer(agenda, data, before[left], ends, whole, keys, nodes, held, scores)
-        _offer(agenda, data, left, ends, whole, keys, nodes, held, scores)
-    found: tuple[Array, Array] = _symbols(data, ends, keys, nodes, held, unk)
-    return found
+        ends[left], ends[right], previous[end] = end, 0, left
+        if previous[left] >= 0:
+            _push_merge(heap, data, previous[left], ends, is_user_defined, keys, nodes, piece_ids, scores)
+        _push_merge(heap, data, left, ends, is_user_defined, keys, nodes, piece_ids, scores)
+    output: tuple[Array, Array] = _collect_symbols(data, ends, keys, nodes, piece_ids, unk)
+    return output
 
 
-@compiled
-def _offer(
-    agenda: Any,
+@jit_compile
+def _push_merge(
+    heap: Any,
     data: Array,
     left: int,
     ends: Array,
-    whole: Array,
+    is_user_defined: Array,
     keys: Array,
     nodes: Array,
-    held: Array,
+    piece_ids: Array,
     scores: Array,
 ) -> None:
-    """Put a symbol and the next one on the agenda, if there is a piece of both."""
+    """Push the merge of a symbol and the next one onto the heap, if it is a piece."""
     right = ends[left]
-    if right >= len(data) or whole[left] or whole[right]:
+    if right >= len(data) or is_user_defined[left] or is_user_defined[right]:
         return
-    piece = _found(data, left, ends[right], keys, nodes, held)
+    piece = _lookup_piece(data, left, ends[right], keys, nodes, piece_ids)
     if piece >= 0:
-        heapq.heappush(agenda, (-scores[piece], np.int64(left), right, ends[right]))
+        heapq.heappush(heap, (-scores[piece], np.int64(left), right, ends[right]))
 
 
-@compiled
-def _symbols(data: Array, ends: Array, keys: Array, nodes: Array, held: Array, unk: int) -> tuple[Array, Array]:
-    """Read the symbols that are left; neighbours that are unknown are one."""
+@jit_compile
+def _collect_symbols(
+    data: Array, ends: Array, keys: Array, nodes: Array, piece_ids: Array, unk: int
+) -> tuple[Array, Array]:
+    """Return ids and ends of the final symbols; adjacent unknown pieces are merged into one."""
     ids, stops = np.empty(len(data), np.int64), np.empty(len(data), np.int64)
-    count, place = 0, 0
-    while place < len(data):
-        piece = _found(data, place, ends[place], keys, nodes, held)
+    count, position = 0, 0
+    while position < len(data):
+        piece = _lookup_piece(data, position, ends[position], keys, nodes, piece_ids)
         piece = unk if piece < 0 else piece
         if not (count and piece == unk and ids[count - 1] == unk):
             count += 1
-        ids[count - 1], stops[count - 1] = piece, ends[place]
-        place = ends[place]
+        ids[count - 1], stops[count - 1] = piece, ends[position]
+        position = ends[position]
     return ids[:count].copy(), stops[:count].copy()
