@@ -1,1 +1,1 @@
-"""Readers, shipped samples, packed items and batches."""
+"""Data: file readers, sample data sets, prepared corpora, batching and word vectors."""

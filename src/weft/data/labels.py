@@ -1,4 +1,4 @@
-"""The labels of a task, numbered in a fixed order; one that is not among them is an error, not a new class."""
+"""Label vocabulary of a task, in a fixed order; an unknown label is an error, not a new class."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +10,7 @@ from weft.errors import DataError, did_you_mean
 
 
 def read_label(value: object) -> str:
-    """Read the name of a label: data often has whole numbers for labels, and they are names like any other."""
+    """Return the name of a label; integer labels, which are common in data, become their decimal string."""
     if type(value) is int:
         return str(value)
     if isinstance(value, bool | float):
@@ -26,24 +26,24 @@ Label = Annotated[str, BeforeValidator(read_label)]
 
 
 class Labels:
-    """Names to numbers and back."""
+    """Label names and their class indices."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)
-        self._numbers = {name: number for number, name in enumerate(self.names)}
-        if len(self._numbers) != len(self.names):
-            twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise DataError(f"the label {twice!r} is listed twice; list each once")
+        self._index = {name: index for index, name in enumerate(self.names)}
+        if len(self._index) != len(self.names):
+            duplicate = next(name for name in self.names if self.names.count(name) > 1)
+            raise DataError(f"the label {duplicate!r} is listed twice; list each once")
 
     @classmethod
-    def collect(cls, seen: Iterable[str]) -> "Labels":
-        """Number the labels of the training data, in alphabetical order, whatever order they came in."""
-        return cls(sorted(set(seen)))
+    def collect(cls, labels: Iterable[str]) -> "Labels":
+        """Return the labels of the training data in alphabetical order, independent of the order of the data."""
+        return cls(sorted(set(labels)))
 
     def number(self, name: str) -> int:
-        """Return a label's number; one that there is not is refused with the nearest that there is."""
+        """Return the class index of a label; the error for an unknown label suggests the nearest one."""
         try:
-            return self._numbers[name]
+            return self._index[name]
         except KeyError:
             raise DataError(
                 f"the label {name!r} is not in task.labels, which has those of the training data where the recipe "
@@ -59,6 +59,6 @@ class Labels:
 
 
 def balanced(counts: Mapping[str, int]) -> dict[str, float]:
-    """Weigh labels so that all have the same say, as scikit-learn does: n / (K n_k) for n_k of n and K labels."""
+    """Return class weights that balance the labels, as in scikit-learn: n / (K n_k) for K labels, n_k of n examples."""
     total = sum(counts.values())
     return {label: total / (len(counts) * count) for label, count in counts.items()}

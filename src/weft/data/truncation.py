@@ -1,4 +1,4 @@
-"""What happens to a sequence of more than `data.longest` tokens: nothing is cut silently."""
+"""Truncation of sequences longer than `data.longest` tokens; nothing is truncated silently."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ Ids = TypeVar("Ids", Sequence[int], npt.NDArray[np.integer[Any]])
 
 @dataclass
 class TruncationPolicy:
-    """`data.longest` and `data.too_long`, and how many sequences each policy touched."""
+    """`data.longest` and `data.too_long`, and how many sequences were cut, dropped or windowed."""
 
     longest: int
     policy: Literal["error", "cut", "drop", "window"]
     cut: int = 0
     dropped: int = 0
     windowed: int = 0
-    seen: int = 0  # the length of the longest sequence that it was asked about
-    notes: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # what else a task did, and how often
-    asked: bool = False  # of questions to a model: what is too long is shortened by who asks
+    seen: int = 0  # the length of the longest sequence seen
+    notes: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # other changes by a task, and their counts
+    asked: bool = False  # at inference: the error asks the user to shorten the input
 
     def apply(self, ids: Ids, windows: bool = True) -> list[Ids]:
-        """Return the sequences to use in place of `ids`: itself, its start, none, or windows that do not overlap.
+        """Return the sequences that replace `ids`: itself, its prefix, none, or non-overlapping windows.
 
-        Where a task does not take `windows`, they are not offered either.
+        The error suggests `window` only if the task supports `windows`.
         """
         self.seen = max(self.seen, len(ids))
         if len(ids) <= self.longest:
@@ -50,7 +50,7 @@ class TruncationPolicy:
         raise DataError(f"got {len(ids):,} tokens, data.longest is {self.longest:,}; {remedy}")
 
     def add(self, part: "TruncationPolicy") -> None:
-        """Add what another one did with a part of the sequences."""
+        """Add the counts of another policy object, for a part of the sequences."""
         self.cut += part.cut
         self.dropped += part.dropped
         self.windowed += part.windowed
@@ -58,12 +58,12 @@ class TruncationPolicy:
         self.notes.update(part.notes)
 
     def note(self, verb: str, noun: str, how: str) -> None:
-        """Count what a task did that must not go unsaid: "cut 3 questions to 64 tokens" is (cut, question, to 64 …)."""
+        """Count a change to report: "cut 3 questions to 64 tokens" is (cut, question, to 64 …)."""
         self.notes[verb, noun, how] += 1
 
     def __str__(self) -> str:
         counts = {"cut": self.cut, "dropped": self.dropped, "windowed": self.windowed}
-        done = ", ".join(f"{verb} {number:,}" for verb, number in counts.items() if number)
+        summary = ", ".join(f"{verb} {number:,}" for verb, number in counts.items() if number)
         noun = "sequence" if sum(counts.values()) == 1 else "sequences"
-        told = [f"{done} {noun} longer than data.longest={self.longest}"] if done else []
-        return "; ".join(told + [f"{verb} {count(n, noun)} {how}" for (verb, noun, how), n in self.notes.items()])
+        parts = [f"{summary} {noun} longer than data.longest={self.longest}"] if summary else []
+        return "; ".join(parts + [f"{verb} {count(n, noun)} {how}" for (verb, noun, how), n in self.notes.items()])

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.data.batching.loader import Loader, Position, plan_framed
+from weft.data.batching.loader import Loader, Position, plan_static_shape
 from weft.data.batching.packed import pack
-from weft.data.batching.static_shape import StaticShape, cut
+from weft.data.batching.static_shape import StaticShape, split_by_room
 
 
 def drawn(items=3000, sides=2, longest=60, seed=0):
@@ -24,7 +24,7 @@ def drawn(items=3000, sides=2, longest=60, seed=0):
 def test_every_item_is_in_one_batch_and_every_batch_fits(pairs, budget):
     lengths = np.array(pairs).T
     frame = StaticShape.of(lengths, budget)
-    batches = cut(np.arange(lengths.shape[1]), lengths, frame.room)
+    batches = split_by_room(np.arange(lengths.shape[1]), lengths, frame.room)
     assert np.concatenate(batches).tolist() == list(range(lengths.shape[1]))
     for batch in batches:
         spare = np.array(frame.sizes) - lengths[:, batch].sum(1)
@@ -37,7 +37,7 @@ def test_every_item_is_in_one_batch_and_every_batch_fits(pairs, budget):
 def test_a_room_that_is_not_kept_to_is_noticed():
     lengths = drawn(200)
     frame = StaticShape.of(lengths, 500)
-    batches = cut(np.arange(200), lengths, frame.room * 2)
+    batches = split_by_room(np.arange(200), lengths, frame.room * 2)
     assert any((lengths[:, batch].sum(1) > frame.room[:2]).any() for batch in batches)
 
 
@@ -45,7 +45,7 @@ def test_a_room_that_is_not_kept_to_is_noticed():
 def test_little_is_left_to_fill_up(sides):
     lengths = drawn(sides=sides)
     frame = StaticShape.of(lengths, 8192)
-    full = [lengths[:, batch].sum() / sum(frame.sizes) for batch in plan_framed(lengths, frame, 1, 0)[:-1]]
+    full = [lengths[:, batch].sum() / sum(frame.sizes) for batch in plan_static_shape(lengths, frame, 1, 0)[:-1]]
     assert np.mean(full) > 0.95
 
 
@@ -53,7 +53,7 @@ def test_the_order_follows_from_seed_and_epoch():
     lengths, plans = drawn(300), []
     frame = StaticShape.of(lengths, 1000)
     for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0)):
-        plans.append([batch.tolist() for batch in plan_framed(lengths, frame, seed, epoch)])
+        plans.append([batch.tolist() for batch in plan_static_shape(lengths, frame, seed, epoch)])
     assert plans[0] == plans[1]
     assert plans[0] != plans[2]
     assert plans[0] != plans[3]

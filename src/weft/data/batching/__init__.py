@@ -1,1 +1,1 @@
-"""Encoded items to batches by token budget."""
+"""Batches of encoded items by token budget."""

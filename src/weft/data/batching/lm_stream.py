@@ -1,15 +1,14 @@
-"""A corpus as one long text, and how a language model reads it.
+"""Language-model batches from a corpus as one token stream: shuffled windows, or truncated BPTT.
 
-The documents of a corpus lie end to end, each after its sign of beginning: bos a b c bos d e. What follows a token is
-the next one, and where that is a bos, the end of the document: eos. So a span of the stream is read with no copy and
-no padding, and no token is lost to a separator:
+The documents are concatenated, each after its bos: bos a b c bos d e. The target of a token is the next token, or eos
+where that is a bos. So a span of the stream needs no copy and no padding, and no token is spent on a separator:
 
-    read       bos a b c   bos d e
-    follows    a   b c eos d   e eos
+    inputs     bos a b c   bos d e
+    targets    a   b c eos d   e eos
 
-`Packs` cuts the stream into windows, each a sequence of its own, drawn in another order and from another place on in
-each epoch. `Streams` lets the model read on: the stream is cut into as many long pieces as a batch has rows, and row s
-of a batch goes on where row s of the batch before it ended (truncated back-propagation through time).
+`Packs` cuts the stream into windows, which are independent sequences, with another order and another offset in each
+epoch. `Streams` is for truncated back-propagation through time: the stream is cut into as many long segments as a batch
+has rows, and row s of a batch continues row s of the previous batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +20,13 @@ import numpy as np
 
 from weft.data.batching.static_shape import StaticShape
 
-Spans = np.ndarray  # (rows, 2): where each sequence of a batch begins in the stream and ends; of pairs, (rows, 5)
-Pair = tuple[np.ndarray, np.ndarray]  # what is read, and what follows each token of it
+Spans = np.ndarray  # (rows, 2): start and stop of each sequence of a batch in the stream; (rows, 5) for pairs
+Pair = tuple[np.ndarray, np.ndarray]  # inputs, and the target of each
 
 
 @dataclass(frozen=True)
 class Stream:
-    """All documents, end to end."""
+    """All documents, concatenated."""
 
     ids: np.ndarray  # (N,) memory-mapped
     bos: int
@@ -37,43 +36,43 @@ class Stream:
         return len(self.ids)
 
     def pair(self, start: int, stop: int) -> Pair:
-        """Read a span."""
-        follows = self.ids[start + 1 : stop + 1]
+        """Return the inputs and targets of a span."""
+        targets = self.ids[start + 1 : stop + 1]
         if stop == len(self):
-            follows = np.append(follows, np.array([self.bos], self.ids.dtype))
-        return self.ids[start:stop], np.where(follows == self.bos, self.eos, follows)
+            targets = np.append(targets, np.array([self.bos], self.ids.dtype))
+        return self.ids[start:stop], np.where(targets == self.bos, self.eos, targets)
 
 
 class Readable(Protocol):
-    """What gives the item of a span."""
+    """A source of items, indexed by spans."""
 
     @property
     def pair(self) -> Callable[..., tuple[np.ndarray, ...]]:
-        """Read a span, given by its numbers."""
+        """Return the item of a span, given by its positions."""
         ...
 
 
 class Reading(Protocol):
-    """A way to read a stream, batch by batch."""
+    """A sampler of spans of a stream, batch by batch."""
 
     @property
     def stream(self) -> Readable:
-        """What is read."""
+        """The source of the items."""
         ...
 
     @property
     def frame(self) -> StaticShape | None:
-        """The shape of all batches, if they have one."""
+        """The static shape of all batches, if they have one."""
         ...
 
     def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
-        """Say what the batches of one epoch read; of every `world` of them each process has one."""
+        """Return the spans of the batches of one epoch; each process takes one of every `world` batches."""
         ...
 
 
 @dataclass(frozen=True)
 class Packs:
-    """Windows of `width` tokens, `rows` to a batch: all batches have one shape."""
+    """Windows of `width` tokens, `rows` per batch: all batches have the same shape."""
 
     stream: Stream
     width: int
@@ -81,27 +80,27 @@ class Packs:
 
     @classmethod
     def of(cls, stream: Stream, longest: int, tokens: int) -> "Packs":
-        """Fill batches of so many tokens, with windows of `longest` or, of a short stream, of all that there is."""
+        """Return windows of `longest` tokens, or of a whole short stream, in batches of `tokens` tokens."""
         width = min(longest, len(stream))
         return cls(stream, width, max(1, min(tokens // width, len(stream) // width)))
 
     @property
     def frame(self) -> StaticShape | None:
-        """What all batches have: no filler."""
+        """The shape of all batches, without filler."""
         return StaticShape((self.rows * self.width,), (self.width,), self.rows, 0)
 
     def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
-        """Cut from a random place on, and shuffle. What is left over at the ends has its turn in another epoch."""
+        """Return windows from a random offset on, shuffled. The tokens left out at both ends differ between epochs."""
         rng = np.random.default_rng((seed, number))
-        whole = len(self.stream) // self.width // self.rows * self.rows * self.width  # of as many batches as there are
-        first = int(rng.integers(len(self.stream) - whole + 1))
-        starts = rng.permutation(np.arange(first, first + whole, self.width))
+        used = len(self.stream) // self.width // self.rows * self.rows * self.width  # tokens of all full batches
+        offset = int(rng.integers(len(self.stream) - used + 1))
+        starts = rng.permutation(np.arange(offset, offset + used, self.width))
         return list(np.stack([starts, starts + self.width], -1).reshape(-1, self.rows, 2))
 
 
 @dataclass(frozen=True)
 class Streams:
-    """Pieces of up to `bptt` tokens, which go on from batch to batch in `rows` rows."""
+    """Segments of up to `bptt` tokens, which continue from batch to batch in `rows` rows."""
 
     stream: Stream
     bptt: int
@@ -109,20 +108,20 @@ class Streams:
 
     @classmethod
     def of(cls, stream: Stream, bptt: int, tokens: int, world: int) -> "Streams":
-        """Let a batch be of so many tokens in each process, or fewer where the stream is short."""
+        """Return a sampler with batches of `tokens` tokens per process, or fewer where the stream is short."""
         rows = max(1, min(tokens // bptt, len(stream) // (2 * world)))
         return cls(stream, bptt, rows)
 
     @property
     def frame(self) -> StaticShape | None:
-        """None: the first piece of an epoch is of another length, so that cuts fall elsewhere each time."""
+        """None: the first segment of an epoch has a random length, so that the cuts differ between epochs."""
         return None
 
     def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
-        """Let each process read on in rows of its own: it has every `world`-th batch."""
-        each = len(self.stream) // (self.rows * world)  # tokens of a row
-        firsts = np.arange(self.rows * world) * each
-        phase = int(np.random.default_rng((seed, number)).integers(1, self.bptt + 1))
-        cuts = [0, *range(min(phase, each), each, self.bptt), each]
-        spans = [np.stack([firsts + a, firsts + b], -1) for a, b in pairwise(cuts) if a < b]
-        return [part for whole in spans for part in np.split(whole, world)]
+        """Return the spans of one epoch; every `world`-th batch continues the rows of one process."""
+        row_size = len(self.stream) // (self.rows * world)  # tokens per row
+        row_starts = np.arange(self.rows * world) * row_size
+        first_size = int(np.random.default_rng((seed, number)).integers(1, self.bptt + 1))
+        cuts = [0, *range(min(first_size, row_size), row_size, self.bptt), row_size]
+        spans = [np.stack([row_starts + a, row_starts + b], -1) for a, b in pairwise(cuts) if a < b]
+        return [part for batch in spans for part in np.split(batch, world)]

@@ -1,7 +1,7 @@
 """Batches by token budget: bucketed by length, shuffled by seed and epoch, sharded by rank, resumable to the batch.
 
-An epoch's order is a function of (seed, epoch) alone. A position is (epoch, batch), so resuming draws the order
-of one epoch and reads nothing that came before: its cost does not depend on the steps done.
+The order of an epoch depends on (seed, epoch) alone. A position is (epoch, batch), so resuming draws the order of one
+epoch and reads none of the earlier data: its cost does not depend on the number of steps done.
 """
 
 import signal
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from weft.data.batching.lm_stream import Reading
 from weft.data.batching.packed import PackedItems
-from weft.data.batching.static_shape import StaticShape, cut
+from weft.data.batching.static_shape import StaticShape, split_by_room
 
 B = TypeVar("B")
 Collate = Callable[[Sequence[tuple[np.ndarray, ...]], np.random.Generator], B]
@@ -25,40 +25,40 @@ BUCKET = 64  # batches whose items are sorted by length together: wide enough to
 
 
 class Position(NamedTuple):
-    """Which batch comes next, counted over all ranks."""
+    """The next batch, counted over all ranks."""
 
     epoch: Annotated[int, Field(ge=0)] = 0
     batch: Annotated[int, Field(ge=0)] = 0
 
 
 class BatchIndex(NamedTuple):
-    """The items of one batch, where it stands, and where the batches that all ranks draw with it end."""
+    """The item indices of one batch, its position, and the position after the batches of all ranks in this step."""
 
     position: Position
     after: Position
-    items: np.ndarray  # (n,) by number; of a stream, spans (n, 2)
+    items: np.ndarray  # (n,) item indices; of a stream, spans (n, 2)
 
 
 class LoadedBatch(NamedTuple, Generic[B]):
-    """A batch and the draw that it was made from."""
+    """A collated batch and its index."""
 
     draw: BatchIndex
     batch: B
 
 
-def plan_framed(lengths: np.ndarray, frame: StaticShape, seed: int, epoch: int) -> list[np.ndarray]:
-    """Cut the items, as they are drawn, into batches that fit a frame: with no padding, like need not go with like.
+def plan_static_shape(lengths: np.ndarray, shape: StaticShape, seed: int, epoch: int) -> list[np.ndarray]:
+    """Return batches that fit a static shape, from a random order: without padding, bucketing by length is not needed.
 
-    Drawn at random, sides of a batch have the shares that they have in the data, so that little is left to fill up.
+    In random batches the sides have about the same shares of tokens as in the data, so that little filler is needed.
     """
-    return cut(np.random.default_rng((seed, epoch)).permutation(lengths.shape[1]), lengths, frame.room)
+    return split_by_room(np.random.default_rng((seed, epoch)).permutation(lengths.shape[1]), lengths, shape.room)
 
 
 def plan(data: PackedItems, budget: int, seed: int | None, epoch: int = 0) -> list[np.ndarray]:
-    """Cut the items into batches of at most `budget` tokens, of like lengths.
+    """Return batches of at most `budget` tokens, bucketed by length.
 
-    Without a seed batches come in sorted order, and items of one length by their content: the same batches, whatever
-    order the items were given in.
+    Without a seed, batches are sorted by length, and items of equal length by a hash of their content: the batches do
+    not depend on the order of the items.
     """
     rng = np.random.default_rng((seed, epoch)) if seed is not None else None
     order = rng.permutation(len(data)) if rng else np.arange(len(data))
@@ -68,17 +68,17 @@ def plan(data: PackedItems, budget: int, seed: int | None, epoch: int = 0) -> li
         bucket = order[start : start + width]
         keys = data.shapes[:, bucket] if rng else (data.keys, *data.shapes)
         bucket = bucket[np.lexsort(keys)]
-        batches += _cut(bucket, data.sizes[bucket], budget)
+        batches += _split_by_budget(bucket, data.sizes[bucket], budget)
     if rng:
         return [batches[index] for index in rng.permutation(len(batches))]
     return batches
 
 
-def _cut(items: np.ndarray, sizes: np.ndarray, budget: int) -> list[np.ndarray]:
+def _split_by_budget(items: np.ndarray, sizes: np.ndarray, budget: int) -> list[np.ndarray]:
     ends, batches, start = np.cumsum(sizes), [], 0
     while start < len(items):
         used = int(ends[start - 1]) if start else 0
-        # An item beyond the budget has a batch to itself.
+        # An item larger than the budget is a batch of its own.
         stop = max(start + 1, int(np.searchsorted(ends, used + budget, side="right")))
         batches.append(items[start:stop])
         start = stop
@@ -86,8 +86,8 @@ def _cut(items: np.ndarray, sizes: np.ndarray, budget: int) -> list[np.ndarray]:
 
 
 @dataclass
-class _Collated(Dataset[Any], Generic[B]):
-    """What a worker process does: items by number to a batch."""
+class _CollatedDataset(Dataset[Any], Generic[B]):
+    """Data set of a worker process: collates the items of a batch index."""
 
     data: PackedItems
     collate: Collate[B]
@@ -96,17 +96,17 @@ class _Collated(Dataset[Any], Generic[B]):
 
     def __getitem__(self, draw: BatchIndex) -> LoadedBatch[B]:
         rng = np.random.default_rng((self.seed, *draw.position))
-        return LoadedBatch(draw, self.collate(self._items(draw.items.tolist()), rng))
+        return LoadedBatch(draw, self.collate(self._load_items(draw.items.tolist()), rng))
 
-    def _items(self, drawn: list[Any]) -> list[tuple[np.ndarray, ...]]:
+    def _load_items(self, indices: list[Any]) -> list[tuple[np.ndarray, ...]]:
         if self.reading is None:
-            return [self.data[index] for index in drawn]
-        return [self.reading.stream.pair(*span) for span in drawn]
+            return [self.data[index] for index in indices]
+        return [self.reading.stream.pair(*span) for span in indices]
 
 
 @dataclass
 class Loader(Generic[B]):
-    """An endless stream of batches for one rank, from any position on."""
+    """An infinite stream of batches for one rank, from any position on."""
 
     data: PackedItems
     collate: Collate[B]
@@ -116,12 +116,12 @@ class Loader(Generic[B]):
     world: int = 1
     workers: int = 0
     pin: bool = False
-    lengths: np.ndarray | None = None  # (sides, items) for batches that are to fit a frame
+    lengths: np.ndarray | None = None  # (sides, items), for batches of a static shape
     frame: StaticShape | None = None
-    reading: Reading | None = None  # where the data is one long stream: what is drawn are spans of it
+    reading: Reading | None = None  # where the data is one token stream: samples spans of it
 
     def draws(self, start: Position) -> Iterator[BatchIndex]:
-        """Yield this rank's share of the one order that all ranks see: of every `world` batches, one."""
+        """Yield this rank's batches: one of every `world` batches, in an order common to all ranks."""
         batches = self._batches(start)
         while True:
             group = [next(batches) for _ in range(self.world)]
@@ -138,41 +138,41 @@ class Loader(Generic[B]):
             epoch, first = epoch + 1, 0
 
     def epoch(self, number: int) -> list[np.ndarray]:
-        """Cut the items into the batches of one epoch, those of all ranks."""
+        """Return the batches of one epoch, for all ranks."""
         if self.reading is not None:
             return list(self.reading.epoch(self.seed, number, self.world))
         if self.frame is None or self.lengths is None:
             return plan(self.data, self.budget, self.seed, number)
-        return plan_framed(self.lengths, self.frame, self.seed, number)
+        return plan_static_shape(self.lengths, self.frame, self.seed, number)
 
     def stream(self, start: Position = Position()) -> Iterator[LoadedBatch[B]]:  # noqa: B008
-        """Yield batches; worker processes, where there are any, collate ahead and hand over shared memory."""
-        source = _Collated(self.data, self.collate, self.seed, self.reading)
+        """Return an iterator of batches; worker processes, if any, prefetch them into shared memory."""
+        dataset = _CollatedDataset(self.data, self.collate, self.seed, self.reading)
         if self.workers == 0:
-            return map(source.__getitem__, self.draws(start))
-        return iter(self._ahead(source, start))
+            return map(dataset.__getitem__, self.draws(start))
+        return iter(self._prefetch(dataset, start))
 
-    def _ahead(self, source: "_Collated[B]", start: Position) -> "DataLoader[LoadedBatch[B]]":
+    def _prefetch(self, dataset: "_CollatedDataset[B]", start: Position) -> "DataLoader[LoadedBatch[B]]":
         return DataLoader(
-            source,
-            sampler=_Endless(self.draws(start)),
+            dataset,
+            sampler=_InfiniteSampler(self.draws(start)),
             batch_size=None,
             num_workers=self.workers,
             prefetch_factor=4,
-            worker_init_fn=_heed_no_signal,
-            generator=torch.Generator(),  # or it would draw from the one that dropout draws from
+            worker_init_fn=_ignore_signals,
+            generator=torch.Generator(),  # its own, or it would advance the generator of dropout
             pin_memory=self.pin,
         )
 
 
-def _heed_no_signal(_: int) -> None:
-    """A terminal sends Ctrl-C to the workers too; when to stop is for the trainer to say, who saves first."""
+def _ignore_signals(_: int) -> None:
+    """Ignore SIGINT and SIGTERM: Ctrl-C reaches the workers too, but the trainer stops them after saving."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
-class _Endless:
-    """A sampler that goes on as long as it is asked."""
+class _InfiniteSampler:
+    """An infinite sampler."""
 
     def __init__(self, draws: Iterator[BatchIndex]) -> None:
         self._draws = draws

@@ -1,9 +1,9 @@
-"""Encoded items as one long memory-mapped array: read with no copy, shared by worker processes, never padded.
+"""Encoded items packed in one memory-mapped array: zero-copy, shared by worker processes, never padded.
 
-An item is a tuple of integer sequences. All sequences of all items lie end to end in `ids`; `starts` says where each
-begins, `items` which sequence each item begins with.
+An item is a tuple of integer sequences. `ids` holds all sequences of all items, concatenated; `starts` is the start of
+each sequence in `ids`, and `items` the index of the first sequence of each item.
 
-Ids are int32, or uint16 where they were prepared before (`weft.data.corpus.format`) and fit.
+Ids are int32, or uint16 in a prepared corpus (`weft.data.corpus.format`) where they fit.
 """
 
 import hashlib
@@ -19,49 +19,49 @@ import numpy as np
 
 
 def content_keys(ids: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return a hash (n,) of each sequence, which begins at starts[i] and ends before starts[i + 1].
+    """Return a hash (n,) of each sequence ids[starts[i] : starts[i + 1]].
 
-    Sequences of one length that are sorted by it stand in the same order however they were given: so they make the same
-    batches, and batches the same numbers to the last bit.
+    As a sort key it orders sequences of equal length independently of their input order: so the batches are the same,
+    and results are equal to the last bit.
     """
     position = np.arange(len(ids)) - np.repeat(starts[:-1], np.diff(starts))
-    mixed = ids.astype(np.uint64) + (position + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(31)
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed * np.uint64(0x94D049BB133111EB))])
+    hashed = ids.astype(np.uint64) + (position + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    hashed *= np.uint64(0xBF58476D1CE4E5B9)
+    hashed ^= hashed >> np.uint64(31)
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashed * np.uint64(0x94D049BB133111EB))])
     keys: np.ndarray = sums[starts[1:]] - sums[starts[:-1]]
     return keys
 
 
 class PackedItems:
-    """Items by number."""
+    """A sequence of items in packed arrays."""
 
     def __init__(
         self, ids: np.ndarray, starts: np.ndarray, items: np.ndarray, digest: str, num_token_arrays: int | None = None
     ) -> None:
         self.ids, self.starts, self.items = ids, starts, items
-        self.digest = digest  # of the content: two data sets with the same digest train alike
+        self.digest = digest  # of the content: data sets with equal digests give the same training run
         self.num_token_arrays = num_token_arrays
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """The tokens (n,) of each item, all its sequences that count together."""
-        first, ends = self.items[:-1], self.items[1:]
-        counted = ends if self.num_token_arrays is None else np.minimum(first + self.num_token_arrays, ends)
-        found: np.ndarray = self.starts[counted] - self.starts[first]
-        return found
+        """The number of tokens (n,) of each item, over its first `num_token_arrays` sequences."""
+        firsts, ends = self.items[:-1], self.items[1:]
+        stops = ends if self.num_token_arrays is None else np.minimum(firsts + self.num_token_arrays, ends)
+        sizes: np.ndarray = self.starts[stops] - self.starts[firsts]
+        return sizes
 
     @cached_property
     def shapes(self) -> np.ndarray:
-        """The lengths (2, n) by which like goes with like in a batch: of the first sequence, then of the last."""
+        """The lengths (2, n) for bucketing, keys of np.lexsort: of the last sequence, then of the first (primary)."""
         if not len(self):
             return np.zeros((2, 0), int)
         first, last = self.items[:-1], self.items[1:] - 1
-        return np.stack([self.starts[one + 1] - self.starts[one] for one in (last, first)])
+        return np.stack([self.starts[index + 1] - self.starts[index] for index in (last, first)])
 
     @cached_property
     def keys(self) -> np.ndarray:
-        """A hash (n,) of what each item holds."""
+        """A hash (n,) of the content of each item."""
         return content_keys(self.ids, self.starts[self.items])
 
     def __len__(self) -> int:
@@ -79,24 +79,25 @@ def pack(
     at_once: int = 1 << 18,
     num_token_arrays: int | None = None,
 ) -> PackedItems:
-    """Write a stream of items to an unnamed file in `folder`, and map it; memory holds lengths and `at_once` tokens.
+    """Write a stream of items to an unnamed file in `folder` and map it; memory holds lengths and `at_once` tokens.
 
-    The first `counted` sequences of an item make its size (None: all); what follows them, such as labels, is no token.
+    The first `num_token_arrays` sequences of an item make up its size (None: all); the others, such as labels, are not
+    tokens.
     """
     starts, bounds, digest = array("q", [0]), array("q", [0]), hashlib.sha256()
     with tempfile.TemporaryFile(dir=folder) as file:
         chunk: list[np.ndarray] = []
-        held = 0
+        buffered = 0
         for item in items:
             chunk.extend(item)
             bounds.append(bounds[-1] + len(item))
-            held += sum(map(len, item))
-            if held >= at_once:
+            buffered += sum(map(len, item))
+            if buffered >= at_once:
                 _flush(chunk, starts, file, digest)
-                held = 0
+                buffered = 0
         _flush(chunk, starts, file, digest)
         file.flush()
-        # The mapping outlives the name and the handle: the space is freed when the last process lets go.
+        # The mapping outlives the file name and handle: the space is freed when the last process unmaps it.
         ids = np.memmap(file, np.int32, "r", shape=(starts[-1],)) if starts[-1] else np.zeros(0, np.int32)
     for lengths in (starts, bounds):
         digest.update(lengths.tobytes())

@@ -1,20 +1,20 @@
-"""A corpus as texts to fill in, and as pairs of segments of which the second may follow the first.
+"""Masked-LM training sequences from a corpus: full windows, or segment pairs for next-sentence prediction.
 
-The documents lie end to end, each after its sign of beginning: bos a b c bos d e. `longest` tokens, the signs of
-beginning and end among them, are the most that a sequence has.
+The documents are concatenated, each after its bos: bos a b c bos d e. A sequence has at most `longest` tokens, bos and
+eos included.
 
-`Windows` reads on over the ends of documents, with an eos where one ends (the FULL-SENTENCES of Liu et al. 2019,
-section 4.2), so that every sequence has `longest` tokens:
+`Windows` cross document boundaries, with an eos where a document ends (FULL-SENTENCES of Liu et al. 2019, section 4.2),
+so that every sequence has `longest` tokens:
 
     bos b c eos d e eos
 
-`Pairs` is for next-sentence prediction (Devlin et al. 2019, section 3.1, task 2, and A.1): bos A eos B eos, where B is
-what follows A in the document, or a segment of another document. A document is cut into pieces of as many tokens as
-can be; which of them is the one that is shorter changes from epoch to epoch. The share `shorter` of the pieces is cut
-once more. Each piece gets a partner, a piece of another document that ends one or does not, as it does itself. Then
-`join_pairs` cuts both where a sentence begins (or if none does, a word), with about as much behind the cut, makes what
-is behind it of one length, and tosses a coin which of the two is B. All that is settled before the coin is tossed: no
-length tells which it is, nor how a segment begins or ends.
+`Pairs` is for next-sentence prediction (Devlin et al. 2019, section 3.1, task 2, and A.1): bos A eos B eos, where B
+follows A in the document, or is a segment of another document. A document is split into pieces of the maximum length;
+which of them is the shorter one changes from epoch to epoch. A fraction `shorter` of the pieces is split once more.
+Each piece gets a partner: a piece of another document that, like itself, is or is not the last of its document. Then
+`join_pairs` splits both at the start of a sentence (or if there is none, of a word), with about the same number of
+tokens after the split, truncates these to equal length, and picks one of the two as B at random. All lengths are fixed
+before the label is drawn: neither a length nor the way a segment begins or ends reveals the label.
 """
 
 from collections.abc import Sequence
@@ -24,35 +24,35 @@ import numpy as np
 import torch
 
 from weft.data.batching.lm_stream import Packs, Spans, Stream
-from weft.data.batching.static_shape import StaticShape, cut
+from weft.data.batching.static_shape import StaticShape, split_by_room
 from weft.errors import DataError
 from weft.tokens import Tokens
 
-LEAST = 2  # tokens of a piece: one for each segment
-TRIES = 8  # draws of a partner before any of another document will do
-NEAR = 32  # pieces above and below its size among which it is drawn, or more where there are many
+LEAST = 2  # minimum tokens of a piece: one for each segment
+TRIES = 8  # draws of a partner before any piece of another document is accepted
+NEAR = 32  # pieces of nearest larger and smaller size to draw from; more where there are many pieces
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Documents end to end, of which a span is read as a text of its own."""
+    """Concatenated documents, of which each span is a sequence of its own."""
 
     ids: np.ndarray  # (N,) memory-mapped
     bos: int
     eos: int
 
     def pair(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
-        """Read a span between bos and eos; a document that begins in it begins after the eos of the one before."""
-        read = np.empty(stop - start + 2, np.int64)
-        read[1:-1] = self.ids[start:stop]
-        read[read == self.bos] = self.eos
-        read[0], read[-1] = self.bos, self.eos
-        return (read,)
+        """Return a span between bos and eos; a bos inside it becomes the eos of the document before."""
+        ids = np.empty(stop - start + 2, np.int64)
+        ids[1:-1] = self.ids[start:stop]
+        ids[ids == self.bos] = self.eos
+        ids[0], ids[-1] = self.bos, self.eos
+        return (ids,)
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Texts of `width` tokens, bos and eos among them, `rows` to a batch: all batches have one shape."""
+    """Sequences of `width` tokens, including bos and eos, `rows` per batch: all batches have the same shape."""
 
     stream: Texts
     width: int
@@ -60,51 +60,51 @@ class Windows:
 
     @classmethod
     def of(cls, stream: Texts, longest: int, tokens: int) -> "Windows":
-        """Fill batches of so many tokens, with windows of `longest` or, of a short corpus, of all that there is."""
+        """Return windows of `longest` tokens, or of a whole short corpus, in batches of `tokens` tokens."""
         width = min(longest, len(stream.ids) + 2)
         return cls(stream, width, max(1, min(tokens // width, len(stream.ids) // (width - 2))))
 
     @property
     def frame(self) -> StaticShape | None:
-        """What all batches have: no filler."""
+        """The shape of all batches, without filler."""
         return StaticShape((self.rows * self.width,), (self.width,), self.rows, 0)
 
     def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
-        """Cut from a random place on, and shuffle."""
+        """Return the windows of one epoch, from a random offset on, shuffled."""
         ids = self.stream.ids
         batches = Packs(Stream(ids, self.stream.bos, self.stream.eos), self.width - 2, self.rows).epoch(
             seed, number, world
         )
-        return [self._after_beginnings(spans) for spans in batches]
+        return [self._skip_bos(spans) for spans in batches]
 
     def every(self) -> Sequence[Spans]:
-        """Read all that there is, in order: the last sequence may be shorter."""
+        """Return windows over the whole corpus, in order; the last sequence may be shorter."""
         starts = np.arange(0, len(self.stream.ids), self.width - 2)
         spans = np.stack([starts, np.minimum(starts + self.width - 2, len(self.stream.ids))], -1)
-        return [self._after_beginnings(spans[at : at + self.rows]) for at in range(0, len(spans), self.rows)]
+        return [self._skip_bos(spans[start : start + self.rows]) for start in range(0, len(spans), self.rows)]
 
-    def _after_beginnings(self, spans: Spans) -> Spans:
-        """A window that would begin with a document's own sign begins, and ends, a token later: its bos is enough."""
-        own = self.stream.ids[spans[:, 0]] == self.stream.bos
-        later: Spans = spans + (own & (spans[:, 1] < len(self.stream.ids)))[:, None]
-        return later
+    def _skip_bos(self, spans: Spans) -> Spans:
+        """Return spans, those that begin with a document's bos shifted by one token: the sequence has its own bos."""
+        at_bos = self.stream.ids[spans[:, 0]] == self.stream.bos
+        shifted: Spans = spans + (at_bos & (spans[:, 1] < len(self.stream.ids)))[:, None]
+        return shifted
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents end to end, each after its bos, and where each begins."""
+    """Concatenated documents, each after its bos, and the start of each."""
 
     ids: np.ndarray  # (N,) memory-mapped
     starts: np.ndarray  # (documents + 1,)
 
     def pair(self, since: int, start: int, stop: int, other: int, until: int) -> tuple[np.ndarray, ...]:
-        """Read what stands before a piece, the piece, and its partner."""
+        """Return the tokens before a piece, the piece, and its partner."""
         return self.ids[since:start], self.ids[start:stop], self.ids[other:until]
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Stretches of documents: where each begins, how many tokens it has, and whose it is, (P,) each, in order."""
+    """Pieces of documents: start, number of tokens, and document of each, (P,), in order."""
 
     starts: np.ndarray
     sizes: np.ndarray
@@ -112,18 +112,18 @@ class Pieces:
 
     @classmethod
     def of(cls, documents: np.ndarray, room: int, rng: np.random.Generator) -> "Pieces":
-        """Cut documents, given by where each begins, into pieces of `room` tokens and one of the rest."""
+        """Split documents, given by their starts, into pieces of `room` tokens and one piece of the remainder."""
         sizes = np.diff(documents) - 1  # without bos
         counts = -(-sizes // room)
-        odd = (rng.random(len(sizes)) * counts).astype(np.int64)  # the number of the piece that has the rest
+        odd_index = (rng.random(len(sizes)) * counts).astype(np.int64)  # index of the piece with the remainder
         owners = np.repeat(np.arange(len(sizes)), counts)
         numbers = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-        rest, odd = (sizes - (counts - 1) * room)[owners], odd[owners]
-        starts = documents[owners] + 1 + numbers * room - np.where(numbers > odd, room - rest, 0)
-        return cls(starts, np.where(numbers == odd, rest, room), owners)
+        remainder, odd_index = (sizes - (counts - 1) * room)[owners], odd_index[owners]
+        starts = documents[owners] + 1 + numbers * room - np.where(numbers > odd_index, room - remainder, 0)
+        return cls(starts, np.where(numbers == odd_index, remainder, room), owners)
 
     def cut_again(self, share: float, rng: np.random.Generator) -> "Pieces":
-        """Cut a share of the pieces in two, anywhere; leave out those that are too short for two segments."""
+        """Split a random share of the pieces in two; drop pieces that are too short for two segments."""
         chosen = np.flatnonzero((rng.random(len(self.sizes)) < share) & (self.sizes >= 2 * LEAST))
         first = rng.integers(LEAST, self.sizes[chosen] - LEAST + 1)
         sizes = np.insert(self.sizes, chosen + 1, self.sizes[chosen] - first)
@@ -133,48 +133,48 @@ class Pieces:
         return Pieces(starts[kept], sizes[kept], owners[kept])
 
     def partners(self, rng: np.random.Generator) -> np.ndarray:
-        """Draw for each a piece (P,) of another document, which ends one if it does and is as long, or almost so.
+        """Return a partner (P,) of each piece: in another document, of nearly equal size, last there if the piece is.
 
-        Where such a one is not soon found, any of another document will do.
+        After `TRIES` draws without such a partner, any piece of another document is taken.
         """
         count, last = len(self.sizes), np.diff(self.owners, append=-1) != 0
         order = np.lexsort((self.sizes, last))
         ranks = np.empty(count, np.int64)
         ranks[order] = np.arange(count)
         split = count - int(last.sum())
-        low, high = np.where(last, split, 0), np.where(last, count, split)  # where its like stand in that order
+        low, high = np.where(last, split, 0), np.where(last, count, split)  # range of its group in that order
         near = max(NEAR, count // 128)
         first, stop = np.maximum(ranks - near, low), np.minimum(ranks + near, high)
-        found, same = np.zeros(count, np.int64), np.arange(count)
+        partners, pending = np.zeros(count, np.int64), np.arange(count)
         for _ in range(TRIES):
-            found[same] = order[first[same] + _below(stop[same] - first[same], rng)]
-            same = same[self.owners[found[same]] == self.owners[same]]
-        own = np.searchsorted(self.owners, self.owners[same])  # all of its document's pieces are passed over
-        owned = np.searchsorted(self.owners, self.owners[same], "right") - own
-        drawn = _below(count - owned, rng)
-        found[same] = drawn + np.where(drawn >= own, owned, 0)
-        return found
+            partners[pending] = order[first[pending] + _random_below(stop[pending] - first[pending], rng)]
+            pending = pending[self.owners[partners[pending]] == self.owners[pending]]
+        first_own = np.searchsorted(self.owners, self.owners[pending])  # the pieces of its own document are skipped
+        num_own = np.searchsorted(self.owners, self.owners[pending], "right") - first_own
+        drawn = _random_below(count - num_own, rng)
+        partners[pending] = drawn + np.where(drawn >= first_own, num_own, 0)
+        return partners
 
 
-def _below(ends: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw a number below each end."""
+def _random_below(ends: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return a random integer in [0, end) for each end."""
     drawn: np.ndarray = (rng.random(len(ends)) * ends).astype(np.int64)
     return drawn
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pieces with their partners, as many to a batch as a frame has room for."""
+    """Pieces with their partners, in batches of a static shape."""
 
     stream: Documents
-    room: int  # tokens of a piece, and so of both segments
-    signs: int  # tokens around and between them
+    room: int  # maximum tokens of a piece, and so of both segments together
+    signs: int  # number of special tokens around and between them
     shorter: float
     frame: StaticShape
 
     @classmethod
     def of(cls, stream: Documents, longest: int, signs: int, tokens: int, shorter: float) -> "Pairs":
-        """Let a batch have so many tokens; a corpus of one document has no pairs and is refused."""
+        """Return pairs in batches of `tokens` tokens; raise for a corpus of one document, which has no pairs."""
         room, rng = longest - signs, np.random.default_rng(0)
         whole = Pieces.of(stream.starts, room, rng)
         pieces = whole.cut_again(shorter, rng)
@@ -187,7 +187,7 @@ class Pairs:
         return cls(stream, room, signs, shorter, StaticShape.of(lengths[None], tokens))
 
     def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
-        """Cut the documents, draw partners, and shuffle: all as seed and number say."""
+        """Return the spans of one epoch: split documents, draw partners and shuffle, seeded by (seed, number)."""
         rng = np.random.default_rng((seed, number))
         pieces = Pieces.of(self.stream.starts, self.room, rng).cut_again(self.shorter, rng)
         others = pieces.partners(rng)
@@ -195,12 +195,12 @@ class Pairs:
         since = np.maximum(self.stream.starts[pieces.owners] + 1, starts - self.room // 2)
         spans = np.stack([since, starts, stops, starts[others], stops[others]], -1)
         order = rng.permutation(len(spans))
-        return [spans[batch] for batch in cut(order, (pieces.sizes + self.signs)[None], self.frame.room)]
+        return [spans[batch] for batch in split_by_room(order, (pieces.sizes + self.signs)[None], self.frame.room)]
 
 
 @dataclass(frozen=True)
 class Signs:
-    """What stands around segments, and which tokens begin words and end sentences, (V,) each."""
+    """Special tokens around segments, and masks (V,) of tokens that begin words and that end sentences."""
 
     bos: int
     between: Sequence[int]
@@ -212,49 +212,50 @@ class Signs:
 def join_pairs(
     items: Sequence[tuple[np.ndarray, ...]], signs: Signs, rng: np.random.Generator
 ) -> tuple[Tokens, np.ndarray]:
-    """Make sequences bos A eos B eos, with their segments; the labels (B,) are 0 where B follows A, else 1.
+    """Return sequences bos A eos B eos with segment ids, and labels (B,): 0 where B follows A, else 1.
 
-    What the second segment is shorter than its piece had left, the first one begins earlier, if its document does.
+    If the second segment is shorter than the rest of its piece, the first starts earlier by as much, where its document
+    allows.
     """
     before, pieces, others = zip(*items, strict=True)
-    cuts, left = _cuts(pieces, signs, rng)
-    froms, other_left = _cuts(others, signs, rng, left)
-    seconds = np.minimum(left, other_left)
+    splits, left = _draw_splits(pieces, signs, rng)
+    other_splits, other_left = _draw_splits(others, signs, rng, left)
+    second_sizes = np.minimum(left, other_left)
     labels = rng.integers(0, 2, len(items))
-    lent = np.minimum(left - seconds, [len(text) for text in before])
+    extra = np.minimum(left - second_sizes, [len(text) for text in before])
     bos, between, eos = np.array([signs.bos]), np.array(signs.between), np.array([signs.eos])
     parts: list[np.ndarray] = []
-    for row, (at, start, size, label, more) in enumerate(
-        zip(*(each.tolist() for each in (cuts, froms, seconds, labels, lent)), strict=True)
+    for row, (split, start, size, label, extra_tokens) in enumerate(
+        zip(*(column.tolist() for column in (splits, other_splits, second_sizes, labels, extra)), strict=True)
     ):
-        second = others[row][start : start + size] if label else pieces[row][at : at + size]
-        parts += [bos, before[row][len(before[row]) - more :], pieces[row][:at], between, second, eos]
-    first, second = cuts + lent + 1 + len(between), seconds + 1
+        second = others[row][start : start + size] if label else pieces[row][split : split + size]
+        parts += [bos, before[row][len(before[row]) - extra_tokens :], pieces[row][:split], between, second, eos]
+    first, second = splits + extra + 1 + len(between), second_sizes + 1
     flat = np.concatenate(parts).astype(np.int64, copy=False)
     tokens = Tokens.flat(torch.from_numpy(flat), torch.from_numpy(first + second))
-    kinds = np.repeat(np.tile([0, 1], len(items)), np.stack([first, second], -1).ravel())
-    return replace(tokens, segments=torch.from_numpy(kinds)), labels
+    segments = np.repeat(np.tile([0, 1], len(items)), np.stack([first, second], -1).ravel())
+    return replace(tokens, segments=torch.from_numpy(segments)), labels
 
 
-def _cuts(
+def _draw_splits(
     texts: Sequence[np.ndarray], signs: Signs, rng: np.random.Generator, near: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw where to cut each text: how much stands before the cut, and how much behind it, (B,) each.
+    """Return a random split of each text: the number of tokens before and after it, (B,) each.
 
-    It is before a sentence, else a word, else anywhere; of places that are alike any, or the one with nearly `near`
-    tokens behind it.
+    The split is before a sentence, else before a word, else anywhere; among equals it is random, or the one
+    nearest to `near` tokens after it.
     """
     sizes = np.fromiter(map(len, texts), np.int64, len(texts))
     flat, starts = np.concatenate(texts), np.cumsum(sizes) - sizes
     rows = np.repeat(np.arange(len(sizes)), sizes)
-    places = np.arange(len(flat)) - starts[rows]
-    ended = np.zeros(len(flat), bool)
-    ended[1:] = signs.ends[flat[:-1]]
-    grade = np.where(signs.begins[flat], 1 + ended, 0)
-    likely = rng.random(len(flat))
+    positions = np.arange(len(flat)) - starts[rows]
+    after_sentence = np.zeros(len(flat), bool)
+    after_sentence[1:] = signs.ends[flat[:-1]]
+    grade = np.where(signs.begins[flat], 1 + after_sentence, 0)
+    scores = rng.random(len(flat))
     if near is not None:
-        likely = 1 / (1 + np.abs(sizes[rows] - places - near[rows]) + likely)
-    likely = np.where(places > 0, grade + likely, -1)
-    best = np.flatnonzero(likely == np.maximum.reduceat(likely, starts)[rows])
-    cuts = places[best[np.searchsorted(rows[best], np.arange(len(sizes)))]]
-    return cuts, sizes - cuts
+        scores = 1 / (1 + np.abs(sizes[rows] - positions - near[rows]) + scores)
+    scores = np.where(positions > 0, grade + scores, -1)
+    candidates = np.flatnonzero(scores == np.maximum.reduceat(scores, starts)[rows])
+    splits = positions[candidates[np.searchsorted(rows[candidates], np.arange(len(sizes)))]]
+    return splits, sizes - splits
