@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.data.samples.cldr import FIELDS, Voice
-from weft.data.samples.datasets import LANGUAGES, SAMPLES, SPLITS, _prose, _split, _tagged, read_sample
+from weft.data.samples.cldr import FIELDS, DateFormatter
+from weft.data.samples.datasets import LANGUAGES, SAMPLES, SPLITS, _assign_split, _bio_tag, _prose, read_sample
 from weft.errors import DataError
 
 Row = dict[str, Any]
@@ -114,7 +114,7 @@ def test_a_process_with_another_hash_seed_makes_the_same_rows() -> None:
 def test_the_share_that_is_held_out() -> None:
     counts = dict.fromkeys(SPLITS, 0)
     for number in range(20_000):
-        counts[_split(f"row {number}", 0.05)] += 1
+        counts[_assign_split(f"row {number}", 0.05)] += 1
     assert counts["test"] == pytest.approx(1_000, rel=0.1)
     assert counts["valid"] == pytest.approx(1_000, rel=0.1)
 
@@ -192,7 +192,7 @@ def test_no_topic_of_the_manual_is_in_two_splits() -> None:
 
 
 def french(day: date) -> str:
-    return "".join(text for _, text in Voice("fr").say("full", None, datetime(day.year, day.month, day.day)))
+    return "".join(text for _, text in DateFormatter("fr").format("full", None, datetime(day.year, day.month, day.day)))
 
 
 def test_a_date_turns_round_in_french() -> None:
@@ -204,24 +204,24 @@ def test_each_form_is_what_babel_says() -> None:
 
     when = datetime(2009, 8, 3, 17, 7, 33)
     for language in ("en", "fr"):
-        voice = Voice(language)
+        voice = DateFormatter(language)
         babel = {
             **{(form, None): format_date(when, form, locale=language) for form in ("full", "long", "medium")},
             **{(None, form): format_time(when, form, locale=language) for form in ("short", "medium")},
             **{(form, None): format_skeleton(form, when, locale=language) for form in ("yMd", "yMMMEd", "yQQQQ")},
         }
         for (day, clock), expected in babel.items():
-            said = "".join(text for _, text in voice.say(day, clock, when))
+            said = "".join(text for _, text in voice.format(day, clock, when))
             assert said == re.sub("[\u00a0\u2009\u202f]", " ", expected)
 
 
 def test_remembered_fields_never_go_stale() -> None:
     from babel.dates import format_date
 
-    voice = Voice("en")
+    voice = DateFormatter("en")
     for ordinal in range(date(2023, 1, 1).toordinal(), date(2024, 3, 1).toordinal()):
         when = datetime.fromordinal(ordinal)
-        assert "".join(text for _, text in voice.say("full", None, when)) == format_date(when, "full", locale="en")
+        assert "".join(text for _, text in voice.format("full", None, when)) == format_date(when, "full", locale="en")
 
 
 def test_the_english_is_a_real_day_and_the_french_is_the_same_day() -> None:
@@ -317,7 +317,7 @@ ENTITIES = st.sampled_from(["", *sorted({name for name, _ in FIELDS.values()})])
 
 @given(st.lists(st.tuples(ENTITIES, st.text(" \u202f-:.aé7", max_size=12))))
 def test_any_parts_give_well_formed_tags_and_lose_no_letter(parts: list[tuple[str, str]]) -> None:
-    row = _tagged(parts)
+    row = _bio_tag(parts)
     assert len(row["words"]) == len(row["tags"])
     assert well_formed(row["tags"])
     kept = "".join(row["words"])

@@ -1,16 +1,16 @@
-"""A corpus that was prepared before: a folder of token arrays that training maps into memory, with no copy.
+"""Format of a prepared corpus: a folder of token arrays that training memory-maps without a copy.
 
-    corpus.json                the manifest: the recipe, what was read, counts, the size and SHA-256 of every array
-    tokenizer.json             what made the ids (and tokenizer.target.json, where the target side has its own)
-    train/ids.npy              all tokens end to end: uint16 where they fit, else int32
-    train/starts.npy           where each sequence begins in ids
-    train/items.npy            which sequence each item begins with
-    train/documents.npy        which item each document begins with: one that was cut into windows has several
-    train/bytes.npy            how many bytes of UTF-8 the text of each document has
-    parts/train/               while it is being made: see weft.data.corpus.merge
+    corpus.json                the manifest: recipe, source files, counts, size and SHA-256 of every array
+    tokenizer.json             the tokenizer of the ids (and tokenizer.target.json, where the target side has its own)
+    train/ids.npy              all tokens, concatenated: uint16 where they fit, else int32
+    train/starts.npy           the start of each sequence in ids
+    train/items.npy            the index of the first sequence of each item
+    train/documents.npy        the index of the first item of each document: one split into windows has several
+    train/bytes.npy            the UTF-8 bytes of the text of each document
+    parts/train/               during preparation: see weft.data.corpus.merge
 
-A split is in the manifest once it is whole. The arrays are plain .npy files, the first three those of `PackedItems`,
-whose digest they share: it does not matter to a run whether its data was prepared before.
+A split is in the manifest once it is complete. The arrays are plain .npy files, the first three those of `PackedItems`,
+with the same digest: training is the same whether or not its data was prepared in advance.
 """
 
 import hashlib
@@ -30,71 +30,71 @@ from weft.errors import DataError
 FORMAT = 1
 MANIFEST = "corpus.json"
 ARRAYS = ("ids", "starts", "items", "documents", "bytes")
-CHECKED = 1 << 28  # bytes of a split up to which its content is verified whenever it is opened
+CHECKED = 1 << 28  # bytes of a split up to which its SHA-256 is verified at every opening
 _AGAIN = "delete the folder and prepare it again"
 
 
-class Stored(Section):
-    """A file of a split."""
+class StoredFile(Section):
+    """Size and checksum of a file of a split."""
 
     size: int
     sha256: str
 
 
 class Split(Section):
-    """What is known of a whole split."""
+    """The manifest's entry of a complete split."""
 
     documents: int
     items: int
-    tokens: int  # all that is in ids: labels and the like too
+    tokens: int  # length of ids, including labels
     bytes: int  # of text
-    digest: str  # of the content, as `PackedItems` has it
-    files: dict[str, Stored]
+    digest: str  # of the content, as in `PackedItems`
+    files: dict[str, StoredFile]
     origins: tuple[Origin, ...]
-    told: str  # what was skipped or cut
-    longest: int  # the longest sequence that the limit of lengths was asked about
+    told: str  # report of skipped rows and truncation
+    longest: int  # length of the longest sequence before truncation
 
     @property
     def size(self) -> int:
-        """The bytes on the disk."""
+        """The bytes on disk."""
         return sum(file.size for file in self.files.values())
 
 
 class Probe(Section):
-    """An example, and what was made of it."""
+    """An example and its encoded items."""
 
     example: str  # in JSON
     items: list[list[list[int]]]
 
 
 class Manifest(Section):
-    """What a prepared folder holds."""
+    """The manifest of a prepared corpus."""
 
     format: int
     task: dict[str, Any]  # the sections of the recipe
     data: dict[str, Any]
     tokenizer: dict[str, Any]
-    settled: dict[str, Any]  # the task, with what the recipe left to the data
+    settled: dict[str, Any]  # the task config, with values resolved from the data
     vocabulary: str  # the digest of the tokenizer
-    probes: tuple[Probe, ...]  # a recipe that makes something else of these is another
+    probes: tuple[Probe, ...]  # a recipe must encode these in the same way to reuse the corpus
     splits: dict[str, Split]
 
 
 class Shards(PackedItems):
-    """The items of a prepared split, and beside them its documents and how much text each was."""
+    """The items of a prepared split, with its documents and the size of their texts."""
 
-    documents: np.ndarray  # (documents + 1,) which item each begins with
+    documents: np.ndarray  # (documents + 1,) the first item of each
     bytes: np.ndarray  # (documents,)
 
 
 def find_corpus(source: object) -> Path | None:
-    """Return the prepared folder that a recipe's source names, if it names one."""
-    found = isinstance(source, str) and (Path(source) / MANIFEST).is_file()
-    return Path(str(source)) if found else None
+    """Return the prepared corpus that a recipe's source names, or None."""
+    is_corpus = isinstance(source, str) and (Path(source) / MANIFEST).is_file()
+    return Path(str(source)) if is_corpus else None
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read what a prepared folder says of itself."""
+    """Return the manifest of a prepared corpus."""
     path = folder / MANIFEST
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -104,45 +104,45 @@ def read_manifest(folder: Path) -> Manifest:
             )
         return Manifest.model_validate(raw)
     except (OSError, ValueError) as error:  # also what pydantic raises
-        told = _first(error) if isinstance(error, ValidationError) else error
-        raise DataError(f"{path}: cannot be read: {told}; {_AGAIN}") from None
+        message = _first_error(error) if isinstance(error, ValidationError) else error
+        raise DataError(f"{path}: cannot be read: {message}; {_AGAIN}") from None
 
 
-def _first(error: ValidationError) -> str:
+def _first_error(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def open_shards(folder: Path, split: str, num_token_arrays: int | None = None) -> Shards:
-    """Map a whole split into memory; what is damaged is refused: by size always, by content where that is quick."""
-    found = read_manifest(folder).splits.get(split)
-    if found is None:
+    """Return a memory-mapped split; raise if it is damaged: sizes are always checked, contents of small splits."""
+    info = read_manifest(folder).splits.get(split)
+    if info is None:
         raise missing_split(folder, split)
-    verify(folder, split, found, found.size <= CHECKED)
-    arrays = {name: _mapped(folder / split / f"{name}.npy") for name in ARRAYS}
-    shards = Shards(arrays["ids"], arrays["starts"], arrays["items"], found.digest, num_token_arrays)
+    verify(folder, split, info, info.size <= CHECKED)
+    arrays = {name: _load_mapped(folder / split / f"{name}.npy") for name in ARRAYS}
+    shards = Shards(arrays["ids"], arrays["starts"], arrays["items"], info.digest, num_token_arrays)
     shards.documents, shards.bytes = arrays["documents"], arrays["bytes"]
     return shards
 
 
 def missing_split(folder: Path, split: str) -> DataError:
-    """Say that a split is not there, or not yet."""
+    """Return the error for a split that is missing or not finished."""
     if (folder / "parts" / split).is_dir():
         return DataError(f"{folder}: its split {split!r} is not finished; run weft data prepare again: it goes on")
-    there = ", ".join(read_manifest(folder).splits) or "none yet"
-    return DataError(f"{folder}: has no split {split!r}, but: {there}; run weft data prepare with --split {split}")
+    existing = ", ".join(read_manifest(folder).splits) or "none yet"
+    return DataError(f"{folder}: has no split {split!r}, but: {existing}; run weft data prepare with --split {split}")
 
 
-def _mapped(path: Path) -> np.ndarray:
+def _load_mapped(path: Path) -> np.ndarray:
     try:
         return np.asarray(np.load(path, mmap_mode="r"))
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path}: cannot be read: {error}; {_AGAIN}") from None
 
 
-def verify(folder: Path, split: str, found: Split, content: bool) -> None:
-    """Refuse a split whose files are not what was written: of another size or, where asked, of other content."""
-    for name, stored in found.files.items():
+def verify(folder: Path, split: str, info: Split, content: bool) -> None:
+    """Raise if a file of a split has another size than was written or, with `content`, another SHA-256."""
+    for name, stored in info.files.items():
         path = folder / split / name
         try:
             size = path.stat().st_size
@@ -161,7 +161,7 @@ def digest_file(path: Path) -> str:
 
 
 def write_json(path: Path, value: BaseModel) -> None:
-    """Write a file whole or not at all."""
+    """Write a JSON file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(value.model_dump_json(indent=1))

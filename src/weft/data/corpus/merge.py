@@ -1,11 +1,11 @@
-"""How a corpus is written: parts, made in any order by several processes, and then joined to one split.
+"""Writing of a prepared corpus: parts, written in any order by several processes, then merged into one split.
 
-    parts/train/plan.json      which part has which bytes of which files
+    parts/train/plan.json      the byte ranges of files of each part
     parts/train/00007.ids      the tokens of a part
     parts/train/00007.npz      lengths of sequences, sequences of items, items and bytes of documents
-    parts/train/00007.json     counts; written last, so a part that has it is whole
+    parts/train/00007.json     counts; written last, so a part that has it is complete
 
-Nothing is lost to a kill: a part is whole or is made again, and parts go once the split that was made of them is in the
+A killed run can be resumed: an incomplete part is written again, and parts are deleted once the merged split is in the
 manifest. Memory holds the lengths of one part, and a chunk of tokens.
 """
 
@@ -23,27 +23,27 @@ from numpy.lib import format as npy
 from pydantic import ValidationError
 
 from weft.config.schema import Section
-from weft.data.corpus.format import Stored, digest_file
+from weft.data.corpus.format import StoredFile, digest_file
 from weft.data.corpus.partition import Origin, Part
 
 Item = tuple[np.ndarray, ...]
 NARROW, WIDE, LONG = np.dtype("<u2"), np.dtype("<i4"), np.dtype("<i8")
-FLUSH = 1 << 18  # tokens held before they are written
-_CHUNK = 1 << 20  # numbers held while parts are joined
+FLUSH = 1 << 18  # tokens buffered before they are written
+_CHUNK = 1 << 20  # numbers buffered while parts are merged
 
 
 class Plan(Section):
-    """How a split is cut, and of what."""
+    """The source files of a split and its partition into parts."""
 
     origins: tuple[Origin, ...]
     parts: tuple[Part, ...]
 
 
 class Made(Section):
-    """What a part holds, and what was left out of it."""
+    """The counts of a part, including skipped and truncated documents."""
 
-    rows: tuple[int, ...]  # documents that were read, of each piece
-    documents: int  # of which there is something in it
+    rows: tuple[int, ...]  # documents read, per piece
+    documents: int  # documents with at least one item
     items: int
     sequences: int
     tokens: int
@@ -55,21 +55,21 @@ class Made(Section):
     dropped: int
     windowed: int
     seen: int
-    notes: tuple[tuple[str, str, str, int], ...] = ()  # what else was done, and how often (`TruncationPolicy.note`)
+    notes: tuple[tuple[str, str, str, int], ...] = ()  # other changes and their counts (`TruncationPolicy.note`)
 
 
-class TooWide(Exception):  # noqa: N818 (what was written so far is written again)
-    """A number does not fit in 16 bits."""
+class TooWide(Exception):  # noqa: N818 (the part is then written again, as int32)
+    """Raised if a token id does not fit in 16 bits."""
 
 
 class Lengths:
-    """What is held of a part while its tokens go to the disk."""
+    """The lengths of a part, kept in memory while its tokens are written."""
 
     def __init__(self) -> None:
         self.sequences, self.items, self.documents, self.bytes = (array("q") for _ in range(4))
 
     def add(self, size: int, items: Sequence[Item]) -> None:
-        """Count a document."""
+        """Add the lengths of a document."""
         self.documents.append(len(items))
         self.bytes.append(size)
         for item in items:
@@ -77,15 +77,15 @@ class Lengths:
             self.sequences.extend(map(len, item))
 
     def save(self, stem: Path) -> None:
-        """Write them beside the tokens."""
-        with replacing(stem.with_suffix(".npz")) as file:
+        """Write the lengths next to the tokens."""
+        with atomic_write(stem.with_suffix(".npz")) as file:
             sequences, items, documents, sizes = map(np.asarray, vars(self).values())
             np.savez(file, sequences=sequences, items=items, documents=documents, bytes=sizes)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes its name once it is whole and on the disk."""
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file that is renamed to `path` once it is complete and synced to disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "wb") as file:
         yield file
@@ -95,20 +95,20 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_tokens(stem: Path, documents: Iterable[tuple[int, list[Item]]], dtype: np.dtype[Any]) -> Lengths:
-    """Write the tokens of documents, each given with its bytes of text; one with no items is left out."""
-    found, chunk, held = Lengths(), list[np.ndarray](), 0
-    with replacing(stem.with_suffix(".ids")) as file:
+    """Write the tokens of documents, given as (bytes of text, items); skip empty documents. Return the lengths."""
+    lengths, chunk, buffered = Lengths(), list[np.ndarray](), 0
+    with atomic_write(stem.with_suffix(".ids")) as file:
         for size, items in documents:
             if items:
-                found.add(size, items)
+                lengths.add(size, items)
             for item in items:
                 chunk.extend(item)
-                held += sum(map(len, item))
-            if held >= FLUSH:
+                buffered += sum(map(len, item))
+            if buffered >= FLUSH:
                 _flush(chunk, file, dtype)
-                held = 0
+                buffered = 0
         _flush(chunk, file, dtype)
-    return found
+    return lengths
 
 
 def _flush(chunk: list[np.ndarray], file: IO[bytes], dtype: np.dtype[Any]) -> None:
@@ -120,69 +120,71 @@ def _flush(chunk: list[np.ndarray], file: IO[bytes], dtype: np.dtype[Any]) -> No
 
 
 def read_made(stem: Path) -> Made | None:
-    """Return what a part holds, or None where it is not whole."""
+    """Return the counts of a part, or None if it is incomplete."""
     try:
-        made = Made.model_validate_json(stem.with_suffix(".json").read_text(encoding="utf-8"))
-        whole = stem.with_suffix(".ids").stat().st_size == made.tokens * np.dtype(made.dtype).itemsize
-        return made if whole and stem.with_suffix(".npz").is_file() else None
+        part = Made.model_validate_json(stem.with_suffix(".json").read_text(encoding="utf-8"))
+        complete = stem.with_suffix(".ids").stat().st_size == part.tokens * np.dtype(part.dtype).itemsize
+        return part if complete and stem.with_suffix(".npz").is_file() else None
     except (OSError, ValidationError):
         return None
 
 
-class _Column:
-    """An array that grows on the disk to a length known before."""
+class _ArrayWriter:
+    """Writer of an .npy array of known length, chunk by chunk."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], length: int) -> None:
         self._path, self._dtype, self._last = path, dtype, 0
-        self._file = open(path, "wb")  # noqa: SIM115 (closed by `stored`)
+        self._file = open(path, "wb")  # noqa: SIM115 (closed by `close`)
         npy.write_array_header_1_0(self._file, {"descr": dtype.str, "fortran_order": False, "shape": (length,)})
 
     def add(self, values: np.ndarray) -> None:
         self._file.write(values.astype(self._dtype, copy=False).data)
 
     def add_ends(self, lengths: np.ndarray) -> None:
-        """Add where each one ends, given how long it is."""
+        """Append the cumulative ends of these lengths."""
         ends = self._last + np.cumsum(lengths)
         self._last = int(ends[-1]) if len(ends) else self._last
         self.add(ends)
 
-    def stored(self) -> Stored:
+    def close(self) -> StoredFile:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        return Stored(size=self._path.stat().st_size, sha256=digest_file(self._path))
+        return StoredFile(size=self._path.stat().st_size, sha256=digest_file(self._path))
 
 
-def join_parts(stems: Sequence[Path], made: Sequence[Made], into: Path) -> tuple[str, dict[str, Stored]]:
-    """Join parts, in order, to the arrays of a split in a fresh folder; return their digest, and what each file is."""
+def join_parts(stems: Sequence[Path], parts: Sequence[Made], into: Path) -> tuple[str, dict[str, StoredFile]]:
+    """Merge parts, in order, into the arrays of a split in a new folder; return its digest and files."""
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir()
-    digest, ids = hashlib.sha256(), NARROW if all(one.dtype == NARROW.str for one in made) else WIDE
-    total = {name: sum(getattr(one, name) for one in made) for name in ("tokens", "sequences", "items", "documents")}
-    tokens = _Column(into / "ids.npy", ids, total["tokens"])
-    for stem, one in zip(stems, made, strict=True):
-        for chunk in _chunks(np.memmap(stem.with_suffix(".ids"), one.dtype, "r") if one.tokens else np.zeros(0, WIDE)):
+    digest, dtype = hashlib.sha256(), NARROW if all(part.dtype == NARROW.str for part in parts) else WIDE
+    names = ("tokens", "sequences", "items", "documents")
+    totals = {name: sum(getattr(part, name) for part in parts) for name in names}
+    tokens = _ArrayWriter(into / "ids.npy", dtype, totals["tokens"])
+    for stem, part in zip(stems, parts, strict=True):
+        ids = np.memmap(stem.with_suffix(".ids"), part.dtype, "r") if part.tokens else np.zeros(0, WIDE)
+        for chunk in _chunks(ids):
             tokens.add(chunk)
             digest.update(chunk.astype(WIDE).data)
-    files = {"ids.npy": tokens.stored(), **_join_lengths(stems, total, into)}
+    files = {"ids.npy": tokens.close(), **_join_lengths(stems, totals, into)}
     for name in ("starts", "items"):
         for chunk in _chunks(np.load(into / f"{name}.npy", mmap_mode="r")):
             digest.update(np.ascontiguousarray(chunk).data)
     return digest.hexdigest(), files
 
 
-def _join_lengths(stems: Sequence[Path], total: Mapping[str, int], into: Path) -> dict[str, Stored]:
+def _join_lengths(stems: Sequence[Path], totals: Mapping[str, int], into: Path) -> dict[str, StoredFile]:
     bounds = {"starts": "sequences", "items": "items", "documents": "documents"}
-    columns = {name: _Column(into / f"{name}.npy", LONG, total[what] + 1) for name, what in bounds.items()}
-    sizes = _Column(into / "bytes.npy", LONG, total["documents"])
-    for column in columns.values():
-        column.add(np.zeros(1, LONG))
+    writers = {name: _ArrayWriter(into / f"{name}.npy", LONG, totals[key] + 1) for name, key in bounds.items()}
+    sizes = _ArrayWriter(into / "bytes.npy", LONG, totals["documents"])
+    for writer in writers.values():
+        writer.add(np.zeros(1, LONG))
     for stem in stems:
         with np.load(stem.with_suffix(".npz")) as lengths:
-            for name, what in bounds.items():
-                columns[name].add_ends(lengths[what])
+            for name, key in bounds.items():
+                writers[name].add_ends(lengths[key])
             sizes.add(lengths["bytes"])
-    return {f"{name}.npy": column.stored() for name, column in {**columns, "bytes": sizes}.items()}
+    return {f"{name}.npy": writer.close() for name, writer in {**writers, "bytes": sizes}.items()}
 
 
 def _chunks(values: np.ndarray) -> Iterator[np.ndarray]:

@@ -1,1 +1,1 @@
-"""Files to examples."""
+"""Readers of data files: rows and validated examples."""

@@ -1,14 +1,14 @@
-"""Files to examples: `read_rows` gives dicts, `read_examples` what a task's schema makes of them, each with its place.
+"""Reader of data files: `read_rows` yields dicts, `read_examples` instances of a task's schema, each with its location.
 
 A source is a path, a glob pattern (its files in sorted order), or a list of parallel files, read in lock-step, line by
-line. The format goes by the file's ending, or by `data.format`: txt, tsv, csv, jsonl, conll (and .conllu), squad (of
-.json), each also .gz or .zst, and parquet. Where `data.columns` is omitted, csv, jsonl, squad and parquet go by the
-names of the fields; tsv, conll and parallel files by their order; a line of txt is the one field (in full:
-`weft.data.readers.columns`).
+line. The format is given by the file's extension or by `data.format`: txt, tsv, csv, jsonl, conll (and .conllu), squad
+(of .json), each also .gz or .zst, and parquet. Where `data.columns` is omitted, csv, jsonl, squad and parquet map
+columns by the names of the fields; tsv, conll and parallel files by their order; a line of txt is the single field (in
+full: `weft.data.readers.columns`).
 
-All but squad is streamed: memory is bounded by `data.max_line_bytes`, however large the file. A bad row raises a
-`DataError` that begins with `file:line`, or under `data.on_bad_rows: skip` is passed over and counted. What is wrong
-with a file as a whole (missing, a directory, UTF-16, damaged, empty, parallel files of unequal length) always raises.
+All formats but squad are streamed: memory is bounded by `data.max_line_bytes`, however large the file. A bad row raises
+a `DataError` that begins with `file:line`, or with `data.on_bad_rows: skip` is skipped and counted. An error of a whole
+file (missing, a directory, UTF-16, damaged, empty, parallel files of unequal length) is always raised.
 """
 
 import glob
@@ -23,15 +23,15 @@ from weft.config.schema import Data
 from weft.data.readers.columns import Columns, Row, Rows, joined
 from weft.data.readers.documents import read_documents
 from weft.data.readers.formats import READERS, read_parallel
-from weft.data.readers.lines import BadRow, Stretch, check_file, count
+from weft.data.readers.lines import BadRow, FileSlice, check_file, count
 from weft.errors import ConfigError, DataError
 
 E = TypeVar("E", bound=BaseModel)
-_REASONS = 5
+_MAX_REASONS = 5
 
 
 class Place(NamedTuple):
-    """Where a row starts."""
+    """File and first line of a row."""
 
     file: str
     line: int
@@ -42,15 +42,15 @@ class Place(NamedTuple):
 
 @dataclass
 class Skipped:
-    """What `data.on_bad_rows: skip` passed over: how many rows, and why the first of them were bad."""
+    """Rows skipped by `data.on_bad_rows: skip`: their number, and the errors of the first ones."""
 
     count: int = 0
     reasons: list[str] = field(default_factory=list)
 
     def add(self, error: DataError) -> None:
-        """Count one row."""
+        """Count one skipped row."""
         self.count += 1
-        if len(self.reasons) < _REASONS:
+        if len(self.reasons) < _MAX_REASONS:
             self.reasons.append(str(error))
 
     def __str__(self) -> str:
@@ -63,57 +63,57 @@ class Skipped:
 def read_rows(
     source: str | list[str], data: Data, fields: Sequence[str], skipped: Skipped | None = None
 ) -> Iterator[tuple[Place, Row]]:
-    """Yield each row as a dict of `fields`, all of which must be in the data."""
+    """Return an iterator of rows as dicts of `fields`, all of which must be in the data."""
     columns = Columns.of(data, fields, frozenset(fields))
-    return _rows(source, data, columns, Skipped() if skipped is None else skipped)
+    return _iter_rows(source, data, columns, Skipped() if skipped is None else skipped)
 
 
 def read_examples(source: str | list[str], data: Data, schema: type[E], skipped: Skipped) -> Iterator[tuple[Place, E]]:
-    """Yield each row as a checked `schema`, whose fields with a default may be missing from the data."""
+    """Return an iterator of rows validated by `schema`; fields with a default may be missing from the data."""
     required = frozenset(name for name, info in schema.model_fields.items() if info.is_required())
     columns = Columns.of(data, list(schema.model_fields), required)
-    return _examples(source, data, columns, schema, skipped)
+    return _iter_examples(source, data, columns, schema, skipped)
 
 
-def _examples(
+def _iter_examples(
     source: str | list[str], data: Data, columns: Columns, schema: type[E], skipped: Skipped
 ) -> Iterator[tuple[Place, E]]:
     validate = schema.__pydantic_validator__.validate_python
     before, empty = skipped.count, True
-    for place, row in _rows(source, data, columns, skipped):
+    for place, row in _iter_rows(source, data, columns, skipped):
         try:
             example = validate(row)
         except ValidationError as error:
-            _pass_over(BadRow(f"{place}: {_first_fault(error)}"), data, skipped)
+            _skip_or_raise(BadRow(f"{place}: {_validation_message(error)}"), data, skipped)
         else:
             empty = False
             yield place, example
-    if empty and not isinstance(source, Stretch):  # there are other stretches
-        raise _no_rows(str(source), skipped, before)
+    if empty and not isinstance(source, FileSlice):  # other slices of the file may have rows
+        raise _no_rows_error(str(source), skipped, before)
 
 
-def _rows(source: str | list[str], data: Data, columns: Columns, skipped: Skipped) -> Iterator[tuple[Place, Row]]:
-    for name, rows in _open_all(source, data, columns):
+def _iter_rows(source: str | list[str], data: Data, columns: Columns, skipped: Skipped) -> Iterator[tuple[Place, Row]]:
+    for name, rows in _open_files(source, data, columns):
         before, empty = skipped.count, True
         for line, row in rows:
             if isinstance(row, BadRow):
-                _pass_over(row, data, skipped)
+                _skip_or_raise(row, data, skipped)
             else:
                 empty = False
                 if columns.lists:
                     row = joined(row, columns.lists)
-                yield tuple.__new__(Place, (name, line)), row  # what Place(name, line) does, in half the time
-        if empty and not (isinstance(name, Stretch) and not name.whole):
-            raise _no_rows(name, skipped, before)
+                yield tuple.__new__(Place, (name, line)), row  # Place(name, line), in half the time
+        if empty and not (isinstance(name, FileSlice) and not name.whole):
+            raise _no_rows_error(name, skipped, before)
 
 
-def _pass_over(bad: BadRow, data: Data, skipped: Skipped) -> None:
+def _skip_or_raise(bad: BadRow, data: Data, skipped: Skipped) -> None:
     if data.on_bad_rows == "error":
         raise DataError(f"{bad}; or pass over bad rows with data.on_bad_rows: skip") from None
     skipped.add(bad)
 
 
-def _no_rows(name: str, skipped: Skipped, before: int) -> DataError:
+def _no_rows_error(name: str, skipped: Skipped, before: int) -> DataError:
     bad = skipped.count - before
     if not bad:
         return DataError(f"{name}: there are no rows in it; is it the right file?")
@@ -121,45 +121,45 @@ def _no_rows(name: str, skipped: Skipped, before: int) -> DataError:
     return DataError(f"{name}: no good rows in it, {count(bad, 'row')} skipped as bad{first}")
 
 
-def _open_all(source: str | list[str], data: Data, columns: Columns) -> Iterator[tuple[str, Rows]]:
+def _open_files(source: str | list[str], data: Data, columns: Columns) -> Iterator[tuple[str, Rows]]:
     if isinstance(source, list):
         _check_parallel(source, data)
         return iter([(source[0], read_parallel(source, columns, data.max_line_bytes))])
-    paths, formats = files_of(source, data)
+    paths, formats = resolve_files(source, data)
     if data.documents != "lines":
-        _check_plain(formats, data)
+        _check_plain_text(formats, data)
         return ((path, read_documents(path, columns, data)) for path in paths)
     return (
         (path, READERS[format](path, columns, data.max_line_bytes)) for path, format in zip(paths, formats, strict=True)
     )
 
 
-def files_of(source: str, data: Data) -> tuple[list[str], list[str]]:
-    """Say which files a path or a pattern names, and the format of each."""
-    paths = _match(source)
-    formats = [_format(path, data) for path in paths]
+def resolve_files(source: str, data: Data) -> tuple[list[str], list[str]]:
+    """Return the files that match a path or a glob pattern, and the format of each."""
+    paths = _expand_glob(source)
+    formats = [_file_format(path, data) for path in paths]
     _check_header(formats, data)
     return paths, formats
 
 
-def _match(source: str) -> list[str]:
+def _expand_glob(source: str) -> list[str]:
     if not glob.has_magic(source) or Path(source).exists():
         check_file(source)
         return [source]
-    # Not Path.glob, which takes hidden files too, such as the ._* that some systems leave beside each file.
+    # Not Path.glob, which matches hidden files too, such as the ._* that some systems create for each file.
     paths = sorted(path for path in glob.glob(source, recursive=True) if Path(path).is_file())  # noqa: PTH207
     if not paths:
         raise DataError(f"{source}: no file matches this pattern; a relative one starts at {Path.cwd()}")
     return paths
 
 
-def _ending(path: str) -> str:
+def _extension(path: str) -> str:
     return PurePath(path.lower().removesuffix(".gz").removesuffix(".zst")).suffix[1:]
 
 
-def _format(path: str, data: Data) -> str:
-    ending = _ending(path)
-    format = data.format or {"conllu": "conll", "json": "squad"}.get(ending, ending)
+def _file_format(path: str, data: Data) -> str:
+    extension = _extension(path)
+    format = data.format or {"conllu": "conll", "json": "squad"}.get(extension, extension)
     if format not in READERS:
         raise ConfigError(f"{path}: its ending names no format; set data.format to one of {', '.join(READERS)}")
     if format == "parquet" and path.lower().endswith((".gz", ".zst")):
@@ -171,7 +171,7 @@ def _check_parallel(paths: list[str], data: Data) -> None:
     if not paths:
         raise ConfigError("a list of parallel files must not be empty; give a path, or one file a column")
     for path in paths:
-        format = data.format or _ending(path)
+        format = data.format or _extension(path)
         if format in READERS and format != "txt":
             raise ConfigError(
                 f"{path}: a list means parallel files of plain text, line by line, but this is {format}; for files one "
@@ -181,7 +181,7 @@ def _check_parallel(paths: list[str], data: Data) -> None:
     _check_header(["txt"], data)
 
 
-def _check_plain(formats: list[str], data: Data) -> None:
+def _check_plain_text(formats: list[str], data: Data) -> None:
     if other := set(formats) - {"txt"}:
         how = data.documents
         raise ConfigError(f"data.documents: {how!r} is for plain text, but this is {min(other)}; leave it out")
@@ -192,13 +192,13 @@ def _check_header(formats: list[str], data: Data) -> None:
         raise ConfigError(f"data.header: must be left out, since {min(other)} has no header line, but is true instead")
 
 
-def _first_fault(error: ValidationError) -> str:
+def _validation_message(error: ValidationError) -> str:
     first, *more = error.errors(include_url=False)
-    place = ".".join(str(part) for part in first["loc"])
+    location = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    got = f", but is {_short(first['input'])} instead" if first["type"] != "missing" else ""
+    actual = f", but is {_short(first['input'])} instead" if first["type"] != "missing" else ""
     others = f" (and {len(more)} more)" if more else ""
-    return f"{place + ': ' if place else ''}{message[:1].lower()}{message[1:]}{got}{others}"
+    return f"{location + ': ' if location else ''}{message[:1].lower()}{message[1:]}{actual}{others}"
 
 
 def _short(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""Files to lines of text: plain, gzip or zstd, streamed, with no line ever held past its limit.
+"""Reader of text lines from plain, gzip or zstd files, streamed, with a limit on the bytes of a line.
 
-A line is what a newline ends, and nothing else (so no U+2028 inside a sentence splits it). It keeps its end, since csv
-needs it. A UTF-8 byte-order mark is dropped. What is wrong with one line comes back in the line's place, as a `BadRow`,
-so that parallel files stay in step; what is wrong with a whole file is raised.
+Only a newline ends a line (a U+2028 inside a sentence does not split it). A line keeps its newline, since csv needs it.
+A UTF-8 byte-order mark is dropped. An error in one line is yielded in its place, as a `BadRow`, so that parallel files
+stay aligned; an error of a whole file is raised.
 """
 
 import codecs
@@ -19,9 +19,9 @@ from weft.errors import DataError
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-LINE_COST = 100  # bytes that Python spends on a line beside its text: bounds a record of many short lines
+LINE_OVERHEAD = 100  # bytes of a Python string besides its text: bounds a record of many short lines
 _BUFFER = 1 << 18
-_WIDE = {  # the longer mark first: UTF-32's begins with UTF-16's
+_BOMS = {  # UTF-32 first: its byte-order mark begins with that of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
@@ -29,14 +29,14 @@ _WIDE = {  # the longer mark first: UTF-32's begins with UTF-16's
 }
 
 
-class Stretch(str):
-    """A path, and which of its bytes to read, from the start of a line on to the end of one; `line` come before."""
+class FileSlice(str):
+    """A path with a byte range of whole lines to read; `line` is the number of lines before it."""
 
-    def __new__(cls, path: str, start: int = 0, stop: int | None = None, line: int = 0) -> "Stretch":
-        """Take all of the file where nothing else is said."""
-        found = super().__new__(cls, path)
-        found.start, found.stop, found.line = start, stop, line
-        return found
+    def __new__(cls, path: str, start: int = 0, stop: int | None = None, line: int = 0) -> "FileSlice":
+        """Return a slice, by default of the whole file."""
+        instance = super().__new__(cls, path)
+        instance.start, instance.stop, instance.line = start, stop, line
+        return instance
 
     start: int
     stop: int | None
@@ -44,14 +44,14 @@ class Stretch(str):
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of the file."""
+        """Whether it is the whole file."""
         return self.stop is None
 
 
-class BadRow(DataError):  # noqa: N818 (a value in a stream of rows, before it is an error)
-    """What is wrong with one row; `data.on_bad_rows: skip` passes over it.
+class BadRow(DataError):  # noqa: N818 (yielded as a value in a stream of rows, before it is raised)
+    """The error of one row; `data.on_bad_rows: skip` skips it.
 
-    `text` is a line's nearest reading, where it has one: csv needs its quotes to find the end of the record.
+    `text` is the line decoded with replacement characters, if possible: csv needs its quotes to find the record's end.
     """
 
     def __init__(self, message: str, text: str | None = None) -> None:
@@ -60,17 +60,17 @@ class BadRow(DataError):  # noqa: N818 (a value in a stream of rows, before it i
 
 
 def count(number: int, noun: str) -> str:
-    """Write a number with its noun: `1 column`, `1,200 columns`."""
+    """Return a number with its noun: `1 column`, `1,200 columns`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def chomp(line: str) -> str:
-    """Drop a line's end, `\\n` or `\\r\\n`."""
+    """Return a line without its newline, `\\n` or `\\r\\n`."""
     return line.removesuffix("\n").removesuffix("\r")
 
 
 def check_file(path: str) -> None:
-    """Raise where `path` is missing or is a directory, before anything is read."""
+    """Raise if `path` is missing or is a directory, before anything is read."""
     try:
         if stat.S_ISDIR(Path(path).stat().st_mode):
             raise IsADirectoryError(path)
@@ -79,36 +79,36 @@ def check_file(path: str) -> None:
 
 
 def read_lines(path: str, limit: int) -> Iterator[tuple[int, str | BadRow]]:
-    """Yield each line with its number, from 1; a line of more than `limit` bytes is bad and is not held."""
-    number = first = path.line if isinstance(path, Stretch) else 0
+    """Yield each line with its number, from 1; a line of more than `limit` bytes is a `BadRow` and is not buffered."""
+    number = first = path.line if isinstance(path, FileSlice) else 0
     try:
         with _open(path) as stream:
             if not first:
-                _drop_mark(path, stream)
-            while raw := stream.readline(limit + 2):  # room for \r\n: past the limit, the line's end is not in sight
+                _skip_bom(path, stream)
+            while raw := stream.readline(limit + 2):  # room for \r\n; a longer line is read without its newline
                 number += 1
                 if len(raw) > limit and len(raw.removesuffix(b"\n").removesuffix(b"\r")) > limit:
-                    _discard(raw, stream)
-                    yield number, _too_long(path, number, limit)
+                    _discard_line(raw, stream)
+                    yield number, _too_long_error(path, number, limit)
                 else:
                     yield number, _decode(path, number, raw)
     except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error, number) from None
 
 
-class _Between(io.RawIOBase):
-    """Some of a file's bytes."""
+class _FileRange(io.RawIOBase):
+    """A byte range of a file, as a raw stream."""
 
     def __init__(self, path: str, start: int, stop: int) -> None:
-        self._file, self._left = io.FileIO(path), stop - start
+        self._file, self._remaining = io.FileIO(path), stop - start
         self._file.seek(start)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: "WriteableBuffer") -> int:
-        size = self._file.readinto(memoryview(buffer)[: self._left]) or 0
-        self._left -= size
+        size = self._file.readinto(memoryview(buffer)[: self._remaining]) or 0
+        self._remaining -= size
         return size
 
     def close(self) -> None:
@@ -117,13 +117,13 @@ class _Between(io.RawIOBase):
 
 
 def open_bytes(path: str) -> io.BufferedReader:
-    """Open a file, plain, gzip or zstd; what then goes wrong in reading it is for `unreadable` to say."""
+    """Return a binary stream of a plain, gzip or zstd file; `unreadable` converts its errors."""
     return _open(path)
 
 
 def _open(path: str) -> io.BufferedReader:
-    if isinstance(path, Stretch) and path.stop is not None:
-        return io.BufferedReader(_Between(path, path.start, path.stop), _BUFFER)
+    if isinstance(path, FileSlice) and path.stop is not None:
+        return io.BufferedReader(_FileRange(path, path.start, path.stop), _BUFFER)
     if path.lower().endswith(".gz"):
         return io.BufferedReader(gzip.open(path, "rb"), _BUFFER)
     if path.lower().endswith(".zst"):
@@ -132,7 +132,7 @@ def _open(path: str) -> io.BufferedReader:
 
 
 def _open_zstd(path: str) -> io.RawIOBase:
-    # Not the zstandard package: its stream reader takes a file that is cut short for one that ends there.
+    # Not the zstandard package: its stream reader does not detect a truncated file.
     try:
         import pyarrow
     except ImportError:
@@ -141,21 +141,21 @@ def _open_zstd(path: str) -> io.RawIOBase:
     return stream
 
 
-def _drop_mark(path: str, stream: io.BufferedReader) -> None:
+def _skip_bom(path: str, stream: io.BufferedReader) -> None:
     head = stream.peek(4)[:4]
-    for mark, name in _WIDE.items():
-        if head.startswith(mark):
+    for bom, name in _BOMS.items():
+        if head.startswith(bom):
             raise DataError(f"{path}: is {name}, not UTF-8; convert it: iconv -f {name} -t UTF-8 '{path}' > new")
     if head.startswith(codecs.BOM_UTF8):
         stream.read(len(codecs.BOM_UTF8))
 
 
-def _discard(raw: bytes, stream: io.BufferedReader) -> None:
+def _discard_line(raw: bytes, stream: io.BufferedReader) -> None:
     while raw and not raw.endswith(b"\n"):
         raw = stream.readline(_BUFFER)
 
 
-def _too_long(path: str, number: int, limit: int) -> BadRow:
+def _too_long_error(path: str, number: int, limit: int) -> BadRow:
     return BadRow(f"{path}:{number}: the line has more than {limit:,} bytes; split it, or raise data.max_line_bytes")
 
 
@@ -177,7 +177,7 @@ def _decode(path: str, number: int, raw: bytes) -> str | BadRow:
 
 
 def unreadable(path: str, error: Exception, lines: int = 0) -> DataError:
-    """Turn what the system says of a file into an error with a remedy; `lines` were read before it."""
+    """Return a `DataError` with a remedy for a system error; `lines` is the number of lines read before it."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return DataError(f"{path}: there is no such file; a relative path starts at {Path.cwd()}")
     if isinstance(error, IsADirectoryError):

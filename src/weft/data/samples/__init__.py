@@ -1,1 +1,1 @@
-"""The data sets that ship with weft."""
+"""Sample data sets that ship with weft."""

@@ -1,19 +1,19 @@
-"""Dates and times, said in one language by CLDR's patterns, each field marked with what it is."""
+"""Dates and times formatted with CLDR's patterns, each field labelled with its type."""
 
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-Part = tuple[str, str]  # what a stretch of text stands for ("" for nothing), and the text
+Part = tuple[str, str]  # type of a field ("" for literal text), and its text
 
-# CLDR has narrow, thin and no-break spaces, dashes and direction marks that nobody types.
+# Normalizes CLDR's narrow, thin and no-break spaces, dashes and direction marks to what people type.
 TYPED = str.maketrans(dict.fromkeys("\u00a0\u2009\u202f", " ") | {"–": "-"} | dict.fromkeys("\u061c\u200e\u200f"))
-# CLDR's join of a long date and a time; Babel carries it or not, according to its version.
+# CLDR's join of a long date and a time; only some versions of Babel have it.
 AT = {"en": " at ", "fr": " à ", "de": " um "}
 
 
-class Voice:
-    """Says dates and times in one language, as `babel.dates` does, with each field marked and remembered."""
+class DateFormatter:
+    """Formats dates and times in one language, as `babel.dates` does, with labelled and cached fields."""
 
     def __init__(self, language: str) -> None:
         from babel import Locale
@@ -27,18 +27,18 @@ class Voice:
         self._tokens: dict[str, list[tuple[str, Any]]] = {}
         self._texts: dict[tuple[tuple[str, int], int], str] = {}
 
-    def say(self, day: str | None, clock: str | None, when: datetime) -> list[Part]:
-        """Say a date, a time or both; `day` and `clock` are CLDR's lengths or skeletons."""
-        parts = self.fill(self._pattern("date_formats", day), when) if day else []
+    def format(self, day: str | None, clock: str | None, when: datetime) -> list[Part]:
+        """Return the fields of a date, a time or both; `day` and `clock` are CLDR's lengths or skeletons."""
+        parts = self.fill_pattern(self._pattern("date_formats", day), when) if day else []
         if day and clock:
             parts.append(("", self._at if day in ("full", "long") else ", "))
         if clock:
-            fields = self.fill(self._pattern("time_formats", clock), when)
+            fields = self.fill_pattern(self._pattern("time_formats", clock), when)
             parts.append(("TIME", "".join([text for _, text in fields])))
         return parts
 
-    def fill(self, pattern: str, when: datetime) -> list[Part]:
-        """Fill in one of CLDR's patterns, such as `EEEE, MMMM d, y`."""
+    def fill_pattern(self, pattern: str, when: datetime) -> list[Part]:
+        """Return the fields of one of CLDR's patterns, such as `EEEE, MMMM d, y`, for a moment."""
         if pattern not in self._tokens:
             self._tokens[pattern] = self._tokenize(pattern.translate(TYPED))
         tokens = self._tokens[pattern]
@@ -60,7 +60,7 @@ class Voice:
         return name, self._texts[key]
 
 
-# The letters of CLDR's patterns: what each stands for, and the part of a moment that decides its text.
+# The letters of CLDR's patterns: the type of each, and the part of a moment that determines its text.
 FIELDS: dict[str, tuple[str, Callable[[datetime], int]]] = {
     "E": ("WEEKDAY", lambda when: when.weekday()),
     "y": ("YEAR", lambda when: when.year),

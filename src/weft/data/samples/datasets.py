@@ -1,14 +1,14 @@
-"""The data sets that ship with weft, made on the fly: no files, no network.
+"""Sample data sets that ship with weft, generated on the fly: no files, no network.
 
-| name | task | from | what a row is split by |
+| name | task | source | key of the split |
 |---|---|---|---|
-| `dates` | translate | Babel's CLDR tables | the calendar days it speaks of |
-| `langid` | classify | Babel's CLDR tables | its text, whatever the case of its letters |
+| `dates` | translate | Babel's CLDR tables | the calendar days in it |
+| `langid` | classify | Babel's CLDR tables | its text, case-folded |
 | `dateparts` | tag | Babel's CLDR tables | its words |
 | `pydoc` | lm | CPython's `pydoc_data.topics` | the manual's topic |
 
-A stable hash of that content, never an index or a seed, says whether a row is for train, valid or test: nothing that a
-model is tested on was seen in training. The rows are the same on every machine with the same Babel and Python.
+A stable hash of the key, never an index or a seed, assigns a row to train, valid or test: no test content occurs in
+training. The rows are the same on every machine with the same Babel and Python.
 """
 
 import re
@@ -22,7 +22,7 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
-from weft.data.samples.cldr import AT, TYPED, Part, Voice
+from weft.data.samples.cldr import AT, TYPED, DateFormatter, Part
 from weft.errors import DataError, did_you_mean
 
 Row = dict[str, Any]
@@ -41,18 +41,18 @@ class Sample:
     make: Callable[[], Iterator[tuple[str, Row]]]  # (split, row)
 
     def rows(self) -> Iterator[Row]:
-        """Give all rows, in a fixed shuffled order, none twice."""
+        """Return all rows, in a fixed shuffled order, without duplicates."""
         return (row for _, row in self.make())
 
 
 def read_sample(name: str, split: str) -> Iterator[tuple[str, Row]]:
-    """Give the rows of one split, each with its place, such as `dates:train:17`."""
+    """Return the rows of one split, each with its location, such as `dates:train:17`."""
     if name not in SAMPLES:
         raise DataError(f"data.sample: no data set {name!r} ships with weft; {did_you_mean(name, SAMPLES)}")
     if split not in SPLITS:
         raise DataError(f"data.sample: {name} has no split {split!r}; {did_you_mean(split, SPLITS)}")
-    rows = (row for where, row in _made(name) if where == split)
-    return ((f"{name}:{split}:{number}", _copied(row)) for number, row in enumerate(rows, 1))
+    rows = (row for row_split, row in _made(name) if row_split == split)
+    return ((f"{name}:{split}:{number}", _copy_row(row)) for number, row in enumerate(rows, 1))
 
 
 @cache  # train, valid and test are read one after another
@@ -60,31 +60,31 @@ def _made(name: str) -> list[tuple[str, Row]]:
     return list(SAMPLES[name].make())
 
 
-def _copied(row: Row) -> Row:
-    """Copy a row and its lists, so that a reader who changes them changes nobody else's."""
+def _copy_row(row: Row) -> Row:
+    """Return a copy of a row and its lists, so that changes do not affect the cache."""
     return {field: copy(value) for field, value in row.items()}
 
 
-def _point(content: str, use: str) -> float:
-    """Hash to [0, 1), alike on every machine; another `use` gives an unrelated point."""
+def _hash_to_unit(content: str, use: str) -> float:
+    """Return a hash in [0, 1), equal on every machine; hashes with different `use` are independent."""
     digest = blake2b(content.encode(), digest_size=8, person=use.encode()).digest()
     return int.from_bytes(digest, "big") / 2**64
 
 
-def _split(content: str, held_out: float) -> str:
-    """Assign content to a split: the share `held_out` to test and as much to valid."""
-    point = _point(content, "split")
+def _assign_split(content: str, held_out: float) -> str:
+    """Return the split of a key: a share `held_out` goes to test and as much to valid."""
+    point = _hash_to_unit(content, "split")
     return "test" if point < held_out else "valid" if point < 2 * held_out else "train"
 
 
-def _draw_moment(draw: Random) -> datetime:
-    """Draw a moment of the years 1900 to 2099."""
+def _draw_moment(rng: Random) -> datetime:
+    """Return a random moment in the years 1900 to 2099."""
     first, last = date(1900, 1, 1).toordinal(), date(2099, 12, 31).toordinal()
-    day = date.fromordinal(draw.randrange(first, last + 1))
-    return datetime.combine(day, time(draw.randrange(24), draw.randrange(60), draw.randrange(60)))
+    day = date.fromordinal(rng.randrange(first, last + 1))
+    return datetime.combine(day, time(rng.randrange(24), rng.randrange(60), rng.randrange(60)))
 
 
-# (date, time, from-to): how often. Long ones are many: they are what a single vector cannot hold.
+# (date, time, range): weight. Long ones are frequent: a single vector cannot encode them.
 _DATE_FORMS: dict[tuple[str | None, str | None, bool], int] = {
     ("full", None, False): 16,
     ("full", "short", False): 20,
@@ -108,34 +108,34 @@ _DATES_TRAIN, _DATES_HELD_OUT = 50_000, 1_000
 
 
 def _dates() -> Iterator[tuple[str, Row]]:
-    """Draw forms and moments until every split is full; a text comes once, so its target is a function of it."""
-    english, french = Voice("en"), Voice("fr")
-    draw = Random("weft dates")
+    """Yield random formats and moments until every split is full; texts are unique, so each has one target."""
+    english, french = DateFormatter("en"), DateFormatter("fr")
+    rng = Random("weft dates")
     forms, weights = list(_DATE_FORMS), list(_DATE_FORMS.values())
     room = {"train": _DATES_TRAIN, "valid": _DATES_HELD_OUT, "test": _DATES_HELD_OUT}
-    seen = set()
+    texts = set()
     while any(room.values()):
-        day, clock, span = draw.choices(forms, weights)[0]
-        when = _draw_moment(draw)
-        moments = sorted((when, _draw_partner(when, draw))) if span else [when]
-        text = " - ".join(_join(english.say(day, clock, moment)) for moment in moments)
+        day, clock, span = rng.choices(forms, weights)[0]
+        when = _draw_moment(rng)
+        moments = sorted((when, _draw_partner(when, rng))) if span else [when]
+        text = " - ".join(_join(english.format(day, clock, moment)) for moment in moments)
         split = _dates_split(text if day in _NO_WHOLE_DATE else when.date().isoformat())
-        if room[split] and text not in seen:
-            seen.add(text)
+        if room[split] and text not in texts:
+            texts.add(text)
             room[split] -= 1
-            target = " - ".join(_join(french.say(day, clock, moment)) for moment in moments)
+            target = " - ".join(_join(french.format(day, clock, moment)) for moment in moments)
             yield split, {"text": text, "target": target}
 
 
 def _dates_split(content: str) -> str:
-    return _split(content, _DATES_HELD_OUT / (_DATES_TRAIN + 2 * _DATES_HELD_OUT))
+    return _assign_split(content, _DATES_HELD_OUT / (_DATES_TRAIN + 2 * _DATES_HELD_OUT))
 
 
-def _draw_partner(when: datetime, draw: Random) -> datetime:
-    """Draw another day of the same split: a test day is in no training row, not even at one end of a span."""
+def _draw_partner(when: datetime, rng: Random) -> datetime:
+    """Return another random day of the same split: no test day is in a training row, not even as one end of a range."""
     split = _dates_split(when.date().isoformat())
     while True:
-        other = _draw_moment(draw)
+        other = _draw_moment(rng)
         if other.date() != when.date() and _dates_split(other.date().isoformat()) == split:
             return other
 
@@ -153,19 +153,19 @@ LANGUAGES = (
 
 
 def _langid() -> Iterator[tuple[str, Row]]:
-    """Take the names that only one language has, so that every row has an answer."""
-    spoken: dict[str, dict[str, str]] = defaultdict(dict)  # a name without case -> language -> the name
+    """Yield names that only one language has, so that every row has a unique label."""
+    names: dict[str, dict[str, str]] = defaultdict(dict)  # a name without case -> language -> the name
     for language in LANGUAGES:
         for name in sorted(_names(language)):
-            spoken[name.casefold()].setdefault(language, name)
-    for folded in sorted(spoken, key=lambda folded: _point(folded, "order")):
-        if len(spoken[folded]) == 1:
-            ((language, name),) = spoken[folded].items()
-            yield _split(folded, 0.05), {"text": name, "label": language}
+            names[name.casefold()].setdefault(language, name)
+    for folded in sorted(names, key=lambda folded: _hash_to_unit(folded, "order")):
+        if len(names[folded]) == 1:
+            ((language, name),) = names[folded].items()
+            yield _assign_split(folded, 0.05), {"text": name, "label": language}
 
 
 def _names(language: str) -> set[str]:
-    """Collect what a language calls languages, countries, scripts, currencies, units, months and weekdays."""
+    """Return a language's names of languages, countries, scripts, currencies, units, months and weekdays."""
     from babel import Locale
 
     locale = Locale.parse(language)
@@ -193,24 +193,24 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def _dateparts() -> Iterator[tuple[str, Row]]:
-    """List one to three things, a date or time at least among them, as CLDR lists them in English, French or German."""
-    voices = {language: Voice(language) for language in AT}
-    draw = Random("weft dateparts")
-    seen: set[str] = set()
-    while len(seen) < _DATEPARTS:
-        voice = voices[draw.choice(("en", "en", "fr", "de"))]
-        items = [draw.choice(_TEMPORAL)(voice, draw)]
-        items += [draw.choice(_TEMPORAL + _OTHER)(voice, draw) for _ in range(draw.randrange(3))]
-        draw.shuffle(items)
-        row = _tagged(_listed(voice, items, draw.choice(("standard", "or"))))
+    """Yield CLDR-formatted lists of one to three items, at least one a date or time, in English, French or German."""
+    formatters = {language: DateFormatter(language) for language in AT}
+    rng = Random("weft dateparts")
+    contents: set[str] = set()
+    while len(contents) < _DATEPARTS:
+        formatter = formatters[rng.choice(("en", "en", "fr", "de"))]
+        items = [rng.choice(_TEMPORAL)(formatter, rng)]
+        items += [rng.choice(_TEMPORAL + _OTHER)(formatter, rng) for _ in range(rng.randrange(3))]
+        rng.shuffle(items)
+        row = _bio_tag(_format_list(formatter, items, rng.choice(("standard", "or"))))
         content = " ".join(row["words"])
-        if content not in seen:
-            seen.add(content)
-            yield _split(content, 0.05), row
+        if content not in contents:
+            contents.add(content)
+            yield _assign_split(content, 0.05), row
 
 
-def _tagged(parts: list[Part]) -> Row:
-    """Cut parts into words; a word is letters and digits, or one mark."""
+def _bio_tag(parts: list[Part]) -> Row:
+    """Return the words of labelled parts with BIO tags; a word is letters and digits, or one punctuation character."""
     words, tags = [], []
     for entity, text in parts:
         for index, word in enumerate(_WORD.findall(text.translate(TYPED))):
@@ -219,54 +219,54 @@ def _tagged(parts: list[Part]) -> Row:
     return {"words": words, "tags": tags}
 
 
-def _listed(voice: Voice, items: list[list[Part]], style: str) -> list[Part]:
+def _format_list(formatter: DateFormatter, items: list[list[Part]], style: str) -> list[Part]:
     from babel.lists import format_list
 
-    marks = [chr(0xE000 + index) for index in range(len(items))]  # private-use characters: in no text of CLDR's
-    pieces = re.split("([\ue000-\ue0ff])", format_list(marks, style=style, locale=voice.locale))
-    return [part for piece in pieces for part in (items[marks.index(piece)] if piece in marks else [("", piece)])]
+    keys = [chr(0xE000 + index) for index in range(len(items))]  # private-use characters: in no text of CLDR's
+    pieces = re.split("([\ue000-\ue0ff])", format_list(keys, style=style, locale=formatter.locale))
+    return [part for piece in pieces for part in (items[keys.index(piece)] if piece in keys else [("", piece)])]
 
 
-def _moment(voice: Voice, draw: Random) -> list[Part]:
-    day, clock = draw.choice(_MOMENTS)
-    return voice.say(day, clock, _draw_moment(draw))
+def _moment(formatter: DateFormatter, rng: Random) -> list[Part]:
+    day, clock = rng.choice(_MOMENTS)
+    return formatter.format(day, clock, _draw_moment(rng))
 
 
-def _range(voice: Voice, draw: Random) -> list[Part]:
-    """Say a range of days in CLDR's short way, which leaves out what both ends share: `Jan 12 - 15, 2023`."""
-    start = _draw_moment(draw)
-    end = start + timedelta(days=draw.randrange(1, 60))
-    patterns = voice.locale.interval_formats[draw.choice(("yMMMd", "yMMMEd"))]
+def _range(formatter: DateFormatter, rng: Random) -> list[Part]:
+    """Return a range of days in CLDR's short format, which omits what both ends share: `Jan 12 - 15, 2023`."""
+    start = _draw_moment(rng)
+    end = start + timedelta(days=rng.randrange(1, 60))
+    patterns = formatter.locale.interval_formats[rng.choice(("yMMMd", "yMMMEd"))]
     differs = "y" if start.year != end.year else "M" if start.month != end.month else "d"
     first, second = patterns[differs]
-    return voice.fill(first, start) + voice.fill(second, end)
+    return formatter.fill_pattern(first, start) + formatter.fill_pattern(second, end)
 
 
-def _hours(voice: Voice, draw: Random) -> list[Part]:
-    start, end = _draw_moment(draw), _draw_moment(draw)
-    return [*voice.say(None, "short", start), ("", " - "), *voice.say(None, "short", end)]
+def _hours(formatter: DateFormatter, rng: Random) -> list[Part]:
+    start, end = _draw_moment(rng), _draw_moment(rng)
+    return [*formatter.format(None, "short", start), ("", " - "), *formatter.format(None, "short", end)]
 
 
-def _delta(voice: Voice, draw: Random) -> list[Part]:
-    """Say how long, or how long ago or ahead: `3 days`, `3 days ago`."""
+def _delta(formatter: DateFormatter, rng: Random) -> list[Part]:
+    """Return a duration, or a time relative to now: `3 days`, `3 days ago`."""
     from babel.dates import TIMEDELTA_UNITS, format_timedelta
 
-    entity, unit = draw.choice(("DURATION", "RELATIVE")), draw.choice(_SPANS)
-    seconds = draw.choice((-1, 1)) * draw.randrange(1, 60) * dict(TIMEDELTA_UNITS)[unit]
+    entity, unit = rng.choice(("DURATION", "RELATIVE")), rng.choice(_SPANS)
+    seconds = rng.choice((-1, 1)) * rng.randrange(1, 60) * dict(TIMEDELTA_UNITS)[unit]
     directed, threshold = entity == "RELATIVE", float("inf")  # the threshold keeps 36 hours from becoming 2 days
-    return [(entity, format_timedelta(seconds, unit, threshold, directed, locale=voice.locale))]
+    return [(entity, format_timedelta(seconds, unit, threshold, directed, locale=formatter.locale))]
 
 
-def _quantity(voice: Voice, draw: Random) -> list[Part]:
-    """Say a number that looks like a day or a year, and is neither."""
+def _quantity(formatter: DateFormatter, rng: Random) -> list[Part]:
+    """Return a quantity whose number could be a day or a year, as a distractor."""
     from babel.units import format_unit
 
-    number = draw.choice((draw.randrange(1, 32), draw.randrange(1900, 2100)))
-    return [("", format_unit(number, draw.choice(_UNITS), format="0", locale=voice.locale))]
+    number = rng.choice((rng.randrange(1, 32), rng.randrange(1900, 2100)))
+    return [("", format_unit(number, rng.choice(_UNITS), format="0", locale=formatter.locale))]
 
 
-def _country(voice: Voice, draw: Random) -> list[Part]:
-    return [("", draw.choice(voice.countries))]
+def _country(formatter: DateFormatter, rng: Random) -> list[Part]:
+    return [("", rng.choice(formatter.countries))]
 
 
 _TEMPORAL = (_moment, _moment, _moment, _range, _hours, _delta, _delta)
@@ -274,20 +274,20 @@ _OTHER = (_quantity, _quantity, _quantity, _country)
 
 
 def _pydoc() -> Iterator[tuple[str, Row]]:
-    """Give the manual's paragraphs, topic by topic; one that several topics share belongs to the first of them."""
+    """Yield the manual's paragraphs, topic by topic; one that several topics share belongs to the first of them."""
     from pydoc_data.topics import topics
 
-    first: dict[str, str] = {}
+    topic_of: dict[str, str] = {}
     for topic in sorted(topics):
         for paragraph in _prose(topics[topic]):
-            first.setdefault(paragraph, topic)
-    order = {topic: _point(topic, "order") for topic in topics}
-    for paragraph in sorted(first, key=lambda paragraph: order[first[paragraph]]):  # stable: a topic reads on
-        yield _split(first[paragraph], 0.075), {"text": paragraph}
+            topic_of.setdefault(paragraph, topic)
+    order = {topic: _hash_to_unit(topic, "order") for topic in topics}
+    for paragraph in sorted(topic_of, key=lambda paragraph: order[topic_of[paragraph]]):  # stable within a topic
+        yield _assign_split(topic_of[paragraph], 0.075), {"text": paragraph}
 
 
 def _prose(topic: str) -> Iterator[str]:
-    """Pick the paragraphs of English out of headings, code, grammar and tables, without their markup."""
+    """Yield the paragraphs of English prose, without markup, headings, code, grammar and tables."""
     for block in re.split(r"\n\s*\n", topic):
         text = re.sub(r"(?<=\w-)\n\s*(?=\w)", "", block)  # a word broken at its hyphen
         text = _collapse(re.sub(r"^\s*(\* |\d+\. |\[\d+\] )|(?<=\S) \[\d+\]", "", text))  # bullets, footnotes

@@ -1,1 +1,1 @@
-"""Files of word vectors in the formats of word2vec, GloVe, fastText and gensim."""
+"""Readers and writers of word vectors in the formats of word2vec, GloVe, fastText and gensim."""

@@ -1,6 +1,6 @@
-"""word2vec's binary form: a line "count width", then each word, a space, and its numbers as little-endian float32.
+"""word2vec's binary format: a line "count width", then each word, a space, and its vector as little-endian float32.
 
-word2vec's own code puts a line's end after each vector and gensim none: one before a word is passed over.
+word2vec's own code writes a newline after each vector, gensim does not: a newline before a word is skipped.
 """
 
 import zlib
@@ -13,40 +13,40 @@ import numpy as np
 from weft.data.readers.lines import count, open_bytes, unreadable
 from weft.errors import DataError
 
-_HEADER = 64  # bytes: more than two numbers take
+_HEADER = 64  # maximum bytes of the header line
 
 
 def is_binary(path: str) -> bool:
-    """Say whether a file is in the binary form, by its name."""
+    """Return whether a file is in the binary format, by its name."""
     name = path.lower()
-    return any(name.endswith(f".bin{packed}") for packed in ("", ".gz", ".zst"))
+    return any(name.endswith(f".bin{suffix}") for suffix in ("", ".gz", ".zst"))
 
 
 def read_header(path: str) -> tuple[int, int]:
-    """Read how many vectors there are and how long each is."""
+    """Return the number of vectors and their width."""
     try:
         with open_bytes(path) as stream:
-            return _header(path, stream)
+            return _parse_header(path, stream)
     except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error) from None
 
 
 def read_entries(path: str, limit: int) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
-    """Stream the words, each with a function that reads its numbers; a word has no more than `limit` bytes."""
+    """Yield the words, each with a function that parses its vector; a word has at most `limit` bytes."""
     number = 0
     try:
         with open_bytes(path) as stream:
-            promised, width = _header(path, stream)
-            for number in range(1, promised + 1):
-                word, raw = _word(path, number, stream, limit), stream.read(4 * width)
+            expected, width = _parse_header(path, stream)
+            for number in range(1, expected + 1):
+                word, raw = _read_word(path, number, stream, limit), stream.read(4 * width)
                 if len(raw) < 4 * width:
-                    raise _cut_short(path, number, promised)
-                yield word, partial(_numbers, path, number, word, raw)
+                    raise _truncated_error(path, number, expected)
+                yield word, partial(_parse_vector, path, number, word, raw)
     except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error, number) from None
 
 
-def _header(path: str, stream: BufferedReader) -> tuple[int, int]:
+def _parse_header(path: str, stream: BufferedReader) -> tuple[int, int]:
     line = stream.readline(_HEADER)
     parts = line.split()
     if not line.endswith(b"\n") or len(parts) != 2 or not all(part.isdigit() for part in parts) or int(parts[1]) < 1:
@@ -57,13 +57,13 @@ def _header(path: str, stream: BufferedReader) -> tuple[int, int]:
     return int(parts[0]), int(parts[1])
 
 
-def _word(path: str, number: int, stream: BufferedReader, limit: int) -> str:
+def _read_word(path: str, number: int, stream: BufferedReader, limit: int) -> str:
     word = bytearray()
-    while (sign := stream.read(1)) != b" ":
-        if not sign or len(word) > limit:
+    while (byte := stream.read(1)) != b" ":
+        if not byte or len(word) > limit:
             raise DataError(f"{path}: vector {number:,}: its word has no end; is the file damaged, or cut short?")
-        if sign != b"\n" or word:
-            word += sign
+        if byte != b"\n" or word:
+            word += byte
     try:
         return word.decode()
     except UnicodeDecodeError:
@@ -73,15 +73,15 @@ def _word(path: str, number: int, stream: BufferedReader, limit: int) -> str:
         ) from None
 
 
-def _numbers(path: str, number: int, word: str, raw: bytes) -> np.ndarray:
-    found = np.frombuffer(raw, "<f4").astype(np.float32)
-    if not np.isfinite(found).all():
+def _parse_vector(path: str, number: int, word: str, raw: bytes) -> np.ndarray:
+    vector = np.frombuffer(raw, "<f4").astype(np.float32)
+    if not np.isfinite(vector).all():
         raise DataError(f"{path}: vector {number:,}, of {word!r}: has what is no number; is the file damaged?")
-    return found
+    return vector
 
 
-def _cut_short(path: str, number: int, promised: int) -> DataError:
+def _truncated_error(path: str, number: int, expected: int) -> DataError:
     return DataError(
-        f"{path}: its first line promises {count(promised, 'vector')}, but it ends in number {number:,}; is it cut "
+        f"{path}: its first line promises {count(expected, 'vector')}, but it ends in number {number:,}; is it cut "
         "short? copy or download it again"
     )

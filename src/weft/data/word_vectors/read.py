@@ -1,9 +1,9 @@
-"""Word vectors from a file: a word and its numbers a line, as GloVe writes them, or word2vec, fastText and gensim.
+"""Reader of word vectors: one word and its vector per line, as in GloVe, or in word2vec, fastText and gensim.
 
-These begin with a line "count width"; GloVe's do not. A file whose name ends in .bin (or .bin.gz) is in word2vec's
-binary form (`weft.data.word_vectors.binary`). A file is streamed (plain, .gz or .zst) and only the rows that are wanted
-are kept. Numbers are read from the right, since GloVe's large files have words with spaces in them.
-`weft.data.word_vectors.write` writes all of these.
+The latter begin with a header "count width"; GloVe's do not. A file whose name ends in .bin (or .bin.gz) is in
+word2vec's binary format (`weft.data.word_vectors.binary`). A file is streamed (plain, .gz or .zst) and only the
+requested rows are kept. Lines are parsed from the right, since GloVe's large files have words with spaces.
+`weft.data.word_vectors.write` writes all of these formats.
 """
 
 import re
@@ -22,13 +22,13 @@ from weft.errors import DataError
 
 _LINE = 1 << 24  # bytes: the default of data.max_line_bytes
 _LARGEST = float(np.finfo(np.float32).max)
-# A number behind a word, as no word has it: one more than the other lines have.
-_NUMBER_TOO_MANY = re.compile(r" [-+]?\d*\.\d{3,}(e[-+]?\d+)?( |$)", re.ASCII | re.IGNORECASE)
+# A decimal number at the end of a word: the line has more numbers than the others.
+_EXTRA_NUMBER = re.compile(r" [-+]?\d*\.\d{3,}(e[-+]?\d+)?( |$)", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """A row for each word that was asked for, and whether the file has it; where it has not, the row is zero."""
+    """A vector for each requested word, and whether the file has it; a missing word has a zero vector."""
 
     rows: np.ndarray  # (len(words), D), float32
     found: np.ndarray  # (len(words),), bool
@@ -36,18 +36,18 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a file's first line says: how many numbers a vector has, and, in a header, how many vectors there are."""
+    """The vector width of a file, and the number of vectors, if a header gives it."""
 
     width: int
-    promised: int | None
+    num_vectors: int | None
 
 
 def read_layout(path: str, limit: int = _LINE) -> Layout:
-    """Read no more than the first line."""
+    """Return the layout of a file, from its first line."""
     if binary.is_binary(path):
-        promised, width = binary.read_header(path)
-        return Layout(width, promised)
-    with closing(_texts(path, limit)) as lines:
+        num_vectors, width = binary.read_header(path)
+        return Layout(width, num_vectors)
+    with closing(_read_text_lines(path, limit)) as lines:
         first = next(lines, None)
     if first is None:
         raise DataError(f"{path}: is empty; a file of word vectors has a word and its numbers a line")
@@ -67,89 +67,90 @@ def read_layout(path: str, limit: int = _LINE) -> Layout:
 
 
 def read_words(path: str, limit: int = _LINE) -> Iterator[str]:
-    """Stream the words of a file, in its order."""
-    for word, _ in _entries(path, read_layout(path, limit), limit):
+    """Yield the words of a file, in order."""
+    for word, _ in _read_entries(path, read_layout(path, limit), limit):
         yield word
 
 
 def read_vectors(path: str, words: Sequence[str], limit: int = _LINE) -> Vectors:
-    """Read the vectors of `words`: a word is looked up as it is, and where the file has not that, in lower case.
+    """Return the vectors of `words`: a word is looked up as is and, if the file does not have it, in lower case.
 
-    Every line must have the width of the first; beyond that, a line that is not wanted is not looked into. Of a word
-    that stands there twice the first line counts; an empty word is never found.
+    Every line must have the width of the first; apart from that, lines of other words are not parsed. Of duplicates the
+    first line counts; an empty word is never found.
     """
     layout = read_layout(path, limit)
-    wanted, seen = _Wanted(words, layout.width), 0
-    for word, numbers in _entries(path, layout, limit):
+    requested, seen = _RequestedRows(words, layout.width), 0
+    for word, parse in _read_entries(path, layout, limit):
         seen += 1
-        places = wanted.places(word)
-        if places:
-            wanted.put(places, word, numbers())
-    _check_promise(path, layout, seen)
-    return Vectors(wanted.rows, wanted.rank > 0)
+        rows = requested.rows_for(word)
+        if rows:
+            requested.put(rows, word, parse())
+    _check_count(path, layout, seen)
+    return Vectors(requested.vectors, requested.rank > 0)
 
 
 def read_table(path: str, most: int | None = None, limit: int = _LINE) -> tuple[list[str], np.ndarray]:
-    """Read all words and their vectors (V, D), or the first `most`; of a word that stands there twice, the first."""
-    layout, rows = read_layout(path, limit), dict[str, np.ndarray]()
+    """Return all words and their vectors (V, D), or the first `most`; of duplicates, the first counts."""
+    layout, vectors = read_layout(path, limit), dict[str, np.ndarray]()
     seen = 0
-    for word, numbers in islice(_entries(path, layout, limit), most):
+    for word, parse in islice(_read_entries(path, layout, limit), most):
         seen += 1
-        if word not in rows:
-            rows[word] = numbers()
+        if word not in vectors:
+            vectors[word] = parse()
     if most is None:
-        _check_promise(path, layout, seen)
-    return list(rows), np.array(list(rows.values()), np.float32).reshape(len(rows), layout.width)
+        _check_count(path, layout, seen)
+    return list(vectors), np.array(list(vectors.values()), np.float32).reshape(len(vectors), layout.width)
 
 
-def _entries(path: str, layout: Layout, limit: int) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
-    """Stream the words, each with a function that reads its numbers."""
+def _read_entries(path: str, layout: Layout, limit: int) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
+    """Yield the words, each with a function that parses its vector."""
     if binary.is_binary(path):
         yield from binary.read_entries(path, limit)
         return
-    with closing(_texts(path, limit)) as lines:
-        if layout.promised is not None:
+    with closing(_read_text_lines(path, limit)) as lines:
+        if layout.num_vectors is not None:
             next(lines)
-        for number, text in lines:
-            yield _word(path, number, text, layout.width), partial(_numbers, path, number, text, layout.width)
+        for number, line in lines:
+            parse = partial(_parse_vector, path, number, line, layout.width)
+            yield _parse_word(path, number, line, layout.width), parse
 
 
-def _check_promise(path: str, layout: Layout, seen: int) -> None:
-    if seen < (layout.promised or 0):
+def _check_count(path: str, layout: Layout, seen: int) -> None:
+    if seen < (layout.num_vectors or 0):
         raise DataError(
-            f"{path}: its first line promises {count(layout.promised or 0, 'vector')}, but it has {seen:,}; "
+            f"{path}: its first line promises {count(layout.num_vectors or 0, 'vector')}, but it has {seen:,}; "
             "is it cut short? copy or download it again"
         )
 
 
-class _Wanted:
-    """Which rows a word of the file fills."""
+class _RequestedRows:
+    """The output rows that each word of the file fills."""
 
     def __init__(self, words: Sequence[str], width: int) -> None:
-        self.rows = np.zeros((len(words), width), np.float32)
+        self.vectors = np.zeros((len(words), width), np.float32)
         self.rank = np.zeros(len(words), np.uint8)  # 0: not found, 1: in lower case, 2: as it is
         self._exact: dict[str, list[int]] = defaultdict(list)
         self._lower: dict[str, list[int]] = defaultdict(list)
         self._words = words
-        for place, word in enumerate(words):
+        for row, word in enumerate(words):
             if word:
-                self._exact[word].append(place)
+                self._exact[word].append(row)
             if word.lower() != word:
-                self._lower[word.lower()].append(place)
+                self._lower[word.lower()].append(row)
 
-    def places(self, word: str) -> list[int]:
-        """Return the rows that have nothing as good yet."""
-        exact = [place for place in self._exact.get(word, ()) if self.rank[place] < 2]
-        return exact + [place for place in self._lower.get(word, ()) if self.rank[place] < 1]
+    def rows_for(self, word: str) -> list[int]:
+        """Return the rows that this word fills and that have no better match yet."""
+        exact = [row for row in self._exact.get(word, ()) if self.rank[row] < 2]
+        return exact + [row for row in self._lower.get(word, ()) if self.rank[row] < 1]
 
-    def put(self, places: list[int], word: str, numbers: np.ndarray) -> None:
-        """Fill rows."""
-        self.rows[places] = numbers
-        self.rank[places] = [2 if self._words[place] == word else 1 for place in places]
+    def put(self, rows: list[int], word: str, vector: np.ndarray) -> None:
+        """Write a vector to rows."""
+        self.vectors[rows] = vector
+        self.rank[rows] = [2 if self._words[row] == word else 1 for row in rows]
 
 
-def _texts(path: str, limit: int) -> Generator[tuple[int, str], None, None]:
-    """Yield the lines that are not blank, without their ends; word2vec writes a space before a line's end."""
+def _read_text_lines(path: str, limit: int) -> Generator[tuple[int, str], None, None]:
+    """Yield the non-blank lines, stripped on the right: word2vec writes a space before the newline."""
     for number, line in read_lines(path, limit):
         if isinstance(line, BadRow):
             raise DataError(f"{line}; if it is word2vec's binary form, let its name end in .bin")
@@ -158,13 +159,13 @@ def _texts(path: str, limit: int) -> Generator[tuple[int, str], None, None]:
             yield number, text
 
 
-def _word(path: str, number: int, text: str, width: int) -> str:
-    """Return all that stands before the numbers, and see that these are as many as they should be."""
+def _parse_word(path: str, number: int, text: str, width: int) -> str:
+    """Return the word of a line; raise if the line does not have `width` numbers."""
     spaces = text.count(" ")
-    if spaces == width:  # by far the most lines: no need to cut the rest up
+    if spaces == width:  # nearly all lines: no need to split the rest
         return text[: text.index(" ")]
     word = text.rsplit(" ", width)[0]
-    if spaces < width or _NUMBER_TOO_MANY.search(word):
+    if spaces < width or _EXTRA_NUMBER.search(word):
         raise DataError(
             f"{path}:{number}: {count(_width(text), 'number')}, where the first vector has {width:,}: {_short(text)}; "
             "mend the line, or drop it"
@@ -176,15 +177,15 @@ def _width(text: str) -> int:
     return sum(map(_is_number, text.split(" ")[1:]))
 
 
-def _numbers(path: str, number: int, text: str, width: int) -> np.ndarray:
+def _parse_vector(path: str, number: int, text: str, width: int) -> np.ndarray:
     fields = text.rsplit(" ", width)[1:]
     try:
         with np.errstate(over="ignore"):
-            numbers = np.array([float(field) for field in fields]).astype(np.float32)
+            vector = np.array([float(field) for field in fields]).astype(np.float32)
     except ValueError:
-        numbers = np.full(width, np.nan, np.float32)
-    if np.isfinite(numbers).all():
-        return numbers
+        vector = np.full(width, np.nan, np.float32)
+    if np.isfinite(vector).all():
+        return vector
     wrong = next(field for field in fields if not (_is_number(field) and abs(float(field)) <= _LARGEST))
     raise DataError(f"{path}:{number}: {wrong!r} is no number that float32 has; mend the line, or drop it")
 

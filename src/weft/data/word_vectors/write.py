@@ -1,6 +1,6 @@
-"""Word vectors to a file: in word2vec's text form, which is also gensim's and fastText's, its binary form, or GloVe's.
+"""Writer of word vectors: word2vec's text format (also gensim's and fastText's), its binary format, or GloVe's.
 
-A row is written at a time, to a file beside that takes the name when it is whole.
+Rows are written one at a time, to a temporary file that is renamed when it is complete.
 """
 
 import gzip
@@ -14,34 +14,34 @@ import numpy as np
 from weft.errors import ConfigError, DataError, did_you_mean
 
 Form = Literal["word2vec", "binary", "glove"]
-_BY_ENDING: dict[str, Form] = {".bin": "binary", ".glove": "glove", ".txt": "word2vec", ".vec": "word2vec"}
+_BY_EXTENSION: dict[str, Form] = {".bin": "binary", ".glove": "glove", ".txt": "word2vec", ".vec": "word2vec"}
 
 
 def form_of(path: str, asked: str | None = None) -> Form:
-    """Say in which form a file is written: as asked, or by its ending."""
+    """Return the format of a file: as requested, or by its extension."""
     if asked is not None:
         for form in get_args(Form):
             if asked == form:
                 return form  # type: ignore[no-any-return]
         raise ConfigError(f"--format: there is no {asked!r}; {did_you_mean(asked, get_args(Form))}")
-    ending = Path(path.removesuffix(".gz")).suffix.lower()
-    if ending not in _BY_ENDING:
+    extension = Path(path.removesuffix(".gz")).suffix.lower()
+    if extension not in _BY_EXTENSION:
         raise ConfigError(
             f"{path}: its ending does not say in which form to write; take .txt (word2vec), .bin (binary) or .glove, "
             "or set --format"
         )
-    return _BY_ENDING[ending]
+    return _BY_EXTENSION[extension]
 
 
 def write_vectors(path: str, words: Iterable[str], rows: np.ndarray, form: Form | None = None) -> None:
-    """Write a vector (D,) for each word, in a form or that of the file's ending; .gz is compressed.
+    """Write a vector (D,) for each word, in a format or that of the file's extension; .gz is compressed.
 
-    Numbers in text have nine digits, from which float32 is read back as it was.
+    Numbers in text have nine significant digits, which preserve float32 exactly.
     """
     form, part = form or form_of(path), f"{path}.part"
     try:
         with gzip.open(part, "wb", 6) if path.endswith(".gz") else open(part, "wb") as file:
-            _write(path, file, words, rows, form)
+            _write_rows(path, file, words, rows, form)
         os.replace(part, path)
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
@@ -49,13 +49,13 @@ def write_vectors(path: str, words: Iterable[str], rows: np.ndarray, form: Form 
         Path(part).unlink(missing_ok=True)
 
 
-def _write(path: str, file: IO[bytes] | gzip.GzipFile, words: Iterable[str], rows: np.ndarray, form: Form) -> None:
+def _write_rows(path: str, file: IO[bytes] | gzip.GzipFile, words: Iterable[str], rows: np.ndarray, form: Form) -> None:
     count, width = rows.shape
     line = " %.9g" * width + "\n"
     if form != "glove":
         file.write(f"{count} {width}\n".encode())
     for number, (word, row) in enumerate(zip(words, rows, strict=True), 1):
-        if not word or any(sign.isspace() for sign in word) or "\0" in word:
+        if not word or any(char.isspace() for char in word) or "\0" in word:
             raise DataError(
                 f"{path}: word {number:,}, {word!r}, has a space in it or is empty, which no reader could tell from "
                 "the next field; leave it out"
