@@ -1,4 +1,4 @@
-"""Labels: numbered alike whatever their order; an unlisted one is refused with its place, or skipped and counted."""
+"""Labels: class indices do not depend on their order; an unlisted label raises with its location, or is skipped."""
 
 from typing import ClassVar
 
@@ -62,7 +62,7 @@ class Sentiment(Example):
 
 
 class Labelled(Task):
-    """The least task with labels: enough to send a file through the real way in."""
+    """A minimal task with labels, to read a file through the real pipeline."""
 
     Config = Named
     Example = Sentiment

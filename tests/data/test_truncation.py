@@ -58,7 +58,7 @@ def test_windows_of_an_array_are_views_of_it():
 
 
 def covers(ids, windows, longest):
-    """Whether windows follow each other, lose and repeat nothing, and none is too long or empty."""
+    """Return whether windows are consecutive, lose and repeat no token, and none is too long or empty."""
     return [token for window in windows for token in window] == ids and all(
         0 < len(window) <= longest for window in windows
     )

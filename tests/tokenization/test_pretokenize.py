@@ -1,4 +1,4 @@
-"""Plain text is cut into the words that the tokenizer `words` knows."""
+"""Pre-tokenization of plain text, equal to that of the tokenizer `words`."""
 
 import pytest
 from hypothesis import given

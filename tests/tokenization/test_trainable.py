@@ -635,7 +635,7 @@ def test_a_forked_worker_neither_hangs_nor_warns():
     assert (ran.stdout, ran.stderr) == ("0 True\n", "")  # with its threads it would have hung
 
 
-# Special tokens that are spelt in another way.
+# Special tokens with other strings.
 
 END = "<|endoftext|>"
 
@@ -647,8 +647,8 @@ def test_specials_may_be_spelt_otherwise(kind, tmp_path):
     tokenizer = train_tokenizer(section, iter([*CORPUS, *[f"a text spells {END} and <|unknown|>"] * 30]))
     special = tokenizer.specials
     assert special.bos == special.eos == tokenizer.engine.token_to_id(END)
-    spelt = tokenizer.encode(f"the {END} <|unknown|>").ids
-    assert not {special.bos, special.unk if kind in ("words", "wordpiece") else special.bos} & set(spelt)
+    ids = tokenizer.encode(f"the {END} <|unknown|>").ids
+    assert not {special.bos, special.unk if kind in ("words", "wordpiece") else special.bos} & set(ids)
     assert "<s>" not in tokenizer.engine.get_vocab()
     if unknown:
         assert tokenizer.engine.token_to_id("<unk>") is None
@@ -665,7 +665,7 @@ def test_specials_may_be_spelt_otherwise(kind, tmp_path):
 
 
 def test_without_it_the_kinds_own_spelling_holds(tmp_path):
-    """The negative control, and what runs of before are read with."""
+    """The negative control, and how earlier runs are read."""
     plain = config("bpe")
     assert "specials" not in plain.model_dump(exclude_none=True)
     assert BPE.spell(plain) == {"bos": "<s>", "eos": "</s>"}
@@ -697,7 +697,7 @@ def test_a_word_is_spelt_as_it_stands_in_a_text(kind):
 
 
 @pytest.mark.parametrize(
-    ("specials", "said"),
+    ("specials", "message"),
     [
         ({"begin": "<b>"}, "'begin' is none; known: bos, eos, mask, pad, sep, unk"),
         ({"boss": "<b>"}, "did you mean 'bos'"),
@@ -706,6 +706,6 @@ def test_a_word_is_spelt_as_it_stands_in_a_text(kind):
         ({"bos": "<a b>"}, "and no space"),
     ],
 )
-def test_specials_that_a_text_could_be_are_refused(specials, said):
-    with pytest.raises(ConfigError, match=said):
+def test_specials_that_a_text_could_be_are_refused(specials, message):
+    with pytest.raises(ConfigError, match=message):
         config("bpe", specials=specials)

@@ -1,4 +1,4 @@
-"""Vocabularies that were made elsewhere, by their files."""
+"""Pretrained vocabulary files, read as tokenizers."""
 
 import json
 from functools import cache
@@ -41,7 +41,9 @@ def test_files_are_read_as_transformers_reads_them(style, vocabulary, theirs, tm
 def test_another_style_is_another_reading(tmp_path):
     """The negative control."""
     hf_folders.write_vocabulary(tmp_path, *hf_folders.byte_vocabulary())
-    plain, widened = (read_engine(tmp_path, "byte-bpe", {"add_prefix_space": told}) for told in (False, True))
+    plain, widened = (
+        read_engine(tmp_path, "byte-bpe", {"add_prefix_space": prefix_space}) for prefix_space in (False, True)
+    )
     assert plain.encode(TEXT).ids != widened.encode(TEXT).ids
     assert widened.encode(TEXT).ids == plain.encode(f" {TEXT}").ids
 
@@ -90,18 +92,18 @@ FIXED = [
     "the [MASK] [CLS]x[SEP] <mask></s> [UNK]",
     "``quoted'' ▁##ing ##",
 ]
-spelt = st.sampled_from([*FIXED, "the ", "lambda", " ", "\n", "[MASK]", "<mask>", "</s>", "'s", "1,2", "(", "-"])
-texts = st.one_of(st.text(max_size=60), st.lists(st.one_of(spelt, st.text(max_size=4)), max_size=10).map("".join))
+strings = st.sampled_from([*FIXED, "the ", "lambda", " ", "\n", "[MASK]", "<mask>", "</s>", "'s", "1,2", "(", "-"])
+texts = st.one_of(st.text(max_size=60), st.lists(st.one_of(strings, st.text(max_size=4)), max_size=10).map("".join))
 
 
 @cache
 def tokenizers(case: str):
-    family, told = CASES[case]
+    family, tokenizer_config = CASES[case]
     name = {"distilbert": "DistilBert"}.get(family, family.title())
     with TemporaryDirectory() as place:
         folder = Path(place) / "it"
         size = bert_folders.write_files(folder, family)
-        (folder / "tokenizer_config.json").write_text(json.dumps(told))
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
         theirs = getattr(hf_folders.transformers, f"{name}Tokenizer").from_pretrained(folder)
         return read_tokenizer(folder, MAPS[family], size), theirs
 
@@ -133,16 +135,16 @@ def test_specials_have_their_numbers_and_what_spells_them_is_text(case):
     special = mine.specials
     assert (special.bos, special.eos) == (theirs.cls_token_id, theirs.sep_token_id)
     assert (special.unk, special.mask, special.pad) == (theirs.unk_token_id, theirs.mask_token_id, theirs.pad_token_id)
-    said = f"a {theirs.mask_token} b {theirs.pad_token}{theirs.cls_token}"
-    assert theirs.mask_token_id in theirs(said).input_ids
-    assert not {special.bos, special.eos, special.mask, special.pad} & set(mine.encode(said).ids)
+    text = f"a {theirs.mask_token} b {theirs.pad_token}{theirs.cls_token}"
+    assert theirs.mask_token_id in theirs(text).input_ids
+    assert not {special.bos, special.eos, special.mask, special.pad} & set(mine.encode(text).ids)
     pair = theirs("a", "b").input_ids
     assert pair == [special.bos, *mine.encode("a").ids, *mine.between, *mine.encode("b").ids, special.eos]
     assert mine.config.lowercase == (not case.startswith("roberta") and theirs.do_lower_case)
 
 
 def test_another_preparation_is_another_reading():
-    """The negative control: what tokenizer_config.json says is heard."""
+    """The negative control: tokenizer_config.json has an effect."""
     kinds = [[case for case in CASES if CASES[case][0] == family] for family in ("bert", "roberta", "albert")]
     text = "The É 東京x lambda"
     for cases in kinds:

@@ -1,4 +1,4 @@
-"""Words between spaces, in loops, against the tokenizers library."""
+"""Compiled whitespace tokenizer against the tokenizers library."""
 
 import pytest
 from hypothesis import given, settings

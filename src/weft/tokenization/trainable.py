@@ -54,7 +54,7 @@ _MIN_FREQUENCY = 2  # of a pair that is merged, as in subword-nmt
 
 
 class Words(Tokenizer):
-    """Words: runs of letters, marks, digits and "_", and every other non-space character alone. Decoded with spaces.
+    """Runs of letters, marks, digits and "_", and every other non-space character alone; decoded with single spaces.
 
     With `split: spaces`, for text that is already tokenized, words are separated by whitespace, and the word "<unk>" is
     the unknown token.

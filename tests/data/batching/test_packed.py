@@ -1,4 +1,4 @@
-"""Packed items: what goes in comes out, with no copy, from a file without a name."""
+"""PackedItems: round trip without a copy, in an unnamed memory-mapped file."""
 
 import tracemalloc
 from itertools import accumulate, chain

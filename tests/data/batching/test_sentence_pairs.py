@@ -1,4 +1,4 @@
-"""Windows over documents and pairs of segments: nothing is made up, nothing tells the answer but the text."""
+"""Windows and next-sentence pairs: all tokens come from the corpus, and only the text reveals the label."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ sizes_of_documents = st.lists(st.integers(0, 90), min_size=2, max_size=15)
 
 
 def corpus(sizes, seed=0):
-    """Documents whose tokens are all different, so that it shows where each comes from."""
+    """Return documents with unique tokens, so that each token identifies its source."""
     starts = np.concatenate([[0], np.cumsum(np.array(sizes, int) + 1)])
     ids = np.arange(2, 2 + starts[-1]).astype(np.int32)
     ids[starts[:-1]] = BOS
@@ -25,7 +25,7 @@ def owner_of(starts, id):
     return int(np.searchsorted(starts, id - 2, "right")) - 1
 
 
-def signs(begins=True, ends=()):
+def special_tokens(begins=True, ends=()):
     ending = np.zeros(VOCAB, bool)
     ending[list(ends)] = True
     return Signs(BOS, [EOS], EOS, np.full(VOCAB, begins), ending)
@@ -138,7 +138,7 @@ def test_what_follows_follows_and_what_does_not_is_of_another_document(sizes, lo
     reading = Pairs.of(Documents(ids, starts), longest, 3, 200, 0.1)
     for number, spans in enumerate(reading.epoch(1, epoch, 1)):
         items = [reading.stream.pair(*span) for span in spans.tolist()]
-        tokens, labels = join_pairs(items, signs(), np.random.default_rng(number))
+        tokens, labels = join_pairs(items, special_tokens(), np.random.default_rng(number))
         assert int(tokens.lengths.max()) <= longest
         assert len(tokens) <= reading.frame.rows
         assert len(tokens.ids) <= reading.frame.room[0]
@@ -163,11 +163,11 @@ def joined(sizes, longest, seed=0, ends=(), begins=True):
     ids, starts = corpus(sizes)
     reading = Pairs.of(Documents(ids, starts), longest, 3, 4000, 0.1)
     items = [reading.stream.pair(*span) for spans in reading.epoch(1, seed, 1) for span in spans.tolist()]
-    return items, *join_pairs(items, signs(begins, ends), np.random.default_rng(seed))
+    return items, *join_pairs(items, special_tokens(begins, ends), np.random.default_rng(seed))
 
 
-def told(sizes, longest):
-    """Return for each pair its label, how long it and its segments are, and whether its end ends a sentence."""
+def pair_features(sizes, longest):
+    """Return for each pair its label, its length and its segments' lengths, and whether it ends with a sentence."""
     _, starts = corpus(sizes)
     whole = [first + 2 + np.arange(7, size + 1, 7) for first, size in zip(starts, sizes, strict=False)]
     ends, rows = set(np.concatenate(whole).tolist()), []
@@ -179,22 +179,22 @@ def told(sizes, longest):
     return np.array(rows, float)
 
 
-def told_apart(labels, features):
-    """Whether a mean of the features is not the same for both labels, beyond chance."""
-    apart = np.abs(features[labels == 0].mean(0) - features[labels == 1].mean(0))
-    return bool((apart > 4 * features.std(0) * 2 / np.sqrt(len(labels))).any())
+def means_differ(labels, features):
+    """Return whether the mean of a feature differs significantly between the labels."""
+    differences = np.abs(features[labels == 0].mean(0) - features[labels == 1].mean(0))
+    return bool((differences > 4 * features.std(0) * 2 / np.sqrt(len(labels))).any())
 
 
 def test_half_of_the_pairs_follow_and_neither_lengths_nor_ends_tell_which():
-    rows = told(7 * np.random.default_rng(3).integers(1, 18, 60), 40)  # each document is of whole sentences
+    rows = pair_features(7 * np.random.default_rng(3).integers(1, 18, 60), 40)  # each document is of whole sentences
     labels, features = rows[:, 0], rows[:, 1:]
     assert abs(labels.mean() - 0.5) < 4 * 0.5 / np.sqrt(len(labels))
     assert features[:, 2].mean() > 0.2  # many end where a document does
-    assert not told_apart(labels, features)
+    assert not means_differ(labels, features)
     # the negative control: were a tenth of what follows read to its document's end, it would show
     shown = features.copy()
     shown[(labels == 0) & (np.arange(len(labels)) % 10 == 0), 2] = 1
-    assert told_apart(labels, shown)
+    assert means_differ(labels, shown)
 
 
 def firsts_of(tokens):

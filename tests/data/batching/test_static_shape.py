@@ -1,4 +1,4 @@
-"""Batches of one shape: everything fits, nothing is lost, little is filled up."""
+"""Static batch shape: every item fits, none is lost, and there is little filler."""
 
 import numpy as np
 import pytest

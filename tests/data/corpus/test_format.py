@@ -1,4 +1,4 @@
-"""Prepared corpora: parts joined are what `pack` makes of all, mapped with no copy; what is damaged is refused."""
+"""Prepared corpora: merged parts equal `pack` of all items, memory-mapped without a copy; damage is detected."""
 
 import json
 import tracemalloc
@@ -27,7 +27,7 @@ def write_part(stem, raw, dtype=NARROW):
     lengths = write_tokens(stem, arrays(raw), dtype)
     lengths.save(stem)
     counts = {"skipped": 0, "reasons": (), "cut": 0, "dropped": 0, "windowed": 0, "seen": 0}
-    made = Made(
+    counts = Made(
         rows=(len(raw),),
         documents=len(lengths.documents),
         items=len(lengths.items),
@@ -37,17 +37,17 @@ def write_part(stem, raw, dtype=NARROW):
         dtype=dtype.str,
         **counts,
     )
-    write_json(stem.with_suffix(".json"), made)
-    return made
+    write_json(stem.with_suffix(".json"), counts)
+    return counts
 
 
 def make_corpus(folder, *parts, dtypes=None):
-    """Write a corpus with the one split `train` of these parts, each a list of documents."""
+    """Write a corpus with the split `train` of these parts, each a list of documents."""
     stems = [folder / f"{index:05d}" for index in range(len(parts))]
     dtypes = dtypes or [NARROW] * len(parts)
-    made = [write_part(*one) for one in zip(stems, parts, dtypes, strict=True)]
-    digest, files = join_parts(stems, made, folder / "train")
-    total = {name: sum(getattr(one, name) for one in made) for name in ("documents", "items", "tokens", "bytes")}
+    counts = [write_part(*part) for part in zip(stems, parts, dtypes, strict=True)]
+    digest, files = join_parts(stems, counts, folder / "train")
+    total = {name: sum(getattr(part, name) for part in counts) for name in ("documents", "items", "tokens", "bytes")}
     split = Split(**total, digest=digest, files=files, origins=(), told="", longest=0)
     raw = {key: {} for key in ("task", "data", "tokenizer", "settled")}
     write_json(
@@ -59,18 +59,18 @@ def make_corpus(folder, *parts, dtypes=None):
 @settings(max_examples=25, deadline=None)
 @given(st.lists(documents, min_size=1, max_size=4), st.sampled_from([None, 1, 2]))
 def test_parts_joined_are_what_pack_makes_of_all(tmp_path_factory, parts, counted):
-    found = open_shards(make_corpus(tmp_path_factory.mktemp("c"), *parts), "train", counted)
+    shards = open_shards(make_corpus(tmp_path_factory.mktemp("c"), *parts), "train", counted)
     kept = [(size, items) for part in parts for size, items in arrays(part) if items]
-    want = pack((item for _, items in kept for item in items), num_token_arrays=counted)
-    assert found.digest == want.digest
-    assert found.ids.tolist() == want.ids.tolist()
+    expected = pack((item for _, items in kept for item in items), num_token_arrays=counted)
+    assert shards.digest == expected.digest
+    assert shards.ids.tolist() == expected.ids.tolist()
     for name in ("starts", "items", "sizes", "shapes"):
-        assert np.array_equal(getattr(found, name), getattr(want, name))
-    assert [[part.tolist() for part in found[n]] for n in range(len(found))] == [
-        [part.tolist() for part in want[n]] for n in range(len(want))
+        assert np.array_equal(getattr(shards, name), getattr(expected, name))
+    assert [[part.tolist() for part in shards[n]] for n in range(len(shards))] == [
+        [part.tolist() for part in expected[n]] for n in range(len(expected))
     ]
-    assert found.bytes.tolist() == [size for size, _ in kept]
-    assert np.diff(found.documents).tolist() == [len(items) for _, items in kept]
+    assert shards.bytes.tolist() == [size for size, _ in kept]
+    assert np.diff(shards.documents).tolist() == [len(items) for _, items in kept]
 
 
 @given(documents, documents)
@@ -99,17 +99,17 @@ def test_ids_are_of_sixteen_bits_as_long_as_all_fit(tmp_path):
             write_tokens(tmp_path / "x", arrays([(1, [[[wrong]]])]), NARROW)
     (tmp_path / "mixed").mkdir()
     wide = [(1, [[[2**16, -1]]])]
-    found = open_shards(make_corpus(tmp_path / "mixed", SOME, wide, dtypes=[NARROW, WIDE]), "train")
-    assert found.ids.dtype == np.int32
-    assert found.ids.tolist() == [1, 2, 3, 4, 2**16 - 1, 2**16, -1]
+    shards = open_shards(make_corpus(tmp_path / "mixed", SOME, wide, dtypes=[NARROW, WIDE]), "train")
+    assert shards.ids.dtype == np.int32
+    assert shards.ids.tolist() == [1, 2, 3, 4, 2**16 - 1, 2**16, -1]
 
 
 def test_nothing_is_copied_and_nothing_can_be_written(tmp_path):
-    found = open_shards(make_corpus(tmp_path, SOME), "train")
-    assert isinstance(found.ids.base, np.memmap)
-    assert np.shares_memory(found[0][0], found.ids)
-    assert not found[0][0].flags.writeable
-    assert not isinstance(found.ids, np.memmap)  # which is slow to slice
+    shards = open_shards(make_corpus(tmp_path, SOME), "train")
+    assert isinstance(shards.ids.base, np.memmap)
+    assert np.shares_memory(shards[0][0], shards.ids)
+    assert not shards[0][0].flags.writeable
+    assert not isinstance(shards.ids, np.memmap)  # which is slow to slice
 
 
 def test_memory_holds_a_chunk_of_tokens_not_all(tmp_path):
@@ -158,13 +158,13 @@ def test_a_manifest_that_is_damaged_or_of_another_format_is_refused(tmp_path):
     folder = make_corpus(tmp_path, SOME)
     path = folder / format.MANIFEST
     raw = json.loads(path.read_text())
-    for broken, told in (
+    for broken, message in (
         ("{", "cannot be read"),
         (json.dumps({**raw, "format": FORMAT + 1}), f"its format is {FORMAT + 1}, and this weft reads {FORMAT}"),
         (json.dumps({**raw, "splits": {"train": {}}}), "splits.train.documents: Field required"),
     ):
         path.write_text(broken)
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             open_shards(folder, "train")
 
 
@@ -187,8 +187,8 @@ def test_only_a_folder_with_a_manifest_is_a_corpus(tmp_path):
 def test_a_part_that_is_not_whole_is_made_again(tmp_path):
     stem = tmp_path / "00000"
     assert read_made(stem) is None
-    made = write_part(stem, SOME)
-    assert read_made(stem) == made
+    counts = write_part(stem, SOME)
+    assert read_made(stem) == counts
     whole = stem.with_suffix(".ids").read_bytes()
     stem.with_suffix(".ids").write_bytes(whole[:-1])
     assert read_made(stem) is None

@@ -1,4 +1,4 @@
-"""Files cut into parts: whatever the size of a part, what is read is what the whole file has, line numbers too."""
+"""Partition of files: for every part size, the rows and line numbers are those of the whole file."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ def read_parts(parts, data, skipped):
 
 
 def as_whole(path, data):
-    """Return the rows of the whole file, and why others were bad; nothing of a file that has no good row."""
+    """Return the rows of the whole file and the errors of bad rows; nothing for a file without valid rows."""
     skipped = Skipped()
     try:
         return rows(str(path), data, skipped), skipped

@@ -67,7 +67,7 @@ def fails(source, fields=("text",), error=DataError, **keys):
 
 
 def skips(source, fields=("text",), **keys):
-    """Read with on_bad_rows: skip; return the rows and what was skipped."""
+    """Return the rows read with on_bad_rows: skip, and the skipped ones."""
     skipped = Skipped()
     data = settings_of(on_bad_rows="skip", **keys)
     return [row for _, row in read_rows(source, data, list(fields), skipped)], skipped
@@ -177,9 +177,9 @@ def test_parquet_goes_by_the_names_of_the_fields(tmp_path):
     path = str(tmp_path / "a.parquet")
     table = pyarrow.table({"id": range(3000), "text": [f"t{i}" for i in range(3000)], "words": [["a", "b"]] * 3000})
     pyarrow.parquet.write_table(table, path, row_group_size=700)
-    got = list(read_rows(path, settings_of(), ["words", "text"]))
-    assert got[2047] == (Place(path, 2048), {"words": ["a", "b"], "text": "t2047"})
-    assert len(got) == 3000
+    rows_read = list(read_rows(path, settings_of(), ["words", "text"]))
+    assert rows_read[2047] == (Place(path, 2048), {"words": ["a", "b"], "text": "t2047"})
+    assert len(rows_read) == 3000
     assert rows(path, ["text"], columns={"text": 0})[5] == {"text": 5}
     assert "no column 'txt'; did you mean 'text'?" in fails(path, columns={"text": "txt"})
 
@@ -276,8 +276,8 @@ def test_a_list_means_parallel_plain_text(write):
 
 
 def examples(source, schema=Labelled, skipped=None, **keys):
-    found = read_examples(source, settings_of(**keys), schema, Skipped() if skipped is None else skipped)
-    return [got for _, got in found]
+    pairs = read_examples(source, settings_of(**keys), schema, Skipped() if skipped is None else skipped)
+    return [example for _, example in pairs]
 
 
 @pytest.mark.parametrize(
@@ -292,8 +292,8 @@ def examples(source, schema=Labelled, skipped=None, **keys):
     ],
 )
 def test_optional_fields_may_be_missing(write, name, content):
-    (got,) = examples(write(name, content))
-    assert got == Labelled(text="one", label="A", pair="more" if "more" in content else None)
+    (example,) = examples(write(name, content))
+    assert example == Labelled(text="one", label="A", pair="more" if "more" in content else None)
 
 
 def test_by_position_the_required_fields_come_before_any_optional_one_is_filled(write):
@@ -607,8 +607,8 @@ def test_csv_reads_back_what_the_csv_module_wrote(write, table):
     for quoting in (csv.QUOTE_ALL, csv.QUOTE_MINIMAL):
         stream = io.StringIO(newline="")
         csv.writer(stream, quoting=quoting).writerows([("text", "label"), *table])
-        got = rows(write("a.csv", stream.getvalue()), ["text", "label"])
-        assert [tuple(row.values()) for row in got] == table
+        rows_read = rows(write("a.csv", stream.getvalue()), ["text", "label"])
+        assert [tuple(row.values()) for row in rows_read] == table
 
 
 @HARD
@@ -647,7 +647,7 @@ def test_lines_are_counted_as_the_bytes_have_them(write, content, limit):
 
 
 def peak(run):
-    """Return the most bytes that Python held at once during `run`."""
+    """Return the peak memory of Python objects during `run`, in bytes."""
     tracemalloc.start()
     try:
         run()
@@ -676,9 +676,9 @@ def test_a_line_of_100_mb_is_not_held(tmp_path, suffix):
             file.write(b"\ntwo\n")
     skipped = Skipped()
     data = settings_of(on_bad_rows="skip", max_line_bytes=1 << 16)
-    got = []
-    most = peak(lambda: got.extend(row["text"] for _, row in read_rows(str(path), data, ["text"], skipped)))
-    assert got == ["one", "two"]
+    rows_read = []
+    most = peak(lambda: rows_read.extend(row["text"] for _, row in read_rows(str(path), data, ["text"], skipped)))
+    assert rows_read == ["one", "two"]
     assert skipped.reasons[0].startswith(f"{path}:2: the line has more than 65,536 bytes")
     assert most < 4_000_000
 
@@ -726,6 +726,6 @@ def test_an_endless_sentence_and_an_endless_quote_are_not_held(write):
 
 
 def test_a_reader_that_is_left_early_closes_its_file(write):
-    found = read_rows(write("a.txt", "one\ntwo\n"), settings_of(), ["text"])
-    next(found)
-    del found  # an open file would warn here, and warnings are errors
+    iterator = read_rows(write("a.txt", "one\ntwo\n"), settings_of(), ["text"])
+    next(iterator)
+    del iterator  # an open file would warn here, and warnings are errors

@@ -1,4 +1,4 @@
-"""A field that several columns make a list of, in every format, and what can be wrong with it."""
+"""List fields made of several columns, in every format, and their errors."""
 
 import json
 
@@ -41,8 +41,8 @@ def test_columns_make_a_list_in_the_order_in_which_they_are_named(table):
 
 
 def test_one_that_is_missing_is_named_with_its_place_in_the_list(table):
-    told = r"a.tsv:1: 6 columns, but data.columns.choices.1 is 9; the first column is 0"
-    with pytest.raises(DataError, match=told):
+    message = r"a.tsv:1: 6 columns, but data.columns.choices.1 is 9; the first column is 0"
+    with pytest.raises(DataError, match=message):
         rows(table / "a.tsv", {"text": 1, "choices": [2, 9]})
     with pytest.raises(DataError, match=r"a.csv:1: no column 'z'; .* with data.columns.choices.1"):
         rows(table / "a.csv", {"text": "text", "choices": ["x", "z"]})
@@ -61,8 +61,8 @@ def test_an_object_may_lack_some_of_a_list_that_it_need_not_have(table):
         choices: list[str] = []
 
     data = Data(train="unused", columns={"text": "text", "choices": ["x", "z", "y"]})
-    ((_, found),) = read_examples(str(table / "a.jsonl"), data, Loose, Skipped())
-    assert found.choices == ["A", "B"]
+    ((_, example),) = read_examples(str(table / "a.jsonl"), data, Loose, Skipped())
+    assert example.choices == ["A", "B"]
 
 
 def test_a_column_of_its_own_is_no_list(table):

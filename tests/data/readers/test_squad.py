@@ -1,4 +1,4 @@
-"""SQuAD's JSON as rows, one a question; what is wrong is named with its question."""
+"""SQuAD's JSON as rows, one per question; errors name the question."""
 
 import gzip
 import json
@@ -44,8 +44,8 @@ def squad(questions, **paragraph):
 
 def examples(path, **keys):
     skipped = Skipped()
-    found = read_examples(path, Data(train="unused", **keys), SpanExample, skipped)
-    return list(found), skipped
+    pairs = read_examples(path, Data(train="unused", **keys), SpanExample, skipped)
+    return list(pairs), skipped
 
 
 @pytest.mark.parametrize("name", ["squad.json", "squad.json.gz"])
@@ -86,7 +86,7 @@ def test_the_format_can_be_named(write):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ("{", "squad.json: broken JSON in line 1, column 2: .*SQuAD's layout is"),
         (
@@ -100,13 +100,13 @@ def test_the_format_can_be_named(write):
         ({"data": []}, "squad.json: there are no rows in it"),
     ],
 )
-def test_another_layout_is_refused(write, value, told):
-    with pytest.raises(DataError, match=told):
+def test_another_layout_is_refused(write, value, message):
+    with pytest.raises(DataError, match=message):
         examples(write(value), on_bad_rows="skip")
 
 
 @pytest.mark.parametrize(
-    ("question", "told"),
+    ("question", "message"),
     [
         ("who?", "squad.json:2: must be a question, but is 'who\\?' instead"),
         (
@@ -122,12 +122,12 @@ def test_another_layout_is_refused(write, value, told):
         ),
     ],
 )
-def test_a_bad_question_is_named_or_skipped(write, question, told):
+def test_a_bad_question_is_named_or_skipped(write, question, message):
     path = write(squad([QUESTIONS[0], question, QUESTIONS[1]]))
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         examples(path)
-    found, skipped = examples(path, on_bad_rows="skip")
-    assert [example.id for _, example in found] == ["q1", "q2"]
+    pairs, skipped = examples(path, on_bad_rows="skip")
+    assert [example.id for _, example in pairs] == ["q1", "q2"]
     assert skipped.count == 1
 
 

@@ -1,4 +1,4 @@
-"""The data sets that ship with weft: what is in them, that they never change, and that no split leaks into another."""
+"""The sample data sets: their content, that it is deterministic, and that no split leaks into another."""
 
 import calendar
 import hashlib
@@ -123,7 +123,7 @@ def test_the_share_that_is_held_out() -> None:
 
 
 def leaks(splits: Splits, keys: Callable[[Row], Iterable[Hashable]]) -> set[Hashable]:
-    """Give the content that more than one split has."""
+    """Return the content that is in more than one split."""
     seen: dict[Hashable, set[str]] = defaultdict(set)
     for split, rows in splits.items():
         for row in rows:
@@ -133,7 +133,7 @@ def leaks(splits: Splits, keys: Callable[[Row], Iterable[Hashable]]) -> set[Hash
 
 
 def by_index(splits: Splits) -> Splits:
-    """Split as one must not: every tenth row for test, the next for valid."""
+    """Return a leaking split: every tenth row for test, the next for valid."""
     result: Splits = {split: [] for split in SPLITS}
     for index, row in enumerate(flat(splits)):
         result[{0: "test", 1: "valid"}.get(index % 10, "train")].append(row)
@@ -144,12 +144,12 @@ _MONTHS = {name[:length]: month for month, name in enumerate(calendar.month_name
 
 
 def days(row: Row) -> list[date]:
-    """Read the whole dates out of an English text."""
+    """Return the complete dates in an English text."""
     named = re.findall(r"([A-Z][a-z]+)\.? (\d+), (\d{4})", row["text"])
     numbers = re.findall(r"(\d+)/(\d+)/(\d{4})", row["text"])
-    found = [(int(year), _MONTHS[month], int(day)) for month, day, year in named]
-    found += [(int(year), int(month), int(day)) for month, day, year in numbers]
-    return [date(*parts) for parts in found]
+    dates = [(int(year), _MONTHS[month], int(day)) for month, day, year in named]
+    dates += [(int(year), int(month), int(day)) for month, day, year in numbers]
+    return [date(*parts) for parts in dates]
 
 
 def text(row: Row) -> list[str]:
@@ -157,9 +157,9 @@ def text(row: Row) -> list[str]:
 
 
 def test_days_reads_every_form() -> None:
-    said = ["Thursday, January 12, 2023 at 5:07 PM - Friday, May 1, 2099 at 1:00 AM", "Jan 12, 2023", "1/12/2023"]
-    assert [len(days({"text": text})) for text in said] == [2, 1, 1]
-    assert {day for text in said for day in days({"text": text})} == {date(2023, 1, 12), date(2099, 5, 1)}
+    texts = ["Thursday, January 12, 2023 at 5:07 PM - Friday, May 1, 2099 at 1:00 AM", "Jan 12, 2023", "1/12/2023"]
+    assert [len(days({"text": text})) for text in texts] == [2, 1, 1]
+    assert {day for text in texts for day in days({"text": text})} == {date(2023, 1, 12), date(2099, 5, 1)}
     assert sum(not days(row) for row in splits_of("dates")["train"]) < 5_000
 
 
@@ -204,24 +204,26 @@ def test_each_form_is_what_babel_says() -> None:
 
     when = datetime(2009, 8, 3, 17, 7, 33)
     for language in ("en", "fr"):
-        voice = DateFormatter(language)
+        formatter = DateFormatter(language)
         babel = {
             **{(form, None): format_date(when, form, locale=language) for form in ("full", "long", "medium")},
             **{(None, form): format_time(when, form, locale=language) for form in ("short", "medium")},
             **{(form, None): format_skeleton(form, when, locale=language) for form in ("yMd", "yMMMEd", "yQQQQ")},
         }
         for (day, clock), expected in babel.items():
-            said = "".join(text for _, text in voice.format(day, clock, when))
-            assert said == re.sub("[\u00a0\u2009\u202f]", " ", expected)
+            formatted = "".join(text for _, text in formatter.format(day, clock, when))
+            assert formatted == re.sub("[\u00a0\u2009\u202f]", " ", expected)
 
 
 def test_remembered_fields_never_go_stale() -> None:
     from babel.dates import format_date
 
-    voice = DateFormatter("en")
+    formatter = DateFormatter("en")
     for ordinal in range(date(2023, 1, 1).toordinal(), date(2024, 3, 1).toordinal()):
         when = datetime.fromordinal(ordinal)
-        assert "".join(text for _, text in voice.format("full", None, when)) == format_date(when, "full", locale="en")
+        assert "".join(text for _, text in formatter.format("full", None, when)) == format_date(
+            when, "full", locale="en"
+        )
 
 
 def test_the_english_is_a_real_day_and_the_french_is_the_same_day() -> None:
@@ -277,7 +279,7 @@ def test_names_that_every_reader_knows() -> None:
 
 
 def well_formed(tags: list[str]) -> bool:
-    """Say whether every I- goes on from a B- or I- of its kind."""
+    """Return whether every I- tag continues a B- or I- tag of its type."""
     before = ["O", *tags]
     return all(
         re.fullmatch("O|[BI]-[A-Z]+", tag) and (tag[0] != "I" or before[index][1:] == tag[1:])

@@ -55,9 +55,9 @@ def test_every_form_gives_the_same_rows(write, header, end, name, pack):
 
 def test_a_word_is_looked_up_as_it_is_and_then_in_lower_case(write):
     lines = ["paris 1 1", "Paris 2 2", "oslo 3 3", "ROME 4 4"]
-    asked = ["Paris", "paris", "PARIS", "Oslo", "rome", "Rome"]
+    requested = ["Paris", "paris", "PARIS", "Oslo", "rome", "Rome"]
     for order in (lines, lines[::-1]):  # whichever of them the file has first
-        vectors = read_vectors(write("\n".join(order)), asked)
+        vectors = read_vectors(write("\n".join(order)), requested)
         assert vectors.rows[:, 0].tolist() == [2, 1, 1, 3, 0, 0]
         assert vectors.found.tolist() == [True, True, True, True, False, False]
 
@@ -124,7 +124,7 @@ def test_only_the_rows_that_are_wanted_are_held(write):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("of 1.000 2.000", "2 numbers, where the first vector has 3: 'of 1.000 2.000'; mend"),
         ("of", "0 numbers, where the first vector has 3"),
@@ -138,12 +138,12 @@ def test_only_the_rows_that_are_wanted_are_held(write):
     ],
 )
 @pytest.mark.parametrize("header", ["", "2 3\n"])
-def test_a_bad_line_is_named(write, header, line, said):
+def test_a_bad_line_is_named(write, header, line, expected):
     path = write(f"{header}the 0.1 0.2 0.3\n{line}\n")
     place = f"{path}:{3 if header else 2}: "
     message = fails(path, "of", "the")
     assert message.startswith(place)
-    assert said in message
+    assert expected in message
 
 
 @pytest.mark.parametrize("line", ["of 1 2", "of 0.125 0.250 0.375 0.500"])
@@ -217,9 +217,9 @@ def test_gensim_reads_what_is_written(tmp_path, name):
     known, rows = some()
     path = str(tmp_path / name)
     write_vectors(path, known, rows)
-    found = KeyedVectors.load_word2vec_format(path, binary=".bin" in name, no_header="glove" in name)
-    assert found.index_to_key == known
-    np.testing.assert_array_equal(found.vectors, rows)
+    keyed = KeyedVectors.load_word2vec_format(path, binary=".bin" in name, no_header="glove" in name)
+    assert keyed.index_to_key == known
+    np.testing.assert_array_equal(keyed.vectors, rows)
 
 
 @pytest.mark.parametrize("name", ["v.txt", "v.bin", "v.txt.gz", "v.glove"])
@@ -259,7 +259,7 @@ def test_only_the_rows_that_are_wanted_are_held_of_the_binary_form(write):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"the 0.1 0.2\n", "begins with a line of two numbers"),
         (b"", "begins with a line of two numbers"),
@@ -270,21 +270,23 @@ def test_only_the_rows_that_are_wanted_are_held_of_the_binary_form(write):
         (binary(["a"], np.full((1, 2), np.nan, np.float32)), "has what is no number"),
     ],
 )
-def test_a_bad_binary_file_is_named(write, content, said):
+def test_a_bad_binary_file_is_named(write, content, expected):
     path = write(content, "v.bin")
     message = fails(path, "a")
     assert message.startswith(path)
-    assert said in message
+    assert expected in message
 
 
 def test_a_missing_binary_file_is_named(tmp_path):
     assert "there is no such file" in fails(str(tmp_path / "v.bin"), "a")
 
 
-@pytest.mark.parametrize(("word", "said"), [("two words", "has a space in it"), ("", "is empty"), ("a\nb", "a space")])
+@pytest.mark.parametrize(
+    ("word", "expected"), [("two words", "has a space in it"), ("", "is empty"), ("a\nb", "a space")]
+)
 @pytest.mark.parametrize("name", ["v.txt", "v.bin"])
-def test_a_word_that_no_reader_could_tell_is_not_written(tmp_path, name, word, said):
-    with pytest.raises(DataError, match=said):
+def test_a_word_that_no_reader_could_tell_is_not_written(tmp_path, name, word, expected):
+    with pytest.raises(DataError, match=expected):
         write_vectors(str(tmp_path / name), ["fine", word], np.ones((2, 2), np.float32))
     assert list(tmp_path.iterdir()) == []  # nothing is left half written
 

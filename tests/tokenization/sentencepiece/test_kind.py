@@ -1,4 +1,4 @@
-"""The tokenizer `sentencepiece` beside transformers' MarianTokenizer: the same ids on both sides, the same text."""
+"""The tokenizer `sentencepiece` against transformers' MarianTokenizer: equal ids on both sides, equal text."""
 
 import pickle
 
@@ -25,7 +25,7 @@ def both(tmp_path_factory):
 
 
 def check_ids(there, here, texts):
-    """What spells a special is text to us: transformers has an option for that."""
+    """Special token strings are text in weft: transformers has an option for that."""
     plain = {"add_special_tokens": False, "split_special_tokens": True}
     must = [there(text, **plain)["input_ids"] for text in texts]
     assert here.ids(texts) == must
@@ -75,10 +75,10 @@ def test_what_no_side_knows_is_unknown_and_what_the_other_knows_is_not(both):
 
 def test_a_code_of_a_language_is_one_token(both):
     _, here = both
-    found = here.encode(">>fra<< The value")
-    assert found.tokens[0] == ">>fra<<"
-    assert found.ids[0] == here.engine.token_to_id(">>fra<<")
-    assert found.offsets[0] == (0, 7)
+    encoding = here.encode(">>fra<< The value")
+    assert encoding.tokens[0] == ">>fra<<"
+    assert encoding.ids[0] == here.engine.token_to_id(">>fra<<")
+    assert encoding.offsets[0] == (0, 7)
     assert here.encode(">>xyz<< a").ids[0] == here.specials.unk
     assert here.encode("a >>fra<<").tokens[0] != ">>fra<<"
 
@@ -86,9 +86,9 @@ def test_a_code_of_a_language_is_one_token(both):
 def test_offsets_are_places_in_the_text(both):
     _, here = both
     text = ">>fra<<The value of １２ ﬁne"
-    found = here.encode(text)
-    assert "".join(text[begin:end] for begin, end in found.offsets) == text
-    assert [begin for begin, _ in found.offsets] == sorted(begin for begin, _ in found.offsets)
+    encoding = here.encode(text)
+    assert "".join(text[begin:end] for begin, end in encoding.offsets) == text
+    assert [begin for begin, _ in encoding.offsets] == sorted(begin for begin, _ in encoding.offsets)
 
 
 def test_it_is_saved_and_sent_to_workers_whole(both, tmp_path):

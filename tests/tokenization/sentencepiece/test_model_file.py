@@ -1,4 +1,4 @@
-"""SentencePiece's files and its cutting beside its own library: every piece, every place, every id."""
+"""SentencePiece model files and segmentation against its own library: equal pieces, offsets and ids."""
 
 from dataclasses import replace
 from functools import cache
@@ -26,17 +26,17 @@ CASES = {
 
 @cache
 def trained(case):
-    """Train a model; return their reader of it, and ours."""
+    """Train a model; return it as read by sentencepiece and by weft."""
     file = spm(SOURCES + TARGETS[-3:] * 10, **CASES[case])
     return sentencepiece.SentencePieceProcessor(model_proto=file), parse_spm(file, "it")
 
 
-def check_cut(there, here, text):
-    told, raw, cut = there.encode(text, return_type="proto").pieces, text.encode(), here.segment(text)
-    assert cut.ids.tolist() == [one.id for one in told]
-    assert cut.pieces() == [one.piece for one in told]
-    places = [(len(raw[: one.begin].decode()), len(raw[: one.end].decode())) for one in told]
-    assert cut.offsets(text) == places
+def check_segmentation(there, here, text):
+    pieces, raw, segmentation = there.encode(text, return_type="proto").pieces, text.encode(), here.segment(text)
+    assert segmentation.ids.tolist() == [piece.id for piece in pieces]
+    assert segmentation.pieces() == [piece.piece for piece in pieces]
+    offsets = [(len(raw[: piece.begin].decode()), len(raw[: piece.end].decode())) for piece in pieces]
+    assert segmentation.offsets(text) == offsets
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -61,23 +61,23 @@ def test_texts_are_cut_the_same(case):
     @given(MANY)
     def each(texts):
         for text in texts:
-            check_cut(there, here, text)
+            check_segmentation(there, here, text)
 
     each()
     for text in ("", " ", "a" * 3000, " ".join(SOURCES), "=" * 500 + "東" * 500, "\u0300" * 300, "ﷺ" * 50):
-        check_cut(there, here, text)
+        check_segmentation(there, here, text)
 
 
 def test_another_search_is_caught(monkeypatch):
     """The negative controls: another model, spaces that are kept, and no rules."""
     there, file = trained("unigram")
     with pytest.raises(AssertionError):
-        check_cut(there, Segmenter(parse_spm(sides()[1], "another")), "the value of an expression")
+        check_segmentation(there, Segmenter(parse_spm(sides()[1], "another")), "the value of an expression")
     with pytest.raises(AssertionError):
-        check_cut(there, Segmenter(replace(file, remove_extra_whitespaces=False)), "two  spaces")
+        check_segmentation(there, Segmenter(replace(file, remove_extra_whitespaces=False)), "two  spaces")
     monkeypatch.setattr(segmenter, "split_charsmap", lambda charsmap: (b"", b""))
     with pytest.raises(AssertionError):
-        check_cut(there, Segmenter(file), "ﬁne １２３")
+        check_segmentation(there, Segmenter(file), "ﬁne １２３")
 
 
 def varint(number):
@@ -96,7 +96,7 @@ UNKNOWN = piece("<unk>", 2)
 
 
 @pytest.mark.parametrize(
-    ("file", "told"),
+    ("file", "message"),
     [
         (b"", "one piece for the unknown, but has 0 in 0 pieces"),
         (b"\xff" * 11, "more than ten bytes"),
@@ -116,12 +116,12 @@ UNKNOWN = piece("<unk>", 2)
         (UNKNOWN + field(3, field(2, b"\x08\x00\x00\x00abcd")), "rules for characters are damaged"),
     ],
 )
-def test_a_damaged_file_is_refused(file, told, tmp_path):
+def test_a_damaged_file_is_refused(file, message, tmp_path):
     (tmp_path / "it.spm").write_bytes(file)
     with pytest.raises(CheckpointError) as error:
         read_spm(tmp_path / "it.spm")
     assert str(error.value).startswith(f"{tmp_path / 'it.spm'}: cannot be read as a SentencePiece model: ")
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path, monkeypatch):
@@ -137,7 +137,7 @@ def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path, monkeypatch)
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_bytes_that_were_changed_are_refused_or_read_and_never_more(data):
-    """A model that has been cut off or changed anywhere is refused by weft, or is another model that cuts texts."""
+    """A truncated or modified model file either raises or is another valid model."""
     file = bytearray(sides()[0])
     for _ in range(data.draw(st.integers(1, 4))):
         file[data.draw(st.integers(0, len(file) - 1))] = data.draw(st.integers(0, 255))

@@ -168,14 +168,14 @@ class Pairs:
 
     stream: Documents
     room: int  # maximum tokens of a piece, and so of both segments together
-    signs: int  # number of special tokens around and between them
+    num_special_tokens: int  # number of special tokens around and between them
     shorter: float
     frame: StaticShape
 
     @classmethod
-    def of(cls, stream: Documents, longest: int, signs: int, tokens: int, shorter: float) -> "Pairs":
+    def of(cls, stream: Documents, longest: int, num_special_tokens: int, tokens: int, shorter: float) -> "Pairs":
         """Return pairs in batches of `tokens` tokens; raise for a corpus of one document, which has no pairs."""
-        room, rng = longest - signs, np.random.default_rng(0)
+        room, rng = longest - num_special_tokens, np.random.default_rng(0)
         whole = Pieces.of(stream.starts, room, rng)
         pieces = whole.cut_again(shorter, rng)
         if len(pieces.owners) == 0 or pieces.owners[0] == pieces.owners[-1]:
@@ -183,8 +183,8 @@ class Pairs:
                 "next-sentence prediction needs two documents at least, of two tokens each; see data.documents, or set "
                 "task.next_sentence: false"
             )
-        lengths = np.append(pieces.sizes, whole.sizes.max()) + signs
-        return cls(stream, room, signs, shorter, StaticShape.of(lengths[None], tokens))
+        lengths = np.append(pieces.sizes, whole.sizes.max()) + num_special_tokens
+        return cls(stream, room, num_special_tokens, shorter, StaticShape.of(lengths[None], tokens))
 
     def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
         """Return the spans of one epoch: split documents, draw partners and shuffle, seeded by (seed, number)."""
@@ -195,7 +195,10 @@ class Pairs:
         since = np.maximum(self.stream.starts[pieces.owners] + 1, starts - self.room // 2)
         spans = np.stack([since, starts, stops, starts[others], stops[others]], -1)
         order = rng.permutation(len(spans))
-        return [spans[batch] for batch in split_by_room(order, (pieces.sizes + self.signs)[None], self.frame.room)]
+        return [
+            spans[batch]
+            for batch in split_by_room(order, (pieces.sizes + self.num_special_tokens)[None], self.frame.room)
+        ]
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ Form = Literal["word2vec", "binary", "glove"]
 _BY_EXTENSION: dict[str, Form] = {".bin": "binary", ".glove": "glove", ".txt": "word2vec", ".vec": "word2vec"}
 
 
-def form_of(path: str, asked: str | None = None) -> Form:
+def form_of(path: str, requested: str | None = None) -> Form:
     """Return the format of a file: as requested, or by its extension."""
-    if asked is not None:
+    if requested is not None:
         for form in get_args(Form):
-            if asked == form:
+            if requested == form:
                 return form  # type: ignore[no-any-return]
-        raise ConfigError(f"--format: there is no {asked!r}; {did_you_mean(asked, get_args(Form))}")
+        raise ConfigError(f"--format: there is no {requested!r}; {did_you_mean(requested, get_args(Form))}")
     extension = Path(path.removesuffix(".gz")).suffix.lower()
     if extension not in _BY_EXTENSION:
         raise ConfigError(
