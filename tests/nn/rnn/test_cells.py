@@ -195,10 +195,10 @@ def test_a_peephole_lstm_that_sees_nothing_is_torchs_lstm_and_one_that_sees_is_n
 def test_a_step_is_one_line_of_the_walk(name):
     cell, inputs = make(name, 5), draw(3, 2, INPUTS)
     state, outputs = cell.begin(2, inputs), []
-    known = cell.ahead(inputs)
-    assert known.shape == (3, 2, cell.gates * WIDTH)
+    input_proj = cell.ahead(inputs)
+    assert input_proj.shape == (3, 2, cell.gates * WIDTH)
     assert [part.shape for part in state] == [(2, WIDTH)] * cell.states == [(2, WIDTH)] * equations.STATES[name]
-    for one in known:
+    for one in input_proj:
         state = cell.step(one, state)
         outputs.append(state[0])
     walked, after = cell(inputs)
@@ -324,7 +324,7 @@ def replace_kernel(monkeypatch):
 
     def replace(name: str, in_half: str = "raises") -> Kernel:
         kernel = Kernel(name, in_half)
-        monkeypatch.setattr(type(make_cell(name, 1, 1)), "walk", kernel)
+        monkeypatch.setattr(type(make_cell(name, 1, 1)), "torch_function", kernel)
         monkeypatch.setattr(torch._VF, LIBRARY[name], kernel)
         rnn_cells.has_half_kernel.cache_clear()
         return kernel

@@ -57,22 +57,22 @@ def test_it_is_its_equations_and_their_gradient(clip):
 @pytest.mark.parametrize("clip", CLIPS)
 def test_it_is_so_in_kernels(clip, monkeypatch):
     monkeypatch.setattr(scan, "FUSED", torch.float64)
-    monkeypatch.setattr(ProjectedLSTM, "_step_by_step", None)  # which is then not called
+    monkeypatch.setattr(ProjectedLSTM, "_scan_eager", None)  # which is then not called
     check(made(clip))
 
 
 @pytest.mark.parametrize("clip", CLIPS)
 def test_the_gradient_of_the_walk_is_right(clip):
     layer, (_, state) = made(clip), drawn()
-    known = torch.randn(4, 2, 16).double().requires_grad_()
+    input_proj = torch.randn(4, 2, 16).double().requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda *parts: ProjectedScan.apply(clip, *parts), (known, *state, layer.state_weight, layer.project)
+        lambda *parts: ProjectedScan.apply(clip, *parts), (input_proj, *state, layer.state_weight, layer.project)
     )
 
 
 def test_a_bound_that_is_left_out_is_noticed(monkeypatch):
-    unbound = projected_lstm.gates(None)
-    monkeypatch.setattr(projected_lstm, "gates", lambda clip: unbound)
+    unbound = projected_lstm.gate_function(None)
+    monkeypatch.setattr(projected_lstm, "gate_function", lambda clip: unbound)
     with pytest.raises(AssertionError):
         check(made(0.25))
 

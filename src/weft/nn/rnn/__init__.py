@@ -1,1 +1,1 @@
-"""Recurrent cells and stacks of them."""
+"""Recurrent layers: cells, deep and bidirectional stacks, fused scans over time."""

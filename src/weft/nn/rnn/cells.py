@@ -1,4 +1,4 @@
-"""Recurrent networks: five cells, each by its equations, written as steps.
+"""Recurrent cells: Elman, Jordan, LSTM, peephole LSTM and GRU, each a step function given by its equations.
 
     Elman (1990)         h_t = tanh(U x_t + W h_{t-1} + b)
     Jordan (1986)        h_t = tanh(U x_t + W y_{t-1} + b)             y_t = tanh(V h_t + b_y)
@@ -11,13 +11,13 @@
                          h_t = (1 - z_t) ⊙ n_t + z_t ⊙ h_{t-1}
 
 LSTM: Hochreiter & Schmidhuber 1997 with the forget gate of Gers et al. 2000; peephole: Graves 2013, eqs. 7 to 11, where
-the matrices from cell to gate are diagonal; GRU: Cho et al. 2014, the reset gate after the product, as cuDNN has it. A
-Jordan network hands its output on, not its hidden layer.
+the matrices from cell to gate are diagonal; GRU: Cho et al. 2014, the reset gate after the product, as in cuDNN. The
+recurrent input of a Jordan network is its output, not its hidden layer.
 
-A cell is a step written as stages, each a product with a matrix and a function place by place; what the inputs alone
-decide is one product for all steps. Elman, LSTM and GRU walk in the library's fused kernels (oneDNN, cuDNN) where those
-are the fastest, every other cell in `weft.nn.rnn.fused.scan`; a cell of one's own needs only its stages. Where the
-library has no kernel in half precision for this CPU, its kernel in float32 serves (`has_half_kernel`).
+A step is a sequence of stages, each a matrix product followed by an elementwise function. The input projection
+W_x x_t + b is one product for all steps. Elman, LSTM and GRU run in torch's fused kernels (oneDNN, cuDNN) where those
+are the fastest, every other cell in `weft.nn.rnn.fused.scan`. A user-defined cell needs only its stages. Where torch
+has no half-precision kernel for this CPU, its float32 kernel is used (`has_half_kernel`).
 """
 
 from collections.abc import Callable, Sequence
@@ -31,23 +31,23 @@ from torch.nn import functional as F
 from weft.errors import ConfigError
 from weft.nn.layers.dropout import draw_mask
 from weft.nn.rnn.fused.codegen_triton import in_half
-from weft.nn.rnn.fused.scan import SHORT, scan
+from weft.nn.rnn.fused.scan import MIN_STEPS, scan
 from weft.nn.rnn.init import init_recurrent_
 
-Parts = Sequence[Tensor]  # vectors of one width, (B, D) each
-State = tuple[Tensor, ...]  # what a layer hands from step to step, batch-first
+Parts = Sequence[Tensor]  # (B, D) each
+State = tuple[Tensor, ...]  # the recurrent state of a layer, (B, D) each
 Pointwise = Callable[[Parts, Parts, Parts, Parts], Parts]
 
 CELLS = ("elman", "jordan", "lstm", "peephole", "gru")
-_HALF_ERROR = 0.05  # of outputs within ±1 after a few steps in bfloat16, which rounds each to 2^-9 of itself
+_HALF_ERROR = 0.05  # absolute, of outputs within ±1 after a few steps in bfloat16, whose relative rounding is 2^-9
 
 
 class Stage(NamedTuple):
-    """The product of a matrix with the last value, and what is done with it place by place.
+    """One stage of a step: a matrix product, then an elementwise function.
 
-    `pointwise(known, product, state, vectors)` gets what the input decided, this product, the state before the step and
-    the cell's vectors, and returns values: the first is what the next stage multiplies. Those of the last stage are
-    the new state, of which the first is the step's output.
+    `pointwise(input_proj, product, state, vectors)` takes the gates' input projections, the gates of this product, the
+    previous state and the cell's vectors. The next stage's matrix multiplies the first value that it returns. The
+    values of the last stage are the new state; the first of them is the step's output.
     """
 
     pointwise: Pointwise
@@ -55,48 +55,48 @@ class Stage(NamedTuple):
     bias: Tensor | None = None  # (G·D,)
 
 
-def _undefined(cell: "Cell", method: str) -> ConfigError:
-    """What a cell of one's own meets where it leaves out a part."""
+def _missing_method(cell: "Cell", method: str) -> ConfigError:
+    """Return the error for a user-defined cell that lacks a required method."""
     return ConfigError(f"{type(cell).__name__} does not define {method}(), which every cell needs")
 
 
 class Cell(nn.Module):
-    """One layer's step. `gates` says how many products of the input it needs, `states` how many vectors it hands on."""
+    """A recurrent cell. `gates` is the number of input projections G, `states` the number of vectors in its state."""
 
     gates: ClassVar[int]
     states: ClassVar[int] = 1
-    drop: float = 0.0  # the share of the weights from state to state that a walk in training goes without
+    drop: float = 0.0  # DropConnect on the state-to-state weights: the share dropped in training
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
         self.inputs, self.width = inputs, width
 
     def from_input(self) -> tuple[Tensor, Tensor]:
-        """Return the matrix (G·D, I) and bias (G·D,) of what the input alone decides."""
-        raise _undefined(self, "from_input")
+        """Return weight (G·D, I) and bias (G·D,) of the input projection."""
+        raise _missing_method(self, "from_input")
 
     def stages(self) -> tuple[Stage, ...]:
         """Return the step's stages."""
-        raise _undefined(self, "stages")
+        raise _missing_method(self, "stages")
 
     def vectors(self) -> Tensor | None:
         """Return the cell's own vectors (K, D), if it has any."""
         return None
 
     def dropped(self) -> tuple[Stage, ...]:
-        """Return the stages of one walk: in training DropConnect thins out what multiplies the state."""
+        """Return the stages for one sequence; in training with DropConnect on the state-to-state weights."""
         first, *rest = self.stages()
         if self.training and self.drop:
             first = first._replace(weight=first.weight * draw_mask(self.drop, first.weight.shape, first.weight))
         return first, *rest
 
     def ahead(self, inputs: Tensor) -> Tensor:
-        """Compute what inputs (..., I) alone decide, for all steps at once: (..., G·D)."""
+        """Compute the input projection W_x x + b of inputs (..., I), for all steps at once: (..., G·D)."""
         return F.linear(inputs, *self.from_input())
 
-    def step(self, known: Tensor, state: State, stages: Sequence[Stage] | None = None) -> State:
-        """Make one step from what the input decided, known (B, G·D); in a walk, by its stages."""
-        parts, vectors = known.chunk(self.gates, -1), self.vectors()
+    def step(self, input_proj: Tensor, state: State, stages: Sequence[Stage] | None = None) -> State:
+        """Return the state after one step, given input_proj (B, G·D); `stages` replace the cell's own (`dropped`)."""
+        parts, vectors = input_proj.chunk(self.gates, -1), self.vectors()
         values: Parts = state
         for stage in stages or self.stages():
             product = F.linear(values[0], stage.weight, stage.bias)
@@ -109,80 +109,80 @@ class Cell(nn.Module):
         return tuple(like.new_zeros(rows, self.width) for _ in range(self.states))
 
     def forward(self, inputs: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
-        """Read inputs (T, B, I); return the output of every step, (T, B, D), and the state after each row's last.
+        """Return the outputs (T, B, D) for inputs (T, B, I), and the state after each row's last real step.
 
-        A row's steps are those that `real` (T, B) has, from the first on; without it all are.
+        `real` (T, B) is True at a row's steps, False at the padding after them; None means no padding.
         """
-        begun = state or self.begin(inputs.shape[1], inputs)
-        walked = scan(self, self.ahead(inputs), begun, self.dropped())
-        return walked[0], tuple(at_last(part, start, real) for part, start in zip(walked, begun, strict=True))
+        initial = state or self.begin(inputs.shape[1], inputs)
+        states = scan(self, self.ahead(inputs), initial, self.dropped())
+        return states[0], tuple(at_last(part, start, real) for part, start in zip(states, initial, strict=True))
 
 
-def at_last(walked: Tensor, start: Tensor, real: Tensor | None) -> Tensor:
-    """Read from (T, B, ...) what stands at each row's last real step; a row that has none keeps `start` (B, ...)."""
-    if not len(walked):
-        return start
+def at_last(states: Tensor, initial: Tensor, real: Tensor | None) -> Tensor:
+    """Return states (T, B, ...) at each row's last real step, (B, ...); a row without one gets `initial` (B, ...)."""
+    if not len(states):
+        return initial
     if real is None:
-        return walked[-1]
+        return states[-1]
     steps = real.sum(0)
-    rows = torch.arange(walked.shape[1], device=walked.device)
-    found = walked[(steps - 1).clamp(min=0), rows]
-    return torch.where((steps > 0).view(-1, *[1] * (found.dim() - 1)), found, start)
+    rows = torch.arange(states.shape[1], device=states.device)
+    last = states[(steps - 1).clamp(min=0), rows]
+    return torch.where((steps > 0).view(-1, *[1] * (last.dim() - 1)), last, initial)
 
 
-class _Library(Cell):
-    """A cell that torch has a fused kernel for; its weights lie as the kernel wants them."""
+class _TorchCell(Cell):
+    """A cell for which torch has a fused kernel; its weights are in the kernel's layout."""
 
     kernel: nn.RNN | nn.LSTM | nn.GRU
-    walk: ClassVar[Callable[..., Any]]  # the kernel, given its weights
+    torch_function: ClassVar[Callable[..., Any]]  # torch's functional form, which takes the weights
 
     def from_input(self) -> tuple[Tensor, Tensor]:
-        """The input's matrix, and both biases: what a step adds anyway need not wait for it."""
-        weight, _, bias, other = self.kernel.all_weights[0]
-        return weight, bias + other
+        """Return the input weight and the sum of both biases: the state's bias need not wait for the step."""
+        weight, _, input_bias, state_bias = self.kernel.all_weights[0]
+        return weight, input_bias + state_bias
 
     def forward(self, inputs: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
-        """Walk in the fused kernel; where rows end apart, that tells the last state only if it is an output too."""
-        if not len(inputs) or (real is not None and self.states > 1) or self._better_scanned(inputs):
+        """Run torch's fused kernel. For rows of unequal length it yields the last state only if that is the output."""
+        if not len(inputs) or (real is not None and self.states > 1) or self._prefers_scan(inputs):
             return super().forward(inputs, state, real)
         if inputs.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             half = torch.get_autocast_dtype("cpu")
             if not has_half_kernel(type(self.kernel).__name__, half):
-                return self._in_single(inputs, state, real, half)
-        begun = state or self.begin(inputs.shape[1], inputs)
-        wrapped = tuple(part[None].contiguous() for part in begun)
+                return self._forward_float32(inputs, state, real, half)
+        initial = state or self.begin(inputs.shape[1], inputs)
+        wrapped = tuple(part[None].contiguous() for part in initial)
         start = wrapped if self.states > 1 else wrapped[0]
         from_input, _, *biases = self.kernel.all_weights[0]
         weights = [from_input, self.dropped()[0].weight, *biases]
-        outputs, *ends = type(self).walk(inputs, start, weights, True, 1, 0.0, self.training, False, False)
+        outputs, *finals = type(self).torch_function(inputs, start, weights, True, 1, 0.0, self.training, False, False)
         if real is not None:
-            return outputs, (at_last(outputs, begun[0], real),)
-        return outputs, tuple(part[0] for part in ends)
+            return outputs, (at_last(outputs, initial[0], real),)
+        return outputs, tuple(part[0] for part in finals)
 
-    def _in_single(
+    def _forward_float32(
         self, inputs: Tensor, state: State | None, real: Tensor | None, half: torch.dtype
     ) -> tuple[Tensor, State]:
-        """Walk in float32; what is returned is rounded to half precision, as the library's kernel for that would."""
-        begun = None if state is None else tuple(part.float() for part in state)
+        """Run in float32 and round the results to half precision, as torch's half-precision kernel would."""
+        initial = None if state is None else tuple(part.float() for part in state)
         with torch.autocast("cpu", enabled=False):
-            outputs, ends = self.forward(inputs.float(), begun, real)
-        return outputs.to(half), tuple(part.to(half) for part in ends)
+            outputs, finals = self.forward(inputs.float(), initial, real)
+        return outputs.to(half), tuple(part.to(half) for part in finals)
 
-    def _better_scanned(self, inputs: Tensor) -> bool:
-        """Say whether cuDNN would walk in float16 whatever was asked for, or copy weights that do not lie its way."""
-        halved = in_half(inputs) and len(inputs) >= SHORT
-        return halved or (inputs.is_cuda and self.training and self.drop > 0)
+    def _prefers_scan(self, inputs: Tensor) -> bool:
+        """Return whether cuDNN would run in float16 whatever the dtype, or copy weights that are not in its layout."""
+        half = in_half(inputs) and len(inputs) >= MIN_STEPS
+        return half or (inputs.is_cuda and self.training and self.drop > 0)
 
-    def _stage(self, pointwise: Pointwise) -> tuple[Stage, ...]:
+    def _single_stage(self, pointwise: Pointwise) -> tuple[Stage, ...]:
         return (Stage(pointwise, self.kernel.all_weights[0][1]),)
 
 
 @cache
 def has_half_kernel(network: str, half: torch.dtype) -> bool:
-    """Say whether the library's RNN, LSTM or GRU walks under autocast to this type on this CPU, and as in float32.
+    """Return whether torch's RNN, LSTM or GRU runs under CPU autocast to `half` here and agrees with float32.
 
-    oneDNN's LSTM in bfloat16 needs AVX-512, and in float16 more than that; without it, it raises. So a small one is
-    tried, once a process, in evaluation and in training (there and back).
+    oneDNN's LSTM in bfloat16 needs AVX-512, and in float16 more than that; without it, it raises. So a small network
+    is tried once per process, in evaluation mode and in training mode (forward and backward).
     """
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(0)
@@ -191,23 +191,23 @@ def has_half_kernel(network: str, half: torch.dtype) -> bool:
             exact = small(inputs)[0]
         try:
             with torch.autocast("cpu", half):
-                walked = [small.train(training)(inputs)[0].float() for training in (False, True)]
-                walked[-1].sum().backward()
+                halves = [small.train(training)(inputs)[0].float() for training in (False, True)]
+                halves[-1].sum().backward()
         except RuntimeError:
             return False
-    return all(torch.allclose(outputs, exact, rtol=0, atol=_HALF_ERROR) for outputs in walked)
+    return all(torch.allclose(outputs, exact, rtol=0, atol=_HALF_ERROR) for outputs in halves)
 
 
 def lacking_half_kernels(module: nn.Module, half: torch.dtype) -> list[str]:
-    """Name the library's networks in a module that walk in float32 on this CPU, having no kernel in half precision."""
-    networks = {type(part.kernel).__name__ for part in module.modules() if isinstance(part, _Library)}
+    """Return the names of torch's networks in a module that have no half-precision kernel on this CPU."""
+    networks = {type(part.kernel).__name__ for part in module.modules() if isinstance(part, _TorchCell)}
     return sorted(network for network in networks if not has_half_kernel(network, half))
 
 
-class Elman(_Library):
-    """A simple recurrent network."""
+class Elman(_TorchCell):
+    """Elman's simple recurrent network."""
 
-    gates, walk = 1, torch.rnn_tanh
+    gates, torch_function = 1, torch.rnn_tanh
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__(inputs, width)
@@ -215,18 +215,18 @@ class Elman(_Library):
         init_recurrent_(*self.kernel.parameters(), gates=1)
 
     def stages(self) -> tuple[Stage, ...]:
-        """One product, one tanh."""
-        return self._stage(_elman)
+        """Return the one stage: tanh."""
+        return self._single_stage(_elman)
 
 
-def _elman(known: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
-    return (torch.tanh(known[0] + product[0]),)
+def _elman(input_proj: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
+    return (torch.tanh(input_proj[0] + product[0]),)
 
 
-class LSTM(_Library):
-    """Long short-term memory; its state is (h, c)."""
+class LSTM(_TorchCell):
+    """Long short-term memory; the state is (h, c)."""
 
-    gates, states, walk = 4, 2, torch.lstm
+    gates, states, torch_function = 4, 2, torch.lstm
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__(inputs, width)
@@ -234,20 +234,20 @@ class LSTM(_Library):
         init_recurrent_(*self.kernel.parameters(), gates=4, open_gate=1)
 
     def stages(self) -> tuple[Stage, ...]:
-        """One product for all four gates."""
-        return self._stage(_lstm)
+        """Return the one stage: one product for all four gates."""
+        return self._single_stage(_lstm)
 
 
-def _lstm(known: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
-    i, f, g, o = (one + other for one, other in zip(known, product, strict=True))
+def _lstm(input_proj: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
+    i, f, g, o = (x + h for x, h in zip(input_proj, product, strict=True))
     c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
-class GRU(_Library):
-    """A gated recurrent unit."""
+class GRU(_TorchCell):
+    """Gated recurrent unit."""
 
-    gates, walk = 3, torch.gru
+    gates, torch_function = 3, torch.gru
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__(inputs, width)
@@ -255,25 +255,25 @@ class GRU(_Library):
         init_recurrent_(*self.kernel.parameters(), gates=3)
 
     def from_input(self) -> tuple[Tensor, Tensor]:
-        """The input's matrix and bias; the state's own bias must meet the reset gate."""
+        """Return the input weight and bias; the state's bias is multiplied by the reset gate, so it stays apart."""
         weight, _, bias, _ = self.kernel.all_weights[0]
         return weight, bias
 
     def stages(self) -> tuple[Stage, ...]:
-        """One product for all three gates."""
+        """Return the one stage: one product for all three gates."""
         _, weight, _, bias = self.kernel.all_weights[0]
         return (Stage(_gru, weight, bias),)
 
 
-def _gru(known: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
-    r = torch.sigmoid(known[0] + product[0])
-    z = torch.sigmoid(known[1] + product[1])
-    n = torch.tanh(known[2] + r * product[2])
+def _gru(input_proj: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
+    r = torch.sigmoid(input_proj[0] + product[0])
+    z = torch.sigmoid(input_proj[1] + product[1])
+    n = torch.tanh(input_proj[2] + r * product[2])
     return ((1 - z) * n + z * state[0],)
 
 
 class Peephole(Cell):
-    """An LSTM whose gates see the cell; its state is (h, c)."""
+    """LSTM with peephole connections from the cell to the gates; the state is (h, c)."""
 
     gates, states = 4, 2
 
@@ -286,27 +286,27 @@ class Peephole(Cell):
         init_recurrent_(self.input_weight, self.state_weight, self.bias, gates=4, open_gate=1)
 
     def from_input(self) -> tuple[Tensor, Tensor]:
-        """The input's matrix and bias."""
+        """Return the input weight and bias."""
         return self.input_weight, self.bias
 
     def vectors(self) -> Tensor:
-        """The peepholes, one number a unit and gate."""
+        """Return the peephole weights, one per gate and unit: (3, D)."""
         return self.peepholes
 
     def stages(self) -> tuple[Stage, ...]:
-        """One product for all four gates."""
+        """Return the one stage: one product for all four gates."""
         return (Stage(_peephole, self.state_weight),)
 
 
-def _peephole(known: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
-    i, f, g, o = (one + other for one, other in zip(known, product, strict=True))
-    before = state[1]
-    c = torch.sigmoid(f + vectors[1] * before) * before + torch.sigmoid(i + vectors[0] * before) * torch.tanh(g)
+def _peephole(input_proj: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
+    i, f, g, o = (x + h for x, h in zip(input_proj, product, strict=True))
+    old = state[1]
+    c = torch.sigmoid(f + vectors[1] * old) * old + torch.sigmoid(i + vectors[0] * old) * torch.tanh(g)
     return torch.sigmoid(o + vectors[2] * c) * torch.tanh(c), c
 
 
 class Jordan(Cell):
-    """The output-recurrent form: what a step puts out is what the next one's hidden layer reads."""
+    """Output-recurrent network: the recurrent input is the previous output y_{t-1}."""
 
     gates = 1
 
@@ -321,19 +321,19 @@ class Jordan(Cell):
         nn.init.zeros_(self.output.bias)
 
     def from_input(self) -> tuple[Tensor, Tensor]:
-        """The input's matrix and bias."""
+        """Return the input weight and bias."""
         return self.input_weight, self.bias
 
     def stages(self) -> tuple[Stage, ...]:
-        """The hidden layer, then the output."""
-        return Stage(_elman, self.state_weight), Stage(_put_out, self.output.weight, self.output.bias)
+        """Return two stages: the hidden layer, then the output."""
+        return Stage(_elman, self.state_weight), Stage(_jordan_output, self.output.weight, self.output.bias)
 
 
-def _put_out(known: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
+def _jordan_output(input_proj: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
     return (torch.tanh(product[0]),)
 
 
 def make_cell(name: str, inputs: int, width: int) -> Cell:
-    """Make the cell of that name."""
+    """Return a new cell of the kind `name`, one of `CELLS`."""
     kinds = {"elman": Elman, "jordan": Jordan, "lstm": LSTM, "peephole": Peephole, "gru": GRU}
     return kinds[name](inputs, width)

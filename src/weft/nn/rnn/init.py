@@ -1,4 +1,4 @@
-"""The weights that recurrent networks start from."""
+"""Initialisation of recurrent weights: orthogonal and Xavier, forget-gate bias 1."""
 
 import torch
 from torch import Tensor, nn
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 def init_recurrent_(
     from_input: Tensor, from_state: Tensor, *biases: Tensor, gates: int, open_gate: int | None = None
 ) -> None:
-    """Set weights that carry signals far from the first step on.
+    """Initialise the weights of a recurrent layer in place, gate by gate.
 
-    Orthogonal from state to state (Saxe et al. 2014), Xavier from the input (Glorot & Bengio 2010), gate by gate, and a
-    forget gate that starts open (Jozefowicz et al. 2015).
+    State-to-state weights are orthogonal (Saxe et al. 2014), input weights Xavier (Glorot & Bengio 2010), biases zero,
+    but 1 for the forget gate, number `open_gate` (Jozefowicz et al. 2015).
     """
     for weight in from_input.chunk(gates):
         nn.init.xavier_uniform_(weight)

@@ -1,13 +1,12 @@
-"""Attention within a recurrent network, over its own earlier states: the step from recurrence to self-attention.
+"""LSTMN: a recurrent layer with self-attention over its own earlier states (Cheng, Dong & Lapata 2016, section 3.1).
 
-Cheng, Dong & Lapata 2016 (LSTMN), section 3.1: the state that a step starts from is not the last one alone, but a
-mixture of all before it, chosen anew at each step by what it reads:
+A step starts not from the previous state alone, but from an attention-weighted sum of all earlier states:
 
     q_t = W_x x_t + h~_{t-1}      e_ti = score(q_t, h_i)      α_t = softmax(e_t), i < t                     (eqs. 4, 5)
     [h~_t ; c~_t] = Σ_i α_ti [h_i ; c_i]                      [h_t ; c_t] = cell(x_t, [h~_t ; c~_t])       (eqs. 6 to 9)
 
-Any cell, and any of the six scores but `location`. Theirs are the LSTM and `additive`, there with a W_x that is no
-factor of the score's own matrix.
+Any cell, and any of the six scores but `location`. The paper has the LSTM and `additive`, there with a W_x that is not
+multiplied by the score's own matrix.
 """
 
 from contextlib import suppress
@@ -25,78 +24,78 @@ from weft.nn.rnn.fused.trace import NotFusibleError
 
 
 class LSTMN(nn.Module):
-    """A layer that walks like its cell. Its state: a tape of each part (B, t, D), what is empty there, h~ (B, D)."""
+    """A layer used like its cell. State: a tape of each part (B, t, D), their padding mask (B, t), h~ (B, D)."""
 
     def __init__(self, cell: Cell, score: str, layer: int = 0, place: str = "self") -> None:
         super().__init__()
         self.cell, self.width = cell, cell.width
         self.query = nn.Linear(cell.inputs, cell.width, bias=False)
         self.score = make_score(score, cell.width, 1)
-        self.layer, self.place = layer, place  # what its looks go by
+        self.layer, self.place = layer, place  # keys of its captured weights
 
     def begin(self, rows: int, like: Tensor) -> State:
-        """Return the state before the first step: nothing to look back at."""
+        """Return the state before the first step: empty tapes."""
         tapes = [like.new_zeros(rows, 0, self.width) for _ in range(self.cell.states)]
         return *tapes, like.new_zeros(rows, 0, dtype=torch.bool), like.new_zeros(rows, self.width)
 
     def carry(self, state: State) -> State:
-        """Keep of a state what the next piece of a long text starts from: its last step."""
+        """Return the state for the next segment of a long text: the tapes cut to each row's last step."""
         *tapes, empty, mixed = state
         if not empty.shape[1]:
             return state
-        places = torch.arange(empty.shape[1], device=empty.device)
-        last = torch.where(empty, -1, places).amax(1).clamp(min=0)  # (B,)
+        positions = torch.arange(empty.shape[1], device=empty.device)
+        last = torch.where(empty, -1, positions).amax(1).clamp(min=0)  # (B,)
         rows = torch.arange(len(empty), device=empty.device)
         return *(tape[rows, last][:, None] for tape in tapes), empty[rows, last][:, None], mixed
 
     def forward(self, inputs: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
-        """Read inputs (T, B, I); return the output of every step and the state after each row's last real one."""
-        known, queries, stages = self.cell.ahead(inputs), self.query(inputs), self.cell.dropped()
-        if state is None and real is None and self._fits(known):
+        """Return the outputs (T, B, D) for inputs (T, B, I), and the state after each row's last real step."""
+        input_proj, queries, stages = self.cell.ahead(inputs), self.query(inputs), self.cell.dropped()
+        if state is None and real is None and self._can_fuse(input_proj):
             with suppress(NotFusibleError):
-                return self._fused(known, queries, stages)
-        begun = state or self.begin(inputs.shape[1], inputs)
-        *tapes, empty, mixed = begun
+                return self._forward_fused(input_proj, queries, stages)
+        initial = state or self.begin(inputs.shape[1], inputs)
+        *tapes, empty, mixed = initial
         empty = torch.cat([empty, ~real.T if real is not None else empty.new_zeros(inputs.shape[1], len(inputs))], 1)
         past, keys = tapes[0].shape[1], self.score.keys(tapes[0])
-        mixes, looks = [], []
+        mixtures, weights_per_step = [], []
         for step in range(len(inputs)):
-            seen = past + step
-            if seen:
+            length = past + step
+            if length:
                 scores = self.score((queries[step] + mixed)[:, None], keys)
-                mixture, weights = attend(scores, torch.cat(tapes, -1), empty[:, :seen])
+                mixture, weights = attend(scores, torch.cat(tapes, -1), empty[:, :length])
                 old = mixture[:, 0].chunk(len(tapes), -1)
-                looks.append(weights[:, 0])
+                weights_per_step.append(weights[:, 0])
             else:
-                old = self.cell.begin(inputs.shape[1], known)
+                old = self.cell.begin(inputs.shape[1], input_proj)
             mixed = old[0]
-            new = self.cell.step(known[step], old, stages)
-            if real is not None:  # a row with no step at all must find nothing but the zeros that it began from
+            new = self.cell.step(input_proj[step], old, stages)
+            if real is not None:  # a row without any step must attend to zeros alone, its initial state
                 new = tuple(part.masked_fill(~real[step][:, None], 0) for part in new)
             tapes = [torch.cat([tape, part[:, None]], 1) for tape, part in zip(tapes, new, strict=True)]
             keys = torch.cat([keys, self.score.keys(new[0][:, None])], 1)
-            mixes.append(mixed)
+            mixtures.append(mixed)
         if capturing(self.layer):
-            self._record(looks, past, known)
+            self._record(weights_per_step, past, input_proj)
         outputs = tapes[0][:, past:].transpose(0, 1)
-        return outputs, (*tapes, empty, at_last(torch.stack(mixes), begun[-1], real) if mixes else mixed)
+        return outputs, (*tapes, empty, at_last(torch.stack(mixtures), initial[-1], real) if mixtures else mixed)
 
-    def _fits(self, known: Tensor) -> bool:
-        """Say whether the compiled loops can walk: they are the CPU's, know products alone, and keep no weights."""
-        on_cpu = known.device.type == "cpu"
-        return on_cpu and isinstance(self.score, Dot) and worthwhile(known) and not capturing(self.layer)
+    def _can_fuse(self, input_proj: Tensor) -> bool:
+        """Return whether the fused scan applies: CPU only, dot-product scores only, attention weights not captured."""
+        on_cpu = input_proj.device.type == "cpu"
+        return on_cpu and isinstance(self.score, Dot) and worthwhile(input_proj) and not capturing(self.layer)
 
-    def _fused(self, known: Tensor, queries: Tensor, stages: tuple[Stage, ...]) -> tuple[Tensor, State]:
+    def _forward_fused(self, input_proj: Tensor, queries: Tensor, stages: tuple[Stage, ...]) -> tuple[Tensor, State]:
         assert isinstance(self.score, Dot)
-        start = self.cell.begin(known.shape[1], known)
-        *walked, mixed = scan_fused(self.cell, known, start, SelfAttentionSpec(queries, self.score.scale), stages)
-        empty = known.new_zeros(known.shape[1], len(known), dtype=torch.bool)
-        return walked[0], (*(part.transpose(0, 1) for part in walked), empty, mixed)
+        start = self.cell.begin(input_proj.shape[1], input_proj)
+        *states, mixed = scan_fused(self.cell, input_proj, start, SelfAttentionSpec(queries, self.score.scale), stages)
+        empty = input_proj.new_zeros(input_proj.shape[1], len(input_proj), dtype=torch.bool)
+        return states[0], (*(part.transpose(0, 1) for part in states), empty, mixed)
 
-    def _record(self, looks: list[Tensor], past: int, like: Tensor) -> None:
-        """Hand the weights over, (B, T, past + T); a first step has nothing to look at."""
+    def _record(self, weights_per_step: list[Tensor], past: int, like: Tensor) -> None:
+        """Record the attention weights, (B, T, past + T); the very first step has none."""
         steps, rows = like.shape[:2]
-        seen = looks if past else [like.new_zeros(rows, 0), *looks]
+        all_weights = weights_per_step if past else [like.new_zeros(rows, 0), *weights_per_step]
         if steps:
-            wide = [F.pad(weights, (0, past + steps - weights.shape[1])) for weights in seen]
-            record(self.place, torch.stack(wide, 1), self.layer)
+            padded = [F.pad(weights, (0, past + steps - weights.shape[1])) for weights in all_weights]
+            record(self.place, torch.stack(padded, 1), self.layer)

@@ -1,7 +1,7 @@
-"""Layers of cells over flat tokens: deep, forward, backward or both, with dropout between them and residuals around.
+"""Stacked recurrent layers over flat tokens: uni- or bidirectional, with dropout between layers and residuals.
 
-The two directions of a layer are two forward walks, one over each sequence reversed, so that the fused kernel for
-whole grids serves ragged batches too: on a CPU it is two to three times as fast in training as the packed one.
+The backward direction is a forward pass over each reversed sequence, so that the fused kernel for rectangular batches
+serves ragged batches too: on a CPU it is two to three times as fast in training as the one for packed sequences.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ REVERSED: dict[Direction, tuple[bool, ...]] = {"forward": (False,), "backward": 
 
 
 class RecurrentStack(nn.Module):
-    """Recurrent layers; where both directions are read, each has half the width, concatenated (Graves et al. 2013).
+    """Stacked recurrent layers; with both directions, each has half the width, concatenated (Graves et al. 2013).
 
-    `last` is the last layer's width, where it has one of its own. `apart` lets the walks of one direction stand on
-    those of the same direction alone, so that none of them sees what is still before it (Peters et al. 2018).
+    `last` is the last layer's width, if different. With `apart` a direction of a layer reads only the same direction of
+    the layer below, so that no output depends on tokens that its direction has not read yet (Peters et al. 2018).
     """
 
     def __init__(
@@ -48,65 +48,67 @@ class RecurrentStack(nn.Module):
         self.residual, self.apart = residual, apart
         self.dropout = SequenceDropout(dropout, variational)
         widths = [width] * (layers - 1) + [last or width]
-        sizes = [inputs] + [one // (len(self.ways) if apart else 1) for one in widths[:-1]]
+        sizes = [inputs] + [below // (len(self.ways) if apart else 1) for below in widths[:-1]]
         self.layers = nn.ModuleList(
             nn.ModuleList(
-                _layer(cell, size, wide // len(self.ways), attention, depth, way, recurrent) for way in self.ways
+                _make_layer(cell, size, out // len(self.ways), attention, depth, way, recurrent) for way in self.ways
             )
-            for depth, (size, wide) in enumerate(zip(sizes, widths, strict=True))
+            for depth, (size, out) in enumerate(zip(sizes, widths, strict=True))
         )
 
     def forward(self, flat: Tensor, grid: Grid) -> tuple[list[Tensor], list[Tensor]]:
-        """Read (N, I); return each layer's outputs, (N, D) each, and each layer's last ones, (B, D) each.
+        """Return each layer's outputs, (N, D) each, and final outputs, (B, D) each, for flat inputs (N, I).
 
-        The last output of a backward walk stands at the sequence's first token.
+        The final output of the backward direction is at the sequence's first token.
         """
-        outputs, ends = [], []
+        outputs, finals = [], []
         for depth, ways in enumerate(self.layers):
             assert isinstance(ways, nn.ModuleList)
-            reads = self._reads(flat, grid, depth)
-            walked = [
-                layer(grid.lay(read, reverse=reverse))[0]
-                for layer, read, reverse in zip(ways, reads, self.ways, strict=True)
+            inputs = self._layer_inputs(flat, grid, depth)
+            hidden = [
+                layer(grid.lay(part, reverse=reverse))[0]
+                for layer, part, reverse in zip(ways, inputs, self.ways, strict=True)
             ]  # (T, B, D') each
-            found = [grid.gather(one, reverse=reverse) for one, reverse in zip(walked, self.ways, strict=True)]
-            flat = self._around(flat, torch.cat(found, -1))
+            gathered = [grid.gather(part, reverse=reverse) for part, reverse in zip(hidden, self.ways, strict=True)]
+            flat = self._add_residual(flat, torch.cat(gathered, -1))
             outputs.append(flat)
             parts = flat.chunk(len(self.ways), -1)
-            ends.append(torch.cat([grid.end(*pair) for pair in zip(parts, self.ways, strict=True)], -1))
-        return outputs, ends
+            finals.append(torch.cat([grid.end(*pair) for pair in zip(parts, self.ways, strict=True)], -1))
+        return outputs, finals
 
     @property
     def ahead(self) -> list[nn.Module]:
-        """The layers of the first direction."""
+        """The layers of the first direction, forward unless the stack is backward only."""
         return [ways[0] for ways in self.layers]  # type: ignore[index]
 
     def walk(
         self, inputs: Tensor, states: Sequence[State] | None = None, real: Tensor | None = None
     ) -> tuple[list[Tensor], tuple[State, ...]]:
-        """Go on from `states` over a grid (T, B, I), forwards; return each layer's outputs and state."""
-        outputs, after = [], []
+        """Run the forward direction over (T, B, I) from `states` on; return each layer's outputs and new state."""
+        outputs, new_states = [], []
         for depth, layer in enumerate(self.ahead):
-            read = self.dropout(inputs) if depth and layer.training == self.training else inputs
-            walked, state = layer(read, states[depth] if states else None, real)
-            inputs = self._around(inputs, walked)
+            dropped = self.dropout(inputs) if depth and layer.training == self.training else inputs
+            hidden, state = layer(dropped, states[depth] if states else None, real)
+            inputs = self._add_residual(inputs, hidden)
             outputs.append(inputs)
-            after.append(state)
-        return outputs, tuple(after)
+            new_states.append(state)
+        return outputs, tuple(new_states)
 
-    def _reads(self, flat: Tensor, grid: Grid, depth: int) -> Sequence[Tensor]:
-        """Say what each direction of a layer reads of the one below; a layer that is frozen reads all of it."""
+    def _layer_inputs(self, flat: Tensor, grid: Grid, depth: int) -> Sequence[Tensor]:
+        """Return the input of each direction of a layer; a frozen layer gets it without dropout."""
         if not depth:
             return [flat] * len(self.ways)
         dropped: Tensor = self.dropout(flat, grid) if self.layers[depth].training == self.training else flat
         return dropped.chunk(len(self.ways), -1) if self.apart else [dropped] * len(self.ways)
 
-    def _around(self, inputs: Tensor, outputs: Tensor) -> Tensor:
-        """Add the way around a layer, where it keeps the width (He et al. 2016)."""
+    def _add_residual(self, inputs: Tensor, outputs: Tensor) -> Tensor:
+        """Add the residual connection, if enabled and the shapes agree (He et al. 2016)."""
         return inputs + outputs if self.residual and inputs.shape == outputs.shape else outputs
 
 
-def _layer(cell: str, inputs: int, width: int, attention: str, depth: int, reverse: bool, drop: float) -> nn.Module:
-    made = make_cell(cell, inputs, width)
-    made.drop = drop
-    return made if attention == "none" else LSTMN(made, attention, depth, "backward" if reverse else "self")
+def _make_layer(
+    cell: str, inputs: int, width: int, attention: str, depth: int, reverse: bool, drop: float
+) -> nn.Module:
+    layer = make_cell(cell, inputs, width)
+    layer.drop = drop
+    return layer if attention == "none" else LSTMN(layer, attention, depth, "backward" if reverse else "self")

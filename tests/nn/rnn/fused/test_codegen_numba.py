@@ -4,29 +4,29 @@ import pytest
 import torch
 
 from weft.nn.rnn.fused import codegen_numba
-from weft.nn.rnn.fused.codegen_numba import Shape
+from weft.nn.rnn.fused.codegen_numba import StageShape
 
 
-def add(known, product, state, vectors):
-    return (known[0] + state[0],)
+def add(input_proj, product, state, vectors):
+    return (input_proj[0] + state[0],)
 
 
-def subtract(known, product, state, vectors):
-    return (known[0] - state[0],)
+def subtract(input_proj, product, state, vectors):
+    return (input_proj[0] - state[0],)
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(codegen_numba, "KEPT", tmp_path / "kept")
+    monkeypatch.setattr(codegen_numba, "CACHE_DIR", tmp_path / "kept")
     return tmp_path / "kept"
 
 
 def step(pointwise, dtype=torch.float64):
     """Return what a stage makes of 5 and 3, as a process that has compiled nothing yet would make it."""
-    shape = Shape(known=1, product=0, state=1, vectors=0, values=1)
-    forward = codegen_numba.stepper.__wrapped__(pointwise, shape, (True,), dtype).forward
-    known, state, out = (torch.full((2, 1, 1), value, dtype=dtype) for value in (5, 3, 0))
-    forward(1, 1, {"known": known, "state0": state, "out0": out})(0)
+    shape = StageShape(input_proj=1, product=0, state=1, vectors=0, values=1)
+    forward = codegen_numba.step_kernels.__wrapped__(pointwise, shape, (True,), dtype).forward
+    input_proj, state, out = (torch.full((2, 1, 1), value, dtype=dtype) for value in (5, 3, 0))
+    forward(1, 1, {"input_proj": input_proj, "state0": state, "out0": out})(0)
     return out[1].item()
 
 

@@ -7,9 +7,9 @@ import torch
 
 from weft.models.seq2seq import decoder
 from weft.models.seq2seq.model import Seq2Seq, Seq2SeqConfig
-from weft.nn.rnn.cells import CELLS, _elman, _lstm, _peephole, _put_out, make_cell
+from weft.nn.rnn.cells import CELLS, _elman, _jordan_output, _lstm, _peephole, make_cell
 from weft.nn.rnn.fused import codegen_triton, persistent_triton, scan
-from weft.nn.rnn.fused.codegen_numba import Shape
+from weft.nn.rnn.fused.codegen_numba import StageShape
 from weft.tokens import Tokens
 
 needs_gpu = pytest.mark.skipif(
@@ -17,14 +17,14 @@ needs_gpu = pytest.mark.skipif(
 )
 
 
-def walk(name, weights, known, state, given, device, dtype):
+def walk(name, weights, input_proj, state, given, device, dtype):
     """Return what a walk puts out, and the gradient by all that it read."""
     exact = torch.float64 if device == "cpu" else torch.float32
-    cell = make_cell(name, 4, known.shape[-1] // make_cell(name, 4, 4).gates).to(device, exact)
+    cell = make_cell(name, 4, input_proj.shape[-1] // make_cell(name, 4, 4).gates).to(device, exact)
     cell.load_state_dict(weights)
-    read = known.to(device, dtype).requires_grad_()
+    read = input_proj.to(device, dtype).requires_grad_()
     start = tuple(part.to(device, exact).requires_grad_() for part in state)
-    made = (scan.step_by_step if device == "cpu" else scan.scan_fused)(cell, read, start)
+    made = (scan.scan_eager if device == "cpu" else scan.scan_fused)(cell, read, start)
     loss = sum((out.double() * back.to(device)).sum() for out, back in zip(made, given, strict=True))
     grads = torch.autograd.grad(loss, [read, *start, *cell.parameters()], allow_unused=True)
     return [part.detach().double().cpu() for part in (*made, *(one for one in grads if one is not None))]
@@ -39,10 +39,13 @@ def test_a_walk_in_one_launch_is_the_walk_step_by_step(name, steps, rows, width,
     cell = make_cell(name, 4, width)
     if name == "peephole":
         torch.nn.init.normal_(cell.peepholes, std=0.3)  # they start at nought, which would hide where they stand
-    known, state = torch.randn(steps, rows, cell.gates * width), [torch.randn(rows, width) for _ in range(cell.states)]
+    input_proj, state = (
+        torch.randn(steps, rows, cell.gates * width),
+        [torch.randn(rows, width) for _ in range(cell.states)],
+    )
     given = [torch.randn(steps, rows, width, dtype=torch.float64) for _ in state]
-    must = walk(name, cell.state_dict(), known, state, given, "cpu", torch.float64)
-    got = walk(name, cell.state_dict(), known, state, given, "cuda", dtype)
+    must = walk(name, cell.state_dict(), input_proj, state, given, "cpu", torch.float64)
+    got = walk(name, cell.state_dict(), input_proj, state, given, "cuda", dtype)
     for one, other in zip(got, must, strict=True):
         assert (one - other).abs().max() <= tolerance * (other.abs().max() + 1)
 
@@ -62,7 +65,7 @@ def test_an_attending_walk_is_the_loop_under_autograd(attention, cell, monkeypat
         return [logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))]
 
     fused = read()
-    monkeypatch.setattr(decoder, "worthwhile", lambda known: False)
+    monkeypatch.setattr(decoder, "worthwhile", lambda input_proj: False)
     for one, other in zip(fused, read(), strict=True):
         assert (one - other).norm() <= 5e-4 * other.norm() + 1e-6  # of all: single numbers may all but cancel out
 
@@ -70,9 +73,9 @@ def test_an_attending_walk_is_the_loop_under_autograd(attention, cell, monkeypat
 @pytest.mark.parametrize(
     ("functions", "shapes"),
     [
-        ((_lstm,), (Shape(4, 4, 2, 0, 2),)),
-        ((_peephole,), (Shape(4, 4, 2, 3, 2),)),
-        ((_elman, _put_out), (Shape(1, 1, 1, 0, 1), Shape(1, 1, 1, 0, 1))),
+        ((_lstm,), (StageShape(4, 4, 2, 0, 2),)),
+        ((_peephole,), (StageShape(4, 4, 2, 3, 2),)),
+        ((_elman, _jordan_output), (StageShape(1, 1, 1, 0, 1), StageShape(1, 1, 1, 0, 1))),
     ],
 )
 def test_what_is_written_for_triton_is_a_function_of_its_arrays(functions, shapes, monkeypatch):
@@ -93,6 +96,6 @@ def test_what_is_written_for_triton_is_a_function_of_its_arrays(functions, shape
 def test_a_walk_too_wide_for_all_its_programs_at_once_is_not_tried(monkeypatch):
     room = type("Properties", (), {"multi_processor_count": 132})()
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: room)
-    assert persistent_triton.blocks_for(64, 1024, torch.device("cuda")) == (16, 32)
-    assert persistent_triton.blocks_for(8, 128, torch.device("cuda")) == (16, 16)
-    assert persistent_triton.blocks_for(4096, 4096, torch.device("cuda")) is None
+    assert persistent_triton.choose_block(64, 1024, torch.device("cuda")) == (16, 32)
+    assert persistent_triton.choose_block(8, 128, torch.device("cuda")) == (16, 16)
+    assert persistent_triton.choose_block(4096, 4096, torch.device("cuda")) is None

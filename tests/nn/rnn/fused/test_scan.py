@@ -22,9 +22,9 @@ WIDTH = 3
 # Cells of one's own, and below each what it is step by step, without stages.
 
 
-def leak(known, product, state, vectors):
+def leak(input_proj, product, state, vectors):
     a = torch.sigmoid(product[1] + vectors[0])
-    return ((1 - a) * state[0] + a * torch.tanh(known[0] + product[0]),)
+    return ((1 - a) * state[0] + a * torch.tanh(input_proj[0] + product[0]),)
 
 
 class Leaky(Cell):
@@ -47,19 +47,19 @@ class Leaky(Cell):
         return (Stage(leak, self.matrix),)
 
 
-def leaky(w, known, h):
+def leaky(w, input_proj, h):
     first, second = w["matrix"].chunk(2)
     a = torch.sigmoid(second @ h + w["rate"][0])
-    return (h - a * h + a * torch.tanh(known + first @ h),)
+    return (h - a * h + a * torch.tanh(input_proj + first @ h),)
 
 
-def narrow(known, product, state, vectors):
-    return (torch.tanh(known[0] + product[0]) * state[1],)
+def narrow(input_proj, product, state, vectors):
+    return (torch.tanh(input_proj[0] + product[0]) * state[1],)
 
 
-def widen(known, product, state, vectors):
-    h = torch.sigmoid(known[1] + product[1]) * state[0] - torch.tanh(product[0]) / 2
-    return h, vectors[1] * state[2] + torch.relu(h + vectors[0]), known[1] - state[1]
+def widen(input_proj, product, state, vectors):
+    h = torch.sigmoid(input_proj[1] + product[1]) * state[0] - torch.tanh(product[0]) / 2
+    return h, vectors[1] * state[2] + torch.relu(h + vectors[0]), input_proj[1] - state[1]
 
 
 class Twofold(Cell):
@@ -82,16 +82,16 @@ class Twofold(Cell):
         return Stage(narrow, self.inner.weight), Stage(widen, self.outer.weight, self.outer.bias)
 
 
-def twofold(w, known, h, m, n):
-    first, second = known.chunk(2)
+def twofold(w, input_proj, h, m, n):
+    first, second = input_proj.chunk(2)
     inner = torch.tanh(first + w["inner.weight"] @ h) * m
     down, gate = (w["outer.weight"] @ inner + w["outer.bias"]).chunk(2)
     new = torch.sigmoid(second + gate) * h - 0.5 * torch.tanh(down)
     return new, w["pair"][1] * n + (new + w["pair"][0]).clamp(min=0), second - m
 
 
-def crooked(known, product, state, vectors):
-    h = torch.where(known[0] > 0, known[0] * torch.sin(product[0]), product[0].clamp(-0.4, 0.4))
+def crooked(input_proj, product, state, vectors):
+    h = torch.where(input_proj[0] > 0, input_proj[0] * torch.sin(product[0]), product[0].clamp(-0.4, 0.4))
     return (torch.add(h, state[0], alpha=0.5),)
 
 
@@ -110,9 +110,9 @@ class Odd(Leaky):
         return (Stage(crooked, self.matrix),)
 
 
-def odd(w, known, h):
+def odd(w, input_proj, h):
     turned = w["matrix"] @ h
-    return (torch.where(known > 0, known * torch.sin(turned), turned.clamp(-0.4, 0.4)) + h / 2,)
+    return (torch.where(input_proj > 0, input_proj * torch.sin(turned), turned.clamp(-0.4, 0.4)) + h / 2,)
 
 
 OWN = {"leaky": (Leaky, leaky), "twofold": (Twofold, twofold), "odd": (Odd, odd)}
@@ -183,7 +183,9 @@ def test_it_is_so_for_any_size(name, steps, rows, width, seed, kernels):
 def test_a_scan_of_another_cell_is_caught(name, way, monkeypatch):
     """The negative control: what is told of the cell is not quite so."""
     kind, told = OWN[name]
-    monkeypatch.setitem(OWN, name, (kind, lambda w, known, *state: told(w, known, *(1.001 * part for part in state))))
+    monkeypatch.setitem(
+        OWN, name, (kind, lambda w, input_proj, *state: told(w, input_proj, *(1.001 * part for part in state)))
+    )
     with pytest.raises(AssertionError, match="not close"):
         check(name, make(name, 1), 6, 3)
 
@@ -256,28 +258,28 @@ def test_a_walk_of_no_steps_or_no_rows_is_empty(name, way):
         assert [part.shape for part in walked] == [(steps, rows, WIDTH)] * cell.states
 
 
-def strided(kind: str, known: Tensor) -> Tensor:
+def strided(kind: str, input_proj: Tensor) -> Tensor:
     """Lay the same numbers out in another way."""
     match kind:
         case "batch-first":
-            return known.transpose(0, 1).contiguous().transpose(0, 1)
+            return input_proj.transpose(0, 1).contiguous().transpose(0, 1)
         case "every second":
-            return known.repeat_interleave(2, 0)[::2]
+            return input_proj.repeat_interleave(2, 0)[::2]
         case "places first":
-            return known.permute(2, 0, 1).contiguous().permute(1, 2, 0)
-    return known[:1].expand_as(known)  # one step for all, with no memory of its own
+            return input_proj.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    return input_proj[:1].expand_as(input_proj)  # one step for all, with no memory of its own
 
 
 @pytest.mark.parametrize("kind", ["batch-first", "every second", "places first", "expanded"])
 @pytest.mark.parametrize("name", ["peephole", "twofold"])
 def test_it_reads_what_does_not_lie_in_one_piece(name, kind, way):
     cell = make(name, 6)
-    known, columns = draw(6, 4, cell.gates * WIDTH), [draw(WIDTH, 4) for _ in range(cell.states)]
-    laid, state = strided(kind, known), tuple(column.T for column in columns)
+    input_proj, columns = draw(6, 4, cell.gates * WIDTH), [draw(WIDTH, 4) for _ in range(cell.states)]
+    laid, state = strided(kind, input_proj), tuple(column.T for column in columns)
     assert not laid.is_contiguous()
     assert not state[0].is_contiguous()
     whole = scan(cell, laid.contiguous(), tuple(part.contiguous() for part in state))
-    agree(scan(cell, laid, state), whole, {"known": known, **dict(zip("hcn", columns, strict=False))})
+    agree(scan(cell, laid, state), whole, {"input_proj": input_proj, **dict(zip("hcn", columns, strict=False))})
 
 
 @pytest.mark.parametrize("name", ["jordan", "twofold"])
@@ -350,11 +352,11 @@ def test_one_tensor_may_be_every_part_of_the_first_state(way):
 @pytest.mark.parametrize("name", ["jordan", "twofold"])
 def test_it_changes_nothing_that_it_is_given_and_can_be_walked_back_twice(name, way):
     cell = make(name, 12)
-    known, state = draw(6, 3, cell.gates * WIDTH), given_to(cell, 6, 3)[1]
-    given = (known, *state, *cell.parameters())
+    input_proj, state = draw(6, 3, cell.gates * WIDTH), given_to(cell, 6, 3)[1]
+    given = (input_proj, *state, *cell.parameters())
     before = [one.detach().clone() for one in given]
-    loss = sum(part.square().sum() for part in scan(cell, known, state))
-    first, second = (torch.autograd.grad(loss, known, retain_graph=True)[0] for _ in range(2))
+    loss = sum(part.square().sum() for part in scan(cell, input_proj, state))
+    first, second = (torch.autograd.grad(loss, input_proj, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, second)
     assert all(torch.equal(one, old) for one, old in zip(given, before, strict=True))
 

@@ -1,1 +1,1 @@
-"""Scans over time in compiled code, for cells that no library kernel has."""
+"""Fused scans over time in generated numba and Triton kernels, for cells without a torch kernel."""

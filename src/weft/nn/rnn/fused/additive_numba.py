@@ -1,4 +1,4 @@
-"""The additive look inside a walk: what it keeps on any device, and its loops for the CPU."""
+"""Additive attention inside a fused scan: the part common to all devices, and numba loops for the CPU."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,86 +10,93 @@ import torch
 from torch import Tensor
 
 from weft.nn.rnn.fused.attention import AttentionSpec, AttentionStep
-from weft.nn.rnn.fused.codegen_numba import compiler, tanh_of, zero_of
+from weft.nn.rnn.fused.codegen_numba import compiler, tanh_of, zero_scalar
 
 
 class AdditiveStep(AttentionStep, ABC):
-    """Looks by v · tanh(W q + k); the tanh of every pair is not kept, but made again on the way back."""
+    """Attention by the score v · tanh(W q + k); the backward pass recomputes the tanh of every pair."""
 
-    def __init__(self, at: AttentionSpec, tapes: list[Tensor]) -> None:
-        super().__init__(at, tapes)
-        self.turned = at.query.t().contiguous()
+    def __init__(self, spec: AttentionSpec, states: list[Tensor]) -> None:
+        super().__init__(spec, states)
+        self.query_weight_t = spec.query_weight.t().contiguous()
 
-    def _ask(self, t: int, state: Tensor) -> None:
-        torch.mm(state, self.turned, out=self.queries[t])
+    def _compute_query(self, t: int, state: Tensor) -> None:
+        torch.mm(state, self.query_weight_t, out=self.queries[t])
 
-    def turn_back(self, given: Sequence[Tensor | None]) -> None:
-        """Make room for the way back."""
-        super().turn_back(given)
-        self.gqueries = torch.zeros_like(self.queries)
-        self.gkeys = torch.zeros_like(self.at.keys)
-        self.genergy = torch.zeros_like(self.queries[0])  # (B, A)
+    def setup_backward(self, grad_outputs: Sequence[Tensor | None]) -> None:
+        """Allocate the gradients."""
+        super().setup_backward(grad_outputs)
+        self.grad_queries = torch.zeros_like(self.queries)
+        self.grad_keys = torch.zeros_like(self.spec.keys)
+        self.grad_energy = torch.zeros_like(self.queries[0])  # (B, A)
 
-    def see_back(self, t: int, gstate: Tensor) -> None:
-        """Send what came back for context number t to the state that looked."""
+    def attend_backward(self, t: int, grad_state: Tensor) -> None:
+        """Add the gradient through context number t to that of the state that attended."""
         self._additive_back(t)
-        gstate.addmm_(self.gqueries[t], self.at.query)
+        grad_state.addmm_(self.grad_queries[t], self.spec.query_weight)
 
     @abstractmethod
     def _additive_back(self, t: int) -> None:
-        """Send what came back for the context to queries, keys and v; a device has its own way."""
+        """Compute the gradients of queries, keys and v from that of context number t."""
 
-    def gradients(self, gknown: Tensor) -> tuple[Tensor | None, ...]:
-        """Return what goes back to each of the sight's tensors."""
-        gquery = self.gqueries.flatten(0, 1).t() @ self.asked.flatten(0, 1)
-        gkeys = self.gkeys.to(self.at.keys.dtype)
-        return self._to_memory(), gkeys, self._to_step(gknown), gquery, self.genergy.sum(0).to(gkeys.dtype)
+    def gradients(self, grad_input_proj: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of each of the spec's tensors."""
+        grad_query = self.grad_queries.flatten(0, 1).t() @ self.query_states.flatten(0, 1)
+        grad_keys = self.grad_keys.to(self.spec.keys.dtype)
+        return (
+            self._grad_memory(),
+            grad_keys,
+            self._grad_context_weight(grad_input_proj),
+            grad_query,
+            self.grad_energy.sum(0).to(grad_keys.dtype),
+        )
 
 
 class NumbaAdditiveStep(AdditiveStep):
-    """In compiled loops over the real places alone, for the CPU."""
+    """Numba loops for the CPU, which skip padding."""
 
-    def __init__(self, at: AttentionSpec, tapes: list[Tensor]) -> None:
-        super().__init__(at, tapes)
-        self.lengths = (~at.empty).sum(1)
-        self._forward, self._backward = _loops(at.memory.dtype)
-        read = (self.lengths, self.queries, at.keys.contiguous(), at.memory, at.energy, self.weights, self.contexts)
-        self._read = [one.detach().numpy() for one in read]
+    def __init__(self, spec: AttentionSpec, states: list[Tensor]) -> None:
+        super().__init__(spec, states)
+        self.lengths = (~spec.padding_mask).sum(1)
+        self._forward, self._backward = _loops(spec.memory.dtype)
+        keys = spec.keys.contiguous()
+        inputs = (self.lengths, self.queries, keys, spec.memory, spec.energy, self.weights, self.contexts)
+        self._inputs = [tensor.detach().numpy() for tensor in inputs]
 
-    def _see(self, t: int) -> None:
-        self._forward(t, *self._read)
+    def _compute_context(self, t: int) -> None:
+        self._forward(t, *self._inputs)
 
-    def turn_back(self, given: Sequence[Tensor | None]) -> None:
-        """Make room for the way back."""
-        super().turn_back(given)
-        written = (self.gcontexts, self.gscores, self.gqueries, self.gkeys, self.genergy)
-        self._written = [one.numpy() for one in written]
+    def setup_backward(self, grad_outputs: Sequence[Tensor | None]) -> None:
+        """Allocate the gradients."""
+        super().setup_backward(grad_outputs)
+        gradients = (self.grad_contexts, self.grad_scores, self.grad_queries, self.grad_keys, self.grad_energy)
+        self._gradients = [tensor.numpy() for tensor in gradients]
 
     def _additive_back(self, t: int) -> None:
-        self._backward(t, *self._read, *self._written)
+        self._backward(t, *self._inputs, *self._gradients)
 
 
-# Rows are read by their numbers, not as slices: a slice is counted, and that costs more than a short row.
+# Arrays are indexed, not sliced: a slice is reference-counted, and that costs more than the work on a short row.
 
 
 @cache
 def _loops(dtype: torch.dtype) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Compile the additive look, and its way back."""
-    compiled, tanh, exp, zero = compiler(sums=True), tanh_of(dtype), math.exp, zero_of(dtype)
+    """Compile additive attention of one step, forward and backward."""
+    compiled, tanh, exp, zero = compiler(sums=True), tanh_of(dtype), math.exp, zero_scalar(dtype)
     one, lowest = zero + 1, zero - np.inf
 
     @compiled
     def forward(t, lengths, queries, keys, memory, energy, weights, contexts):  # type: ignore[no-untyped-def]
         for b in range(len(lengths)):
-            top, total = lowest, zero
+            highest, total = lowest, zero
             for s in range(lengths[b]):
                 score = zero
                 for a in range(len(energy)):
                     score += energy[a] * tanh(keys[b, s, a] + queries[t, b, a])
                 weights[t, b, s] = score
-                top = max(top, score)
+                highest = max(highest, score)
             for s in range(lengths[b]):
-                weights[t, b, s] = exp(weights[t, b, s] - top)
+                weights[t, b, s] = exp(weights[t, b, s] - highest)
                 total += weights[t, b, s]
             for s in range(lengths[b]):
                 weight = weights[t, b, s] / total
@@ -99,23 +106,35 @@ def _loops(dtype: torch.dtype) -> tuple[Callable[..., None], Callable[..., None]
 
     @compiled
     def backward(  # type: ignore[no-untyped-def]
-        t, lengths, queries, keys, memory, energy, weights, contexts, gcontexts, gscores, gqueries, gkeys, genergy
+        t,
+        lengths,
+        queries,
+        keys,
+        memory,
+        energy,
+        weights,
+        contexts,
+        grad_contexts,
+        grad_scores,
+        grad_queries,
+        grad_keys,
+        grad_energy,
     ):
         for b in range(len(lengths)):
-            mean = zero  # Σ_s w_s (back · m_s) is back · Σ_s w_s m_s
+            mean = zero  # Σ_s w_s (grad_context · m_s) = grad_context · Σ_s w_s m_s
             for d in range(memory.shape[2]):
-                mean += gcontexts[t, b, d] * contexts[t, b, d]
+                mean += grad_contexts[t, b, d] * contexts[t, b, d]
             for s in range(lengths[b]):
-                came = zero
+                grad_weight = zero
                 for d in range(memory.shape[2]):
-                    came += gcontexts[t, b, d] * memory[b, s, d]
-                back = weights[t, b, s] * (came - mean)
-                gscores[t, b, s] = back
+                    grad_weight += grad_contexts[t, b, d] * memory[b, s, d]
+                grad_score = weights[t, b, s] * (grad_weight - mean)
+                grad_scores[t, b, s] = grad_score
                 for a in range(len(energy)):
                     hidden = tanh(keys[b, s, a] + queries[t, b, a])
-                    genergy[b, a] += back * hidden
-                    both = back * energy[a] * (one - hidden * hidden)
-                    gqueries[t, b, a] += both
-                    gkeys[b, s, a] += both
+                    grad_energy[b, a] += grad_score * hidden
+                    grad_sum = grad_score * energy[a] * (one - hidden * hidden)
+                    grad_queries[t, b, a] += grad_sum
+                    grad_keys[b, s, a] += grad_sum
 
     return forward, backward

@@ -1,8 +1,8 @@
-"""Attention inside a walk: before each step the state looks at a memory, and what it reads goes into the step.
+"""Attention inside a fused scan: before each step the state attends to a memory; the context is an input of the step.
 
-Forward and backward are written by hand, for the walk of `weft.nn.rnn.fused.scan`: what each step sends back is kept,
-and the gradients of memory and matrices are products over all steps at once. Two kinds of scores can walk so: products
-of query and key, here, and the additive one (`weft.nn.rnn.fused.additive_numba`); the others walk under autograd.
+Forward and backward are written by hand, for `weft.nn.rnn.fused.scan`: the gradients of each step are kept, and those
+of memory and matrices are products over all steps at once. Two kinds of scores are supported: dot products of query and
+key, here, and the additive score (`weft.nn.rnn.fused.additive_numba`). The others run eagerly under autograd.
 """
 
 from collections.abc import Sequence
@@ -18,240 +18,246 @@ from weft.nn.attention.scores import Additive, Dot, General, Score
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """A memory that a walk looks at, and by what."""
+    """The memory that a scan attends to, and the weights of the score."""
 
     memory: Tensor  # (B, S, D)
     keys: Tensor  # (B, S, A)
-    from_context: Tensor  # (G·D, D) what a context puts into a step
-    query: Any  # (A, D) additive: the query's matrix; else None
+    context_weight: Tensor  # (G·D, D) the context's part of the input projection
+    query_weight: Any  # (A, D) additive: the query's weight; else None
     energy: Any  # (A,) additive: v; else None
-    empty: Tensor  # (B, S)
-    scale: float = 1.0  # of products
+    padding_mask: Tensor  # (B, S) True at padding
+    scale: float = 1.0  # of dot products
 
     @property
     def tensors(self) -> list[Any]:
-        """Those that gradients go back to."""
-        return [self.memory, self.keys, self.from_context, self.query, self.energy]
+        """The differentiable tensors."""
+        return [self.memory, self.keys, self.context_weight, self.query_weight, self.energy]
 
-    def holding(self, tensors: Sequence[Any]) -> "AttentionSpec":
-        """Return the same with these in their place."""
-        memory, keys, from_context, query, energy = tensors
-        return AttentionSpec(memory, keys, from_context, query, energy, self.empty, self.scale)
+    def with_tensors(self, tensors: Sequence[Any]) -> "AttentionSpec":
+        """Return the spec with these tensors instead."""
+        memory, keys, context_weight, query_weight, energy = tensors
+        return AttentionSpec(memory, keys, context_weight, query_weight, energy, self.padding_mask, self.scale)
 
-    def begin(self, tapes: list[Tensor]) -> "AttentionStep":
-        """Make the looks of one walk, whose states go to `tapes`."""
-        if self.query is None:
-            return AttentionStep(self, tapes)
+    def make_step(self, states: list[Tensor]) -> "AttentionStep":
+        """Return the attention of one scan, which writes its states to `states`, (T + 1, B, D) each."""
+        if self.query_weight is None:
+            return AttentionStep(self, states)
         if self.memory.is_cuda:
             from weft.nn.rnn.fused.additive_triton import TritonAdditiveStep
 
-            return TritonAdditiveStep(self, tapes)
+            return TritonAdditiveStep(self, states)
         from weft.nn.rnn.fused.additive_numba import NumbaAdditiveStep
 
-        return NumbaAdditiveStep(self, tapes)
+        return NumbaAdditiveStep(self, states)
 
 
 def attention_spec(
-    score: Score, memory: Tensor, keys: Tensor, empty: Tensor, from_context: Tensor
+    score: Score, memory: Tensor, keys: Tensor, padding_mask: Tensor, context_weight: Tensor
 ) -> AttentionSpec | None:
-    """Say how to look by this score inside a walk, or None if that is not known here."""
+    """Return the spec for attention by this score inside a scan; None if the score is not supported."""
     if isinstance(score, Additive):
-        return AttentionSpec(memory, keys, from_context, score.query.weight, score.energy.weight[0], empty)
+        return AttentionSpec(memory, keys, context_weight, score.query.weight, score.energy.weight[0], padding_mask)
     if isinstance(score, Dot | General):
         return AttentionSpec(
-            memory, keys, from_context, None, None, empty, score.scale if isinstance(score, Dot) else 1.0
+            memory, keys, context_weight, None, None, padding_mask, score.scale if isinstance(score, Dot) else 1.0
         )
     return None
 
 
 class AttentionStep:
-    """One walk's looks at a memory, and what they send back."""
+    """The attention of one scan over a memory, forward and backward, step by step."""
 
-    starts: list[Tensor]  # what steps start from: each part of the state
-    asked: Tensor  # (T, B, D) the states that look
+    start_states: list[Tensor]  # each part of the state before every step
+    query_states: Tensor  # (T, B, D) the states that attend
 
-    def __init__(self, at: AttentionSpec, tapes: list[Tensor]) -> None:
-        self.at, self.starts, self.asked = at, tapes, tapes[0][:-1]
-        steps = len(tapes[0]) - 1
-        rows, places, width = at.memory.shape
-        self.weights = at.memory.new_zeros(steps, rows, places)
-        self.contexts = at.memory.new_zeros(steps, rows, width)
-        self.queries = at.memory.new_zeros(steps, rows, at.keys.shape[-1])
-        self.into_step = at.from_context.t().contiguous()
+    def __init__(self, spec: AttentionSpec, states: list[Tensor]) -> None:
+        self.spec, self.start_states, self.query_states = spec, states, states[0][:-1]
+        steps = len(states[0]) - 1
+        rows, positions, width = spec.memory.shape
+        self.weights = spec.memory.new_zeros(steps, rows, positions)
+        self.contexts = spec.memory.new_zeros(steps, rows, width)
+        self.queries = spec.memory.new_zeros(steps, rows, spec.keys.shape[-1])
+        self.context_weight_t = spec.context_weight.t().contiguous()
 
     @property
     def outputs(self) -> list[Tensor]:
-        """What the walk returns beside the states."""
-        return [self.contexts[:]]  # not the tensor that is kept here: it would keep itself alive
+        """What the scan returns beside the states: the contexts."""
+        return [self.contexts[:]]  # a view: returning the tensor stored here would make a reference cycle
 
-    def forward(self, t: int, known: Tensor) -> None:
-        """Look with the state before step t, and add what the context decides to known (B, G·D)."""
-        self.see(t)
-        known.addmm_(self.contexts[t], self.into_step)
+    def forward(self, t: int, input_proj: Tensor) -> None:
+        """Attend with the state before step t, and add the projected context to input_proj (B, G·D)."""
+        self.attend(t)
+        input_proj.addmm_(self.contexts[t], self.context_weight_t)
 
     def finish(self) -> None:
-        """Do what is left after the last step: nothing."""
+        """Do nothing after the last step."""
 
-    def see(self, t: int) -> None:
-        """Look with state number t."""
-        self._ask(t, self.asked[t])
-        self._see(t)
+    def attend(self, t: int) -> None:
+        """Compute context number t."""
+        self._compute_query(t, self.query_states[t])
+        self._compute_context(t)
 
-    def _ask(self, t: int, state: Tensor) -> None:
-        torch.mul(state, self.at.scale, out=self.queries[t])
+    def _compute_query(self, t: int, state: Tensor) -> None:
+        torch.mul(state, self.spec.scale, out=self.queries[t])
 
-    def _see(self, t: int) -> None:
-        scores = torch.bmm(self.at.keys, self.queries[t][..., None]).squeeze(-1)
-        torch.softmax(scores.masked_fill_(self.at.empty, torch.finfo(scores.dtype).min), -1, out=self.weights[t])
-        torch.bmm(self.weights[t][:, None], self.at.memory, out=self.contexts[t][:, None])
+    def _compute_context(self, t: int) -> None:
+        scores = torch.bmm(self.spec.keys, self.queries[t][..., None]).squeeze(-1)
+        torch.softmax(
+            scores.masked_fill_(self.spec.padding_mask, torch.finfo(scores.dtype).min), -1, out=self.weights[t]
+        )
+        torch.bmm(self.weights[t][:, None], self.spec.memory, out=self.contexts[t][:, None])
 
-    def turn_back(self, given: Sequence[Tensor | None]) -> None:
-        """Make room for the way back, and take what comes back for the outputs."""
-        (self.given,) = given
-        self.gcontexts = torch.empty_like(self.contexts)
-        self.gscores = torch.zeros_like(self.weights)
+    def setup_backward(self, grad_outputs: Sequence[Tensor | None]) -> None:
+        """Allocate the gradients, and store those of the outputs."""
+        (self.grad_outputs,) = grad_outputs
+        self.grad_contexts = torch.empty_like(self.contexts)
+        self.grad_scores = torch.zeros_like(self.weights)
 
-    def arrive(self, t: int, gknown: Tensor, gstate: list[Tensor]) -> None:
-        """Add what comes back to the state after step t by other ways than the next step's start: there is none."""
+    def accumulate_state_grad(self, t: int, grad_input_proj: Tensor, grad_state: list[Tensor]) -> None:
+        """Add gradients of the state after step t other than the next step's: there are none."""
 
-    def backward(self, t: int, gknown: Tensor, gstate: list[Tensor]) -> None:
-        """Send back to the state before step t what came back for the step and for its context."""
-        torch.mm(gknown, self.at.from_context, out=self.gcontexts[t])
-        if self.given is not None:
-            self.gcontexts[t] += self.given[t]
-        self.see_back(t, gstate[0])
+    def backward(self, t: int, grad_input_proj: Tensor, grad_state: list[Tensor]) -> None:
+        """Add to the gradient of the state before step t what reaches it through the context."""
+        torch.mm(grad_input_proj, self.spec.context_weight, out=self.grad_contexts[t])
+        if self.grad_outputs is not None:
+            self.grad_contexts[t] += self.grad_outputs[t]
+        self.attend_backward(t, grad_state[0])
 
-    def see_back(self, t: int, gstate: Tensor) -> None:
-        """Send what came back for context number t to the state that looked."""
-        came, weights = torch.bmm(self.at.memory, self.gcontexts[t][..., None]).squeeze(-1), self.weights[t]  # (B, S)
-        torch.mul(weights, came - (weights * came).sum(-1, keepdim=True), out=self.gscores[t])
-        gstate += torch.bmm(self.gscores[t][:, None], self.at.keys).squeeze(1) * self.at.scale
+    def attend_backward(self, t: int, grad_state: Tensor) -> None:
+        """Add the gradient through context number t to that of the state that attended."""
+        weights = self.weights[t]  # (B, S)
+        grad_weights = torch.bmm(self.spec.memory, self.grad_contexts[t][..., None]).squeeze(-1)
+        torch.mul(weights, grad_weights - (weights * grad_weights).sum(-1, keepdim=True), out=self.grad_scores[t])
+        grad_state += torch.bmm(self.grad_scores[t][:, None], self.spec.keys).squeeze(1) * self.spec.scale
 
-    def gradients(self, gknown: Tensor) -> tuple[Tensor | None, ...]:
-        """Return what goes back to each of the sight's tensors."""
+    def gradients(self, grad_input_proj: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of each of the spec's tensors."""
         return (
-            self._to_memory(),
-            torch.bmm(self.gscores.permute(1, 2, 0), self.queries.transpose(0, 1)),
-            self._to_step(gknown),
+            self._grad_memory(),
+            torch.bmm(self.grad_scores.permute(1, 2, 0), self.queries.transpose(0, 1)),
+            self._grad_context_weight(grad_input_proj),
             None,
             None,
         )
 
-    def _to_memory(self) -> Tensor:
-        return torch.bmm(self.weights.permute(1, 2, 0), self.gcontexts.transpose(0, 1))
+    def _grad_memory(self) -> Tensor:
+        return torch.bmm(self.weights.permute(1, 2, 0), self.grad_contexts.transpose(0, 1))
 
-    def _to_step(self, gknown: Tensor) -> Tensor:
-        return gknown.flatten(0, 1).t() @ self.contexts.flatten(0, 1)
+    def _grad_context_weight(self, grad_input_proj: Tensor) -> Tensor:
+        return grad_input_proj.flatten(0, 1).t() @ self.contexts.flatten(0, 1)
 
 
-def attend_all(queries: Tensor, at: AttentionSpec) -> Tensor:
-    """Look with all queries (T, B, D) where no step waits for what was seen: the contexts (T, B, D).
+def attend_all(queries: Tensor, spec: AttentionSpec) -> Tensor:
+    """Return the contexts (T, B, D) of all queries (T, B, D), where no step depends on a context.
 
     As one tensor operation the additive score would hold the tanh of every query with every key.
     """
-    contexts: Tensor = _AttendAll.apply(at, queries, *at.tensors)  # type: ignore[no-untyped-call]
+    contexts: Tensor = _AttendAll.apply(spec, queries, *spec.tensors)  # type: ignore[no-untyped-call]
     return contexts
 
 
 class _AttendAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, at: AttentionSpec, queries: Tensor, *tensors: Any) -> Tensor:
-        ctx.looks = at.holding(tensors).begin([torch.cat([queries, queries[:1]])])  # a walk's tape has one state more
+    def forward(ctx: Any, spec: AttentionSpec, queries: Tensor, *tensors: Any) -> Tensor:
+        # A scan has T + 1 states.
+        ctx.attention = spec.with_tensors(tensors).make_step([torch.cat([queries, queries[:1]])])
         for t in range(len(queries)):
-            ctx.looks.see(t)
-        return ctx.looks.contexts[:]  # type: ignore[no-any-return]
+            ctx.attention.attend(t)
+        return ctx.attention.contexts[:]  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, given: Tensor) -> Any:
-        looks: AttentionStep = ctx.looks
-        looks.turn_back([None])
-        looks.gcontexts.copy_(given)
-        to_queries = torch.zeros_like(looks.asked)
-        for t in range(len(to_queries)):
-            looks.see_back(t, to_queries[t])
-        return None, to_queries, *looks.gradients(given[..., :0])
+    def backward(ctx: Any, grad_contexts: Tensor) -> Any:
+        attention: AttentionStep = ctx.attention
+        attention.setup_backward([None])
+        attention.grad_contexts.copy_(grad_contexts)
+        grad_queries = torch.zeros_like(attention.query_states)
+        for t in range(len(grad_queries)):
+            attention.attend_backward(t, grad_queries[t])
+        return None, grad_queries, *attention.gradients(grad_contexts[..., :0])
 
 
 @dataclass(frozen=True)
 class InputFeedingSpec:
-    """A memory that each step's new state looks at; what it then reads out goes into the next step (input feeding)."""
+    """The memory that each new state attends to; the readout is an input of the next step (input feeding)."""
 
-    attention: AttentionSpec  # its from_context is what a readout puts into a step
+    attention: AttentionSpec  # its context_weight is the readout's part of the input projection
     readout: Tensor  # (D, 2D)
     bias: Tensor  # (D,)
-    begun: Tensor  # (B, D) what goes into the first step; no gradient goes there
+    initial_readout: Tensor  # (B, D) the input of the first step; it gets no gradient
 
     @property
     def tensors(self) -> list[Any]:
-        """Those that gradients go back to."""
+        """The differentiable tensors."""
         return [*self.attention.tensors, self.readout, self.bias]
 
-    def holding(self, tensors: Sequence[Any]) -> "InputFeedingSpec":
-        """Return the same with these in their place."""
-        *seen, readout, bias = tensors
-        return InputFeedingSpec(self.attention.holding(seen), readout, bias, self.begun)
+    def with_tensors(self, tensors: Sequence[Any]) -> "InputFeedingSpec":
+        """Return the spec with these tensors instead."""
+        *attended, readout, bias = tensors
+        return InputFeedingSpec(self.attention.with_tensors(attended), readout, bias, self.initial_readout)
 
-    def begin(self, tapes: list[Tensor]) -> "InputFeedingStep":
-        """Make the looks of one walk, whose states go to `tapes`."""
-        return InputFeedingStep(self, tapes)
+    def make_step(self, states: list[Tensor]) -> "InputFeedingStep":
+        """Return the attention of one scan, which writes its states to `states`, (T + 1, B, D) each."""
+        return InputFeedingStep(self, states)
 
 
 class InputFeedingStep:
-    """One walk with input feeding: h~_t = tanh(W_c [s_t ; c_t]), by Luong et al. 2015, section 3.3."""
+    """The attention and readout of one scan: h~_t = tanh(W_c [s_t ; c_t]), Luong et al. 2015, section 3.3."""
 
-    def __init__(self, at: InputFeedingSpec, tapes: list[Tensor]) -> None:
-        self.at, self.starts, self.steps = at, tapes, len(tapes[0]) - 1
-        self.looks = at.attention.begin(tapes)
-        self.looks.asked = tapes[0][1:]
-        self.reads = torch.empty_like(tapes[0])
-        self.reads[0] = at.begun
-        self.joined = tapes[0].new_empty(self.steps, *at.begun.shape[:1], 2 * at.begun.shape[1])
-        self.turned = at.readout.t().contiguous()
+    def __init__(self, spec: InputFeedingSpec, states: list[Tensor]) -> None:
+        self.spec, self.start_states, self.steps = spec, states, len(states[0]) - 1
+        self.attention = spec.attention.make_step(states)
+        self.attention.query_states = states[0][1:]
+        self.readouts = torch.empty_like(states[0])
+        self.readouts[0] = spec.initial_readout
+        rows, width = spec.initial_readout.shape
+        self.readout_inputs = states[0].new_empty(self.steps, rows, 2 * width)
+        self.readout_t = spec.readout.t().contiguous()
 
     @property
     def outputs(self) -> list[Tensor]:
-        """What the walk returns beside the states: what was read out after each step."""
-        return [self.reads[1:]]
+        """What the scan returns beside the states: the readout after each step."""
+        return [self.readouts[1:]]
 
-    def forward(self, t: int, known: Tensor) -> None:
-        """Read out what the state before step t sees, and add what that decides to known (B, G·D)."""
+    def forward(self, t: int, input_proj: Tensor) -> None:
+        """Compute the readout of the state before step t, and add its projection to input_proj (B, G·D)."""
         if t:
-            self._read(t - 1)
-        known.addmm_(self.reads[t], self.looks.into_step)
+            self._read_out(t - 1)
+        input_proj.addmm_(self.readouts[t], self.attention.context_weight_t)
 
     def finish(self) -> None:
-        """Read out after the last step."""
-        self._read(self.steps - 1)
+        """Compute the readout after the last step."""
+        self._read_out(self.steps - 1)
 
-    def _read(self, t: int) -> None:
-        self.looks.see(t)
-        torch.cat([self.looks.asked[t], self.looks.contexts[t]], -1, out=self.joined[t])
-        torch.addmm(self.at.bias, self.joined[t], self.turned, out=self.reads[t + 1]).tanh_()
+    def _read_out(self, t: int) -> None:
+        self.attention.attend(t)
+        torch.cat([self.attention.query_states[t], self.attention.contexts[t]], -1, out=self.readout_inputs[t])
+        torch.addmm(self.spec.bias, self.readout_inputs[t], self.readout_t, out=self.readouts[t + 1]).tanh_()
 
-    def turn_back(self, given: Sequence[Tensor | None]) -> None:
-        """Make room for the way back, and take what comes back for what was read out."""
-        (self.given,) = given
-        self.looks.turn_back([None])
-        self.greads = torch.empty_like(self.reads[1:])
+    def setup_backward(self, grad_outputs: Sequence[Tensor | None]) -> None:
+        """Allocate the gradients, and store those of the readouts."""
+        (self.grad_outputs,) = grad_outputs
+        self.attention.setup_backward([None])
+        self.grad_preactivations = torch.empty_like(self.readouts[1:])
 
-    def arrive(self, t: int, gknown: Tensor, gstate: list[Tensor]) -> None:
-        """Add what comes back to the state after step t through what was read out of it."""
-        back = torch.zeros_like(self.reads[0]) if self.given is None else self.given[t]
+    def accumulate_state_grad(self, t: int, grad_input_proj: Tensor, grad_state: list[Tensor]) -> None:
+        """Add to the gradient of the state after step t what reaches it through its readout."""
+        grad_readout = torch.zeros_like(self.readouts[0]) if self.grad_outputs is None else self.grad_outputs[t]
         if t + 1 < self.steps:
-            back = torch.addmm(back, gknown[t + 1], self.at.attention.from_context)
-        torch.mul(back, 1 - self.reads[t + 1] ** 2, out=self.greads[t])
-        to_state, to_context = (self.greads[t] @ self.at.readout).chunk(2, -1)
-        self.looks.gcontexts[t] = to_context
-        gstate[0] += to_state
-        self.looks.see_back(t, gstate[0])
+            grad_readout = torch.addmm(grad_readout, grad_input_proj[t + 1], self.spec.attention.context_weight)
+        torch.mul(grad_readout, 1 - self.readouts[t + 1] ** 2, out=self.grad_preactivations[t])
+        grad_query_state, grad_context = (self.grad_preactivations[t] @ self.spec.readout).chunk(2, -1)
+        self.attention.grad_contexts[t] = grad_context
+        grad_state[0] += grad_query_state
+        self.attention.attend_backward(t, grad_state[0])
 
-    def backward(self, t: int, gknown: Tensor, gstate: list[Tensor]) -> None:
-        """Send nothing more to the state before step t: what it read out comes when that step is walked back."""
+    def backward(self, t: int, grad_input_proj: Tensor, grad_state: list[Tensor]) -> None:
+        """Add nothing to the gradient of the state before step t: `accumulate_state_grad` of step t - 1 does."""
 
-    def gradients(self, gknown: Tensor) -> tuple[Tensor | None, ...]:
-        """Return what goes back to each of the tensors."""
-        memory, keys, _, query, energy = self.looks.gradients(gknown)
-        flat = self.greads.flatten(0, 1)
-        into_step = gknown.flatten(0, 1).t() @ self.reads[:-1].flatten(0, 1)
-        return memory, keys, into_step, query, energy, flat.t() @ self.joined.flatten(0, 1), flat.sum(0)
+    def gradients(self, grad_input_proj: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of each of the spec's tensors, in their order."""
+        grad_memory, grad_keys, _, grad_query_weight, grad_energy = self.attention.gradients(grad_input_proj)
+        flat = self.grad_preactivations.flatten(0, 1)
+        grad_feed_weight = grad_input_proj.flatten(0, 1).t() @ self.readouts[:-1].flatten(0, 1)
+        grad_readout = flat.t() @ self.readout_inputs.flatten(0, 1)
+        return grad_memory, grad_keys, grad_feed_weight, grad_query_weight, grad_energy, grad_readout, flat.sum(0)

@@ -1,8 +1,8 @@
-"""A cell's stages as loops for the CPU: scalar code from `weft.nn.rnn.fused.trace`, compiled by numba.
+"""CPU code generation for a cell's stages: scalar code from `weft.nn.rnn.fused.trace`, compiled by numba.
 
-A kernel makes one step t of one stage, for all rows. It reads `known[t]`, `product[t]`, each part of the state before
-the step and the cell's vectors, and writes the stage's values; or, backwards, what goes back to each of what it read.
-The loop over places has neither call nor branch, so that the compiler makes vector instructions of it.
+A kernel runs one stage of one step t, for all rows. Forward, it reads `input_proj[t]`, `product[t]`, each part of the
+previous state and the cell's vectors, and writes the stage's values. Backward, it writes the gradients of its inputs,
+named `grad_*`. The loop over units has neither call nor branch, so that the compiler can vectorise it.
 """
 
 import hashlib
@@ -23,15 +23,15 @@ from torch import Tensor
 from weft.nn.rnn.fused.trace import Trace, trace, trace_gradient
 
 Pointwise = Callable[..., Sequence[Tensor]]
-Kernel = Callable[[int, int, dict[str, Any]], Callable[[int], None]]  # (D, B, arrays by name) to a function of t
-KEPT = Path(__file__).parent / "__pycache__"  # where numba keeps what is compiled of modules, too
+Kernel = Callable[[int, int, dict[str, Any]], Callable[[int], None]]  # (D, B, tensors by name) to a function of t
+CACHE_DIR = Path(__file__).parent / "__pycache__"  # numba's own cache for functions of modules
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How many vectors a stage reads, of each kind, and how many it puts out."""
+class StageShape:
+    """The number of vectors that a stage reads, by kind, and of values that it returns."""
 
-    known: int
+    input_proj: int
     product: int
     state: int
     vectors: int
@@ -39,207 +39,214 @@ class Shape:
 
     @property
     def inputs(self) -> list[str]:
-        """A name for each vector that is read."""
-        kinds = {"k": self.known, "p": self.product, "s": self.state, "w": self.vectors}
+        """A name for each vector that the stage reads: k0, k1, …, p0, …, s0, …, w0, …"""
+        kinds = {"k": self.input_proj, "p": self.product, "s": self.state, "w": self.vectors}
         return [f"{kind}{number}" for kind, count in kinds.items() for number in range(count)]
 
-    def grouped(self, parts: Sequence[Any]) -> list[Sequence[Any]]:
-        """Cut what is read into known, product, state and vectors."""
-        ends = accumulate([self.known, self.product, self.state, self.vectors], initial=0)
+    def split(self, parts: Sequence[Any]) -> list[Sequence[Any]]:
+        """Split one list of the stage's inputs into input_proj, product, state and vectors."""
+        ends = accumulate([self.input_proj, self.product, self.state, self.vectors], initial=0)
         return [parts[low:high] for low, high in pairwise(ends)]
 
 
 @dataclass(frozen=True)
-class Stepper:
-    """A stage's kernels.
+class StepKernels:
+    """The forward and backward kernel of a stage.
 
-    `backward` takes, for the last stage, what comes back from later steps (where it then leaves what goes back to
-    earlier ones) and, by `given`, what comes back from each output; for another stage, what the next one sent back.
+    For the last stage, `backward` reads in `grad_state*` the state's gradient from later steps, adds the `grad_output*`
+    that there are, and overwrites `grad_state*` with the gradient of the previous state. For another stage it reads
+    `grad_value0`, the gradient from the next stage.
     """
 
     forward: Kernel
     backward: Kernel
-    shared: bool  # what goes back to `known` is what goes back to `product`, and is written there alone
+    shared: bool  # the gradients of `input_proj` and `product` are equal, and written to `grad_product` only
 
 
-def traced(pointwise: Pointwise, shape: Shape) -> tuple[Trace, Trace]:
-    """Trace a stage's function and its gradient, of one list of vectors each."""
+def trace_stage(pointwise: Pointwise, shape: StageShape) -> tuple[Trace, Trace]:
+    """Trace a stage's function and its gradient, as functions of one flat list of vectors."""
 
     def flat(*parts: Tensor) -> Sequence[Tensor]:
-        return pointwise(*shape.grouped(parts))
+        return pointwise(*shape.split(parts))
 
-    backs = [f"d{number}" for number in range(shape.values)]
-    return trace(flat, shape.inputs), trace_gradient(flat, shape.inputs, backs)
+    grads = [f"d{number}" for number in range(shape.values)]
+    return trace(flat, shape.inputs), trace_gradient(flat, shape.inputs, grads)
 
 
 @cache
-def stepper(pointwise: Pointwise, shape: Shape, given: tuple[bool, ...] | None, dtype: torch.dtype) -> Stepper:
-    """Compile a stage; `given` says which outputs of the last stage something comes back for, None is another stage."""
-    code, gradient = traced(pointwise, shape)
-    known, product, *_ = shape.grouped(gradient.outputs)
-    shared = given is not None and known == product
-    return Stepper(
-        _compile(_forward(code, shape), dtype),
-        _compile(_backward(gradient, shape, given, shared), dtype),
+def step_kernels(
+    pointwise: Pointwise, shape: StageShape, given: tuple[bool, ...] | None, dtype: torch.dtype
+) -> StepKernels:
+    """Compile a stage. `given`: which outputs of the last stage have a gradient; None for another stage."""
+    code, gradient = trace_stage(pointwise, shape)
+    input_proj, product, *_ = shape.split(gradient.outputs)
+    shared = given is not None and input_proj == product
+    return StepKernels(
+        _compile(_forward_source(code, shape), dtype),
+        _compile(_backward_source(gradient, shape, given, shared), dtype),
         shared,
     )
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A vector inside a kernel: its name in the code, the array that it is a row of, and where in it."""
+class _Operand:
+    """A vector inside a kernel: its name in the code, the array that it is a row of, and the index into it."""
 
     name: str
     array: str
-    place: str
+    index: str
 
 
-def _reads(shape: Shape) -> list[_Row]:
-    known, product, state, vectors = shape.grouped(shape.inputs)
+def _loads(shape: StageShape) -> list[_Operand]:
+    input_proj, product, state, vectors = shape.split(shape.inputs)
     return [
-        *(_Row(name, "known", f"[t, b, {number} * D + j]") for number, name in enumerate(known)),
-        *(_Row(name, "product", f"[t, b, {number} * D + j]") for number, name in enumerate(product)),
-        *(_Row(name, f"state{number}", "[t, b, j]") for number, name in enumerate(state)),
-        *(_Row(name, "vectors", f"[{number}, j]") for number, name in enumerate(vectors)),
+        *(_Operand(name, "input_proj", f"[t, b, {number} * D + j]") for number, name in enumerate(input_proj)),
+        *(_Operand(name, "product", f"[t, b, {number} * D + j]") for number, name in enumerate(product)),
+        *(_Operand(name, f"state{number}", "[t, b, j]") for number, name in enumerate(state)),
+        *(_Operand(name, "vectors", f"[{number}, j]") for number, name in enumerate(vectors)),
     ]
 
 
-def _forward(code: Trace, shape: Shape) -> str:
-    outs = [_Row(f"o{number}", f"out{number}", "[t + 1, b, j]") for number in range(shape.values)]
+def _forward_source(code: Trace, shape: StageShape) -> str:
+    outs = [_Operand(f"o{number}", f"out{number}", "[t + 1, b, j]") for number in range(shape.values)]
     writes = [f"{row.name}[j] = {value}" for row, value in zip(outs, code.outputs, strict=True)]
-    return _source(_reads(shape), outs, [*code.lines, *writes])
+    return _kernel_source(_loads(shape), outs, [*code.lines, *writes])
 
 
-def _backward(code: Trace, shape: Shape, given: tuple[bool, ...] | None, shared: bool) -> str:
-    known, product, state, vectors = shape.grouped([f"g{name}" for name in shape.inputs])
-    to_known, to_product, to_state, to_vectors = shape.grouped(code.outputs)
-    add = "=" if given is not None else "+="  # other stages find what the last one has left
-    outs = [_Row(name, "gproduct", f"[t, b, {number} * D + j]") for number, name in enumerate(product)]
+def _backward_source(code: Trace, shape: StageShape, given: tuple[bool, ...] | None, shared: bool) -> str:
+    input_proj, product, state, vectors = shape.split([f"g{name}" for name in shape.inputs])
+    to_input_proj, to_product, to_state, to_vectors = shape.split(code.outputs)
+    add = "=" if given is not None else "+="  # other stages add to the gradient that the last one wrote
+    outs = [_Operand(name, "grad_product", f"[t, b, {number} * D + j]") for number, name in enumerate(product)]
     writes = [f"{name}[j] = {value}" for name, value in zip(product, to_product, strict=True)]
     if not shared:
-        outs += [_Row(name, "gknown", f"[t, b, {number} * D + j]") for number, name in enumerate(known)]
-        writes += [f"{name}[j] += {value}" for name, value in zip(known, to_known, strict=True)]
-    outs += [_Row(name, f"gstate{number}", "[b, j]") for number, name in enumerate(state)]
+        outs += [
+            _Operand(name, "grad_input_proj", f"[t, b, {number} * D + j]") for number, name in enumerate(input_proj)
+        ]
+        writes += [f"{name}[j] += {value}" for name, value in zip(input_proj, to_input_proj, strict=True)]
+    outs += [_Operand(name, f"grad_state{number}", "[b, j]") for number, name in enumerate(state)]
     writes += [f"{name}[j] {add} {value}" for name, value in zip(state, to_state, strict=True)]
-    outs += [_Row(name, "gvectors", f"[{number}, b, j]") for number, name in enumerate(vectors)]
+    outs += [_Operand(name, "grad_vectors", f"[{number}, b, j]") for number, name in enumerate(vectors)]
     writes += [f"{name}[j] += {value}" for name, value in zip(vectors, to_vectors, strict=True)]
-    reads, arriving = _reads(shape), []
+    reads, incoming = _loads(shape), []
     if given is None:
-        reads += [_Row(f"d{number}", f"back{number}", "[b, j]") for number in range(shape.values)]
+        reads += [_Operand(f"d{number}", f"grad_value{number}", "[b, j]") for number in range(shape.values)]
     else:
-        reads += [_Row(f"y{number}", f"given{number}", "[t, b, j]") for number, has in enumerate(given) if has]
-        arriving = [f"d{n} = gs{n}[j]" + (f" + y{n}" if has else "") for n, has in enumerate(given)]
-    return _source(reads, outs, [*arriving, *code.lines, *writes])
+        reads += [
+            _Operand(f"y{number}", f"grad_output{number}", "[t, b, j]") for number, has in enumerate(given) if has
+        ]
+        incoming = [f"d{n} = gs{n}[j]" + (f" + y{n}" if has else "") for n, has in enumerate(given)]
+    return _kernel_source(reads, outs, [*incoming, *code.lines, *writes])
 
 
-def _source(reads: list[_Row], outs: list[_Row], body: list[str]) -> str:
-    """Write a function of whole arrays.
+def _kernel_source(reads: list[_Operand], outs: list[_Operand], body: list[str]) -> str:
+    """Return the source of a kernel over whole arrays.
 
-    What is read goes by its place in its array, for a slice is counted, which costs more than a short row's work. What
-    is written is sliced, so that no two outputs are of one array: else the compiler must fear that they overlap.
+    Inputs are indexed in their arrays, for a slice is reference-counted, which costs more than the work on a short row.
+    Outputs are sliced, so that no two of them are of one array: otherwise the compiler must assume that they overlap.
     """
-    arrays, written = (list(dict.fromkeys(row.array for row in rows)) for rows in (reads, outs))
-    given = ", ".join(dict.fromkeys([*arrays, *written]))
-    lines = [f"def by_row(t, b, D, {', '.join([*arrays, *(row.name for row in outs)])}):", " for j in range(D):"]
-    lines += [f"  {row.name} = {row.array}{row.place}" for row in reads]
+    arrays, outputs = (list(dict.fromkeys(row.array for row in rows)) for rows in (reads, outs))
+    parameters = ", ".join(dict.fromkeys([*arrays, *outputs]))
+    lines = [f"def row_kernel(t, b, D, {', '.join([*arrays, *(row.name for row in outs)])}):", " for j in range(D):"]
+    lines += [f"  {row.name} = {row.array}{row.index}" for row in reads]
     lines += [f"  {line}" for line in body]
-    lines += ["by_row = compiled(by_row)", f"def kernel(t, D, B, {given}):", " for b in range(B):"]
-    lines += [f"  by_row(t, b, D, {', '.join([*arrays, *(row.array + _sliced(row.place) for row in outs)])})"]
-    return "\n".join([*lines, "kernel = kept(kernel)", f"arrays = {given.split(', ')!r}"])
+    lines += ["row_kernel = compiled(row_kernel)", f"def kernel(t, D, B, {parameters}):", " for b in range(B):"]
+    lines += [f"  row_kernel(t, b, D, {', '.join([*arrays, *(row.array + _row_slice(row.index) for row in outs)])})"]
+    return "\n".join([*lines, "kernel = cached(kernel)", f"arrays = {parameters.split(', ')!r}"])
 
 
-def _sliced(place: str) -> str:
-    """Turn the place of one number, such as [t, b, 2 * D + j], into that of its row."""
-    *first, last = place.strip("[]").split(", ")
+def _row_slice(index: str) -> str:
+    """Return the slice of the row of an element's index, such as [t, b, 2 * D + j]."""
+    *first, last = index.strip("[]").split(", ")
     start = last.removesuffix("j").removesuffix(" + ") or "0"
     return f"[{', '.join(first)}][{start} : {start} + D]"
 
 
 def _compile(source: str, dtype: torch.dtype) -> Kernel:
-    """Return a function that takes the arrays, and returns one that makes a step; it stays compiled on the disk."""
+    """Return a function from tensors to a function of t that runs one step; the machine code is cached on disk."""
     number = np.float32 if dtype is torch.float32 else np.float64
     compiled, tanh = compiler(), tanh_of(dtype)
-    space: dict[str, Any] = {"compiled": compiled, "tanh": tanh, "sigmoid": compiled(_sigmoid(tanh, number))}
-    space |= {"exp": math.exp, "maximum": compiled(_maximum), "where": compiled(_where)}
-    space |= {"number": number, "ZERO": number(0), "ONE": number(1), "kept": keeper(), "__name__": __name__}
-    exec(compile(source, _written(source, dtype), "exec"), space)  # of our own writing, from a trace
-    kernel, arrays = space["kernel"], space["arrays"]
+    namespace: dict[str, Any] = {"compiled": compiled, "tanh": tanh, "sigmoid": compiled(_sigmoid(tanh, number))}
+    namespace |= {"exp": math.exp, "maximum": compiled(_maximum), "where": compiled(_where)}
+    namespace |= {"number": number, "ZERO": number(0), "ONE": number(1), "cached": keeper(), "__name__": __name__}
+    exec(compile(source, _write_source(source, dtype), "exec"), namespace)  # generated above, from a trace
+    kernel, arrays = namespace["kernel"], namespace["arrays"]
 
-    def bind(D: int, B: int, named: dict[str, Any]) -> Callable[[int], None]:
-        chosen = [named[name].detach().numpy() for name in arrays]
-        return lambda t: kernel(t, D, B, *chosen)
+    def bind(D: int, B: int, tensors: dict[str, Any]) -> Callable[[int], None]:
+        arguments = [tensors[name].detach().numpy() for name in arrays]
+        return lambda t: kernel(t, D, B, *arguments)
 
     return bind
 
 
-def _written(source: str, dtype: torch.dtype) -> str:
-    """Write a kernel's source beside the module's bytecode, named by all that it is made from; return where.
+def _write_source(source: str, dtype: torch.dtype) -> str:
+    """Write a kernel's source to `CACHE_DIR`, named by a hash of all that determines it; return the path.
 
-    numba keeps the machine code of functions in files alone. Where nothing may be written, it is compiled each time.
+    numba caches machine code only for functions in files. Where the folder is not writable, it compiles each time.
     """
     text = f"# {dtype}, {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}\n{source}\n"
-    path = KEPT / f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}.py"
+    path = CACHE_DIR / f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}.py"
     with suppress(OSError):
-        KEPT.mkdir(exist_ok=True)
+        CACHE_DIR.mkdir(exist_ok=True)
         _write_once(path, text)
     return str(path)
 
 
 def _write_once(path: Path, text: str) -> None:
-    """Write a file that is whole from its first moment, unless it is there: numba knows it by its time."""
+    """Write a file atomically, unless it exists: numba's cache is keyed by its modification time."""
     if path.exists():
         return
-    beside = path.with_suffix(f".{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
     try:
-        os.link(beside, path)
+        os.link(temporary, path)
     finally:
-        beside.unlink()
+        temporary.unlink()
 
 
 @cache
 def tanh_of(dtype: torch.dtype) -> Any:
-    """Compile tanh for a type: for float32 one that vector instructions can do."""
+    """Return a compiled tanh for a dtype: for float32 one that vectorises."""
     return compiler()(_tanh_float32 if dtype is torch.float32 else _tanh)
 
 
-def zero_of(dtype: torch.dtype) -> Any:
-    """Return nought as a number of that type."""
+def zero_scalar(dtype: torch.dtype) -> Any:
+    """Return zero as a numpy scalar of that dtype."""
     return np.zeros((), str(dtype).removeprefix("torch."))[()]
 
 
 @cache
 def compiler(sums: bool = False) -> Any:
-    """Return the compiler that all loops share; with `sums` it may add up in any order."""
+    """Return the `njit` decorator of all loops; with `sums` it may reorder additions."""
     return _compiler(sums, False)
 
 
 @cache
 def keeper(sums: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """Return a compiler that keeps what it made beside the module's own bytecode, for functions of modules alone."""
+    """Return an `njit` decorator that caches machine code in `__pycache__`; only for functions in files."""
 
     def compiled(function: Callable[..., Any]) -> Any:
         try:
             return _compiler(sums, True)(function)
-        except RuntimeError:  # there is no place where it may write
+        except RuntimeError:  # no folder is writable
             return _compiler(sums, False)(function)
 
     return compiled
 
 
-def _compiler(sums: bool, kept: bool) -> Any:
+def _compiler(sums: bool, cached: bool) -> Any:
     from numba import njit
     from numba.core.compiler import Compiler
 
-    class Apart(Compiler):  # type: ignore[misc]
-        """Knows that no two arrays of a call overlap: so many would keep it from vector instructions else."""
+    class NoAliasCompiler(Compiler):  # type: ignore[misc]
+        """Assumes that no two arrays of a call overlap: with so many it would not vectorise otherwise."""
 
         def __init__(self, *parts: Any) -> None:
             super().__init__(*parts)
             self.state.flags.noalias = True
 
-    loose = {"contract", "arcp", "reassoc", "nsz"} if sums else {"contract", "arcp"}
-    return njit(nogil=True, error_model="numpy", fastmath=loose, pipeline_class=Apart, cache=kept)
+    fastmath = {"contract", "arcp", "reassoc", "nsz"} if sums else {"contract", "arcp"}
+    return njit(nogil=True, error_model="numpy", fastmath=fastmath, pipeline_class=NoAliasCompiler, cache=cached)
 
 
 def _tanh(x):  # type: ignore[no-untyped-def]
@@ -250,8 +257,8 @@ def _maximum(x, y):  # type: ignore[no-untyped-def]
     return y if x < y else x
 
 
-def _where(which, x, y):  # type: ignore[no-untyped-def]
-    return x if which else y
+def _where(condition, x, y):  # type: ignore[no-untyped-def]
+    return x if condition else y
 
 
 def _sigmoid(tanh: Any, number: Any) -> Any:
@@ -263,7 +270,7 @@ def _sigmoid(tanh: Any, number: Any) -> Any:
     return sigmoid
 
 
-_FAR = np.float32(7.90531110763549805)
+_TANH_LIMIT = np.float32(7.90531110763549805)
 _P = [4.89352455891786e-3, 6.37261928875436e-4, 1.48572235717979e-5, 5.12229709037114e-8]
 _P0, _P1, _P2, _P3, _P4, _P5, _P6 = map(
     np.float32, [*_P, -8.60467152213735e-11, 2.00018790482477e-13, -2.760768477e-16]
@@ -272,9 +279,9 @@ _Q0, _Q1, _Q2, _Q3 = map(np.float32, [4.89352518554385e-3, 2.268434632439e-3, 1.
 
 
 def _tanh_float32(x):  # type: ignore[no-untyped-def]
-    """Eigen's rational function for tanh, right to a few units in the last place; NaN stays NaN."""
-    x = _FAR if x > _FAR else x
-    x = -_FAR if x < -_FAR else x
+    """Return tanh by Eigen's rational approximation, accurate to a few units in the last place; NaN stays NaN."""
+    x = _TANH_LIMIT if x > _TANH_LIMIT else x
+    x = -_TANH_LIMIT if x < -_TANH_LIMIT else x
     y = x * x
     p = x * (_P0 + y * (_P1 + y * (_P2 + y * (_P3 + y * (_P4 + y * (_P5 + y * _P6))))))
     return p / (_Q0 + y * (_Q1 + y * (_Q2 + y * _Q3)))

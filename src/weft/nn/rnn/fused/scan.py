@@ -1,8 +1,10 @@
-"""The walk of a cell over time, for cells that no library kernel knows.
+"""Scan of a recurrent cell over time, for cells without a torch kernel.
 
-A step forward is, for each stage, a product and one fused kernel. The way back is written by hand: what a step sends
-back to its products is kept, so that the gradient of each matrix is one product over all steps, not a sum of T small
-ones. Where a stage cannot be fused, or a walk is too short to be worth it, autograd follows the steps one by one.
+A forward step is, for each stage, a matrix product and one fused kernel. The backward pass is written by hand: it keeps
+the gradients of all products, so that the gradient of each matrix is one product over all steps, not a sum of T small
+ones. Where a stage cannot be fused, or a sequence is too short to be worth it, the steps run eagerly under autograd.
+
+Notation: `grad_x` is the gradient of the loss by x; `input_proj` is the input projection W_x x_t + b of all steps.
 """
 
 from contextlib import suppress
@@ -16,64 +18,68 @@ from torch.nn import functional as F
 
 from weft.nn.rnn.fused import codegen_triton, persistent_triton
 from weft.nn.rnn.fused.attention import AttentionSpec, AttentionStep, InputFeedingSpec, InputFeedingStep
-from weft.nn.rnn.fused.codegen_numba import Shape, Stepper, stepper
+from weft.nn.rnn.fused.codegen_numba import StageShape, StepKernels, step_kernels
 from weft.nn.rnn.fused.self_attention import SelfAttentionSpec, SelfAttentionStep
 from weft.nn.rnn.fused.trace import NotFusibleError
 
 if TYPE_CHECKING:
     from weft.nn.rnn.cells import Cell, Stage, State
 
-At = AttentionSpec | InputFeedingSpec | SelfAttentionSpec  # what a walk looks at
-SHORT = 4  # steps: a walk of fewer is not worth a compilation
-FUSED = torch.float32  # what kernels are made for unasked
+AnyAttentionSpec = AttentionSpec | InputFeedingSpec | SelfAttentionSpec
+MIN_STEPS = 4  # a shorter sequence is not worth a compilation
+FUSED = torch.float32  # the dtype for which the CPU kernels are used
 
 
 Stages = tuple["Stage", ...]
 
 
-def scan(cell: "Cell", known: Tensor, state: "State", stages: Stages | None = None) -> tuple[Tensor, ...]:
-    """Step through known (T, B, G·D) from `state` on; return each part of the state after every step, (T, B, D).
+def scan(cell: "Cell", input_proj: Tensor, state: "State", stages: Stages | None = None) -> tuple[Tensor, ...]:
+    """Return each part of the state after every step, (T, B, D), given input_proj (T, B, G·D) and the initial state.
 
-    `stages`, if not the cell's own, are those of this walk (`Cell.dropped`).
+    `stages` replace the cell's own (`Cell.dropped`).
     """
-    if worthwhile(known):
+    if worthwhile(input_proj):
         with suppress(NotFusibleError):
-            return scan_fused(cell, known, state, stages=stages)
-    return step_by_step(cell, known, state, stages)
+            return scan_fused(cell, input_proj, state, stages=stages)
+    return scan_eager(cell, input_proj, state, stages)
 
 
-def worthwhile(known: Tensor) -> bool:
-    """Say whether a walk over known (T, B, G·D) is one for kernels."""
-    if known.device.type == "cuda":
+def worthwhile(input_proj: Tensor) -> bool:
+    """Return whether a scan over input_proj (T, B, G·D) should use fused kernels."""
+    if input_proj.device.type == "cuda":
         fits = codegen_triton.available()
     else:
-        fits = known.dtype is FUSED and not torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
-    return fits and len(known) >= SHORT and known.shape[1] > 0
+        fits = input_proj.dtype is FUSED and not torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+    return fits and len(input_proj) >= MIN_STEPS and input_proj.shape[1] > 0
 
 
-def step_by_step(cell: "Cell", known: Tensor, state: "State", stages: Stages | None = None) -> tuple[Tensor, ...]:
-    """Walk under autograd."""
-    walked = []
-    for step in known:
+def scan_eager(cell: "Cell", input_proj: Tensor, state: "State", stages: Stages | None = None) -> tuple[Tensor, ...]:
+    """Run the scan step by step under autograd."""
+    states = []
+    for step in input_proj:
         state = cell.step(step, state, stages)
-        walked.append(state)
-    if not walked:
+        states.append(state)
+    if not states:
         return tuple(part.new_zeros(0, *part.shape) for part in state)
-    return tuple(torch.stack(parts) for parts in zip(*walked, strict=True))
+    return tuple(torch.stack(parts) for parts in zip(*states, strict=True))
 
 
 def scan_fused(
-    cell: "Cell", known: Tensor, state: "State", at: At | None = None, stages: Stages | None = None
+    cell: "Cell",
+    input_proj: Tensor,
+    state: "State",
+    attention: AnyAttentionSpec | None = None,
+    stages: Stages | None = None,
 ) -> tuple[Tensor, ...]:
-    """Walk in fused kernels; a stage that is more than operations place by place is refused with `NotFusibleError`.
+    """Run the scan in fused kernels; raise `NotFusibleError` if a stage has operations that are not elementwise.
 
-    With `at`, states look there, and what is returned last is what they saw of a memory or read out, (T, B, D), or,
-    where they look at their own past, what the last step started from.
+    With `attention`, one more tensor is returned last: the contexts, or with input feeding the readouts, (T, B, D);
+    with self-attention the mixture of states that the last step started from, (B, D).
     """
     stages, vectors = stages or cell.stages(), cell.vectors()
     functions = tuple(stage.pointwise for stage in stages)
     shapes = tuple(
-        Shape(
+        StageShape(
             cell.gates,
             len(stage.weight) // cell.width,
             cell.states,
@@ -82,187 +88,226 @@ def scan_fused(
         )
         for number, stage in enumerate(stages)
     )
-    plan = _Plan(functions, shapes, cell.width, at)
-    plan.steppers((True,) * plan.parts, known)  # is refused here, if it is
-    weights = [_cast(part, known) for stage in stages for part in (stage.weight, stage.bias)]
-    state = (_cast(state[0], known), *(part.float() if known.is_cuda else part for part in state[1:]))
-    if known.is_cuda and at is None and persistent_triton.blocks_for(known.shape[1], cell.width, known.device):
-        return PersistentScan.apply(plan, known, vectors, *state, *weights)  # type: ignore[no-any-return, no-untyped-call]
-    with torch.autocast(known.device.type, enabled=False):
-        seen = [_cast(part, known) for part in plan.seen]
-        walked: tuple[Tensor, ...] = FusedScan.apply(plan, known, vectors, *seen, *state, *weights)  # type: ignore[no-untyped-call]
-    return walked
+    plan = _Plan(functions, shapes, cell.width, attention)
+    plan.kernels_for((True,) * plan.parts, input_proj)  # raises NotFusibleError here, if at all
+    weights = [_cast(part, input_proj) for stage in stages for part in (stage.weight, stage.bias)]
+    state = (_cast(state[0], input_proj), *(part.float() if input_proj.is_cuda else part for part in state[1:]))
+    if (
+        input_proj.is_cuda
+        and attention is None
+        and persistent_triton.choose_block(input_proj.shape[1], cell.width, input_proj.device)
+    ):
+        return PersistentScan.apply(plan, input_proj, vectors, *state, *weights)  # type: ignore[no-any-return, no-untyped-call]
+    with torch.autocast(input_proj.device.type, enabled=False):
+        attended = [_cast(part, input_proj) for part in plan.attended]
+        states: tuple[Tensor, ...] = FusedScan.apply(plan, input_proj, vectors, *attended, *state, *weights)  # type: ignore[no-untyped-call]
+    return states
 
 
 @dataclass(frozen=True)
 class _Plan:
     functions: tuple[Any, ...]
-    shapes: tuple[Shape, ...]
+    shapes: tuple[StageShape, ...]
     width: int
-    at: At | None = None
+    attention: AnyAttentionSpec | None = None
 
     @property
     def parts(self) -> int:
         return self.shapes[0].state
 
     @property
-    def seen(self) -> list[Any]:
-        return self.at.tensors if self.at else []
+    def attended(self) -> list[Any]:
+        return self.attention.tensors if self.attention else []
 
-    def steppers(self, given: tuple[bool, ...], known: Tensor) -> list[Stepper]:
-        last, make = len(self.shapes) - 1, codegen_triton.stepper if known.is_cuda else stepper
+    def kernels_for(self, given: tuple[bool, ...], input_proj: Tensor) -> list[StepKernels]:
+        last, make = len(self.shapes) - 1, codegen_triton.step_kernels if input_proj.is_cuda else step_kernels
         return [
-            make(function, shape, given if number == last else None, known.dtype)
+            make(function, shape, given if number == last else None, input_proj.dtype)
             for number, (function, shape) in enumerate(zip(self.functions, self.shapes, strict=True))
         ]
 
 
 class FusedScan(torch.autograd.Function):
-    """All steps of a cell."""
+    """All steps of a cell: one product and one fused kernel per stage and step."""
 
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, known: Tensor, vectors: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, plan: _Plan, input_proj: Tensor, vectors: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
         """Return each part of the state after every step."""
-        T, B, _ = known.shape
-        seen, rest = rest[: len(plan.seen)], rest[len(plan.seen) :]
+        T, B, _ = input_proj.shape
+        attended, rest = rest[: len(plan.attended)], rest[len(plan.attended) :]
         state, weights, biases = rest[: plan.parts], rest[plan.parts :: 2], rest[plan.parts + 1 :: 2]
-        known = known.clone(memory_format=torch.contiguous_format) if plan.at else known.contiguous()
+        input_proj = (
+            input_proj.clone(memory_format=torch.contiguous_format) if plan.attention else input_proj.contiguous()
+        )
         vectors = None if vectors is None else vectors.contiguous()
-        tapes = [start.new_empty(T + 1, B, plan.width) for start in state]
-        for tape, start in zip(tapes, state, strict=True):
-            tape[0] = start
-        looks = plan.at.holding(seen).begin(tapes) if plan.at else None
-        starts = looks.starts if looks else tapes
-        products = [known.new_empty(T, B, shape.product * plan.width) for shape in plan.shapes]
-        values = [*([known.new_empty(T + 1, B, plan.width)] for _ in plan.shapes[1:]), tapes]
-        common = {"known": known, "vectors": vectors, **_numbered("state", starts)}
+        states = [start.new_empty(T + 1, B, plan.width) for start in state]
+        for buffer, start in zip(states, state, strict=True):
+            buffer[0] = start
+        attention = plan.attention.with_tensors(attended).make_step(states) if plan.attention else None
+        start_states = attention.start_states if attention else states
+        products = [input_proj.new_empty(T, B, shape.product * plan.width) for shape in plan.shapes]
+        values = [*([input_proj.new_empty(T + 1, B, plan.width)] for _ in plan.shapes[1:]), states]
+        common = {"input_proj": input_proj, "vectors": vectors, **_numbered("state", start_states)}
         kernels = [
-            one.forward(plan.width, B, {**common, "product": product, **_numbered("out", value)})
-            for one, product, value in zip(plan.steppers((True,) * plan.parts, known), products, values, strict=True)
+            stage.forward(plan.width, B, {**common, "product": product, **_numbered("out", value)})
+            for stage, product, value in zip(
+                plan.kernels_for((True,) * plan.parts, input_proj), products, values, strict=True
+            )
         ]
-        turned = [weight.t().contiguous() for weight in weights]  # a product with it as it lies is half as fast
-        # Taken apart before the walk: on a short step, to reach for a row costs as much as to work on it.
+        transposed = [weight.t().contiguous() for weight in weights]  # without the copy products are half as fast
+        # Unbound before the loop: in a short step, to index a row costs as much as the work on it.
         parts = [(product.unbind(), value[0][1:].unbind()) for product, value in zip(products, values, strict=True)]
-        stages, begins = list(zip(kernels, turned, biases, parts, strict=True)), starts[0].unbind()
+        stages, previous = list(zip(kernels, transposed, biases, parts, strict=True)), start_states[0].unbind()
         for t in range(T):
-            if looks:
-                looks.forward(t, known[t])
-            read = begins[t]
+            if attention:
+                attention.forward(t, input_proj[t])
+            operand = previous[t]
             for kernel, weight, bias, (product, value) in stages:
                 if bias is None:
-                    torch.mm(read, weight, out=product[t])
+                    torch.mm(operand, weight, out=product[t])
                 else:
-                    torch.addmm(bias, read, weight, out=product[t])
+                    torch.addmm(bias, operand, weight, out=product[t])
                 kernel(t)
-                read = value[t]
-        if looks:
-            looks.finish()
-        ctx.plan, ctx.looks, ctx.biased = plan, looks, [bias is not None for bias in biases]
-        ctx.save_for_backward(known, vectors, *weights, *starts, *products, *(value[0] for value in values[:-1]))
-        return *(tape[1:] for tape in tapes), *(looks.outputs if looks else [])
+                operand = value[t]
+        if attention:
+            attention.finish()
+        ctx.plan, ctx.attention, ctx.biased = plan, attention, [bias is not None for bias in biases]
+        ctx.save_for_backward(
+            input_proj, vectors, *weights, *start_states, *products, *(value[0] for value in values[:-1])
+        )
+        return *(buffer[1:] for buffer in states), *(attention.outputs if attention else [])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *given: Tensor | None) -> Any:
-        """Walk back; then multiply for all steps at once."""
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        """Return the gradients; those of matrices are one product over all steps."""
         plan: _Plan = ctx.plan
-        looks: AttentionStep | InputFeedingStep | SelfAttentionStep | None = ctx.looks
-        if looks:
-            looks.turn_back(given[plan.parts :])
-            given = given[: plan.parts]
-        known, vectors, *saved = ctx.saved_tensors
-        count, T, B = len(plan.shapes), len(known), known.shape[1]
-        weights, starts = saved[:count], saved[count : count + plan.parts]
+        attention: AttentionStep | InputFeedingStep | SelfAttentionStep | None = ctx.attention
+        if attention:
+            attention.setup_backward(grads[plan.parts :])
+            grads = grads[: plan.parts]
+        input_proj, vectors, *saved = ctx.saved_tensors
+        count, T, B = len(plan.shapes), len(input_proj), input_proj.shape[1]
+        weights, start_states = saved[:count], saved[count : count + plan.parts]
         products, between = saved[count + plan.parts :][:count], saved[count + plan.parts :][count:]
-        steppers = plan.steppers(tuple(one is not None for one in given), known)
-        gproducts = [torch.empty_like(one) for one in products]
-        gstate = [torch.zeros_like(start[0]) for start in starts]
-        gvectors = None if vectors is None else vectors.new_zeros(len(vectors), B, plan.width)
-        gknown = gproducts[0] if count == 1 and steppers[0].shared else torch.zeros_like(known)
-        backs = [torch.empty_like(gstate[0]) for _ in plan.shapes]  # to a stage, from the next one's product
-        common = {"known": known, "vectors": vectors, "gknown": gknown, "gvectors": gvectors}
-        common |= {**_numbered("state", starts), **_numbered("gstate", gstate)}
-        common |= _numbered("given", [one if one is None else one.contiguous() for one in given])
+        stages = plan.kernels_for(tuple(grad is not None for grad in grads), input_proj)
+        grad_products = [torch.empty_like(product) for product in products]
+        grad_state = [torch.zeros_like(start[0]) for start in start_states]
+        grad_vectors = None if vectors is None else vectors.new_zeros(len(vectors), B, plan.width)
+        grad_input_proj = grad_products[0] if count == 1 and stages[0].shared else torch.zeros_like(input_proj)
+        grad_values = [torch.empty_like(grad_state[0]) for _ in plan.shapes]  # of a stage, from the next one's product
+        common = {
+            "input_proj": input_proj,
+            "vectors": vectors,
+            "grad_input_proj": grad_input_proj,
+            "grad_vectors": grad_vectors,
+        }
+        common |= {**_numbered("state", start_states), **_numbered("grad_state", grad_state)}
+        common |= _numbered("grad_output", [grad if grad is None else grad.contiguous() for grad in grads])
         kernels = [
-            one.backward(plan.width, B, {**common, "product": product, "gproduct": gproduct, "back0": back})
-            for one, product, gproduct, back in zip(steppers, products, gproducts, backs, strict=True)
+            stage.backward(plan.width, B, {**common, "product": product, "grad_product": grad, "grad_value0": back})
+            for stage, product, grad, back in zip(stages, products, grad_products, grad_values, strict=True)
         ]
-        apart = [gproduct.unbind() for gproduct in gproducts]
+        steps = [grad_product.unbind() for grad_product in grad_products]
         for t in reversed(range(T)):
-            if looks:
-                looks.arrive(t, gknown, gstate)
+            if attention:
+                attention.accumulate_state_grad(t, grad_input_proj, grad_state)
             for stage in reversed(range(count)):
                 kernels[stage](t)
                 if stage:
-                    torch.mm(apart[stage][t], weights[stage], out=backs[stage - 1])
-            gstate[0].addmm_(apart[0][t], weights[0])
-            if looks:
-                looks.backward(t, gknown[t], gstate)
-        gweights: list[Tensor | None] = []
-        reads = [starts[0][:T], *(one[1:] for one in between)]
-        for gproduct, read, biased in zip(gproducts, reads, ctx.biased, strict=True):
-            flat = gproduct.flatten(0, 1)
-            gweights += [flat.t() @ read.flatten(0, 1), flat.sum(0) if biased else None]
-        seen = looks.gradients(gknown) if looks else ()
-        return None, gknown, None if gvectors is None else gvectors.sum(1), *seen, *gstate, *gweights
+                    torch.mm(steps[stage][t], weights[stage], out=grad_values[stage - 1])
+            grad_state[0].addmm_(steps[0][t], weights[0])
+            if attention:
+                attention.backward(t, grad_input_proj[t], grad_state)
+        grad_weights: list[Tensor | None] = []
+        operands = [start_states[0][:T], *(value[1:] for value in between)]
+        for grad_product, operand, biased in zip(grad_products, operands, ctx.biased, strict=True):
+            flat = grad_product.flatten(0, 1)
+            grad_weights += [flat.t() @ operand.flatten(0, 1), flat.sum(0) if biased else None]
+        grad_attended = attention.gradients(grad_input_proj) if attention else ()
+        return (
+            None,
+            grad_input_proj,
+            None if grad_vectors is None else grad_vectors.sum(1),
+            *grad_attended,
+            *grad_state,
+            *grad_weights,
+        )
 
 
 class PersistentScan(torch.autograd.Function):
-    """All steps of a cell in one launch; products are made again for the way back, in one product over all steps."""
+    """All steps of a cell in one launch; the backward pass recomputes the products, one product over all steps."""
 
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, known: Tensor, vectors: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, plan: _Plan, input_proj: Tensor, vectors: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
         """Return each part of the state after every step."""
-        T, B, _ = known.shape
+        T, B, _ = input_proj.shape
         state, weights, biases = rest[: plan.parts], rest[plan.parts :: 2], rest[plan.parts + 1 :: 2]
-        known, weights = known.contiguous(), tuple(weight.contiguous() for weight in weights)
-        tapes = [start.new_empty(T + 1, B, plan.width) for start in state]
-        for tape, start in zip(tapes, state, strict=True):
-            tape[0] = start
-        values = [known.new_empty(T + 1, B, plan.width) for _ in plan.shapes[1:]]
-        named = {"known": known, "vectors": vectors, **_numbered("tape", tapes), **_numbered("weight", weights)}
-        named |= {**_numbered("bias", biases), **_numbered("value", values)}
-        made = persistent_triton.scan_kernels(plan.functions, plan.shapes, (True,) * plan.parts)
+        input_proj, weights = input_proj.contiguous(), tuple(weight.contiguous() for weight in weights)
+        states = [start.new_empty(T + 1, B, plan.width) for start in state]
+        for buffer, start in zip(states, state, strict=True):
+            buffer[0] = start
+        values = [input_proj.new_empty(T + 1, B, plan.width) for _ in plan.shapes[1:]]
+        tensors = {
+            "input_proj": input_proj,
+            "vectors": vectors,
+            **_numbered("states", states),
+            **_numbered("weight", weights),
+        }
+        tensors |= {**_numbered("bias", biases), **_numbered("value", values)}
+        kernels = persistent_triton.scan_kernels(plan.functions, plan.shapes, (True,) * plan.parts)
         biased = sum(1 << number for number, bias in enumerate(biases) if bias is not None)
-        persistent_triton.launch(made, False, named, T, B, biased)
+        persistent_triton.launch(kernels, False, tensors, T, B, biased)
         ctx.plan = plan
-        ctx.save_for_backward(known, vectors, *weights, *biases, *tapes, *values)
-        return tuple(tape[1:] for tape in tapes)
+        ctx.save_for_backward(input_proj, vectors, *weights, *biases, *states, *values)
+        return tuple(buffer[1:] for buffer in states)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *given: Tensor | None) -> Any:
-        """Walk back; then multiply for all steps at once."""
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        """Return the gradients; those of matrices are one product over all steps."""
         plan: _Plan = ctx.plan
-        known, vectors, *saved = ctx.saved_tensors
-        count, T, B = len(plan.shapes), len(known), known.shape[1]
+        input_proj, vectors, *saved = ctx.saved_tensors
+        count, T, B = len(plan.shapes), len(input_proj), input_proj.shape[1]
         weights, biases, saved = saved[:count], saved[count : 2 * count], saved[2 * count :]
-        tapes, values = saved[: plan.parts], saved[plan.parts :]
-        reads = [tapes[0][:-1], *(value[1:] for value in values)]
-        products = [F.linear(*parts) for parts in zip(reads, weights, biases, strict=True)]
-        # One step more than there are: what comes back to the last step, from beyond it, is nothing.
-        gproducts = [one.new_empty(T + 1, *one.shape[1:]) for one in products]
-        for gproduct in gproducts:
-            gproduct[T].zero_()
-        gstate = [torch.empty_like(tape[0]) for tape in tapes]
-        made = persistent_triton.scan_kernels(plan.functions, plan.shapes, tuple(one is not None for one in given))
-        gknown = gproducts[0][:T] if made.shared else torch.empty_like(known)
-        gvectors = None if vectors is None else vectors.new_empty(-(-B // 16), *vectors.shape).zero_()
-        named = {"known": known, "vectors": vectors, "gknown": gknown, "gvectors": gvectors}
-        named |= {**_numbered("tape", tapes), **_numbered("gstate", gstate), **_numbered("product", products)}
-        named |= {**_numbered("gproduct", gproducts), **_numbered("turned", [one.t().contiguous() for one in weights])}
-        named |= _numbered("given", [one if one is None else one.contiguous() for one in given])
-        persistent_triton.launch(made, True, named, T, B, 0)
-        gstate[0] += gproducts[0][0] @ weights[0]
-        gweights: list[Tensor | None] = []
-        for gproduct, read, bias in zip(gproducts, reads, biases, strict=True):
-            flat = gproduct[:T].flatten(0, 1)
-            gweights += [flat.t() @ read.flatten(0, 1), None if bias is None else flat.sum(0)]
-        return None, gknown, None if gvectors is None else gvectors.sum(0), *gstate, *gweights
+        states, values = saved[: plan.parts], saved[plan.parts :]
+        operands = [states[0][:-1], *(value[1:] for value in values)]
+        products = [F.linear(*parts) for parts in zip(operands, weights, biases, strict=True)]
+        # With a zero step T: the last step gets no gradient from a next one.
+        grad_products = [product.new_empty(T + 1, *product.shape[1:]) for product in products]
+        for grad_product in grad_products:
+            grad_product[T].zero_()
+        grad_state = [torch.empty_like(buffer[0]) for buffer in states]
+        kernels = persistent_triton.scan_kernels(plan.functions, plan.shapes, tuple(grad is not None for grad in grads))
+        grad_input_proj = grad_products[0][:T] if kernels.shared else torch.empty_like(input_proj)
+        grad_vectors = None if vectors is None else vectors.new_empty(-(-B // 16), *vectors.shape).zero_()
+        tensors = {
+            "input_proj": input_proj,
+            "vectors": vectors,
+            "grad_input_proj": grad_input_proj,
+            "grad_vectors": grad_vectors,
+        }
+        tensors |= {
+            **_numbered("states", states),
+            **_numbered("grad_state", grad_state),
+            **_numbered("product", products),
+        }
+        tensors |= {
+            **_numbered("grad_product", grad_products),
+            **_numbered("transposed", [weight.t().contiguous() for weight in weights]),
+        }
+        tensors |= _numbered("grad_output", [grad if grad is None else grad.contiguous() for grad in grads])
+        persistent_triton.launch(kernels, True, tensors, T, B, 0)
+        grad_state[0] += grad_products[0][0] @ weights[0]
+        grad_weights: list[Tensor | None] = []
+        for grad_product, operand, bias in zip(grad_products, operands, biases, strict=True):
+            flat = grad_product[:T].flatten(0, 1)
+            grad_weights += [flat.t() @ operand.flatten(0, 1), None if bias is None else flat.sum(0)]
+        return None, grad_input_proj, None if grad_vectors is None else grad_vectors.sum(0), *grad_state, *grad_weights
 
 
 def _cast(part: Any, like: Tensor) -> Any:
-    """Bring a matrix to the type that a walk's products are made in."""
+    """Cast a tensor to the dtype of the scan's products."""
     return part if part is None else part.to(like.dtype)
 
 

@@ -1,7 +1,7 @@
-"""A walk that looks back at its own earlier states (`weft.nn.rnn.self_attentive`), forward and backward by hand.
+"""Self-attention of a fused scan over its own earlier states (`weft.nn.rnn.self_attentive`), forward and backward.
 
-As in `weft.nn.rnn.fused.attention`, for the walk of `weft.nn.rnn.fused.scan`; scores are products, and the loops are
-the CPU's.
+Written by hand as `weft.nn.rnn.fused.attention`, for `weft.nn.rnn.fused.scan`. Scores are dot products; numba loops for
+the CPU.
 """
 
 import math
@@ -16,123 +16,127 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.nn.rnn.fused.codegen_numba import keeper, zero_of
+from weft.nn.rnn.fused.codegen_numba import keeper, zero_scalar
 
-WORTH_THREADS = 300_000  # numbers read in one look
+MIN_THREADED_SIZE = 300_000  # numbers of past states read in one step
 
 
 @dataclass(frozen=True)
 class SelfAttentionSpec:
-    """A walk's own earlier states, by products: what each step asks of them, beside what it last mixed."""
+    """Dot-product attention over the scan's own earlier states; a query is W_x x_t plus the last mixture h~_{t-1}."""
 
-    queries: Tensor  # (T, B, D)
+    queries: Tensor  # (T, B, D) W_x x_t
     scale: float = 1.0
 
     @property
     def tensors(self) -> list[Any]:
-        """Those that gradients go back to."""
+        """The differentiable tensors."""
         return [self.queries]
 
-    def holding(self, tensors: Sequence[Any]) -> "SelfAttentionSpec":
-        """Return the same with these in their place."""
+    def with_tensors(self, tensors: Sequence[Any]) -> "SelfAttentionSpec":
+        """Return the spec with these tensors instead."""
         (queries,) = tensors
         return SelfAttentionSpec(queries, self.scale)
 
-    def begin(self, tapes: list[Tensor]) -> "SelfAttentionStep":
-        """Make the looks of one walk, whose states go to `tapes`."""
-        return SelfAttentionStep(self, tapes)
+    def make_step(self, states: list[Tensor]) -> "SelfAttentionStep":
+        """Return the attention of one scan, which writes its states to `states`, (T + 1, B, D) each."""
+        return SelfAttentionStep(self, states)
 
 
 class SelfAttentionStep:
-    """One walk's looks at its own earlier states: what a step starts from is a mixture of them.
+    """The self-attention of one scan: a step starts from a mixture of all earlier states.
 
-    The past is kept once more, row by row: read as the walk writes it, step by step, it would not stay in the cache.
+    They are stored a second time, batch-first: in time-major order they would not stay in the CPU cache.
     """
 
-    def __init__(self, at: SelfAttentionSpec, tapes: list[Tensor]) -> None:
-        self.at, (self.steps, rows, width) = at, at.queries.shape
-        self.tapes, self.queries = tapes, at.queries.clone(memory_format=torch.contiguous_format)
-        self.starts = [tape.new_zeros(self.steps, rows, width) for tape in tapes]
-        self.past = [tape.new_zeros(rows, self.steps, width) for tape in tapes]
-        self.weights = tapes[0].new_zeros(self.steps, rows, self.steps)
-        self._scale = zero_of(tapes[0].dtype) + at.scale
-        self._forward, self._backward = (build(tapes[0].dtype, len(tapes)) for build in (_mix, _mix_back))
-        read = [self.queries, self.weights, *(pair[n] for n in (0, -1) for pair in (self.past, self.starts))]
-        self._read = [one.numpy() for one in read]
+    def __init__(self, spec: SelfAttentionSpec, states: list[Tensor]) -> None:
+        self.spec, (self.steps, rows, width) = spec, spec.queries.shape
+        self.states, self.queries = states, spec.queries.clone(memory_format=torch.contiguous_format)
+        self.start_states = [state.new_zeros(self.steps, rows, width) for state in states]
+        self.past = [state.new_zeros(rows, self.steps, width) for state in states]
+        self.weights = states[0].new_zeros(self.steps, rows, self.steps)
+        self._scale = zero_scalar(states[0].dtype) + spec.scale
+        self._forward, self._backward = (
+            build(states[0].dtype, len(states)) for build in (_compile_forward, _compile_backward)
+        )
+        inputs = [self.queries, self.weights, *(pair[n] for n in (0, -1) for pair in (self.past, self.start_states))]
+        self._inputs = [tensor.numpy() for tensor in inputs]
 
     @property
     def outputs(self) -> list[Tensor]:
-        """What the walk returns beside the states: what its last step started from."""
-        return [self.starts[0][-1]]
+        """What the scan returns beside the states: the mixture that its last step started from."""
+        return [self.start_states[0][-1]]
 
-    def forward(self, t: int, known: Tensor) -> None:
-        """Mix the states after the steps before t."""
+    def forward(self, t: int, input_proj: Tensor) -> None:
+        """Compute the mixture of the states after the steps before t."""
         if t:
-            for past, tape in zip(self.past, self.tapes, strict=True):
-                past[:, t - 1] = tape[t]
-            self._by_rows(self._forward, t, *self._read)
+            for past, state in zip(self.past, self.states, strict=True):
+                past[:, t - 1] = state[t]
+            self._run_rows(self._forward, t, *self._inputs)
 
-    def _by_rows(self, loop: Callable[..., None], t: int, *arrays: Any) -> None:
-        """Share the rows between threads, where that is worth more than it costs."""
+    def _run_rows(self, loop: Callable[..., None], t: int, *arrays: Any) -> None:
+        """Run a loop over all rows, in threads if there is enough work."""
         rows, threads = self.queries.shape[1], torch.get_num_threads()
-        if threads == 1 or t * self.queries[0].numel() < WORTH_THREADS:
+        if threads == 1 or t * self.queries[0].numel() < MIN_THREADED_SIZE:
             loop(t, 0, rows, self._scale, *arrays)
             return
-        edges = [rows * number // threads for number in range(threads + 1)]
-        waiting = [_pool(threads).submit(loop, t, low, high, self._scale, *arrays) for low, high in pairwise(edges[1:])]
-        loop(t, 0, edges[1], self._scale, *arrays)
-        for one in waiting:
-            one.result()
+        bounds = [rows * number // threads for number in range(threads + 1)]
+        futures = [
+            _thread_pool(threads).submit(loop, t, low, high, self._scale, *arrays) for low, high in pairwise(bounds[1:])
+        ]
+        loop(t, 0, bounds[1], self._scale, *arrays)
+        for future in futures:
+            future.result()
 
-    def turn_back(self, given: Sequence[Tensor | None]) -> None:
-        """Make room for the way back."""
-        (self.given,) = given
-        self.gpast = [torch.zeros_like(past) for past in self.past]
-        self.gqueries = torch.zeros_like(self.queries)
-        self._written = [one.numpy() for one in (self.gqueries, self.gpast[0], self.gpast[-1])]
+    def setup_backward(self, grad_outputs: Sequence[Tensor | None]) -> None:
+        """Allocate the gradients, and store that of the output."""
+        (self.grad_outputs,) = grad_outputs
+        self.grad_past = [torch.zeros_like(past) for past in self.past]
+        self.grad_queries = torch.zeros_like(self.queries)
+        self._gradients = [tensor.numpy() for tensor in (self.grad_queries, self.grad_past[0], self.grad_past[-1])]
 
     def finish(self) -> None:
-        """Do what is left after the last step: nothing."""
+        """Do nothing after the last step."""
 
-    def arrive(self, t: int, gknown: Tensor, gstate: list[Tensor]) -> None:
-        """Replace what would come from the next step's start by what all later steps sent back."""
-        for part, past in zip(gstate, self.gpast, strict=True):
+    def accumulate_state_grad(self, t: int, grad_input_proj: Tensor, grad_state: list[Tensor]) -> None:
+        """Replace the gradient from the next step's start by the sum of those from all later steps."""
+        for part, past in zip(grad_state, self.grad_past, strict=True):
             part.copy_(past[:, t])
 
-    def backward(self, t: int, gknown: Tensor, gstate: list[Tensor]) -> None:
-        """Send back what came back for the mixture that step t started from."""
+    def backward(self, t: int, grad_input_proj: Tensor, grad_state: list[Tensor]) -> None:
+        """Compute the gradients of queries and past states from that of the mixture that step t started from."""
         if t + 1 < self.steps:
-            gstate[0] += self.gqueries[t + 1]
-        elif self.given is not None:
-            gstate[0] += self.given
+            grad_state[0] += self.grad_queries[t + 1]
+        elif self.grad_outputs is not None:
+            grad_state[0] += self.grad_outputs
         if t:
-            parts = [part.numpy() for part in (gstate[0], gstate[-1])]
-            self._by_rows(self._backward, t, *self._read, *self._written, *parts)
+            parts = [part.numpy() for part in (grad_state[0], grad_state[-1])]
+            self._run_rows(self._backward, t, *self._inputs, *self._gradients, *parts)
 
-    def gradients(self, gknown: Tensor) -> tuple[Tensor | None, ...]:
-        """Return what goes back to the queries."""
-        return (self.gqueries,)
+    def gradients(self, grad_input_proj: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of the queries."""
+        return (self.grad_queries,)
 
 
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
+def _thread_pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads - 1)
 
 
-# Of a state's parts the first, h, is asked, and a second, c, goes with it.
+# Of a state's parts, the first, h, is also the key; a second, c, if there is one, is mixed with the same weights.
 
 
 @cache
-def _mix(dtype: torch.dtype, parts: int) -> Callable[..., None]:
-    """Compile the look at one's own past."""
-    kept, exp, zero, both = keeper(sums=True), math.exp, zero_of(dtype), parts > 1
+def _compile_forward(dtype: torch.dtype, parts: int) -> Callable[..., None]:
+    """Compile self-attention of one step, for a range of rows."""
+    compiled, exp, zero, has_cell = keeper(sums=True), math.exp, zero_scalar(dtype), parts > 1
     lowest = zero - np.inf
 
-    @kept
+    @compiled
     def forward(t, low, high, scale, queries, weights, past, start, past_c, start_c):  # type: ignore[no-untyped-def]
         D = past.shape[2]
         for b in range(low, high):
-            top, total = lowest, zero
+            highest, total = lowest, zero
             for d in range(D):
                 queries[t, b, d] += start[t - 1, b, d]
             for i in range(t):
@@ -140,16 +144,16 @@ def _mix(dtype: torch.dtype, parts: int) -> Callable[..., None]:
                 for d in range(D):
                     score += queries[t, b, d] * past[b, i, d]
                 weights[t, b, i] = scale * score
-                top = max(top, scale * score)
+                highest = max(highest, scale * score)
             for i in range(t):
-                weights[t, b, i] = exp(weights[t, b, i] - top)
+                weights[t, b, i] = exp(weights[t, b, i] - highest)
                 total += weights[t, b, i]
             for i in range(t):
                 weight = weights[t, b, i] / total
                 weights[t, b, i] = weight
                 for d in range(D):
                     start[t, b, d] += weight * past[b, i, d]
-                if both:
+                if has_cell:
                     for d in range(D):
                         start_c[t, b, d] += weight * past_c[b, i, d]
 
@@ -157,33 +161,47 @@ def _mix(dtype: torch.dtype, parts: int) -> Callable[..., None]:
 
 
 @cache
-def _mix_back(dtype: torch.dtype, parts: int) -> Callable[..., None]:
-    """Compile its way back."""
-    kept, zero, both = keeper(sums=True), zero_of(dtype), parts > 1
+def _compile_backward(dtype: torch.dtype, parts: int) -> Callable[..., None]:
+    """Compile the backward pass of one step, for a range of rows."""
+    compiled, zero, has_cell = keeper(sums=True), zero_scalar(dtype), parts > 1
 
-    @kept
+    @compiled
     def backward(  # type: ignore[no-untyped-def]
-        t, low, high, scale, queries, weights, past, start, past_c, start_c, gqueries, gpast, gpast_c, back, back_c
+        t,
+        low,
+        high,
+        scale,
+        queries,
+        weights,
+        past,
+        start,
+        past_c,
+        start_c,
+        grad_queries,
+        grad_past,
+        grad_past_c,
+        grad_start,
+        grad_start_c,
     ):
         D = past.shape[2]
         for b in range(low, high):
-            mean = zero  # Σ_i w_i (back · state_i) is back · Σ_i w_i state_i
+            mean = zero  # Σ_i w_i (grad_start · state_i) = grad_start · Σ_i w_i state_i
             for d in range(D):
-                mean += back[b, d] * start[t, b, d]
-            if both:
+                mean += grad_start[b, d] * start[t, b, d]
+            if has_cell:
                 for d in range(D):
-                    mean += back_c[b, d] * start_c[t, b, d]
+                    mean += grad_start_c[b, d] * start_c[t, b, d]
             for i in range(t):
-                came, weight = zero, weights[t, b, i]
+                grad_weight, weight = zero, weights[t, b, i]
                 for d in range(D):
-                    came += back[b, d] * past[b, i, d]
-                if both:
+                    grad_weight += grad_start[b, d] * past[b, i, d]
+                if has_cell:
                     for d in range(D):
-                        came += back_c[b, d] * past_c[b, i, d]
-                        gpast_c[b, i, d] += weight * back_c[b, d]
-                score = scale * weight * (came - mean)
+                        grad_weight += grad_start_c[b, d] * past_c[b, i, d]
+                        grad_past_c[b, i, d] += weight * grad_start_c[b, d]
+                grad_score = scale * weight * (grad_weight - mean)
                 for d in range(D):
-                    gqueries[t, b, d] += score * past[b, i, d]
-                    gpast[b, i, d] += weight * back[b, d] + score * queries[t, b, d]
+                    grad_queries[t, b, d] += grad_score * past[b, i, d]
+                    grad_past[b, i, d] += weight * grad_start[b, d] + grad_score * queries[t, b, d]
 
     return backward  # type: ignore[no-any-return]

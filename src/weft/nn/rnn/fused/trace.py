@@ -1,8 +1,8 @@
-"""A function place by place, and its gradient, each as one compiled loop.
+"""Tracing of an elementwise function and its gradient to scalar code, for code generation.
 
-A cell's stage is written once, in plain torch (`weft.nn.rnn.cells.Stage`). Here it is traced, and so is its gradient;
-from the two traces one kernel each is written: for the CPU by `weft.nn.rnn.fused.codegen_numba`, in numba, for CUDA by
-`weft.nn.rnn.fused.codegen_triton`, in Triton. A function that does more than these operations is not fused.
+A cell's stage is written once, in plain torch (`weft.nn.rnn.cells.Stage`). Here it and its gradient are traced with
+`make_fx`. From each trace one kernel is generated: for the CPU in numba (`weft.nn.rnn.fused.codegen_numba`), for CUDA
+in Triton (`weft.nn.rnn.fused.codegen_triton`). A function with operations outside `EXPRESSIONS` is not fused.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,12 +45,12 @@ EXPRESSIONS: dict[Any, str] = {
 
 
 class NotFusibleError(WeftError):
-    """A function that does more than operations place by place."""
+    """A function with an operation that is not elementwise, or not in `EXPRESSIONS`."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A function as lines of scalar code: `inputs` names come in, `outputs` are expressions of what goes out."""
+    """A function as lines of scalar code over named inputs; `outputs` are expressions, one per value returned."""
 
     lines: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -58,39 +58,39 @@ class Trace:
 
 def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[str]) -> Trace:
     """Trace a function of tensors of one shape to scalar code over the names `inputs`."""
-    found = make_fx(lambda *parts: tuple(function(*parts)))(*(torch.ones(2, 3) for _ in inputs))
-    return _written(found, inputs)
+    module = make_fx(lambda *parts: tuple(function(*parts)))(*(torch.ones(2, 3) for _ in inputs))
+    return _scalar_code(module, inputs)
 
 
-def trace_gradient(function: Callable[..., Sequence[Tensor]], inputs: Sequence[str], given: Sequence[str]) -> Trace:
-    """Trace the gradient: from the inputs and what comes back for each output, what goes back to each input."""
+def trace_gradient(function: Callable[..., Sequence[Tensor]], inputs: Sequence[str], grads: Sequence[str]) -> Trace:
+    """Trace the vector-Jacobian product: inputs and output gradients, named `grads`, to input gradients."""
 
-    def pull(*parts: Tensor) -> Sequence[Tensor]:
-        back = torch.func.vjp(lambda *read: tuple(function(*read)), *parts[: len(inputs)])[1]
-        return tuple(back(tuple(parts[len(inputs) :])))
+    def gradient(*parts: Tensor) -> Sequence[Tensor]:
+        vjp = torch.func.vjp(lambda *primals: tuple(function(*primals)), *parts[: len(inputs)])[1]
+        return tuple(vjp(tuple(parts[len(inputs) :])))
 
-    found = make_fx(pull)(*(torch.ones(2, 3) for _ in [*inputs, *given]))
-    return _written(found, [*inputs, *given])
+    module = make_fx(gradient)(*(torch.ones(2, 3) for _ in [*inputs, *grads]))
+    return _scalar_code(module, [*inputs, *grads])
 
 
-def _written(found: GraphModule, inputs: Sequence[str]) -> Trace:
+def _scalar_code(module: GraphModule, inputs: Sequence[str]) -> Trace:
     names: dict[Node, str] = {}
     lines: list[str] = []
     arguments = iter(inputs)
-    found.graph.eliminate_dead_code()
-    for node in found.graph.nodes:
+    module.graph.eliminate_dead_code()
+    for node in module.graph.nodes:
         if node.op == "placeholder":
             names[node] = next(arguments)
         elif node.op == "output":
-            return Trace(tuple(lines), tuple(_name(one, names) for one in node.args[0]))
+            return Trace(tuple(lines), tuple(_expression(output, names) for output in node.args[0]))
         else:
             if node.target not in EXPRESSIONS or len({"alpha", "value"} & set(node.kwargs)):
                 raise NotFusibleError(f"{node.target} is not an operation place by place that is known here")
             names[node] = f"v{len(lines)}"
-            written = EXPRESSIONS[node.target].format(*(_name(one, names) for one in node.args))
-            lines.append(f"{names[node]} = {written}")
+            expression = EXPRESSIONS[node.target].format(*(_expression(value, names) for value in node.args))
+            lines.append(f"{names[node]} = {expression}")
     raise AssertionError("a trace has an output")
 
 
-def _name(value: Any, names: dict[Node, str]) -> str:
+def _expression(value: Any, names: dict[Node, str]) -> str:
     return names[value] if isinstance(value, Node) else f"number({value!r})"
