@@ -1,4 +1,4 @@
-"""The five cells are their equations, and torch's own networks where it has them: outputs, last states, gradients."""
+"""The five cells equal their equations, and torch's networks where it has them: outputs, final states, gradients."""
 
 import math
 
@@ -37,7 +37,7 @@ def real_places(lengths: list[int]) -> Tensor:
 
 
 def real_rows(grid: Tensor, lengths: list[int]) -> list[Tensor]:
-    """Read what (T, B, D) holds of each row."""
+    """Return each row of (T, B, D) without padding."""
     return [grid[:length, row] for row, length in enumerate(lengths)]
 
 
@@ -45,39 +45,39 @@ def real_rows(grid: Tensor, lengths: list[int]) -> list[Tensor]:
 
 
 def by_equations(name: str, w: equations.Weights, inputs: Tensor, lengths: list[int], state: tuple[Tensor, ...]):
-    """Walk row by row, step by step; return each row's outputs and each part of the state after its last step."""
-    outputs, ends = [], []
+    """Run row by row, step by step; return each row's outputs and each part of the state after its last step."""
+    outputs, finals = [], []
     for row, length in enumerate(lengths):
-        begun = tuple(part[row] for part in state)
-        states = equations.walk(name, w, list(inputs[:length, row]), begun)
-        outputs.append(torch.stack([one[0] for one in states]) if states else inputs.new_zeros(0, WIDTH))
-        ends.append(states[-1] if states else begun)
-    return outputs, [torch.stack(parts) for parts in zip(*ends, strict=True)]
+        initial = tuple(part[row] for part in state)
+        states = equations.walk(name, w, list(inputs[:length, row]), initial)
+        outputs.append(torch.stack([tensor[0] for tensor in states]) if states else inputs.new_zeros(0, WIDTH))
+        finals.append(states[-1] if states else initial)
+    return outputs, [torch.stack(parts) for parts in zip(*finals, strict=True)]
 
 
-def check_equations(cell: Cell, name: str, lengths: list[int], begun: bool, told: bool = True) -> None:
-    """`begun`: from a state, not from zeros. `told`: where each row ends; else every row must reach the last step."""
+def check_equations(cell: Cell, name: str, lengths: list[int], with_state: bool, with_mask: bool = True) -> None:
+    """`with_state`: from a state, not from zeros. `with_mask`: rows of unequal length; else every row has all steps."""
     inputs = draw(max(lengths), len(lengths), INPUTS)
     state = tuple(draw(len(lengths), WIDTH) for _ in range(cell.states))
-    start = state if begun else tuple(torch.zeros_like(part) for part in state)
-    outputs, ends = cell(inputs, state if begun else None, real_places(lengths) if told else None)
-    must, must_ends = by_equations(name, weights_of(cell), inputs, lengths, start)
+    start = state if with_state else tuple(torch.zeros_like(part) for part in state)
+    outputs, finals = cell(inputs, state if with_state else None, real_places(lengths) if with_mask else None)
+    expected, expected_finals = by_equations(name, weights_of(cell), inputs, lengths, start)
     named = {**weights_of(cell), "inputs": inputs}
-    named |= {f"state {number}": part for number, part in enumerate(state)} if begun else {}
-    agree([*real_rows(outputs, lengths), *ends], [*must, *must_ends], named)
+    named |= {f"state {number}": part for number, part in enumerate(state)} if with_state else {}
+    agree([*real_rows(outputs, lengths), *finals], [*expected, *expected_finals], named)
 
 
-@pytest.mark.parametrize("begun", [False, True], ids=["from zeros", "from a state"])
+@pytest.mark.parametrize("with_state", [False, True], ids=["from zeros", "from a state"])
 @pytest.mark.parametrize("name", CELLS)
-def test_a_cell_is_its_equations_on_ragged_rows(name, begun):
-    check_equations(make(name, 1), name, RAGGED, begun)
+def test_a_cell_is_its_equations_on_ragged_rows(name, with_state):
+    check_equations(make(name, 1), name, RAGGED, with_state)
 
 
-@pytest.mark.parametrize("begun", [False, True], ids=["from zeros", "from a state"])
+@pytest.mark.parametrize("with_state", [False, True], ids=["from zeros", "from a state"])
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("lengths", [[6, 6, 6], [1, 1], [2]], ids=str)
-def test_a_cell_is_its_equations_where_no_row_ends_early(name, begun, lengths):
-    check_equations(make(name, 2), name, lengths, begun, told=False)
+def test_a_cell_is_its_equations_where_no_row_ends_early(name, with_state, lengths):
+    check_equations(make(name, 2), name, lengths, with_state, with_mask=False)
 
 
 @quick
@@ -87,8 +87,8 @@ def test_a_cell_is_its_equations_where_no_row_ends_early(name, begun, lengths):
     st.booleans(),
     st.integers(0, 99),
 )
-def test_it_is_so_for_any_lengths(name, lengths, begun, seed):
-    check_equations(make(name, seed), name, lengths, begun)
+def test_it_is_so_for_any_lengths(name, lengths, with_state, seed):
+    check_equations(make(name, seed), name, lengths, with_state)
 
 
 PEEPHOLE, GRU = equations.peephole, equations.gru  # as they are, when a test puts another in their place
@@ -134,34 +134,34 @@ def hidden_layer_is_handed_on(w, x, h):
 def test_a_slightly_different_cell_is_caught(name, wrong, monkeypatch):
     monkeypatch.setattr(equations, name, wrong)
     with pytest.raises(AssertionError, match="not close"):
-        check_equations(make(name, 1), name, RAGGED, begun=True)
+        check_equations(make(name, 1), name, RAGGED, with_state=True)
 
 
 def test_a_row_that_ends_where_another_does_is_caught(monkeypatch):
     """The negative control of ragged ends: the state after the last step of the grid."""
-    monkeypatch.setattr(rnn_cells, "at_last", lambda walked, start, real: walked[-1])
+    monkeypatch.setattr(rnn_cells, "at_last", lambda states, start, real: states[-1])
     with pytest.raises(AssertionError, match="not close"):
-        check_equations(make("jordan", 1), "jordan", RAGGED, begun=True)
+        check_equations(make("jordan", 1), "jordan", RAGGED, with_state=True)
 
 
 # Against torch's own networks.
 
 
 def check_torch(cell: Cell, theirs: nn.RNNBase, mine: dict[str, Tensor], lengths: list[int]) -> None:
-    """Hold a cell against torch's way for ragged batches; `mine` are the weights by torch's names."""
+    """Compare a cell with torch's network on packed sequences; `mine` are the weights by torch's names."""
     with torch.no_grad():
         for name, weight in mine.items():
             theirs.get_parameter(name).copy_(weight)
     inputs, state = draw(max(lengths), len(lengths), INPUTS), [draw(len(lengths), WIDTH) for _ in range(cell.states)]
-    outputs, ends = cell(inputs, tuple(state), real_places(lengths))
+    outputs, finals = cell(inputs, tuple(state), real_places(lengths))
     packed = pack_padded_sequence(inputs, torch.tensor(lengths), enforce_sorted=False)
-    begun = tuple(part[None] for part in state)
-    walked, after = theirs(packed, begun if cell.states > 1 else begun[0])
-    must = real_rows(pad_packed_sequence(walked)[0], lengths)
-    must_ends = [part[0] for part in after] if cell.states > 1 else [after[0]]
+    initial = tuple(part[None] for part in state)
+    packed_outputs, after = theirs(packed, initial if cell.states > 1 else initial[0])
+    expected = real_rows(pad_packed_sequence(packed_outputs)[0], lengths)
+    expected_finals = [part[0] for part in after] if cell.states > 1 else [after[0]]
     shared = {"inputs": inputs, **{f"state {number}": part for number, part in enumerate(state)}}
     yours = {**shared, **dict(theirs.named_parameters())}
-    agree([*real_rows(outputs, lengths), *ends], [*must, *must_ends], {**shared, **mine}, yours)
+    agree([*real_rows(outputs, lengths), *finals], [*expected, *expected_finals], {**shared, **mine}, yours)
 
 
 @pytest.mark.parametrize("name", TORCHS)
@@ -173,7 +173,7 @@ def test_a_cell_is_torchs_own(name, lengths):
 
 
 def check_unseen_peepholes(cell: Cell) -> None:
-    """A peephole LSTM has one bias where torch's has two, of which the other is nought."""
+    """A peephole LSTM has one bias where torch's LSTM has two; the second is set to zero."""
     mine = {"weight_ih_l0": cell.input_weight, "weight_hh_l0": cell.state_weight, "bias_ih_l0": cell.bias}
     theirs = nn.LSTM(INPUTS, WIDTH, dtype=torch.float64)
     nn.init.zeros_(theirs.bias_hh_l0)
@@ -188,7 +188,7 @@ def test_a_peephole_lstm_that_sees_nothing_is_torchs_lstm_and_one_that_sees_is_n
     check_unseen_peepholes(cell)
 
 
-# What a layer promises.
+# The contract of a layer.
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -198,11 +198,11 @@ def test_a_step_is_one_line_of_the_walk(name):
     input_proj = cell.ahead(inputs)
     assert input_proj.shape == (3, 2, cell.gates * WIDTH)
     assert [part.shape for part in state] == [(2, WIDTH)] * cell.states == [(2, WIDTH)] * equations.STATES[name]
-    for one in input_proj:
-        state = cell.step(one, state)
+    for tensor in input_proj:
+        state = cell.step(tensor, state)
         outputs.append(state[0])
-    walked, after = cell(inputs)
-    agree([torch.stack(outputs), *state], [walked, *after], {**weights_of(cell), "inputs": inputs})
+    states, after = cell(inputs)
+    agree([torch.stack(outputs), *state], [states, *after], {**weights_of(cell), "inputs": inputs})
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -226,11 +226,11 @@ def test_a_row_with_no_step_keeps_its_state(name):
         assert not torch.equal(part[[1, 3, 4]], start[[1, 3, 4]])
 
 
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("name", CELLS)
-def test_a_walk_of_no_steps_gives_none_and_leaves_the_state(name, begun):
+def test_a_walk_of_no_steps_gives_none_and_leaves_the_state(name, with_state):
     cell = make(name)
-    state = tuple(draw(2, WIDTH) for _ in range(cell.states)) if begun else None
+    state = tuple(draw(2, WIDTH) for _ in range(cell.states)) if with_state else None
     for real in (None, torch.zeros(0, 2, dtype=torch.bool)):
         outputs, after = cell(draw(0, 2, INPUTS), state, real)
         assert outputs.shape == (0, 2, WIDTH)
@@ -245,10 +245,12 @@ def test_what_stands_past_a_rows_end_reaches_nothing(name, dtype):
     inputs = draw(7, 5, INPUTS).detach().to(dtype)
     poisoned = inputs.masked_fill(~real[..., None], math.nan)
     with torch.no_grad():
-        (clean, ends), (dirty, dirty_ends) = cell(inputs, None, real), cell(poisoned, None, real)
-    assert dirty.isnan().any()  # it did stand there
-    for one, other in zip([*real_rows(clean, RAGGED), *ends], [*real_rows(dirty, RAGGED), *dirty_ends], strict=True):
-        assert torch.equal(one, other)
+        (clean, finals), (dirty, dirty_finals) = cell(inputs, None, real), cell(poisoned, None, real)
+    assert dirty.isnan().any()  # the NaN is in the padding
+    for tensor, reference in zip(
+        [*real_rows(clean, RAGGED), *finals], [*real_rows(dirty, RAGGED), *dirty_finals], strict=True
+    ):
+        assert torch.equal(tensor, reference)
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -269,17 +271,19 @@ def test_single_precision_is_close_to_double(name):
     cell = make(name, 10)
     inputs = draw(12, 3, INPUTS)
     outputs, after = cell(inputs)
-    must = torch.autograd.grad(outputs.square().sum() + sum(part.sum() for part in after), [*cell.parameters(), inputs])
+    expected = torch.autograd.grad(
+        outputs.square().sum() + sum(part.sum() for part in after), [*cell.parameters(), inputs]
+    )
     single = make(name, 10).float()
     single.load_state_dict(cell.state_dict())
     narrow = inputs.detach().float().requires_grad_()
     outputs32, after32 = single(narrow)
-    got = torch.autograd.grad(
+    actual = torch.autograd.grad(
         outputs32.square().sum() + sum(part.sum() for part in after32), [*single.parameters(), narrow]
     )
-    for one, other in zip([outputs32, *after32, *got], [outputs, *after, *must], strict=True):
-        assert one.dtype == torch.float32
-        torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-5)
+    for tensor, reference in zip([outputs32, *after32, *actual], [outputs, *after, *expected], strict=True):
+        assert tensor.dtype == torch.float32
+        torch.testing.assert_close(tensor, reference.float(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -290,8 +294,8 @@ def test_half_precision_by_autocast_is_near(name):
     outputs, after = cell(inputs, None, real)
     with torch.autocast("cpu", torch.bfloat16):
         half, half_after = cell(inputs, None, real)
-    for one, other in zip([half, *half_after], [outputs, *after], strict=True):
-        torch.testing.assert_close(one.float(), other, rtol=0.1, atol=0.05)
+    for tensor, reference in zip([half, *half_after], [outputs, *after], strict=True):
+        torch.testing.assert_close(tensor.float(), reference, rtol=0.1, atol=0.05)
     half.float().sum().backward()
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in cell.parameters())
 
@@ -314,8 +318,8 @@ class Kernel:
         if half and self.in_half == "raises":
             raise RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive")
         with torch.autocast("cpu", enabled=False):
-            outputs, *ends = self.walk(inputs, *rest)
-        return outputs.flip(0) if half and self.in_half == "wrong" else outputs, *ends
+            outputs, *finals = self.walk(inputs, *rest)
+        return outputs.flip(0) if half and self.in_half == "wrong" else outputs, *finals
 
 
 @pytest.fixture
@@ -333,7 +337,7 @@ def replace_kernel(monkeypatch):
     rnn_cells.has_half_kernel.cache_clear()
 
 
-def walked_and_learnt(cell: Cell, inputs: Tensor, state: tuple[Tensor, ...], half: bool) -> list[Tensor]:
+def outputs_and_gradients(cell: Cell, inputs: Tensor, state: tuple[Tensor, ...], half: bool) -> list[Tensor]:
     with torch.autocast("cpu", HALF, enabled=half):
         outputs, after = cell(inputs, state)
     loss = outputs.float().square().sum() + sum(part.float().sum() for part in after)
@@ -345,13 +349,15 @@ def walked_and_learnt(cell: Cell, inputs: Tensor, state: tuple[Tensor, ...], hal
 def test_without_a_half_kernel_a_cell_walks_in_float32(name, replace_kernel):
     cell, inputs = make(name, 12).float(), draw(9, 3, INPUTS).detach().float().requires_grad_()
     state = tuple(draw(3, WIDTH).detach().float() for _ in range(cell.states))
-    must = walked_and_learnt(cell, inputs, state, half=False)
+    expected = outputs_and_gradients(cell, inputs, state, half=False)
     kernel = replace_kernel(name)
-    got = walked_and_learnt(cell, inputs, state, half=True)
+    actual = outputs_and_gradients(cell, inputs, state, half=True)
     assert kernel.asked[-1] == (torch.float32, False)
-    assert [part.dtype for part in got[: 1 + cell.states]] == [HALF] * (1 + cell.states)
-    for one, other in zip(got, must, strict=True):  # rounded once: outputs, and through them what comes back
-        assert (one.float() - other).norm() <= ROUNDING * other.norm()
+    assert [part.dtype for part in actual[: 1 + cell.states]] == [HALF] * (1 + cell.states)
+    for tensor, reference in zip(
+        actual, expected, strict=True
+    ):  # rounded once: outputs, and through them what comes back
+        assert (tensor.float() - reference).norm() <= ROUNDING * reference.norm()
 
 
 @pytest.mark.isa
@@ -359,10 +365,10 @@ def test_without_a_half_kernel_a_cell_walks_in_float32(name, replace_kernel):
 def test_the_bound_of_rounding_tells_another_state_apart(name, replace_kernel):
     cell, inputs = make(name, 12).float(), draw(9, 3, INPUTS).detach().float().requires_grad_()
     state = tuple(draw(3, WIDTH).detach().float() for _ in range(cell.states))
-    must = walked_and_learnt(cell, inputs, state, half=False)
+    expected = outputs_and_gradients(cell, inputs, state, half=False)
     replace_kernel(name)
-    got = walked_and_learnt(cell, inputs, tuple(0.9 * part for part in state), half=True)
-    assert (got[0].float() - must[0]).norm() > 2 * ROUNDING * must[0].norm()
+    actual = outputs_and_gradients(cell, inputs, tuple(0.9 * part for part in state), half=True)
+    assert (actual[0].float() - expected[0]).norm() > 2 * ROUNDING * expected[0].norm()
 
 
 @pytest.mark.isa
@@ -381,25 +387,25 @@ def test_a_half_kernel_is_taken_where_a_trial_shows_it_right(name, in_half, take
 
 
 def test_at_last_reads_each_rows_last_real_step():
-    walked, start = torch.arange(24.0).view(4, 3, 2), -torch.ones(3, 2)
-    assert torch.equal(at_last(walked, start, None), walked[3])
-    assert torch.equal(at_last(walked, start, real_places([4, 4, 4])), walked[3])
-    got = at_last(walked, start, real_places([2, 0, 4]))
-    assert torch.equal(got, torch.stack([walked[1, 0], start[1], walked[3, 2]]))
+    states, start = torch.arange(24.0).view(4, 3, 2), -torch.ones(3, 2)
+    assert torch.equal(at_last(states, start, None), states[3])
+    assert torch.equal(at_last(states, start, real_places([4, 4, 4])), states[3])
+    actual = at_last(states, start, real_places([2, 0, 4]))
+    assert torch.equal(actual, torch.stack([states[1, 0], start[1], states[3, 2]]))
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 2, 5)], ids=str)
 def test_at_last_takes_parts_of_any_shape(shape):
-    walked, start = torch.randn(4, *shape), torch.randn(*shape)
-    got = at_last(walked, start, real_places([1, 0, 4]))
-    assert torch.equal(got, torch.stack([walked[0, 0], start[1], walked[3, 2]]))
-    assert torch.equal(at_last(walked[:0], start, None), start)
+    states, start = torch.randn(4, *shape), torch.randn(*shape)
+    actual = at_last(states, start, real_places([1, 0, 4]))
+    assert torch.equal(actual, torch.stack([states[0, 0], start[1], states[3, 2]]))
+    assert torch.equal(at_last(states[:0], start, None), start)
 
 
 def test_at_last_sends_the_gradient_where_it_read():
-    walked, start = draw(3, 2, 1), draw(2, 1)
-    at_last(walked, start, torch.tensor([[True, False], [True, False], [False, False]])).sum().backward()
-    assert walked.grad.squeeze(-1).tolist() == [[0, 0], [1, 0], [0, 0]]
+    states, start = draw(3, 2, 1), draw(2, 1)
+    at_last(states, start, torch.tensor([[True, False], [True, False], [False, False]])).sum().backward()
+    assert states.grad.squeeze(-1).tolist() == [[0, 0], [1, 0], [0, 0]]
     assert start.grad.squeeze(-1).tolist() == [0, 1]
 
 
@@ -448,8 +454,8 @@ def test_a_seed_decides_the_first_weights(name):
     for _ in range(3):
         torch.manual_seed(5)
         cells.append(make_cell(name, 3, WIDTH))
-    for other in cells[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(cells[0].parameters(), other.parameters(), strict=True))
+    for reference in cells[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(cells[0].parameters(), reference.parameters(), strict=True))
 
 
 def test_every_name_makes_its_own_cell():

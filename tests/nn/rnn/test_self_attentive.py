@@ -1,4 +1,4 @@
-"""Attention over a layer's own earlier states is Cheng et al. 2016, row by row and step by step."""
+"""Self-attention over a layer's own earlier states equals Cheng et al. 2016, row by row and step by step."""
 
 import math
 
@@ -25,9 +25,9 @@ Rows = list[tuple[list[tuple[Tensor, ...]], Tensor]]  # for each row its tape of
 
 
 def make(cell: str = "lstm", score: str = "additive", seed: int = 0, layer: int = 0) -> LSTMN:
-    made = LSTMN(make_cell(cell, INPUTS, WIDTH), score, layer).double()
-    scatter(made, seed)
-    return made
+    lstmn = LSTMN(make_cell(cell, INPUTS, WIDTH), score, layer).double()
+    scatter(lstmn, seed)
+    return lstmn
 
 
 def draw(*shape: int) -> Tensor:
@@ -38,52 +38,52 @@ def real_places(lengths: list[int], steps: int = 0) -> Tensor:
     return torch.arange(max([steps, *lengths]))[:, None] < torch.tensor(lengths)  # (T, B)
 
 
-def nothing(rows: int) -> Rows:
+def empty_rows(rows: int) -> Rows:
     return [([], torch.zeros(WIDTH, dtype=torch.float64)) for _ in range(rows)]
 
 
-def go_on(
+def run_equations(
     layer: LSTMN, cell: str, score: str, rows: Rows, inputs: Tensor, lengths: list[int]
 ) -> tuple[Rows, list[list[Tensor]]]:
-    """Let each row read its own steps by the equations; return the rows, and where each step of each looked."""
-    after, looks = [], []
+    """Run each row by the equations; return the rows' states, and the attention weights of each step."""
+    after, weights_per_row = [], []
     for row, ((tape, mixed), length) in enumerate(zip(rows, lengths, strict=True)):
         tape, seen, mixed = equations.intra(cell, score, weights_of(layer), list(inputs[:length, row]), tape, mixed)
         after.append((tape, mixed))
-        looks.append(seen)
-    return after, looks
+        weights_per_row.append(seen)
+    return after, weights_per_row
 
 
 def of_rows(state: tuple[Tensor, ...]) -> list[Tensor]:
-    """Read a layer's state as the equations have it: each row's states, part by part, and h~."""
+    """Return a layer's state in the form of the equations: each row's states, part by part, and h~."""
     *tapes, empty, mixed = state
     return [tape[row][~empty[row]] for row in range(len(empty)) for tape in tapes] + [mixed]
 
 
 def as_tensors(rows: Rows, parts: int) -> list[Tensor]:
-    found = []
+    tensors = []
     for tape, _ in rows:
         for part in range(parts):
-            held = [state[part] for state in tape]
-            found.append(torch.stack(held) if held else torch.zeros(0, WIDTH, dtype=torch.float64))
-    return [*found, torch.stack([mixed for _, mixed in rows])]
+            values = [state[part] for state in tape]
+            tensors.append(torch.stack(values) if values else torch.zeros(0, WIDTH, dtype=torch.float64))
+    return [*tensors, torch.stack([mixed for _, mixed in rows])]
 
 
 def check(layer: LSTMN, cell: str, score: str, *pieces: list[int]) -> None:
-    """Read pieces of these lengths, each row from where it stood; the layer, its state and its gradients."""
-    state, rows = None, nothing(len(pieces[0]))
-    named, outputs, must = weights_of(layer), [], []
+    """Run segments of these lengths, each row from its last state; compare outputs, state and gradients."""
+    state, rows = None, empty_rows(len(pieces[0]))
+    named, outputs, expected = weights_of(layer), [], []
     for number, lengths in enumerate(pieces):
         inputs = named[f"inputs {number}"] = draw(max(lengths), len(lengths), INPUTS)
         real = None if len(set(lengths)) == 1 else real_places(lengths)
-        walked, state = layer(inputs, state, real)
+        hidden, state = layer(inputs, state, real)
         old = [len(tape) for tape, _ in rows]
-        rows, _ = go_on(layer, cell, score, rows, inputs, lengths)
+        rows, _ = run_equations(layer, cell, score, rows, inputs, lengths)
         for row, length in enumerate(lengths):
-            outputs += list(walked[:length, row])
-            must += [states[0] for states in rows[row][0][old[row] :]]
+            outputs += list(hidden[:length, row])
+            expected += [states[0] for states in rows[row][0][old[row] :]]
     parts = equations.STATES[cell]
-    agree([*outputs, *of_rows(state)], [*must, *as_tensors(rows, parts)], named)
+    agree([*outputs, *of_rows(state)], [*expected, *as_tensors(rows, parts)], named)
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -107,7 +107,7 @@ def test_rows_may_end_and_begin_where_they_like(pieces):
 @pytest.mark.parametrize("score", ["dot", "scaled-dot", "general"])
 @pytest.mark.parametrize("cell", ["peephole", "jordan"])
 def test_it_is_so_in_kernels_too(cell, score, pieces, monkeypatch):
-    """They are made for single precision, unless told otherwise."""
+    """By default they are used for single precision only."""
     monkeypatch.setattr(scan, "FUSED", torch.float64)
     check(make(cell, score, 2), cell, score, *pieces)
 
@@ -138,8 +138,8 @@ def looks_by_what_it_reads_alone(cell, score, w, inputs, tape, mixed):
 def remembers_the_last_alone(cell, score, w, inputs, tape, mixed):
     """The plain cell."""
     for x in inputs:
-        held, _, mixed = INTRA(cell, score, w, [x], tape[-1:], mixed)
-        tape = [*tape, held[-1]]
+        values, _, mixed = INTRA(cell, score, w, [x], tape[-1:], mixed)
+        tape = [*tape, values[-1]]
     return tape, [], mixed
 
 
@@ -152,21 +152,21 @@ def test_a_slightly_different_attention_is_caught(wrong, monkeypatch):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_where_only_the_last_state_is_kept_it_is_the_plain_cell(cell):
-    """One place to look at has all the weight: attention adds a choice to recurrence, and nothing else."""
+    """A single position gets all the weight: with one earlier state, attention is plain recurrence."""
     layer, inputs = make(cell, "dot", 4), draw(6, 2, INPUTS)
-    must, _ = layer.cell(inputs)
+    expected, _ = layer.cell(inputs)
     state, outputs = None, []
     for step in inputs:
-        walked, state = layer(step[None], state)
+        hidden, state = layer(step[None], state)
         state = layer.carry(state)
-        outputs.append(walked[0])
-    torch.testing.assert_close(torch.stack(outputs), must, rtol=1e-12, atol=1e-12)
+        outputs.append(hidden[0])
+    torch.testing.assert_close(torch.stack(outputs), expected, rtol=1e-12, atol=1e-12)
     whole, _ = layer(inputs)
-    torch.testing.assert_close(whole[:2], must[:2], rtol=1e-12, atol=1e-12)  # until then there is no choice
-    assert not torch.allclose(whole[2:], must[2:])
+    torch.testing.assert_close(whole[:2], expected[:2], rtol=1e-12, atol=1e-12)  # until then there is no choice
+    assert not torch.allclose(whole[2:], expected[2:])
 
 
-# What is kept for the next piece.
+# The state carried to the next segment.
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -174,12 +174,12 @@ def test_carry_keeps_each_rows_last_step(cell):
     layer, lengths = make(cell, "additive", 5), [3, 0, 5]
     inputs, further = draw(5, 3, INPUTS), draw(2, 3, INPUTS)
     carried = layer.carry(layer(inputs, None, real_places(lengths))[1])
-    rows, _ = go_on(layer, cell, "additive", nothing(3), inputs, lengths)
+    rows, _ = run_equations(layer, cell, "additive", empty_rows(3), inputs, lengths)
     rows = [(tape[-1:], mixed) for tape, mixed in rows]
     parts = equations.STATES[cell]
-    for one, other in zip(of_rows(carried), as_tensors(rows, parts), strict=True):
-        torch.testing.assert_close(one, other)
-    rows, _ = go_on(layer, cell, "additive", rows, further, [2, 2, 2])
+    for tensor, reference in zip(of_rows(carried), as_tensors(rows, parts), strict=True):
+        torch.testing.assert_close(tensor, reference)
+    rows, _ = run_equations(layer, cell, "additive", rows, further, [2, 2, 2])
     _, state = layer(further, carried)
     agree(of_rows(state), as_tensors(rows, parts), {**weights_of(layer), "inputs": inputs, "further": further})
 
@@ -188,8 +188,8 @@ def test_carry_of_nothing_is_nothing():
     layer = make()
     state = layer.begin(2, torch.zeros(1, dtype=torch.float64))
     assert [part.shape for part in layer.carry(state)] == [(2, 0, WIDTH), (2, 0, WIDTH), (2, 0), (2, WIDTH)]
-    must, _ = layer(inputs := draw(3, 2, INPUTS))
-    assert torch.equal(layer(inputs, layer.carry(state))[0], must)
+    expected, _ = layer(inputs := draw(3, 2, INPUTS))
+    assert torch.equal(layer(inputs, layer.carry(state))[0], expected)
 
 
 def test_a_row_that_has_read_nothing_yet_has_nothing_to_look_at():
@@ -205,7 +205,7 @@ def test_a_walk_of_no_steps_gives_none_and_leaves_the_state():
     for real in (None, torch.zeros(0, 2, dtype=torch.bool)):
         outputs, after = layer(draw(0, 2, INPUTS), state, real)
         assert outputs.shape == (0, 2, WIDTH)
-        assert all(torch.equal(one, other) for one, other in zip(after, state, strict=True))
+        assert all(torch.equal(tensor, reference) for tensor, reference in zip(after, state, strict=True))
         assert layer(draw(0, 2, INPUTS), None, real)[0].shape == (0, 2, WIDTH)
 
 
@@ -216,10 +216,10 @@ def test_a_state_is_a_value_that_a_walk_does_not_change():
     first, _ = layer(inputs, state)
     layer(draw(4, 2, INPUTS), state)
     assert torch.equal(layer(inputs, state)[0], first)
-    assert all(torch.equal(one, other) for one, other in zip(state, before, strict=True))
+    assert all(torch.equal(tensor, reference) for tensor, reference in zip(state, before, strict=True))
 
 
-# Gradients and empty places.
+# Gradients and padding.
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -255,8 +255,8 @@ def test_what_stands_past_a_rows_end_reaches_nothing(score):
     with torch.no_grad():
         (clean, state), (dirty, dirty_state) = layer(inputs, None, real), layer(poisoned, None, real)
         assert torch.equal(dirty[real], clean[real])
-        for one, other in zip(of_rows(dirty_state), of_rows(state), strict=True):
-            assert torch.equal(one, other)
+        for tensor, reference in zip(of_rows(dirty_state), of_rows(state), strict=True):
+            assert torch.equal(tensor, reference)
         assert torch.equal(layer(further, dirty_state)[0], layer(further, state)[0])
 
 
@@ -268,23 +268,23 @@ def test_single_precision_is_close_to_double(score):
     torch.testing.assert_close(single(inputs.float())[0].double(), layer(inputs)[0], rtol=1e-4, atol=1e-5)
 
 
-# Looking at it.
+# Captured attention weights.
 
 
 @pytest.mark.parametrize("score", SCORES)
 def test_capture_records_where_each_step_looked_and_changes_nothing(score):
     layer, inputs, lengths = make("lstm", score, 12), draw(4, 3, INPUTS), [4, 2, 4]
-    must, _ = layer(inputs, None, real_places(lengths))
+    expected, _ = layer(inputs, None, real_places(lengths))
     with capture() as maps:
-        got, _ = layer(inputs, None, real_places(lengths))
-    assert torch.equal(got, must)
+        actual, _ = layer(inputs, None, real_places(lengths))
+    assert torch.equal(actual, expected)
     (weights,) = maps.weights["self", 0]
     assert weights.shape == (3, 4, 4)
     assert not weights.triu().any()  # a step sees those before it
-    _, looks = go_on(layer, "lstm", score, nothing(3), inputs, lengths)
+    _, weights_per_row = run_equations(layer, "lstm", score, empty_rows(3), inputs, lengths)
     for row, length in enumerate(lengths):
         for step in range(1, length):
-            torch.testing.assert_close(weights[row, step, :step], looks[row][step - 1].detach())
+            torch.testing.assert_close(weights[row, step, :step], weights_per_row[row][step - 1].detach())
     torch.testing.assert_close(weights[:, 1:].sum(-1), torch.ones(3, 3, dtype=torch.float64))
 
 
@@ -298,6 +298,6 @@ def test_capture_sees_what_is_carried_too():
     weights = maps.weights["self", 2][0]
     assert weights.shape == (2, 2, 3)
     assert weights[:, 0].tolist() == [[1, 0, 0]] * 2
-    with capture(layers=[1]) as other:
+    with capture(layers=[1]) as reference:
         layer(draw(3, 2, INPUTS))
-    assert other.weights == {}
+    assert reference.weights == {}

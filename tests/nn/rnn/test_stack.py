@@ -1,4 +1,4 @@
-"""A stack is its layers' equations sentence by sentence, in each direction, and torch's own deep networks."""
+"""A stack equals its layers' equations, sentence by sentence and in each direction, and torch's deep networks."""
 
 import pytest
 import torch
@@ -36,11 +36,11 @@ def draw(*shape: int) -> Tensor:
 
 
 def by_equations(stack: RecurrentStack, flat: Tensor, lengths: list[int], cell: str, **options: object) -> list[Tensor]:
-    """Return each layer's outputs, (N, D), and then its last ones, (B, D)."""
+    """Return each layer's outputs, (N, D), and then its final outputs, (B, D)."""
     w, sentences = weights_of(stack), [part for part in flat.split(lengths) if len(part)]
     alone = [equations.stack(cell, w, list(sentence), WIDTH, **options) for sentence in sentences]
     layers = range(len(alone[0][1]))
-    outputs = [torch.cat([torch.stack(found[depth]) for found, _ in alone]) for depth in layers]
+    outputs = [torch.cat([torch.stack(hidden[depth]) for hidden, _ in alone]) for depth in layers]
     return [*outputs, *(torch.stack([ends[depth] for _, ends in alone]) for depth in layers)]
 
 
@@ -48,8 +48,8 @@ def check(stack: RecurrentStack, lengths: list[int], cell: str, inputs: int = IN
     flat = draw(sum(lengths), inputs)
     outputs, ends = stack(flat, grid_of(lengths))
     full = torch.tensor(lengths) > 0
-    must = by_equations(stack, flat, lengths, cell, **options)
-    agree([*outputs, *(end[full] for end in ends)], must, {**weights_of(stack), "inputs": flat})
+    expected = by_equations(stack, flat, lengths, cell, **options)
+    agree([*outputs, *(end[full] for end in ends)], expected, {**weights_of(stack), "inputs": flat})
     assert not any(end[~full].any() for end in ends)
 
 
@@ -100,9 +100,9 @@ def test_a_walk_the_wrong_way_is_caught(monkeypatch):
 
 
 def test_a_residual_that_is_left_out_or_too_much_is_caught():
-    for had, told in ((True, False), (False, True)):
+    for residual, assumed in ((True, False), (False, True)):
         with pytest.raises(AssertionError, match="not close"):
-            check(make("gru", 2, residual=had), RAGGED, "gru", residual=told)
+            check(make("gru", 2, residual=residual), RAGGED, "gru", residual=assumed)
 
 
 # Against torch's own deep networks on packed sequences.
@@ -133,25 +133,27 @@ def test_it_is_torchs_network_on_packed_sequences(cell, direction, layers, lengt
     ours, flat = make(cell, layers, 4, direction=direction), draw(sum(lengths), INPUTS)
     theirs, mine = torchs(cell, ours, layers, ways, torch.float64)
     outputs, ends = ours(flat, grid_of(lengths))
-    walked, after = theirs(pack_sequence(flat.split(lengths), enforce_sorted=False))
+    packed_outputs, after = theirs(pack_sequence(flat.split(lengths), enforce_sorted=False))
     hidden = (after[0] if cell == "lstm" else after).view(layers, ways, len(lengths), WIDTH // ways)
-    rows = pad_packed_sequence(walked)[0].unbind(1)
-    must = torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)])
+    rows = pad_packed_sequence(packed_outputs)[0].unbind(1)
+    expected = torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)])
     yours = {**dict(theirs.named_parameters()), "inputs": flat}
-    agree([outputs[-1], torch.stack(ends)], [must, torch.cat(hidden.unbind(1), -1)], {**mine, "inputs": flat}, yours)
+    agree(
+        [outputs[-1], torch.stack(ends)], [expected, torch.cat(hidden.unbind(1), -1)], {**mine, "inputs": flat}, yours
+    )
 
 
 @pytest.mark.parametrize("cell", TORCHS)
 def test_single_precision_is_close_to_torchs(cell):
     ours, flat = make(cell, 2, 5, direction="both").float(), torch.randn(sum(RAGGED), INPUTS)
     theirs, _ = torchs(cell, ours, 2, 2, torch.float32)
-    walked, _ = theirs(pack_sequence(flat.split(RAGGED), enforce_sorted=False))
-    rows = pad_packed_sequence(walked)[0].unbind(1)
-    must = torch.cat([row[:length] for row, length in zip(rows, RAGGED, strict=True)])
-    torch.testing.assert_close(ours(flat, grid_of(RAGGED))[0][-1], must, rtol=1e-5, atol=1e-6)
+    packed_outputs, _ = theirs(pack_sequence(flat.split(RAGGED), enforce_sorted=False))
+    rows = pad_packed_sequence(packed_outputs)[0].unbind(1)
+    expected = torch.cat([row[:length] for row, length in zip(rows, RAGGED, strict=True)])
+    torch.testing.assert_close(ours(flat, grid_of(RAGGED))[0][-1], expected, rtol=1e-5, atol=1e-6)
 
 
-# Walking on from states.
+# Continuing from states.
 
 
 @pytest.mark.parametrize("attention", ["none", "additive"])
@@ -159,10 +161,14 @@ def test_single_precision_is_close_to_torchs(cell):
 def test_a_walk_over_a_grid_is_what_it_reads_at_once(cell, attention):
     stack, lengths = make(cell, 2, 6, attention=attention, residual=True), RAGGED
     flat, grid = draw(sum(lengths), INPUTS), grid_of(lengths)
-    must, ends = stack(flat, grid)
+    expected, ends = stack(flat, grid)
     outputs, states = stack.walk(grid.lay(flat), None, grid.real)
-    got = [grid.gather(one) for one in outputs]
-    agree([*got, *(grid.last(one) for one in outputs[:1])], [*must, ends[0]], {**weights_of(stack), "inputs": flat})
+    actual = [grid.gather(tensor) for tensor in outputs]
+    agree(
+        [*actual, *(grid.last(tensor) for tensor in outputs[:1])],
+        [*expected, ends[0]],
+        {**weights_of(stack), "inputs": flat},
+    )
     if attention == "none":
         assert torch.equal(states[0][0], grid.last(outputs[0]))
 
@@ -172,12 +178,12 @@ def test_a_walk_over_a_grid_is_what_it_reads_at_once(cell, attention):
 def test_a_walk_in_pieces_is_the_walk(cell, attention):
     stack, inputs = make(cell, 2, 7, attention=attention), draw(7, 3, INPUTS)
     whole, after = stack.walk(inputs)
-    found, states = [], None
+    pieces, states = [], None
     for piece in (inputs[:3], inputs[3:4], inputs[4:4], inputs[4:]):
         outputs, states = stack.walk(piece, states)
-        found.append(outputs[-1])
+        pieces.append(outputs[-1])
     named = {**weights_of(stack), "inputs": inputs}
-    agree([torch.cat(found), states[1][0]], [whole[-1], after[1][0]], named)
+    agree([torch.cat(pieces), states[1][0]], [whole[-1], after[1][0]], named)
 
 
 def test_ahead_are_the_layers_that_read_forwards():
@@ -187,7 +193,7 @@ def test_ahead_are_the_layers_that_read_forwards():
         assert len(stack.ahead) == 3
 
 
-# Empty places, and none at all.
+# Padding and empty batches.
 
 
 @pytest.mark.parametrize("attention", ["none", "cosine"])
@@ -204,7 +210,7 @@ def test_a_sequence_with_no_token_ends_in_zeros_and_changes_no_other(cell, atten
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_batch_with_no_token_at_all_has_no_output_and_ends_in_zeros(cell, attention):
     outputs, ends = make(cell, 2, direction="both", attention=attention)(draw(0, INPUTS), grid_of([0, 0]))
-    assert [one.shape for one in outputs] == [(0, WIDTH)] * 2
+    assert [tensor.shape for tensor in outputs] == [(0, WIDTH)] * 2
     assert torch.equal(torch.stack(ends), torch.zeros(2, 2, WIDTH, dtype=torch.float64))
 
 
@@ -233,8 +239,8 @@ def test_each_direction_has_half_the_width():
     stack = RecurrentStack("gru", INPUTS, 6, 2, "both")
     sizes = [[(cell.inputs, cell.width) for cell in ways] for ways in stack.layers]
     assert sizes == [[(INPUTS, 3)] * 2, [(6, 3)] * 2]
-    one = RecurrentStack("gru", INPUTS, 6, 2, "backward")
-    assert [[(cell.inputs, cell.width) for cell in ways] for ways in one.layers] == [[(INPUTS, 6)], [(6, 6)]]
+    tensor = RecurrentStack("gru", INPUTS, 6, 2, "backward")
+    assert [[(cell.inputs, cell.width) for cell in ways] for ways in tensor.layers] == [[(INPUTS, 6)], [(6, 6)]]
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -1,4 +1,4 @@
-"""Flat to grid and back loses nothing, and what stands in empty places never reaches a result."""
+"""Flat to grid and back is lossless, and padding never reaches a result."""
 
 from dataclasses import replace
 
@@ -20,8 +20,8 @@ def tokens_of(lengths: list[int]) -> Tokens:
     return Tokens.flat(torch.arange(sum(lengths)), torch.tensor(lengths))
 
 
-def poisoned(grid: Grid, laid: torch.Tensor) -> torch.Tensor:
-    return torch.where(grid.real[..., None], laid, float("nan"))
+def poisoned(grid: Grid, padded: torch.Tensor) -> torch.Tensor:
+    return torch.where(grid.real[..., None], padded, float("nan"))
 
 
 @quick
@@ -29,10 +29,10 @@ def poisoned(grid: Grid, laid: torch.Tensor) -> torch.Tensor:
 def test_a_place_holds_its_token(lengths, spare):
     tokens = tokens_of(lengths)
     grid = Grid(replace(tokens, longest=tokens.longest + spare))  # longest is an upper bound
-    laid, back = grid.lay(tokens.ids), grid.lay(tokens.ids, reverse=True)
-    assert laid.shape == back.shape == grid.real.shape == (max(lengths) + spare, len(lengths))
+    padded, back = grid.lay(tokens.ids), grid.lay(tokens.ids, reverse=True)
+    assert padded.shape == back.shape == grid.real.shape == (max(lengths) + spare, len(lengths))
     for row, ids in enumerate(tokens.split()):
-        assert laid[: len(ids), row].tolist() == ids.tolist()
+        assert padded[: len(ids), row].tolist() == ids.tolist()
         assert back[: len(ids), row].tolist() == ids.flip(0).tolist()
         assert grid.real[:, row].tolist() == [True] * len(ids) + [False] * (grid.steps - len(ids))
 
@@ -50,10 +50,10 @@ def test_gather_undoes_lay(lengths, reverse):
 def test_gather_and_last_read_no_empty_place(lengths):
     tokens = tokens_of(lengths)
     grid, flat = Grid(tokens), torch.randn(sum(lengths), 2)
-    laid = poisoned(grid, grid.lay(flat))
-    assert torch.equal(grid.gather(laid), flat)
+    padded = poisoned(grid, grid.lay(flat))
+    assert torch.equal(grid.gather(padded), flat)
     ends = [part[-1] if len(part) else torch.zeros(2) for part in tokens.split(flat)]
-    assert torch.equal(grid.last(laid), torch.stack(ends))
+    assert torch.equal(grid.last(padded), torch.stack(ends))
 
 
 @quick
@@ -61,10 +61,10 @@ def test_gather_and_last_read_no_empty_place(lengths):
 def test_empty_places_get_no_gradient_and_real_ones_get_one(lengths):
     tokens = tokens_of(lengths)
     grid, flat = Grid(tokens), torch.randn(sum(lengths), 2, requires_grad=True)
-    laid = grid.lay(flat)
-    laid.retain_grad()
-    (grid.gather(laid).sum() + grid.gather(grid.lay(flat, True), True).sum()).backward()
-    assert torch.equal(laid.grad, grid.real[..., None].expand_as(laid).float())
+    padded = grid.lay(flat)
+    padded.retain_grad()
+    (grid.gather(padded).sum() + grid.gather(grid.lay(flat, True), True).sum()).backward()
+    assert torch.equal(padded.grad, grid.real[..., None].expand_as(padded).float())
     assert torch.equal(flat.grad, torch.full_like(flat, 2.0))
 
 
@@ -72,20 +72,20 @@ def test_empty_places_get_no_gradient_and_real_ones_get_one(lengths):
 @given(ragged, st.booleans())
 def test_a_walk_over_poisoned_places_carries_none_of_it_back(lengths, reverse):
     torch.manual_seed(sum(lengths))
-    tokens, walk = tokens_of(lengths), nn.LSTM(3, 4)
+    tokens, lstm = tokens_of(lengths), nn.LSTM(3, 4)
     grid, flat = Grid(tokens), torch.randn(sum(lengths), 3)
     with torch.no_grad():
-        clean, _ = walk(grid.lay(flat, reverse))
-        dirty, _ = walk(poisoned(grid, grid.lay(flat, reverse)))
+        clean, _ = lstm(grid.lay(flat, reverse))
+        dirty, _ = lstm(poisoned(grid, grid.lay(flat, reverse)))
     torch.testing.assert_close(grid.gather(dirty, reverse), grid.gather(clean, reverse))
     torch.testing.assert_close(grid.last(dirty), grid.last(clean))
 
 
 def test_the_poison_works():
-    """The negative control: a walk back over the grid as a whole starts in the empty places."""
-    tokens, walk = tokens_of([1, 3]), nn.LSTM(3, 4)
+    """The negative control: a backward pass over the whole grid starts in the padding."""
+    tokens, lstm = tokens_of([1, 3]), nn.LSTM(3, 4)
     grid = Grid(tokens)
-    dirty, _ = walk(poisoned(grid, grid.lay(torch.randn(4, 3))).flip(0))
+    dirty, _ = lstm(poisoned(grid, grid.lay(torch.randn(4, 3))).flip(0))
     assert grid.gather(dirty.flip(0)).isnan().any()
 
 

@@ -152,8 +152,8 @@ class _TorchCell(Cell):
         initial = state or self.begin(inputs.shape[1], inputs)
         wrapped = tuple(part[None].contiguous() for part in initial)
         start = wrapped if self.states > 1 else wrapped[0]
-        from_input, _, *biases = self.kernel.all_weights[0]
-        weights = [from_input, self.dropped()[0].weight, *biases]
+        input_weight, _, *biases = self.kernel.all_weights[0]
+        weights = [input_weight, self.dropped()[0].weight, *biases]
         outputs, *finals = type(self).torch_function(inputs, start, weights, True, 1, 0.0, self.training, False, False)
         if real is not None:
             return outputs, (at_last(outputs, initial[0], real),)

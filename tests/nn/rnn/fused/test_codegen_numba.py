@@ -1,4 +1,4 @@
-"""Compiled stages are kept on the disk, and are found there by the next process."""
+"""Compiled stages are cached on disk and reused by the next process."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def step(pointwise, dtype=torch.float64):
-    """Return what a stage makes of 5 and 3, as a process that has compiled nothing yet would make it."""
+    """Return the stage's value for 5 and 3, compiled as in a new process."""
     shape = StageShape(input_proj=1, product=0, state=1, vectors=0, values=1)
     forward = codegen_numba.step_kernels.__wrapped__(pointwise, shape, (True,), dtype).forward
     input_proj, state, out = (torch.full((2, 1, 1), value, dtype=dtype) for value in (5, 3, 0))
@@ -36,14 +36,14 @@ def compiled(folder):
 
 def test_what_is_compiled_is_found_again_and_another_stage_is_not_taken_for_it(folder):
     assert step(add) == 8
-    kept = compiled(folder)
-    assert len(kept) == 1
+    before = compiled(folder)
+    assert len(before) == 1
     assert step(add) == 8
-    assert compiled(folder) == kept, "it was compiled again"
+    assert compiled(folder) == before, "it was compiled again"
     assert step(subtract) == 2
     assert step(add, torch.float32) == 8
     assert len(compiled(folder)) == 3
-    assert compiled(folder).items() > kept.items()
+    assert compiled(folder).items() > before.items()
     assert not [path for path in folder.iterdir() if path.suffix != ".py" and path.is_file()]
 
 

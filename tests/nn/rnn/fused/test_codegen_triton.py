@@ -1,4 +1,4 @@
-"""Kernels on CUDA against the walk step by step in float64. Without a GPU, that what is written for it can be read."""
+"""CUDA kernels against the eager scan in float64. Without a GPU: the generated source is valid Python."""
 
 import ast
 
@@ -17,17 +17,17 @@ needs_gpu = pytest.mark.skipif(
 )
 
 
-def walk(name, weights, input_proj, state, given, device, dtype):
-    """Return what a walk puts out, and the gradient by all that it read."""
+def run_scan(name, weights, input_proj, state, grad_outputs, device, dtype):
+    """Return the outputs of a scan, and the gradients of all its inputs."""
     exact = torch.float64 if device == "cpu" else torch.float32
     cell = make_cell(name, 4, input_proj.shape[-1] // make_cell(name, 4, 4).gates).to(device, exact)
     cell.load_state_dict(weights)
     read = input_proj.to(device, dtype).requires_grad_()
     start = tuple(part.to(device, exact).requires_grad_() for part in state)
-    made = (scan.scan_eager if device == "cpu" else scan.scan_fused)(cell, read, start)
-    loss = sum((out.double() * back.to(device)).sum() for out, back in zip(made, given, strict=True))
+    kernels = (scan.scan_eager if device == "cpu" else scan.scan_fused)(cell, read, start)
+    loss = sum((out.double() * back.to(device)).sum() for out, back in zip(kernels, grad_outputs, strict=True))
     grads = torch.autograd.grad(loss, [read, *start, *cell.parameters()], allow_unused=True)
-    return [part.detach().double().cpu() for part in (*made, *(one for one in grads if one is not None))]
+    return [part.detach().double().cpu() for part in (*kernels, *(tensor for tensor in grads if tensor is not None))]
 
 
 @needs_gpu
@@ -38,16 +38,16 @@ def test_a_walk_in_one_launch_is_the_walk_step_by_step(name, steps, rows, width,
     torch.manual_seed(0)
     cell = make_cell(name, 4, width)
     if name == "peephole":
-        torch.nn.init.normal_(cell.peepholes, std=0.3)  # they start at nought, which would hide where they stand
+        torch.nn.init.normal_(cell.peepholes, std=0.3)  # they start at zero, which would hide a misplaced one
     input_proj, state = (
         torch.randn(steps, rows, cell.gates * width),
         [torch.randn(rows, width) for _ in range(cell.states)],
     )
-    given = [torch.randn(steps, rows, width, dtype=torch.float64) for _ in state]
-    must = walk(name, cell.state_dict(), input_proj, state, given, "cpu", torch.float64)
-    got = walk(name, cell.state_dict(), input_proj, state, given, "cuda", dtype)
-    for one, other in zip(got, must, strict=True):
-        assert (one - other).abs().max() <= tolerance * (other.abs().max() + 1)
+    grad_outputs = [torch.randn(steps, rows, width, dtype=torch.float64) for _ in state]
+    expected = run_scan(name, cell.state_dict(), input_proj, state, grad_outputs, "cpu", torch.float64)
+    actual = run_scan(name, cell.state_dict(), input_proj, state, grad_outputs, "cuda", dtype)
+    for tensor, reference in zip(actual, expected, strict=True):
+        assert (tensor - reference).abs().max() <= tolerance * (reference.abs().max() + 1)
 
 
 @needs_gpu
@@ -66,8 +66,10 @@ def test_an_attending_walk_is_the_loop_under_autograd(attention, cell, monkeypat
 
     fused = read()
     monkeypatch.setattr(decoder, "worthwhile", lambda input_proj: False)
-    for one, other in zip(fused, read(), strict=True):
-        assert (one - other).norm() <= 5e-4 * other.norm() + 1e-6  # of all: single numbers may all but cancel out
+    for tensor, reference in zip(fused, read(), strict=True):
+        assert (
+            tensor - reference
+        ).norm() <= 5e-4 * reference.norm() + 1e-6  # by norm: single numbers may nearly cancel out
 
 
 @pytest.mark.parametrize(
@@ -81,15 +83,15 @@ def test_an_attending_walk_is_the_loop_under_autograd(attention, cell, monkeypat
 def test_what_is_written_for_triton_is_a_function_of_its_arrays(functions, shapes, monkeypatch):
     monkeypatch.setattr(persistent_triton, "load_source", lambda name, source: ast.parse(source).body[0])
     persistent_triton.scan_kernels.cache_clear()
-    made = persistent_triton.scan_kernels(functions, shapes, (True,) * shapes[0].state)
-    for kernel, arrays in ((made.forward, made.arrays), (made.backward, made.back_arrays)):
-        taken = [argument.arg for argument in kernel.args.args]
-        assert taken[2 : 2 + len(arrays)] == arrays
-        named = {node.id for node in ast.walk(kernel) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-        written = {
+    kernels = persistent_triton.scan_kernels(functions, shapes, (True,) * shapes[0].state)
+    for kernel, arrays in ((kernels.forward, kernels.arrays), (kernels.backward, kernels.backward_arrays)):
+        parameters = [argument.arg for argument in kernel.args.args]
+        assert parameters[2 : 2 + len(arrays)] == arrays
+        loaded = {node.id for node in ast.walk(kernel) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        stored = {
             node.id for node in ast.walk(kernel) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         }
-        assert named <= {*taken, *written, "tl", "libdevice", "range", "triton"}
+        assert loaded <= {*parameters, *stored, "tl", "libdevice", "range", "triton"}
     persistent_triton.scan_kernels.cache_clear()
 
 

@@ -32,11 +32,11 @@ class AdditiveStep(AttentionStep, ABC):
 
     def attend_backward(self, t: int, grad_state: Tensor) -> None:
         """Add the gradient through context number t to that of the state that attended."""
-        self._additive_back(t)
+        self._additive_backward(t)
         grad_state.addmm_(self.grad_queries[t], self.spec.query_weight)
 
     @abstractmethod
-    def _additive_back(self, t: int) -> None:
+    def _additive_backward(self, t: int) -> None:
         """Compute the gradients of queries, keys and v from that of context number t."""
 
     def gradients(self, grad_input_proj: Tensor) -> tuple[Tensor | None, ...]:
@@ -72,7 +72,7 @@ class NumbaAdditiveStep(AdditiveStep):
         gradients = (self.grad_contexts, self.grad_scores, self.grad_queries, self.grad_keys, self.grad_energy)
         self._gradients = [tensor.numpy() for tensor in gradients]
 
-    def _additive_back(self, t: int) -> None:
+    def _additive_backward(self, t: int) -> None:
         self._backward(t, *self._inputs, *self._gradients)
 
 
@@ -83,7 +83,7 @@ class NumbaAdditiveStep(AdditiveStep):
 def _loops(dtype: torch.dtype) -> tuple[Callable[..., None], Callable[..., None]]:
     """Compile additive attention of one step, forward and backward."""
     compiled, tanh, exp, zero = compiler(sums=True), tanh_of(dtype), math.exp, zero_scalar(dtype)
-    one, lowest = zero + 1, zero - np.inf
+    unit, lowest = zero + 1, zero - np.inf
 
     @compiled
     def forward(t, lengths, queries, keys, memory, energy, weights, contexts):  # type: ignore[no-untyped-def]
@@ -133,7 +133,7 @@ def _loops(dtype: torch.dtype) -> tuple[Callable[..., None], Callable[..., None]
                 for a in range(len(energy)):
                     hidden = tanh(keys[b, s, a] + queries[t, b, a])
                     grad_energy[b, a] += grad_score * hidden
-                    grad_sum = grad_score * energy[a] * (one - hidden * hidden)
+                    grad_sum = grad_score * energy[a] * (unit - hidden * hidden)
                     grad_queries[t, b, a] += grad_sum
                     grad_keys[b, s, a] += grad_sum
 

@@ -115,7 +115,7 @@ class TritonAdditiveStep(AdditiveStep):
         arrays = [tensor.detach() for tensor in (*self._inputs, *gradients)]
         self._backward = _bind(backward, arrays, self._sizes, self._blocks)
 
-    def _additive_back(self, t: int) -> None:
+    def _additive_backward(self, t: int) -> None:
         self._backward(t)
 
     def _grad_memory(self) -> torch.Tensor:

@@ -75,15 +75,15 @@ def trace_stage(pointwise: Pointwise, shape: StageShape) -> tuple[Trace, Trace]:
 
 @cache
 def step_kernels(
-    pointwise: Pointwise, shape: StageShape, given: tuple[bool, ...] | None, dtype: torch.dtype
+    pointwise: Pointwise, shape: StageShape, has_grad: tuple[bool, ...] | None, dtype: torch.dtype
 ) -> StepKernels:
-    """Compile a stage. `given`: which outputs of the last stage have a gradient; None for another stage."""
+    """Compile a stage. `has_grad`: which outputs of the last stage have a gradient; None for another stage."""
     code, gradient = trace_stage(pointwise, shape)
     input_proj, product, *_ = shape.split(gradient.outputs)
-    shared = given is not None and input_proj == product
+    shared = has_grad is not None and input_proj == product
     return StepKernels(
         _compile(_forward_source(code, shape), dtype),
-        _compile(_backward_source(gradient, shape, given, shared), dtype),
+        _compile(_backward_source(gradient, shape, has_grad, shared), dtype),
         shared,
     )
 
@@ -97,7 +97,7 @@ class _Operand:
     index: str
 
 
-def _loads(shape: StageShape) -> list[_Operand]:
+def _input_operands(shape: StageShape) -> list[_Operand]:
     input_proj, product, state, vectors = shape.split(shape.inputs)
     return [
         *(_Operand(name, "input_proj", f"[t, b, {number} * D + j]") for number, name in enumerate(input_proj)),
@@ -110,13 +110,13 @@ def _loads(shape: StageShape) -> list[_Operand]:
 def _forward_source(code: Trace, shape: StageShape) -> str:
     outs = [_Operand(f"o{number}", f"out{number}", "[t + 1, b, j]") for number in range(shape.values)]
     writes = [f"{row.name}[j] = {value}" for row, value in zip(outs, code.outputs, strict=True)]
-    return _kernel_source(_loads(shape), outs, [*code.lines, *writes])
+    return _kernel_source(_input_operands(shape), outs, [*code.lines, *writes])
 
 
-def _backward_source(code: Trace, shape: StageShape, given: tuple[bool, ...] | None, shared: bool) -> str:
+def _backward_source(code: Trace, shape: StageShape, has_grad: tuple[bool, ...] | None, shared: bool) -> str:
     input_proj, product, state, vectors = shape.split([f"g{name}" for name in shape.inputs])
     to_input_proj, to_product, to_state, to_vectors = shape.split(code.outputs)
-    add = "=" if given is not None else "+="  # other stages add to the gradient that the last one wrote
+    add = "=" if has_grad is not None else "+="  # other stages add to the gradient that the last one wrote
     outs = [_Operand(name, "grad_product", f"[t, b, {number} * D + j]") for number, name in enumerate(product)]
     writes = [f"{name}[j] = {value}" for name, value in zip(product, to_product, strict=True)]
     if not shared:
@@ -128,14 +128,16 @@ def _backward_source(code: Trace, shape: StageShape, given: tuple[bool, ...] | N
     writes += [f"{name}[j] {add} {value}" for name, value in zip(state, to_state, strict=True)]
     outs += [_Operand(name, "grad_vectors", f"[{number}, b, j]") for number, name in enumerate(vectors)]
     writes += [f"{name}[j] += {value}" for name, value in zip(vectors, to_vectors, strict=True)]
-    reads, incoming = _loads(shape), []
-    if given is None:
+    reads, incoming = _input_operands(shape), []
+    if has_grad is None:
         reads += [_Operand(f"d{number}", f"grad_value{number}", "[b, j]") for number in range(shape.values)]
     else:
         reads += [
-            _Operand(f"y{number}", f"grad_output{number}", "[t, b, j]") for number, has in enumerate(given) if has
+            _Operand(f"y{number}", f"grad_output{number}", "[t, b, j]")
+            for number, exists in enumerate(has_grad)
+            if exists
         ]
-        incoming = [f"d{n} = gs{n}[j]" + (f" + y{n}" if has else "") for n, has in enumerate(given)]
+        incoming = [f"d{n} = gs{n}[j]" + (f" + y{n}" if exists else "") for n, exists in enumerate(has_grad)]
     return _kernel_source(reads, outs, [*incoming, *code.lines, *writes])
 
 

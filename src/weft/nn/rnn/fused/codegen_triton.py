@@ -95,22 +95,24 @@ def triton_line(line: str) -> str:
 
 @cache
 def step_kernels(
-    pointwise: Pointwise, shape: StageShape, given: tuple[bool, ...] | None, dtype: torch.dtype
+    pointwise: Pointwise, shape: StageShape, has_grad: tuple[bool, ...] | None, dtype: torch.dtype
 ) -> StepKernels:
-    """Generate a stage's kernels; `given` as in `weft.nn.rnn.fused.codegen_numba.step_kernels`."""
+    """Generate a stage's kernels; `has_grad` as in `weft.nn.rnn.fused.codegen_numba.step_kernels`."""
     code, gradient = trace_stage(pointwise, shape)
     input_proj, product, *_ = shape.split(gradient.outputs)
-    shared = given is not None and input_proj == product
+    shared = has_grad is not None and input_proj == product
     values = enumerate(map(triton_line, code.outputs))
     outs = [f"tl.store(out{n} + ((t + 1) * B + b) * D + j, {value}, mask)" for n, value in values]
     forward = [*_loads(shape), *map(triton_line, code.lines), *outs]
     arrays = ["input_proj", "product", *numbered("state", shape.state), "vectors", *numbered("out", shape.values)]
-    back_arrays = [*arrays[: -shape.values], *numbered("grad_state", shape.state), "grad_product", "grad_vectors"]
-    back_arrays += [] if shared else ["grad_input_proj"]
-    back_arrays += ["grad_value0"] if given is None else [f"grad_output{n}" for n, has in enumerate(given) if has]
-    backward = [*_loads(shape), *_incoming_gradients(shape, given), *map(triton_line, gradient.lines)]
-    backward += _gradient_stores(shape, gradient.outputs, given, shared)
-    return StepKernels(_build_kernel(forward, arrays), _build_kernel(backward, back_arrays), shared)
+    backward_arrays = [*arrays[: -shape.values], *numbered("grad_state", shape.state), "grad_product", "grad_vectors"]
+    backward_arrays += [] if shared else ["grad_input_proj"]
+    backward_arrays += (
+        ["grad_value0"] if has_grad is None else [f"grad_output{n}" for n, exists in enumerate(has_grad) if exists]
+    )
+    backward = [*_loads(shape), *_incoming_gradients(shape, has_grad), *map(triton_line, gradient.lines)]
+    backward += _gradient_stores(shape, gradient.outputs, has_grad, shared)
+    return StepKernels(_build_kernel(forward, arrays), _build_kernel(backward, backward_arrays), shared)
 
 
 def numbered(name: str, count: int) -> list[str]:
@@ -128,18 +130,18 @@ def _loads(shape: StageShape) -> list[str]:
     return [f"{name} = tl.load({rows[name[0]].format(name[1:])}, mask, 0).to(tl.float32)" for name in shape.inputs]
 
 
-def _incoming_gradients(shape: StageShape, given: tuple[bool, ...] | None) -> list[str]:
-    if given is None:
+def _incoming_gradients(shape: StageShape, has_grad: tuple[bool, ...] | None) -> list[str]:
+    if has_grad is None:
         return ["d0 = tl.load(grad_value0 + b * D + j, mask, 0).to(tl.float32)"]
     lines = []
-    for n, has in enumerate(given):
-        more = f" + tl.load(grad_output{n} + (t * B + b) * D + j, mask, 0).to(tl.float32)" if has else ""
+    for n, exists in enumerate(has_grad):
+        more = f" + tl.load(grad_output{n} + (t * B + b) * D + j, mask, 0).to(tl.float32)" if exists else ""
         lines.append(f"d{n} = tl.load(grad_state{n} + b * D + j, mask, 0).to(tl.float32){more}")
     return lines
 
 
 def _gradient_stores(
-    shape: StageShape, outputs: Sequence[str], given: tuple[bool, ...] | None, shared: bool
+    shape: StageShape, outputs: Sequence[str], has_grad: tuple[bool, ...] | None, shared: bool
 ) -> list[str]:
     to_input_proj, to_product, to_state, to_vectors = shape.split(outputs)
     lines = [
@@ -156,7 +158,7 @@ def _gradient_stores(
     )
     added += [(f"grad_vectors + ({n} * B + b) * D + j", value) for n, value in enumerate(to_vectors)]
     states = [(f"grad_state{n} + b * D + j", value) for n, value in enumerate(to_state)]
-    if given is None:
+    if has_grad is None:
         added += states
     else:
         lines += [f"tl.store({pointer}, {triton_line(value)}, mask)" for pointer, value in states]

@@ -30,7 +30,7 @@ class ScanKernels:
     backward: Any
     shared: bool
     arrays: list[str]
-    back_arrays: list[str]
+    backward_arrays: list[str]
 
 
 def choose_block(rows: int, width: int, device: torch.device) -> tuple[int, int] | None:
@@ -45,9 +45,9 @@ def _grid(rows: int, width: int, block: tuple[int, int]) -> tuple[int, int]:
 
 @cache
 def scan_kernels(
-    functions: tuple[Pointwise, ...], shapes: tuple[StageShape, ...], given: tuple[bool, ...]
+    functions: tuple[Pointwise, ...], shapes: tuple[StageShape, ...], has_grad: tuple[bool, ...]
 ) -> ScanKernels:
-    """Generate the forward and backward kernel of a cell. `given`: which outputs have a gradient."""
+    """Generate the forward and backward kernel of a cell. `has_grad`: which outputs have a gradient."""
     traces = [trace_stage(function, shape) for function, shape in zip(functions, shapes, strict=True)]
     input_proj, product, *_ = shapes[0].split(traces[0][1].outputs)
     shared = len(shapes) == 1 and input_proj == product
@@ -55,7 +55,7 @@ def scan_kernels(
     arrays = ["input_proj", "vectors", "barriers", *numbered("states", num_states)]
     for number in range(stages):
         arrays += [f"weight{number}", f"bias{number}"] + ([f"value{number}"] if number < stages - 1 else [])
-    back_arrays = [
+    backward_arrays = [
         "input_proj",
         "vectors",
         "barriers",
@@ -65,15 +65,15 @@ def scan_kernels(
         *numbered("grad_state", num_states),
     ]
     for number in range(stages):
-        back_arrays += [f"transposed{number}", f"product{number}", f"grad_product{number}"]
-    back_arrays += [f"grad_output{n}" for n, has in enumerate(given) if has]
-    forward, backward = _forward_body(shapes, traces), _backward_body(shapes, traces, given, shared)
+        backward_arrays += [f"transposed{number}", f"product{number}", f"grad_product{number}"]
+    backward_arrays += [f"grad_output{n}" for n, exists in enumerate(has_grad) if exists]
+    forward, backward = _forward_body(shapes, traces), _backward_body(shapes, traces, has_grad, shared)
     return ScanKernels(
         load_source("scan", _kernel_source(arrays, forward)),
-        load_source("scan backward", _kernel_source(back_arrays, backward)),
+        load_source("scan backward", _kernel_source(backward_arrays, backward)),
         shared,
         arrays,
-        back_arrays,
+        backward_arrays,
     )
 
 
@@ -156,15 +156,15 @@ def _forward_body(shapes: Sequence[StageShape], traces: Sequence[Any]) -> list[s
 
 
 def _backward_body(
-    shapes: Sequence[StageShape], traces: Sequence[Any], given: tuple[bool, ...], shared: bool
+    shapes: Sequence[StageShape], traces: Sequence[Any], has_grad: tuple[bool, ...], shared: bool
 ) -> list[str]:
     first, num_states = shapes[0], shapes[0].state
     sums = [*numbered("r", num_states), *numbered("gw", first.vectors)]
     lines = [*_vector_loads(first), *(f"{name} = tl.zeros((BM, BU), tl.float32)" for name in sums)]
-    lines += ["for back in range(T):", "    t = T - 1 - back", *_loads("k", "input_proj", first.input_proj)]
+    lines += ["for reverse in range(T):", "    t = T - 1 - reverse", *_loads("k", "input_proj", first.input_proj)]
     lines += [f"    s{n} = tl.load(states{n} + t * B * D + offsets, mask, 0).to(tl.float32)" for n in range(num_states)]
     for number in reversed(range(len(shapes))):
-        lines += _stage_backward(number, shapes, traces[number][1], given, shared)
+        lines += _stage_backward(number, shapes, traces[number][1], has_grad, shared)
     if not shared:
         lines += [
             f"    tl.store({_pointer('grad_input_proj', first.input_proj, n)}, gk{n}, mask)"
@@ -180,12 +180,12 @@ def _backward_body(
 
 
 def _stage_backward(
-    number: int, shapes: Sequence[StageShape], code: Trace, given: tuple[bool, ...], shared: bool
+    number: int, shapes: Sequence[StageShape], code: Trace, has_grad: tuple[bool, ...], shared: bool
 ) -> list[str]:
     """Return the code of one stage of a backward step: incoming gradients, the gradient, its stores."""
     shape, last = shapes[number], number == len(shapes) - 1
     lines = _loads("p", f"product{number}", shape.product)
-    lines += _incoming_gradients(shapes, number, given)
+    lines += _incoming_gradients(shapes, number, has_grad)
     lines += [f"    {triton_line(line)}" for line in code.lines]
     to_input_proj, to_product, to_state, to_vectors = shape.split([triton_line(value) for value in code.outputs])
     lines += [
@@ -203,7 +203,7 @@ def _stage_backward(
     return lines + _barrier("    ")
 
 
-def _incoming_gradients(shapes: Sequence[StageShape], number: int, given: tuple[bool, ...]) -> list[str]:
+def _incoming_gradients(shapes: Sequence[StageShape], number: int, has_grad: tuple[bool, ...]) -> list[str]:
     """Return the code of incoming gradients: of the next step's first product, or of the next stage's product."""
     last = number == len(shapes) - 1
     stage, step = (0, "t + 1") if last else (number + 1, "t")
@@ -212,8 +212,8 @@ def _incoming_gradients(shapes: Sequence[StageShape], number: int, given: tuple[
     lines = _product(["a"], source, [matrix], depth, "    ")
     if not last:
         return [*lines, "    d0 = a"]
-    for n, has in enumerate(given):
-        more = f" + tl.load(grad_output{n} + t * B * D + offsets, mask, 0).to(tl.float32)" if has else ""
+    for n, exists in enumerate(has_grad):
+        more = f" + tl.load(grad_output{n} + t * B * D + offsets, mask, 0).to(tl.float32)" if exists else ""
         lines += [f"    d{n} = r{n}{' + a' if not n else ''}{more}"]
     return lines
 
@@ -235,7 +235,7 @@ def launch(kernels: ScanKernels, backward: bool, tensors: dict[str, Any], steps:
     assert block is not None
     grid = _grid(rows, width, block)
     barriers = torch.zeros(grid[1], dtype=torch.int32, device=input_proj.device)
-    kernel, arrays = (kernels.backward, kernels.back_arrays) if backward else (kernels.forward, kernels.arrays)
+    kernel, arrays = (kernels.backward, kernels.backward_arrays) if backward else (kernels.forward, kernels.arrays)
     arguments = [
         barriers if name == "barriers" else input_proj if tensors.get(name) is None else tensors[name]
         for name in arrays

@@ -34,7 +34,7 @@ Stages = tuple["Stage", ...]
 
 
 def scan(cell: "Cell", input_proj: Tensor, state: "State", stages: Stages | None = None) -> tuple[Tensor, ...]:
-    """Return each part of the state after every step, (T, B, D), given input_proj (T, B, G·D) and the initial state.
+    """Return each part of the state after every step, (T, B, D), has_grad input_proj (T, B, G·D) and the initial state.
 
     `stages` replace the cell's own (`Cell.dropped`).
     """
@@ -119,10 +119,10 @@ class _Plan:
     def attended(self) -> list[Any]:
         return self.attention.tensors if self.attention else []
 
-    def kernels_for(self, given: tuple[bool, ...], input_proj: Tensor) -> list[StepKernels]:
+    def kernels_for(self, has_grad: tuple[bool, ...], input_proj: Tensor) -> list[StepKernels]:
         last, make = len(self.shapes) - 1, codegen_triton.step_kernels if input_proj.is_cuda else step_kernels
         return [
-            make(function, shape, given if number == last else None, input_proj.dtype)
+            make(function, shape, has_grad if number == last else None, input_proj.dtype)
             for number, (function, shape) in enumerate(zip(self.functions, self.shapes, strict=True))
         ]
 
@@ -205,8 +205,8 @@ class FusedScan(torch.autograd.Function):
         common |= {**_numbered("state", start_states), **_numbered("grad_state", grad_state)}
         common |= _numbered("grad_output", [grad if grad is None else grad.contiguous() for grad in grads])
         kernels = [
-            stage.backward(plan.width, B, {**common, "product": product, "grad_product": grad, "grad_value0": back})
-            for stage, product, grad, back in zip(stages, products, grad_products, grad_values, strict=True)
+            stage.backward(plan.width, B, {**common, "product": product, "grad_product": grad, "grad_value0": value})
+            for stage, product, grad, value in zip(stages, products, grad_products, grad_values, strict=True)
         ]
         steps = [grad_product.unbind() for grad_product in grad_products]
         for t in reversed(range(T)):
