@@ -170,8 +170,8 @@ class _TorchCell(Cell):
 
     def _prefers_scan(self, inputs: Tensor) -> bool:
         """Return whether cuDNN would run in float16 whatever the dtype, or copy weights that are not in its layout."""
-        half = in_half(inputs) and len(inputs) >= MIN_STEPS
-        return half or (inputs.is_cuda and self.training and self.drop > 0)
+        float16 = in_half(inputs) and len(inputs) >= MIN_STEPS
+        return float16 or (inputs.is_cuda and self.training and self.drop > 0)
 
     def _single_stage(self, pointwise: Pointwise) -> tuple[Stage, ...]:
         return (Stage(pointwise, self.kernel.all_weights[0][1]),)

@@ -99,7 +99,7 @@ class ProjectedScan(torch.autograd.Function):
         T, B, cells = len(input_proj), input_proj.shape[1], c.shape[1]
         input_proj = input_proj.contiguous()
         outputs = input_proj.new_empty(T + 1, B, len(project))
-        raw = outputs[1:] if clip is None else torch.empty_like(outputs[1:])
+        unclipped = outputs[1:] if clip is None else torch.empty_like(outputs[1:])
         ms, cs = (input_proj.new_empty(T + 1, B, cells) for _ in range(2))
         outputs[0], cs[0] = h, c
         product = torch.empty_like(input_proj)
@@ -107,52 +107,43 @@ class ProjectedScan(torch.autograd.Function):
         kernel = _gate_kernels(clip, input_proj).forward(cells, B, tensors)
         weight_t, project_t = weight.t().contiguous(), project.t().contiguous()  # else half as fast
         # Unbound before the loop: in a short step, to index a row costs as much as the work on it.
-        rows = [part.unbind() for part in (outputs, product, ms[1:], raw, outputs[1:])]
-        for t, (state, gates, m, unclipped, output) in enumerate(zip(*rows, strict=False)):
+        rows = [part.unbind() for part in (outputs, product, ms[1:], unclipped, outputs[1:])]
+        for t, (state, gates, m, projected, output) in enumerate(zip(*rows, strict=False)):
             torch.mm(state, weight_t, out=gates)
             kernel(t)
-            torch.mm(m, project_t, out=unclipped)
+            torch.mm(m, project_t, out=projected)
             if clip is not None:
-                torch.clamp(unclipped, -clip, clip, out=output)
+                torch.clamp(projected, -clip, clip, out=output)
         ctx.clip = clip
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(input_proj, product, outputs, raw, ms, cs, weight, project)
+        ctx.save_for_backward(input_proj, product, outputs, unclipped, ms, cs, weight, project)
         return outputs[1:], cs[1:]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_outputs: Tensor | None, grad_cs: Tensor | None) -> Any:
         """Return the gradients; those of matrices are one product over all steps."""
-        input_proj, product, outputs, raw, ms, cs, weight, project = ctx.saved_tensors
+        input_proj, product, outputs, unclipped, ms, cs, weight, project = ctx.saved_tensors
         T, B, cells = len(input_proj), input_proj.shape[1], cs.shape[2]
         grad_product = torch.empty_like(product)
-        grad_raw = torch.zeros_like(raw) if grad_outputs is None else grad_outputs.clone()
+        grad_unclipped = torch.zeros_like(unclipped) if grad_outputs is None else grad_outputs.clone()
         grad_m, grad_c = input_proj.new_zeros(B, cells), input_proj.new_zeros(B, cells)
-        tensors = {
-            "input_proj": input_proj,
-            "product": product,
-            "state0": ms,
-            "state1": cs,
-            "grad_product": grad_product,
-        }
-        tensors |= {
-            "grad_state0": grad_m,
-            "grad_state1": grad_c,
-            "grad_output1": None if grad_cs is None else grad_cs.contiguous(),
-        }
+        tensors = {"input_proj": input_proj, "product": product, "state0": ms, "state1": cs}
+        tensors |= {"grad_product": grad_product, "grad_state0": grad_m, "grad_state1": grad_c}
+        tensors |= {"grad_output1": None if grad_cs is None else grad_cs.contiguous()}
         kernel = _gate_kernels(ctx.clip, input_proj, grad_cs is not None).backward(cells, B, tensors)
-        inside = None if ctx.clip is None else raw.abs() <= ctx.clip
+        inside = None if ctx.clip is None else unclipped.abs() <= ctx.clip
         masks = None if inside is None or bool(inside.all()) else inside.to(input_proj.dtype).unbind()
-        grad_raws, grad_gates = grad_raw.unbind(), grad_product.unbind()
+        grad_steps, grad_gates = grad_unclipped.unbind(), grad_product.unbind()
         for t in reversed(range(T)):
             if t + 1 < T:
-                grad_raws[t].addmm_(grad_gates[t + 1], weight)
+                grad_steps[t].addmm_(grad_gates[t + 1], weight)
             if masks is not None:
-                grad_raws[t].mul_(masks[t])
-            torch.mm(grad_raws[t], project, out=grad_m)
+                grad_steps[t].mul_(masks[t])
+            torch.mm(grad_steps[t], project, out=grad_m)
             kernel(t)
         grad_weight = grad_product.flatten(0, 1).t() @ outputs[:-1].flatten(0, 1)
-        grad_project = grad_raw.flatten(0, 1).t() @ ms[1:].flatten(0, 1)
+        grad_project = grad_unclipped.flatten(0, 1).t() @ ms[1:].flatten(0, 1)
         return None, grad_product, grad_product[0] @ weight, grad_c, grad_weight, grad_project
 
 

@@ -40,13 +40,13 @@ class LSTMN(nn.Module):
 
     def carry(self, state: State) -> State:
         """Return the state for the next segment of a long text: the tapes cut to each row's last step."""
-        *tapes, empty, mixed = state
-        if not empty.shape[1]:
+        *tapes, padding_mask, mixed = state
+        if not padding_mask.shape[1]:
             return state
-        positions = torch.arange(empty.shape[1], device=empty.device)
-        last = torch.where(empty, -1, positions).amax(1).clamp(min=0)  # (B,)
-        rows = torch.arange(len(empty), device=empty.device)
-        return *(tape[rows, last][:, None] for tape in tapes), empty[rows, last][:, None], mixed
+        positions = torch.arange(padding_mask.shape[1], device=padding_mask.device)
+        last = torch.where(padding_mask, -1, positions).amax(1).clamp(min=0)  # (B,)
+        rows = torch.arange(len(padding_mask), device=padding_mask.device)
+        return *(tape[rows, last][:, None] for tape in tapes), padding_mask[rows, last][:, None], mixed
 
     def forward(self, inputs: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
         """Return the outputs (T, B, D) for inputs (T, B, I), and the state after each row's last real step."""
@@ -55,15 +55,16 @@ class LSTMN(nn.Module):
             with suppress(NotFusibleError):
                 return self._forward_fused(input_proj, queries, stages)
         initial = state or self.begin(inputs.shape[1], inputs)
-        *tapes, empty, mixed = initial
-        empty = torch.cat([empty, ~real.T if real is not None else empty.new_zeros(inputs.shape[1], len(inputs))], 1)
+        *tapes, padding_mask, mixed = initial
+        new_padding = ~real.T if real is not None else padding_mask.new_zeros(inputs.shape[1], len(inputs))
+        padding_mask = torch.cat([padding_mask, new_padding], 1)
         past, keys = tapes[0].shape[1], self.score.keys(tapes[0])
         mixtures, weights_per_step = [], []
         for step in range(len(inputs)):
             length = past + step
             if length:
                 scores = self.score((queries[step] + mixed)[:, None], keys)
-                mixture, weights = attend(scores, torch.cat(tapes, -1), empty[:, :length])
+                mixture, weights = attend(scores, torch.cat(tapes, -1), padding_mask[:, :length])
                 old = mixture[:, 0].chunk(len(tapes), -1)
                 weights_per_step.append(weights[:, 0])
             else:
@@ -78,7 +79,8 @@ class LSTMN(nn.Module):
         if capturing(self.layer):
             self._record(weights_per_step, past, input_proj)
         outputs = tapes[0][:, past:].transpose(0, 1)
-        return outputs, (*tapes, empty, at_last(torch.stack(mixtures), initial[-1], real) if mixtures else mixed)
+        last_mixed = at_last(torch.stack(mixtures), initial[-1], real) if mixtures else mixed
+        return outputs, (*tapes, padding_mask, last_mixed)
 
     def _can_fuse(self, input_proj: Tensor) -> bool:
         """Return whether the fused scan applies: CPU only, dot-product scores only, attention weights not captured."""
@@ -89,8 +91,8 @@ class LSTMN(nn.Module):
         assert isinstance(self.score, Dot)
         start = self.cell.begin(input_proj.shape[1], input_proj)
         *states, mixed = scan_fused(self.cell, input_proj, start, SelfAttentionSpec(queries, self.score.scale), stages)
-        empty = input_proj.new_zeros(input_proj.shape[1], len(input_proj), dtype=torch.bool)
-        return states[0], (*(part.transpose(0, 1) for part in states), empty, mixed)
+        padding_mask = input_proj.new_zeros(input_proj.shape[1], len(input_proj), dtype=torch.bool)
+        return states[0], (*(part.transpose(0, 1) for part in states), padding_mask, mixed)
 
     def _record(self, weights_per_step: list[Tensor], past: int, like: Tensor) -> None:
         """Record the attention weights, (B, T, past + T); the very first step has none."""

@@ -62,12 +62,12 @@ class RecurrentStack(nn.Module):
         The final output of the backward direction is at the sequence's first token.
         """
         outputs, finals = [], []
-        for depth, ways in enumerate(self.layers):
-            assert isinstance(ways, nn.ModuleList)
+        for depth, directions in enumerate(self.layers):
+            assert isinstance(directions, nn.ModuleList)
             inputs = self._layer_inputs(flat, grid, depth)
             hidden = [
                 layer(grid.lay(part, reverse=reverse))[0]
-                for layer, part, reverse in zip(ways, inputs, self.ways, strict=True)
+                for layer, part, reverse in zip(directions, inputs, self.ways, strict=True)
             ]  # (T, B, D') each
             gathered = [grid.gather(part, reverse=reverse) for part, reverse in zip(hidden, self.ways, strict=True)]
             flat = self._add_residual(flat, torch.cat(gathered, -1))
@@ -79,7 +79,7 @@ class RecurrentStack(nn.Module):
     @property
     def ahead(self) -> list[nn.Module]:
         """The layers of the first direction, forward unless the stack is backward only."""
-        return [ways[0] for ways in self.layers]  # type: ignore[index]
+        return [directions[0] for directions in self.layers]  # type: ignore[index]
 
     def walk(
         self, inputs: Tensor, states: Sequence[State] | None = None, real: Tensor | None = None

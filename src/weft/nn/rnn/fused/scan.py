@@ -148,11 +148,10 @@ class FusedScan(torch.autograd.Function):
         products = [input_proj.new_empty(T, B, shape.product * plan.width) for shape in plan.shapes]
         values = [*([input_proj.new_empty(T + 1, B, plan.width)] for _ in plan.shapes[1:]), states]
         common = {"input_proj": input_proj, "vectors": vectors, **_numbered("state", start_states)}
+        stage_kernels = plan.kernels_for((True,) * plan.parts, input_proj)
         kernels = [
             stage.forward(plan.width, B, {**common, "product": product, **_numbered("out", value)})
-            for stage, product, value in zip(
-                plan.kernels_for((True,) * plan.parts, input_proj), products, values, strict=True
-            )
+            for stage, product, value in zip(stage_kernels, products, values, strict=True)
         ]
         transposed = [weight.t().contiguous() for weight in weights]  # without the copy products are half as fast
         # Unbound before the loop: in a short step, to index a row costs as much as the work on it.
@@ -190,23 +189,19 @@ class FusedScan(torch.autograd.Function):
         count, T, B = len(plan.shapes), len(input_proj), input_proj.shape[1]
         weights, start_states = saved[:count], saved[count : count + plan.parts]
         products, between = saved[count + plan.parts :][:count], saved[count + plan.parts :][count:]
-        stages = plan.kernels_for(tuple(grad is not None for grad in grads), input_proj)
+        stage_kernels = plan.kernels_for(tuple(grad is not None for grad in grads), input_proj)
         grad_products = [torch.empty_like(product) for product in products]
         grad_state = [torch.zeros_like(start[0]) for start in start_states]
         grad_vectors = None if vectors is None else vectors.new_zeros(len(vectors), B, plan.width)
-        grad_input_proj = grad_products[0] if count == 1 and stages[0].shared else torch.zeros_like(input_proj)
+        grad_input_proj = grad_products[0] if count == 1 and stage_kernels[0].shared else torch.zeros_like(input_proj)
         grad_values = [torch.empty_like(grad_state[0]) for _ in plan.shapes]  # of a stage, from the next one's product
-        common = {
-            "input_proj": input_proj,
-            "vectors": vectors,
-            "grad_input_proj": grad_input_proj,
-            "grad_vectors": grad_vectors,
-        }
+        common = {"input_proj": input_proj, "vectors": vectors}
+        common |= {"grad_input_proj": grad_input_proj, "grad_vectors": grad_vectors}
         common |= {**_numbered("state", start_states), **_numbered("grad_state", grad_state)}
         common |= _numbered("grad_output", [grad if grad is None else grad.contiguous() for grad in grads])
         kernels = [
             stage.backward(plan.width, B, {**common, "product": product, "grad_product": grad, "grad_value0": value})
-            for stage, product, grad, value in zip(stages, products, grad_products, grad_values, strict=True)
+            for stage, product, grad, value in zip(stage_kernels, products, grad_products, grad_values, strict=True)
         ]
         steps = [grad_product.unbind() for grad_product in grad_products]
         for t in reversed(range(T)):
@@ -248,13 +243,8 @@ class PersistentScan(torch.autograd.Function):
         for buffer, start in zip(states, state, strict=True):
             buffer[0] = start
         values = [input_proj.new_empty(T + 1, B, plan.width) for _ in plan.shapes[1:]]
-        tensors = {
-            "input_proj": input_proj,
-            "vectors": vectors,
-            **_numbered("states", states),
-            **_numbered("weight", weights),
-        }
-        tensors |= {**_numbered("bias", biases), **_numbered("value", values)}
+        tensors = {"input_proj": input_proj, "vectors": vectors, **_numbered("states", states)}
+        tensors |= {**_numbered("weight", weights), **_numbered("bias", biases), **_numbered("value", values)}
         kernels = persistent_triton.scan_kernels(plan.functions, plan.shapes, (True,) * plan.parts)
         biased = sum(1 << number for number, bias in enumerate(biases) if bias is not None)
         persistent_triton.launch(kernels, False, tensors, T, B, biased)
@@ -281,21 +271,11 @@ class PersistentScan(torch.autograd.Function):
         kernels = persistent_triton.scan_kernels(plan.functions, plan.shapes, tuple(grad is not None for grad in grads))
         grad_input_proj = grad_products[0][:T] if kernels.shared else torch.empty_like(input_proj)
         grad_vectors = None if vectors is None else vectors.new_empty(-(-B // 16), *vectors.shape).zero_()
-        tensors = {
-            "input_proj": input_proj,
-            "vectors": vectors,
-            "grad_input_proj": grad_input_proj,
-            "grad_vectors": grad_vectors,
-        }
-        tensors |= {
-            **_numbered("states", states),
-            **_numbered("grad_state", grad_state),
-            **_numbered("product", products),
-        }
-        tensors |= {
-            **_numbered("grad_product", grad_products),
-            **_numbered("transposed", [weight.t().contiguous() for weight in weights]),
-        }
+        tensors = {"input_proj": input_proj, "vectors": vectors}
+        tensors |= {"grad_input_proj": grad_input_proj, "grad_vectors": grad_vectors}
+        tensors |= {**_numbered("states", states), **_numbered("grad_state", grad_state)}
+        tensors |= {**_numbered("product", products), **_numbered("grad_product", grad_products)}
+        tensors |= _numbered("transposed", [weight.t().contiguous() for weight in weights])
         tensors |= _numbered("grad_output", [grad if grad is None else grad.contiguous() for grad in grads])
         persistent_triton.launch(kernels, True, tensors, T, B, 0)
         grad_state[0] += grad_products[0][0] @ weights[0]
