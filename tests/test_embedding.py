@@ -176,7 +176,7 @@ def test_the_order_is_the_callers_however_texts_are_cut_into_chunks_and_batches(
     whole, tokens = pipeline.embed(texts), pipeline.embed(texts, "tokens")
     monkeypatch.setattr(embedding, "AT_ONCE", 3)
     monkeypatch.setattr(embedding, "BUDGET", 20)
-    monkeypatch.setattr(embedding, "SIGNS_OF_TOKENS", 50)
+    monkeypatch.setattr(embedding, "MAX_CHARS_PER_TOKEN_VECTORS", 50)
     np.testing.assert_allclose(pipeline.embed(iter(texts)), whole, atol=2e-5)
     for one, other in zip(pipeline.embed(texts, "tokens"), tokens, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
@@ -332,7 +332,8 @@ def test_a_wrong_pool_is_caught(bert, broken, monkeypatch):
 
 
 def test_an_order_that_is_lost_is_caught(bert, monkeypatch):
-    read = embedding._Read
-    monkeypatch.setattr(embedding, "_Read", lambda ids, lengths, order, spelt: read(ids, lengths, order[::-1], spelt))
+    true = embedding._TokenizedTexts
+    wrong = lambda ids, lengths, rows, chars: true(ids, lengths, rows[::-1], chars)  # noqa: E731
+    monkeypatch.setattr(embedding, "_TokenizedTexts", wrong)
     with pytest.raises(AssertionError):
         test_a_vector_is_what_its_equation_says(bert, "mean")

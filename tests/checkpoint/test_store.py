@@ -483,7 +483,7 @@ def test_a_forked_worker_does_not_keep_the_lock_of_a_dead_run(store: Store, monk
             os.close(tell)
 
     assert not refused_after_death(lambda: None)
-    assert refused_after_death(store_module._held.clear)  # as if the worker did not drop its copy
+    assert refused_after_death(store_module._held_locks.clear)  # as if the worker did not drop its copy
 
 
 def test_leaving_the_lock_in_a_forked_child_leaves_it_with_the_parent(store: Store) -> None:

@@ -29,15 +29,15 @@ def folder(tmp_path_factory):
 
 
 def kinds(report):
-    return {(check.what.partition(",")[0], check.against) for check in report.checks}
+    return {(check.quantity.partition(",")[0], check.against) for check in report.checks}
 
 
 def test_there_and_back_with_a_report(folder, tmp_path):
     report = convert(folder, tmp_path / "weft")
     again = "what was written, read again"
     assert kinds(report) == {(what, against) for what in WHAT for against in (again, "transformers")}
-    assert all(check.same for check in report.checks)
-    assert max(check.apart for check in report.checks) < 1e-5
+    assert all(check.matches for check in report.checks)
+    assert max(check.difference for check in report.checks) < 1e-5
     assert min(check.count for check in report.checks) > 20
     pipeline = weft.load(tmp_path / "weft", device="cpu")
     (answer,) = pipeline("The lambda", {"max_length": 8})
@@ -68,8 +68,10 @@ def test_every_head_is_compared(tmp_path, family, head):
     back = convert(tmp_path / "weft", tmp_path / "back")
     wanted = {"tokens", "hidden states", *HEADS[family, head]}
     for report in (there, back):
-        assert kinds(report) == {(what, against) for what in wanted for against in (parity.AGAIN, parity.THERE)}
-        assert max(check.apart for check in report.checks) < 1e-5
+        assert kinds(report) == {
+            (what, against) for what in wanted for against in (parity.ROUND_TRIP, parity.TRANSFORMERS)
+        }
+        assert max(check.difference for check in report.checks) < 1e-5
         report.demand()
 
 
@@ -99,7 +101,7 @@ def test_a_head_that_has_changed_on_the_way_is_told(tmp_path, monkeypatch, head,
             weight.copy_(was)
 
     monkeypatch.setattr(conversion, "save_hf", save)
-    wrong = [check.what for check in convert(tmp_path / "weft", tmp_path / "back").checks if not check.same]
+    wrong = [check.quantity for check in convert(tmp_path / "weft", tmp_path / "back").checks if not check.matches]
     assert any(what.startswith(told) for what in wrong)
     assert "tokens" not in wrong
 
@@ -142,7 +144,7 @@ def test_what_has_changed_on_the_way_is_told(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(conversion, "save_hf", save)
     given.save(tmp_path / "weft")
     report = convert(tmp_path / "weft", tmp_path / "hf")
-    wrong = {check.what: check for check in report.checks if not check.same}
+    wrong = {check.quantity: check for check in report.checks if not check.matches}
     assert any(what.startswith("hidden states, most in layer 2") for what in wrong)
     assert "tokens" not in wrong
     with pytest.raises(CheckpointError, match=r"hf: hidden states.* differ by .* it is left there to be looked at"):
@@ -154,7 +156,7 @@ def test_every_layer_has_its_row_and_the_largest_difference_is_named(tmp_path):
     other = states.clone()
     other[1, 0, 2] = 0.25
     report = Report(
-        tmp_path, [parity._check("hidden states", list(states), list(other), "y"), Check("z", "y", 1e-5, 1)]
+        tmp_path, [parity._compare("hidden states", list(states), list(other), "y"), Check("z", "y", 1e-5, 1)]
     )
     rows = report.table()[1]
     assert [row[0] for row in rows] == [*(f"hidden states, layer {layer}" for layer in range(3)), "z"]
@@ -165,14 +167,14 @@ def test_every_layer_has_its_row_and_the_largest_difference_is_named(tmp_path):
 
 def test_a_difference_is_the_largest_and_no_number_is_none(tmp_path):
     ones, other = torch.ones(3), torch.tensor([1.0, 1.5, float("nan")])
-    assert parity._apart(ones, ones) == 0
-    assert parity._apart(ones, other[:2].new_tensor([1, 1.5, 1])) == 0.5
-    assert parity._apart(ones, other) == float("inf") or parity._apart(ones, other) > 1e30
-    assert parity._check("x", [ones], [ones[:2]], "y").apart == float("inf")
-    assert parity._apart(torch.tensor([1, 2]), torch.tensor([1, 3])) == 1
-    assert not Check("x", "y", 2e-4, 1).same
-    assert Check("x", "y", 2e-4, 1, 3000.0).same
-    assert not Check("x", "y", 2e-1, 1, 3000.0).same
+    assert parity._difference(ones, ones) == 0
+    assert parity._difference(ones, other[:2].new_tensor([1, 1.5, 1])) == 0.5
+    assert parity._difference(ones, other) == float("inf") or parity._difference(ones, other) > 1e30
+    assert parity._compare("x", [ones], [ones[:2]], "y").difference == float("inf")
+    assert parity._difference(torch.tensor([1, 2]), torch.tensor([1, 3])) == 1
+    assert not Check("x", "y", 2e-4, 1).matches
+    assert Check("x", "y", 2e-4, 1, 3000.0).matches
+    assert not Check("x", "y", 2e-1, 1, 3000.0).matches
     Report(tmp_path, [Check("x", "y", 1e-5, 1)]).demand()
 
 

@@ -1,1 +1,1 @@
-"""What a run leaves on the disk."""
+"""Checkpoints: their contents, their manifest, and the directory of a run."""

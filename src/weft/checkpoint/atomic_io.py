@@ -1,4 +1,4 @@
-"""The few things that the store asks of a file system, and how its refusals are told."""
+"""Crash-safe file operations (create, flush, temporary names), and `OSError` as `CheckpointError`."""
 
 import errno
 import hashlib
@@ -18,26 +18,26 @@ _CHUNK = 1 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
-def walk(folder: Path) -> Iterator[Path]:
-    """Yield all that is under a folder, what is in a sub-folder before the sub-folder itself."""
+def iter_paths(folder: Path) -> Iterator[Path]:
+    """Yield every path under a folder, depth first: the contents of a sub-folder before the sub-folder."""
     for path in sorted(folder.iterdir()):
         if is_folder(path):
-            yield from walk(path)
+            yield from iter_paths(path)
         yield path
 
 
 def is_folder(path: Path) -> bool:
-    """Say whether this is a folder itself, not a link to one."""
+    """Return whether the path is a directory, not a symbolic link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
 def temporary_in(place: Path) -> Path:
-    """Name something that is not there yet and that the next save may remove."""
+    """Return a new temporary path in `place`; what is left at such a path is removed by the next save."""
     return place / f"{TEMPORARY}{secrets.token_hex(8)}"
 
 
 def remove(path: Path) -> None:
-    """Remove what no name or link leads to any more; what cannot be removed now is swept by the next save."""
+    """Remove an unreferenced file or folder; what cannot be removed now is removed by the next save."""
     if is_folder(path):
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -47,7 +47,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def opened(path: Path, flags: int) -> Iterator[int]:
-    """Open a descriptor, and close it."""
+    """Open a file descriptor, and close it on exit."""
     handle = os.open(path, flags, 0o666)
     try:
         yield handle
@@ -56,45 +56,45 @@ def opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def digest(handle: int) -> str:
-    """Return the SHA-256 of what is left to read."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of a descriptor's bytes from its current position on."""
+    sha256 = hashlib.sha256()
     while chunk := os.read(handle, _CHUNK):
-        found.update(chunk)
-    return found.hexdigest()
+        sha256.update(chunk)
+    return sha256.hexdigest()
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a file that is not there yet, and flush it."""
+    """Write a new file, and flush it to the disk."""
     with opened(path, _NEW) as handle:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(handle, left) :]
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[os.write(handle, remaining) :]
         os.fsync(handle)
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder."""
+    """Flush a directory's entries to the disk."""
     with opened(folder, os.O_RDONLY) as handle:
         try:
             os.fsync(handle)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # some network file systems cannot flush a folder, and say so by this
+            if error.errno != errno.EINVAL:  # from network file systems that cannot flush a directory
                 raise
 
 
 @contextmanager
 def explained(place: Path, problem: str, remedy: str) -> Iterator[None]:
-    """Turn the operating system's refusal into an error that names the place, the problem and the remedy."""
+    """Turn an `OSError` into a `CheckpointError` that names the place, the problem and the remedy."""
     try:
         yield
     except FileExistsError as error:
         raise CheckpointError(f"{place}: {problem}: {error.filename} is in the place of a folder; {remedy}") from error
     except OSError as error:
         raise CheckpointError(f"{place}: {problem}: {error.strerror or error}; {remedy}") from error
-    except SafetensorError as error:  # so the library reports a full disk
+    except SafetensorError as error:  # safetensors reports a full disk this way
         raise CheckpointError(f"{place}: {problem}: {error}; {remedy}") from error
 
 
 def readable(place: Path) -> AbstractContextManager[None]:
-    """Tell of a place that cannot be read."""
+    """Turn an `OSError` while reading `place` into a `CheckpointError`."""
     return explained(place, "cannot be read", "check its permissions and its disk")

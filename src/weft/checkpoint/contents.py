@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the recipe, the tokenizer, the weights, and for resuming the state of the training.
+"""The contents of a checkpoint: recipe, tokenizer, weights and, for resuming, the training state.
 
     run.yaml  tokenizer.json  model.safetensors  state/{progress.json, optimizer.safetensors, random.safetensors}
 
@@ -31,7 +31,7 @@ Count = Annotated[int, Field(ge=0)]
 
 @dataclass
 class Progress:
-    """Where a training stands, besides weights and optimiser."""
+    """The training state besides weights and optimizer state."""
 
     step: Count = 0
     position: Position = field(default_factory=Position)
@@ -39,15 +39,15 @@ class Progress:
     bad_steps: Count = 0
     loss_sum: float = 0.0  # since the last report
     loss_steps: Count = 0
-    best: list[float] | None = None  # of the best evaluation: the metric, turned so that less is better, and the loss
+    best: list[float] | None = None  # the best evaluation's metric, signed so that less is better, and loss
     best_step: Count = 0
-    stale: Count = 0  # evaluations since the best
+    stale: Count = 0  # evaluations since the best one
     data: str = ""  # digest of the training data
     done: bool = False
 
 
 def write_model(folder: Path, run: Run, tokenizer: Tokenizer, head: nn.Module) -> None:
-    """Write what `load` needs."""
+    """Write what `load` needs: recipe, tokenizer and weights."""
     (folder / "run.yaml").write_text(write_yaml(run.dump()), encoding="utf-8")
     tokenizer.save(folder)
     save_file({name: value.contiguous() for name, value in weights(head).items()}, folder / "model.safetensors")
@@ -56,7 +56,7 @@ def write_model(folder: Path, run: Run, tokenizer: Tokenizer, head: nn.Module) -
 def write_state(
     folder: Path, progress: Progress, optimizer: torch.optim.Optimizer, head: nn.Module, random: Mapping[str, Tensor]
 ) -> None:
-    """Write what resuming needs."""
+    """Write what resuming needs: progress, optimizer state and random states."""
     write_progress(folder, progress)
     state = folder / "state"
     save_file(optimizer_tensors(optimizer, head), state / "optimizer.safetensors")
@@ -64,33 +64,33 @@ def write_state(
 
 
 def write_progress(folder: Path, progress: Progress) -> None:
-    """Write where a training stands."""
+    """Write the training state as state/progress.json."""
     (folder / "state").mkdir()
     (folder / "state" / "progress.json").write_text(json.dumps(asdict(progress), indent=1), encoding="utf-8")
 
 
 def write_carried(folder: Path, carried: Mapping[str, Tensor]) -> None:
-    """Write what streams that are read on have left: `0.1` is the first part of what rank 1 goes on from."""
+    """Write the hidden states carried across batches: `0.1` is the first tensor of rank 1."""
     save_file({name: part.cpu() for name, part in carried.items()}, folder / "state" / "carried.safetensors")
 
 
 def load_carried(folder: Path, rank: int, device: torch.device) -> list[Tensor]:
-    """Read what a rank goes on from; nothing where nothing is carried."""
+    """Read the hidden states that a rank carries on; an empty list where none are carried."""
     path = folder / "state" / "carried.safetensors"
-    found = _tensors(path) if path.exists() else {}
-    own = {int(name.partition(".")[0]): part for name, part in found.items() if name.endswith(f".{rank}")}
-    return [own[number].to(device) for number in sorted(own)]
+    tensors = _read_tensors(path) if path.exists() else {}
+    parts = {int(name.partition(".")[0]): part for name, part in tensors.items() if name.endswith(f".{rank}")}
+    return [parts[number].to(device) for number in sorted(parts)]
 
 
 def weights(head: nn.Module) -> dict[str, Tensor]:
-    """Name the parameters and saved buffers, each once: tied ones go by their first name."""
+    """Return parameters and persistent buffers by name, each once: a tied one under its first name."""
     saved = head.state_dict()
     buffers = {name: value for name, value in head.named_buffers() if name in saved}
     return {name: value.detach() for name, value in (*head.named_parameters(), *buffers.items())}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, head: nn.Module) -> dict[str, Tensor]:
-    """Name the optimiser's state by parameter: `exp_avg.body.encoder.embed.weight`."""
+    """Return the optimizer's state by key and parameter: `exp_avg.body.encoder.embed.weight`."""
     tensors = {}
     for name, parameter in head.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -99,43 +99,50 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, head: nn.Module) -> dict
 
 
 def read_run(folder: Path, trust: bool = False, overrides: Iterable[str] = ()) -> Run:
-    """Read the recipe of a checkpoint, changed by overrides; classes from outside weft are run only with `trust`."""
-    return changed_run(read_recipe_of(folder), folder, trust, overrides)
+    """Read a checkpoint's recipe and apply overrides; classes from outside weft are imported only with `trust`."""
+    return run_with_overrides(read_recipe_of(folder), folder, trust, overrides)
 
 
-def changed_run(then: Mapping[str, Any], folder: Path, trust: bool = False, overrides: Iterable[str] = ()) -> Run:
-    """Check the recipe of what `folder` holds, with changes that its weights allow."""
+def run_with_overrides(
+    then: Mapping[str, Any], folder: Path, trust: bool = False, overrides: Iterable[str] = ()
+) -> Run:
+    """Validate a checkpoint's recipe with overrides, which must be compatible with its weights."""
     now = Run.parse(read_recipe(then, overrides), trust)
     if overrides:
-        _check_kept(Run.parse(then, trust).dump(), now.dump(), folder)
-    _check_heads(then, now.dump(), folder)
+        _check_unchanged(Run.parse(then, trust).dump(), now.dump(), folder)
+    _check_pruned_heads(then, now.dump(), folder)
     return now
 
 
-def _check_kept(then: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    """Refuse another model or tokenizer than the weights were trained with: shapes alone do not tell them apart."""
-    for key, (was, is_now) in differences(then, now).items():
+def _check_unchanged(then: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+    """Raise an error if model or tokenizer differ from those the weights were trained with.
+
+    Shapes alone do not show such a difference.
+    """
+    for key, (before, after) in differences(then, now).items():
         if key.startswith(("model.", "tokenizer.")) and not key.startswith(("model.heads_off", "model.dropout")):
             raise CheckpointError(
-                f"{folder}: was trained with {key}={was!r}, which cannot be {is_now!r} now; leave that change out "
+                f"{folder}: was trained with {key}={before!r}, which cannot be {after!r} now; leave that change out "
                 "(of a model, only heads_off and dropout may change)"
             )
 
 
-def _check_heads(then: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    """Refuse to put heads that are left out back: by their shapes, others would be taken for them."""
+def _check_pruned_heads(then: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+    """Raise an error if pruned attention heads are to be restored: by shape alone, others would take their place."""
     model = then.get("model")
-    off, left = (dict(part.get("heads_off") or {}) for part in (model if isinstance(model, dict) else {}, now["model"]))
-    for place, heads in off.items():
-        if set(left.get(str(place), ())) != set(heads):
+    pruned_before, pruned_now = (
+        dict(part.get("heads_off") or {}) for part in (model if isinstance(model, dict) else {}, now["model"])
+    )
+    for place, heads in pruned_before.items():
+        if set(pruned_now.get(str(place), ())) != set(heads):
             raise CheckpointError(
                 f"{folder}: the heads {heads} of {place} were cut out of its weights, but model.heads_off.{place} is "
-                f"{left.get(str(place), [])} now; leave it as it is, or load a checkpoint with all heads"
+                f"{pruned_now.get(str(place), [])} now; leave it as it is, or load a checkpoint with all heads"
             )
 
 
 def read_recipe_of(folder: Path) -> dict[str, Any]:
-    """Read the recipe of a checkpoint as plain data: no class that it names is imported."""
+    """Return a checkpoint's recipe as plain data; no class that it names is imported."""
     try:
         text = (folder / "run.yaml").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -147,73 +154,75 @@ def read_recipe_of(folder: Path) -> dict[str, Any]:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the keys, dotted and in order, in which two recipes or parts of them differ, with both values."""
-    before, after = _flat(then), _flat(now)
+    """Return the dotted keys, sorted, in which two (parts of) recipes differ, with both values."""
+    before, after = _flatten(then), _flatten(now)
     keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     return {key: (before.get(key), after.get(key)) for key in keys}
 
 
-def _flat(raw: Any, prefix: str = "") -> dict[str, Any]:
+def _flatten(raw: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(raw, Mapping):
         return {prefix: raw}
     return {
-        key: value for name, inner in raw.items() for key, value in _flat(inner, f"{prefix}.{name}".strip(".")).items()
+        key: value
+        for name, inner in raw.items()
+        for key, value in _flatten(inner, f"{prefix}.{name}".strip(".")).items()
     }
 
 
 def load_weights(folder: Path, head: nn.Module) -> None:
-    """Fill a head; a name or shape that does not fit is refused."""
+    """Load a checkpoint's weights into a head; a name or shape that does not match is an error."""
     fill(head, read_weights(folder), folder)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read the weights of a checkpoint, by name."""
-    return _tensors(folder / "model.safetensors")
+    return _read_tensors(folder / "model.safetensors")
 
 
-def fill(head: nn.Module, found: dict[str, Tensor], folder: Path) -> None:
-    """Copy weights into a head; a name or shape that does not fit is refused, as what `folder` holds."""
-    found, wanted = without_heads(found, head), weights(head)
-    strange = sorted(set(found) ^ set(wanted))
-    if strange:
-        whose = "the file lacks it" if strange[0] in wanted else "the model has no such weight"
-        raise CheckpointError(f"{folder}/model.safetensors: {strange[0]}: {whose} ({len(strange)} such in all)")
-    grown = _grown(head)
+def fill(head: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Copy weights into a head; a name, shape or dtype that does not match is an error that names `folder`."""
+    tensors, wanted = prune_heads(tensors, head), weights(head)
+    unmatched = sorted(set(tensors) ^ set(wanted))
+    if unmatched:
+        reason = "the file lacks it" if unmatched[0] in wanted else "the model has no such weight"
+        raise CheckpointError(f"{folder}/model.safetensors: {unmatched[0]}: {reason} ({len(unmatched)} such in all)")
+    data_sized = _data_sized_buffers(head)
     for name, value in wanted.items():
-        if value.shape != found[name].shape and not (name in grown and value.ndim == found[name].ndim):
-            got, must = tuple(found[name].shape), tuple(value.shape)
-            raise CheckpointError(f"{folder}/model.safetensors: {name} must be {must}, but is {got} instead")
-        if value.dtype != found[name].dtype:
+        if value.shape != tensors[name].shape and not (name in data_sized and value.ndim == tensors[name].ndim):
+            shape, expected = tuple(tensors[name].shape), tuple(value.shape)
+            raise CheckpointError(f"{folder}/model.safetensors: {name} must be {expected}, but is {shape} instead")
+        if value.dtype != tensors[name].dtype:
             raise CheckpointError(
-                f"{folder}/model.safetensors: {name} must be {value.dtype}, but is {found[name].dtype} instead"
+                f"{folder}/model.safetensors: {name} must be {value.dtype}, but is {tensors[name].dtype} instead"
             )
-        if name in grown:
-            setattr(grown[name], name.rpartition(".")[2], found[name])
+        if name in data_sized:
+            setattr(data_sized[name], name.rpartition(".")[2], tensors[name])
         else:
-            value.copy_(found[name])
-    if not all(body.is_consistent() for body in set(grown.values())):
+            value.copy_(tensors[name])
+    if not all(body.is_consistent() for body in set(data_sized.values())):
         raise CheckpointError(f"{folder}/model.safetensors: its tables do not fit together; use another checkpoint")
 
 
-def _grown(head: nn.Module) -> dict[str, Model]:
-    """Name the buffers whose sizes follow from data, with their owners: they are taken as the file has them, mapped."""
+def _data_sized_buffers(head: nn.Module) -> dict[str, Model]:
+    """Return data-sized buffers by name, with the models that own them: set to the file's tensors (memory-mapped)."""
     bodies = {
         place: body for place, body in head.named_modules() if isinstance(body, Model) and body.data_sized_buffers
     }
     return {f"{place}.{name}".strip("."): body for place, body in bodies.items() for name in dict(body.named_buffers())}
 
 
-def without_heads(found: dict[str, Tensor], head: nn.Module) -> dict[str, Tensor]:
-    """Cut the heads that the recipe turns off out of weights that were trained with them."""
+def prune_heads(tensors: dict[str, Tensor], head: nn.Module) -> dict[str, Tensor]:
+    """Prune the attention heads that the recipe turns off from weights that were trained with them."""
     for place, module in head.named_modules():
         if isinstance(module, MultiHeadAttention):
             names = {f"{place}.{name}": name for name, _ in module.named_parameters()}
-            found |= {full: module.cut(name, found[full]) for full, name in names.items() if full in found}
-    return found
+            tensors |= {full: module.cut(name, tensors[full]) for full, name in names.items() if full in tensors}
+    return tensors
 
 
 def load_progress(folder: Path) -> Progress:
-    """Read where a training stood."""
+    """Read the training state."""
     path = folder / "state" / "progress.json"
     try:
         raw: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -233,30 +242,32 @@ def load_progress(folder: Path) -> Progress:
 
 
 def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, head: nn.Module) -> None:
-    """Fill an optimiser with the state that was saved."""
+    """Load the saved state into an optimizer."""
     parameters = dict(head.named_parameters())
-    found = _tensors(folder / "state" / "optimizer.safetensors")
-    stateless = isinstance(optimizer, torch.optim.SGD)  # until it averages
-    if not found and not stateless and load_progress(folder).step:
+    tensors = _read_tensors(folder / "state" / "optimizer.safetensors")
+    stateless = isinstance(optimizer, torch.optim.SGD)  # until averaging starts
+    if not tensors and not stateless and load_progress(folder).step:
         raise CheckpointError(f"{folder}/state/optimizer.safetensors: is empty; use another checkpoint")
-    for full, value in found.items():
+    for full, value in tensors.items():
         key, _, name = full.partition(".")
         if name not in parameters or key not in OPTIMIZER_KEYS:
             raise CheckpointError(f"{folder}/state/optimizer.safetensors: {full}: the optimiser has no such state")
         parameter = parameters[name]
-        if value.ndim and value.shape != parameter.shape:  # Adam's step is a number
-            got, must = tuple(value.shape), tuple(parameter.shape)
-            raise CheckpointError(f"{folder}/state/optimizer.safetensors: {full} must be {must}, but is {got} instead")
-        # Adam's fused kernel wants its step beside the weights.
+        if value.ndim and value.shape != parameter.shape:  # Adam's step is a scalar
+            shape, expected = tuple(value.shape), tuple(parameter.shape)
+            raise CheckpointError(
+                f"{folder}/state/optimizer.safetensors: {full} must be {expected}, but is {shape} instead"
+            )
+        # Adam's fused kernel needs its step on the parameter's device.
         optimizer.state[parameter][key] = value.to(parameter.device)
 
 
 def load_random(folder: Path) -> dict[str, Tensor]:
-    """Read the random states, by kind and rank."""
-    return _tensors(folder / "state" / "random.safetensors")
+    """Read the random generators' states, by kind and rank."""
+    return _read_tensors(folder / "state" / "random.safetensors")
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -264,7 +275,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 def check_data(folder: Path, then: str, now: str) -> None:
-    """Refuse to resume on other data than before."""
+    """Raise an error if the data to resume on has another digest than before."""
     if then != now:
         raise CheckpointError(
             f"{folder}: the data has changed since this checkpoint was written (its digest was {then[:12]}, "

@@ -1,4 +1,4 @@
-"""What makes a folder a whole checkpoint: its manifest.json, written last, has the size and SHA-256 of each file."""
+"""The manifest of a checkpoint: manifest.json, written last, has the size and SHA-256 of each file."""
 
 import json
 import os
@@ -15,11 +15,11 @@ from weft.checkpoint.atomic_io import (
     digest,
     explained,
     is_folder,
+    iter_paths,
     opened,
     readable,
     sync_folder,
     temporary_in,
-    walk,
     write_new,
 )
 from weft.config.schema import Section
@@ -30,14 +30,14 @@ NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
 
 class File(Section):
-    """What a file must be."""
+    """The expected SHA-256 and size of one file."""
 
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     bytes: int = Field(ge=0)
 
 
 class Manifest(Section):
-    """What a checkpoint must hold."""
+    """The step of a checkpoint, and its files."""
 
     format: Literal[1] = 1
     step: int = Field(ge=0)
@@ -53,7 +53,7 @@ def verify(folder: Path) -> dict[str, Any]:
 
 
 def save_folder(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
-    """Write one checkpoint outside a run, in a new folder, as safely as inside one."""
+    """Write one checkpoint outside a run, in a new folder; the folder appears complete or not at all."""
     with explained(folder, "cannot be saved", "choose a new folder in a place that can be written"):
         if folder.exists():
             raise CheckpointError(f"{folder}: exists already; choose a new folder")
@@ -62,7 +62,7 @@ def save_folder(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
 
 
 def build(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
-    """Fill a temporary folder beside `folder`, and give it its name once it is whole and on the disk."""
+    """Write a checkpoint to a temporary folder, flush it, and rename it to `folder`."""
     temporary = temporary_in(folder.parent)
     try:
         temporary.mkdir()
@@ -77,9 +77,9 @@ def build(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
 
 
 def seal(folder: Path, step: int) -> None:
-    """Flush all that is in a folder, and write the manifest last."""
+    """Flush every file of a folder, and write the manifest last."""
     files: dict[str, File] = {}
-    for path in walk(folder):
+    for path in iter_paths(folder):
         if is_folder(path):
             sync_folder(path)
             continue
@@ -95,10 +95,11 @@ def seal(folder: Path, step: int) -> None:
 
 
 def inspect(folder: Path) -> Manifest:
-    """Check every file against the manifest; name the first that does not fit, and why."""
+    """Check every file against the manifest; raise an error that names the first mismatch and its reason."""
     manifest = _read_manifest(folder)
     with readable(folder):
-        present = {path.relative_to(folder).as_posix() for path in walk(folder) if not is_folder(path)} - {MANIFEST}
+        files = [path for path in iter_paths(folder) if not is_folder(path)]
+    present = {path.relative_to(folder).as_posix() for path in files} - {MANIFEST}
     for name in sorted(manifest.files.keys() - present):
         raise CheckpointError(f"{folder / name}: missing")
     for name in sorted(present - manifest.files.keys()):
@@ -110,7 +111,7 @@ def inspect(folder: Path) -> Manifest:
 
 def _inspect_file(path: Path, file: File) -> None:
     try:
-        with opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:  # a pipe in the place of a file must not hang us
+        with opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:  # a named pipe in place of a file must not block
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(f"{path}: not a plain file")
@@ -131,9 +132,9 @@ def _read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CheckpointError(f"{path}: damaged: {where + ': ' if where else ''}{first['msg']}") from None
+        first_error = error.errors()[0]
+        key = ".".join(map(str, first_error["loc"]))
+        raise CheckpointError(f"{path}: damaged: {key + ': ' if key else ''}{first_error['msg']}") from None
     name = folder.resolve().name
     if NAME.fullmatch(name) and order(Path(name))[0] != manifest.step:
         raise CheckpointError(f"{path}: damaged: it says step {manifest.step}, but the folder is {name}")
@@ -141,7 +142,7 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def order(folder: Path) -> tuple[int, int]:
-    """Return the step and the number of the save in a checkpoint's name: (400, 2) for `step-00000400.2`."""
+    """Return step and save number from a checkpoint's name: (400, 2) for `step-00000400.2`."""
     match = NAME.fullmatch(folder.name)
     assert match, folder
     return int(match[1]), int(match[2] or 1)

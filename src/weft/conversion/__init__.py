@@ -1,1 +1,1 @@
-"""From one format to another, with a report on parity."""
+"""Conversion between checkpoint formats, with a parity report."""

@@ -1,7 +1,7 @@
-"""Whether two models answer alike: the tokens of a sample, every layer's states, what the head makes of them, its text.
+"""Numerical parity of a converted model: tokens of a sample, hidden states of every layer, logits, generated text.
 
-One is compared with what was written of it, read again, and with what `transformers`, where it is installed, makes of
-the same directory. What is read is one text, or where a model reads pairs, a pair.
+A model is compared with its conversion, loaded again, and with `transformers`, where it is installed, on the same
+Hugging Face directory. The sample is one text, or a pair of texts where the model reads pairs.
 """
 
 from collections.abc import Sequence
@@ -22,80 +22,90 @@ from weft.models.base import Role
 from weft.pipeline import Pipeline
 from weft.tokens import Tokens
 
-SAME, ROUNDING = 1e-4, 1e-5  # numbers that are no further apart count as the same; and this much of the largest
-STEPS = 50  # tokens of the text that is generated
+ATOL, RTOL = 1e-4, 1e-5  # absolute tolerance; and relative to the largest value
+STEPS = 50  # generated tokens
 SAMPLE = "The café's 1,234 guests (naïve or not) said: don't! 東京 🙂\n    def f(x):\n        return x + 0.5  # Señor"
-SECOND = "And what's more?"  # of a pair
-AGAIN, THERE = "what was written, read again", "transformers"
+SECOND = "And what's more?"  # the second text of a pair
+ROUND_TRIP, TRANSFORMERS = "what was written, read again", "transformers"
 
-Answers = dict[str, list[Tensor]]
+Outputs = dict[str, list[Tensor]]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison: how far apart two answers are, and in how many numbers or tokens."""
+    """One comparison of outputs: their difference, and the count of numbers or tokens compared."""
 
-    what: str
+    quantity: str
     against: str
-    apart: float
+    difference: float  # the largest of numbers; of tokens, how many differ
     count: int
-    largest: float = 0.0  # of the numbers that are compared
-    layers: tuple[float, ...] = ()  # how far apart each of several layers is, where one is at all
+    largest: float = 0.0  # largest absolute value
+    layers: tuple[float, ...] = ()  # the difference in each layer, where there are several and one differs
 
     @property
-    def allowed(self) -> float:
-        """How far apart they may be: GPT-2 has states of some thousands, which no two programs round alike."""
-        return SAME + ROUNDING * self.largest
+    def tolerance(self) -> float:
+        """The largest difference allowed; partly relative, as rounding differs in GPT-2's hidden states of thousands."""
+        return ATOL + RTOL * self.largest
 
     @property
-    def same(self) -> bool:
-        """Whether they are the same, but for rounding."""
-        return self.apart <= self.allowed
+    def matches(self) -> bool:
+        """Whether the outputs are equal up to rounding."""
+        return self.difference <= self.tolerance
 
     def rows(self) -> list[list[str]]:
-        """Return it as rows of a table, one a layer."""
-        parts = {f"{self.what.partition(', most in')[0]}, layer {n}": apart for n, apart in enumerate(self.layers)}
-        each = f"{self.count // max(len(parts), 1):,}"
-        told = parts or {self.what: self.apart}
-        return [[what, self.against, each, f"{apart:.1e}", f"{self.allowed:.1e}"] for what, apart in told.items()]
+        """Return rows of a table, one a layer."""
+        layers = {
+            f"{self.quantity.partition(', most in')[0]}, layer {layer}": difference
+            for layer, difference in enumerate(self.layers)
+        }
+        count = f"{self.count // max(len(layers), 1):,}"
+        differences = layers or {self.quantity: self.difference}
+        return [
+            [quantity, self.against, count, f"{difference:.1e}", f"{self.tolerance:.1e}"]
+            for quantity, difference in differences.items()
+        ]
 
 
-def compared(given: Pipeline, back: Pipeline, folder: Path) -> list[Check]:
-    """Compare a model with what was written of it, and with what transformers makes of the Hugging Face directory."""
-    room = min(given.run.data.longest, back.run.data.longest)
-    mine, again = (_answered(one, given, room) for one in (given, back))
-    checks = _checks(mine, again, AGAIN)
+def compare_models(original: Pipeline, converted: Pipeline, folder: Path) -> list[Check]:
+    """Compare a model with its conversion, and with transformers on the Hugging Face directory."""
+    max_tokens = min(original.run.data.longest, converted.run.data.longest)
+    expected, round_trip = (_run_sample(pipeline, original, max_tokens) for pipeline in (original, converted))
+    checks = _compare_outputs(expected, round_trip, ROUND_TRIP)
     if find_spec("transformers") is not None:
         try:
-            theirs = _answers_there(folder, given, room)
-        except Exception as error:  # whatever another library may have to say
+            reference = _run_transformers(folder, original, max_tokens)
+        except Exception as error:  # any error of the other library
             raise CheckpointError(f"{folder}: transformers cannot read it: {error}") from error
-        checks += _checks(mine, theirs, THERE)
+        checks += _compare_outputs(expected, reference, TRANSFORMERS)
     return checks
 
 
-def _answered(pipeline: Pipeline, first: Pipeline, room: int) -> Answers:
-    """Cut the sample, and read it as the `first` cuts it."""
+def _run_sample(pipeline: Pipeline, first: Pipeline, max_tokens: int) -> Outputs:
+    """Return a model's tokens of the sample, and its outputs for the tokens of the model `first`."""
     if pipeline.run.task.name == "translate":
-        cut = {"tokens": parity_seq2seq.tokens(pipeline, SAMPLE, room)}
-        return {**cut, **parity_seq2seq.answers(pipeline, *parity_seq2seq.sides(first, SAMPLE, room), STEPS)}
-    return {"tokens": _tokens(pipeline, room), **_answers(pipeline, _sample(first, room), room)}
+        tokens = {"tokens": parity_seq2seq.tokens(pipeline, SAMPLE, max_tokens)}
+        source, target = parity_seq2seq.source_and_target(first, SAMPLE, max_tokens)
+        return {**tokens, **parity_seq2seq.run_model(pipeline, source, target, STEPS)}
+    return {
+        "tokens": _sample_tokens(pipeline, max_tokens),
+        **_run_model(pipeline, _sample_input(first, max_tokens), max_tokens),
+    }
 
 
-def _tokens(pipeline: Pipeline, room: int) -> list[Tensor]:
-    """Cut the sample, and where a model reads pairs, the second text, and put a pair together."""
+def _sample_tokens(pipeline: Pipeline, max_tokens: int) -> list[Tensor]:
+    """Tokenize the sample and, where the model reads pairs, the second text and a pair."""
     tokenizer, special = pipeline.tokenizer, pipeline.tokenizer.specials
-    found = [tokenizer.encode(SAMPLE).ids[: room // 2]]
+    sequences = [tokenizer.encode(SAMPLE).ids[: max_tokens // 2]]
     if family_for(pipeline.run).framed:
         second = tokenizer.encode(SECOND).ids
-        found += [second[: room // 4], [special.bos, *second, *tokenizer.between, *second, special.eos]]
-    return [torch.tensor(ids) for ids in found]
+        sequences += [second[: max_tokens // 4], [special.bos, *second, *tokenizer.between, *second, special.eos]]
+    return [torch.tensor(ids) for ids in sequences]
 
 
-def _sample(pipeline: Pipeline, room: int) -> Tokens:
-    """Lay out what all of them read: their tokenizers may not agree."""
+def _sample_input(pipeline: Pipeline, max_tokens: int) -> Tokens:
+    """Return the input of all models as the first one tokenizes it: tokenizers may differ."""
     tokenizer, special = pipeline.tokenizer, pipeline.tokenizer.specials
-    first, *rest = (ids.tolist() for ids in _tokens(pipeline, room))
+    first, *rest = (ids.tolist() for ids in _sample_tokens(pipeline, max_tokens))
     if not rest:
         return Tokens.pack([[special.bos, *first]])
     before, after = [special.bos, *first, *tokenizer.between], [*rest[0], special.eos]
@@ -104,110 +114,117 @@ def _sample(pipeline: Pipeline, room: int) -> Tokens:
 
 
 @torch.no_grad()
-def _answers(pipeline: Pipeline, read: Tokens, room: int) -> Answers:
-    """Read the sample, and go on with it, where there is room for so many tokens."""
+def _run_model(pipeline: Pipeline, sample: Tokens, max_tokens: int) -> Outputs:
+    """Return hidden states and logits of the sample and, of a generator, its greedy continuation."""
     body, specials = pipeline.head.body, pipeline.tokenizer.specials
-    roles, found = body.roles(pipeline.run.model), dict[str, list[Tensor]]()
+    roles, outputs = body.roles(pipeline.run.model), dict[str, list[Tensor]]()
     if Role.ENCODER in roles:
-        found["hidden states"] = list(body.encode(read, range(pipeline.run.model.layers + 1)))  # type: ignore[attr-defined]
-    found |= {what: [logits] for what, logits in _logits(pipeline, read).items()}
+        outputs["hidden states"] = list(body.encode(sample, range(pipeline.run.model.layers + 1)))  # type: ignore[attr-defined]
+    outputs |= {name: [logits] for name, logits in _logits(pipeline, sample).items()}
     if Role.GENERATOR in roles:
-        steps = min(STEPS, room - len(read.ids))
-        (best,) = generate(body, read, specials.eos, DecodingConfig(max_length=steps))[0]
-        found["greedy text"] = [torch.tensor([*best.ids, specials.eos][:steps])]
-    return found
+        steps = min(STEPS, max_tokens - len(sample.ids))
+        (best,) = generate(body, sample, specials.eos, DecodingConfig(max_length=steps))[0]
+        outputs["greedy text"] = [torch.tensor([*best.ids, specials.eos][:steps])]
+    return outputs
 
 
-def _logits(pipeline: Pipeline, read: Tokens) -> dict[str, Tensor]:
-    """Return what stands on the body makes of the sample: a row a token, or one for all."""
+def _logits(pipeline: Pipeline, sample: Tokens) -> dict[str, Tensor]:
+    """Return the head's logits for the sample: one row a token, or one row in all."""
     head: Any = pipeline.head
     match pipeline.run.task.name:
         case "lm":
-            return {"logits": head.body.logits(read)}
+            return {"logits": head.body.logits(sample)}
         case "mlm":
-            filled = {"logits": head.body.logits(read, direction=head.direction)}
-            return filled if head.next is None else {**filled, "next sentence": head.next(head.body.summary(read))}
+            outputs = {"logits": head.body.logits(sample, direction=head.direction)}
+            return outputs if head.next is None else {**outputs, "next sentence": head.next(head.body.summary(sample))}
         case "classify":
-            return {"logits": head.scores(head.summary(read))}
+            return {"logits": head.scores(head.summary(sample))}
         case "tag":
-            return {"logits": head.scores(head.states(read))}
+            return {"logits": head.scores(head.states(sample))}
         case "span":
-            return {"logits": head.scores(read)}
+            return {"logits": head.scores(sample)}
         case "choice":
-            return {"logits": head.scores(read)[:, None]}
+            return {"logits": head.scores(sample)[:, None]}
         case "embed" if pipeline.run.task.summary:  # type: ignore[attr-defined]
-            return {"summary": head.body.summary(read)}
+            return {"summary": head.body.summary(sample)}
     return {}
 
 
 @torch.no_grad()
-def _answers_there(folder: Path, given: Pipeline, room: int) -> Answers:
-    """Let transformers read the same tokens: its own tokenizer may read other ones."""
+def _run_transformers(folder: Path, original: Pipeline, max_tokens: int) -> Outputs:
+    """Return the outputs of transformers for the same tokens: its own tokenizer may differ."""
     library: Any = import_module("transformers")
     library.utils.logging.disable_progress_bar()
     library.utils.logging.set_verbosity_error()
-    if given.run.task.name == "translate":
-        return parity_seq2seq.answers_there(folder, given, library, SAMPLE, room, STEPS)
-    read = _sample(given, room)
-    model = getattr(library, class_for(given.run)).from_pretrained(folder, dtype="float32").eval()
-    ids, seen = read.ids[None], torch.ones_like(read.ids)[None]  # or it would look past what it takes for padding
-    kinds = {}
-    if read.segments is not None and getattr(given.run.model, "segments", 0) > 1:
-        kinds = {"token_type_ids": read.segments[None]}
-    if given.run.task.name == "choice":
-        ids, seen, kinds = ids[None], seen[None], {key: value[None] for key, value in kinds.items()}
-    told = model(ids, attention_mask=seen, output_hidden_states=True, **kinds)
-    found = {"hidden states": [layer[0] for layer in told.hidden_states], **_logits_there(told, given.run.task.name)}
-    if not family_for(given.run).framed:
-        steps = min(STEPS, room - ids.shape[1])
-        text = model.generate(ids, attention_mask=seen, max_new_tokens=steps, do_sample=False, pad_token_id=0)
-        found["greedy text"] = [text[0, ids.shape[1] :]]
-    cut = library.AutoTokenizer.from_pretrained(folder)
-    return {"tokens": _tokens_there(cut, _tokens(given, room)), **found}
+    if original.run.task.name == "translate":
+        return parity_seq2seq.run_transformers(folder, original, library, SAMPLE, max_tokens, STEPS)
+    sample = _sample_input(original, max_tokens)
+    model = getattr(library, class_for(original.run)).from_pretrained(folder, dtype="float32").eval()
+    ids, mask = sample.ids[None], torch.ones_like(sample.ids)[None]  # otherwise it infers padding from the ids
+    token_types = {}
+    if sample.segments is not None and getattr(original.run.model, "segments", 0) > 1:
+        token_types = {"token_type_ids": sample.segments[None]}
+    if original.run.task.name == "choice":
+        ids, mask, token_types = ids[None], mask[None], {key: value[None] for key, value in token_types.items()}
+    output = model(ids, attention_mask=mask, output_hidden_states=True, **token_types)
+    outputs = {
+        "hidden states": [layer[0] for layer in output.hidden_states],
+        **_transformers_logits(output, original.run.task.name),
+    }
+    if not family_for(original.run).framed:
+        steps = min(STEPS, max_tokens - ids.shape[1])
+        text = model.generate(ids, attention_mask=mask, max_new_tokens=steps, do_sample=False, pad_token_id=0)
+        outputs["greedy text"] = [text[0, ids.shape[1] :]]
+    tokenizer = library.AutoTokenizer.from_pretrained(folder)
+    return {"tokens": _transformers_tokens(tokenizer, _sample_tokens(original, max_tokens)), **outputs}
 
 
-def _tokens_there(tokenizer: Any, mine: Sequence[Tensor]) -> list[Tensor]:
-    """Cut the same texts, and put a pair together; of a text that had no room, as much of it."""
-    texts = [SAMPLE, SECOND][: len(mine)]
-    found = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    found = [ids[: len(own)] for ids, own in zip(found, mine, strict=False)]
-    return [torch.tensor(ids) for ids in (*found, tokenizer(SECOND, SECOND)["input_ids"])][: len(mine)]
+def _transformers_tokens(tokenizer: Any, expected: Sequence[Tensor]) -> list[Tensor]:
+    """Tokenize the same texts and pair with a tokenizer of transformers, truncated to the same lengths."""
+    texts = [SAMPLE, SECOND][: len(expected)]
+    sequences = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    sequences = [ids[: len(truncated)] for ids, truncated in zip(sequences, expected, strict=False)]
+    return [torch.tensor(ids) for ids in (*sequences, tokenizer(SECOND, SECOND)["input_ids"])][: len(expected)]
 
 
-def _logits_there(told: Any, task: str) -> Answers:
+def _transformers_logits(output: Any, task: str) -> Outputs:
     match task:
         case "span":
-            return {"logits": [torch.stack([told.start_logits[0], told.end_logits[0]], -1)]}
+            return {"logits": [torch.stack([output.start_logits[0], output.end_logits[0]], -1)]}
         case "classify" | "choice":
-            return {"logits": [told.logits]}
+            return {"logits": [output.logits]}
         case "embed":
-            pooled = getattr(told, "pooler_output", None)
+            pooled = getattr(output, "pooler_output", None)
             return {} if pooled is None else {"summary": [pooled]}
-        case "mlm" if "prediction_logits" in told:
-            follows = "sop_logits" if "sop_logits" in told else "seq_relationship_logits"
-            return {"logits": [told.prediction_logits[0]], "next sentence": [told[follows]]}
-    return {"logits": [told.logits[0]]}
+        case "mlm" if "prediction_logits" in output:
+            key = "sop_logits" if "sop_logits" in output else "seq_relationship_logits"
+            return {"logits": [output.prediction_logits[0]], "next sentence": [output[key]]}
+    return {"logits": [output.logits[0]]}
 
 
-def _checks(mine: Answers, theirs: Answers, against: str) -> list[Check]:
-    return [_check(what, parts, theirs[what], against) for what, parts in mine.items() if what in theirs]
+def _compare_outputs(expected: Outputs, reference: Outputs, against: str) -> list[Check]:
+    return [
+        _compare(quantity, tensors, reference[quantity], against)
+        for quantity, tensors in expected.items()
+        if quantity in reference
+    ]
 
 
-def _check(what: str, mine: Sequence[Tensor], theirs: Sequence[Tensor], against: str) -> Check:
-    count = sum(one.numel() for one in mine)
-    if [one.shape for one in mine] != [one.shape for one in theirs]:
-        return Check(what, against, float("inf"), count)
-    if not mine[0].is_floating_point() or not count:
-        return Check(what, against, sum(map(_apart, mine, theirs)), count)
-    apart = list(map(_apart, mine, theirs))
-    worst = max(range(len(apart)), key=apart.__getitem__)
-    several = len(apart) > 1 and apart[worst] > 0
-    place, layers = (f", most in layer {worst}", tuple(apart)) if several else ("", ())
-    return Check(what + place, against, apart[worst], count, float(mine[worst].abs().max()), layers)
+def _compare(quantity: str, expected: Sequence[Tensor], reference: Sequence[Tensor], against: str) -> Check:
+    count = sum(tensor.numel() for tensor in expected)
+    if [tensor.shape for tensor in expected] != [tensor.shape for tensor in reference]:
+        return Check(quantity, against, float("inf"), count)
+    if not expected[0].is_floating_point() or not count:
+        return Check(quantity, against, sum(map(_difference, expected, reference)), count)
+    differences = list(map(_difference, expected, reference))
+    worst = max(range(len(differences)), key=differences.__getitem__)
+    several = len(differences) > 1 and differences[worst] > 0
+    worst_layer, layers = (f", most in layer {worst}", tuple(differences)) if several else ("", ())
+    return Check(quantity + worst_layer, against, differences[worst], count, float(expected[worst].abs().max()), layers)
 
 
-def _apart(mine: Tensor, theirs: Tensor) -> float:
-    """Return the largest difference; of tokens, how many differ."""
-    if not mine.is_floating_point() or not mine.numel():
-        return float((mine != theirs).sum())
-    return float((mine - theirs).abs().nan_to_num(torch.inf).max())
+def _difference(expected: Tensor, reference: Tensor) -> float:
+    """Return the largest absolute difference; of tokens, how many differ."""
+    if not expected.is_floating_point() or not expected.numel():
+        return float((expected != reference).sum())
+    return float((expected - reference).abs().nan_to_num(torch.inf).max())

@@ -1,7 +1,7 @@
-"""What a model that translates makes of a sample, and what transformers makes of the same, for `parity`.
+"""Outputs of a translation model and of transformers on a sample, for `parity`.
 
-Both read the same tokens on both sides: every layer's states, what follows each token, and what they write by
-themselves, greedily and in the way that the model is made to search.
+Both read the same source and target tokens. Compared are the hidden states of every layer, the logits, and the
+translations by greedy search and by the model's own decoding configuration.
 """
 
 import warnings
@@ -16,64 +16,73 @@ from weft.decoding.generate import DecodingConfig, generate
 from weft.pipeline import Pipeline
 from weft.tokens import Tokens
 
-Answers = dict[str, list[Tensor]]
+Outputs = dict[str, list[Tensor]]
 
 
-def sides(pipeline: Pipeline, text: str, room: int) -> tuple[list[int], list[int]]:
-    """Cut a text as a source and as a target, both in half of the room."""
+def source_and_target(pipeline: Pipeline, text: str, max_tokens: int) -> tuple[list[int], list[int]]:
+    """Tokenize a text as source (with eos) and as target (with bos), each truncated to half of `max_tokens`."""
     tokenizer = pipeline.tokenizer
-    source = [*tokenizer.encode(text).ids[: room // 2], tokenizer.specials.eos]
-    return source, [tokenizer.target.specials.bos, *tokenizer.target.encode(text).ids[: room // 2]]
+    source = [*tokenizer.encode(text).ids[: max_tokens // 2], tokenizer.specials.eos]
+    return source, [tokenizer.target.specials.bos, *tokenizer.target.encode(text).ids[: max_tokens // 2]]
 
 
-def tokens(pipeline: Pipeline, text: str, room: int) -> list[Tensor]:
-    """Return the tokens of both sides, without what begins and ends them."""
-    source, target = sides(pipeline, text, room)
+def tokens(pipeline: Pipeline, text: str, max_tokens: int) -> list[Tensor]:
+    """Return the source and target tokens, without special tokens."""
+    source, target = source_and_target(pipeline, text, max_tokens)
     return [torch.tensor(source[:-1]), torch.tensor(target[1:])]
 
 
 @torch.no_grad()
-def answers(pipeline: Pipeline, source: list[int], target: list[int], steps: int) -> Answers:
-    """Read both sides, and translate the source."""
+def run_model(pipeline: Pipeline, source: list[int], target: list[int], steps: int) -> Outputs:
+    """Return hidden states, logits and translations of a weft model."""
     head: Any = pipeline.head
-    read, given = Tokens.pack([target]), Tokens.pack([source])
-    encoded, decoded = head.body.states(read, given)
-    found = {"encoder's states": encoded, "decoder's states": decoded, "logits": [head.body.logits(read, given)]}
-    for name, options in searches(pipeline, steps).items():
-        (best, *_) = generate(head.body, Tokens.pack([target[:1]]), head.eos, options, given, head.forbid)[0]
-        found[name] = [torch.tensor([*best.ids, head.eos])]
-    return found
+    target_tokens, source_tokens = Tokens.pack([target]), Tokens.pack([source])
+    encoded, decoded = head.body.states(target_tokens, source_tokens)
+    outputs = {
+        "encoder's states": encoded,
+        "decoder's states": decoded,
+        "logits": [head.body.logits(target_tokens, source_tokens)],
+    }
+    for name, config in decoding_configs(pipeline, steps).items():
+        (best, *_) = generate(head.body, Tokens.pack([target[:1]]), head.eos, config, source_tokens, head.forbid)[0]
+        outputs[name] = [torch.tensor([*best.ids, head.eos])]
+    return outputs
 
 
-def searches(pipeline: Pipeline, steps: int) -> dict[str, DecodingConfig]:
-    """Name the searches that are compared: the greedy one, and the model's own where that is a beam."""
-    own: Any = pipeline.task.options()
-    short = own.model_copy(update={"max_length": min(own.max_length, steps), "min_length": 0, "candidates": 1})
-    greedy = {"greedy text": short.model_copy(update={"beam": 1})}
-    return greedy if own.beam == 1 else {**greedy, f"text by beam {own.beam}": short}
+def decoding_configs(pipeline: Pipeline, steps: int) -> dict[str, DecodingConfig]:
+    """Return the decoding configurations to compare: greedy, and the model's own where that is a beam search."""
+    config: Any = pipeline.task.options()
+    limited = config.model_copy(update={"max_length": min(config.max_length, steps), "min_length": 0, "candidates": 1})
+    greedy = {"greedy text": limited.model_copy(update={"beam": 1})}
+    return greedy if config.beam == 1 else {**greedy, f"text by beam {config.beam}": limited}
 
 
 @torch.no_grad()
-def answers_there(folder: Path, pipeline: Pipeline, library: Any, text: str, room: int, steps: int) -> Answers:
-    """Let transformers read the same tokens, and cut the text by itself where it can (it needs sentencepiece)."""
-    source, target = sides(pipeline, text, room)
+def run_transformers(folder: Path, pipeline: Pipeline, library: Any, text: str, max_tokens: int, steps: int) -> Outputs:
+    """Return the outputs of transformers for the same tokens, and its own tokens where sentencepiece is installed."""
+    source, target = source_and_target(pipeline, text, max_tokens)
     model = library.MarianMTModel.from_pretrained(folder, dtype="float32").eval()
-    given = {"input_ids": torch.tensor([source]), "attention_mask": torch.ones(1, len(source), dtype=torch.long)}
-    told = model(**given, decoder_input_ids=torch.tensor([target]), output_hidden_states=True)
-    found = {
-        "encoder's states": [layer[0] for layer in told.encoder_hidden_states],
-        "decoder's states": [layer[0] for layer in told.decoder_hidden_states],
-        "logits": [told.logits[0]],
+    inputs = {"input_ids": torch.tensor([source]), "attention_mask": torch.ones(1, len(source), dtype=torch.long)}
+    output = model(**inputs, decoder_input_ids=torch.tensor([target]), output_hidden_states=True)
+    outputs = {
+        "encoder's states": [layer[0] for layer in output.encoder_hidden_states],
+        "decoder's states": [layer[0] for layer in output.decoder_hidden_states],
+        "logits": [output.logits[0]],
     }
-    special, plain = pipeline.tokenizer.target.specials, {"min_length": 0, "num_return_sequences": 1}
-    for name, options in searches(pipeline, steps).items():
-        told = model.generate(**given, num_beams=options.beam, max_new_tokens=options.max_length, **plain)
-        written = [id for id in told[0, 1:].tolist() if id not in (special.eos, special.pad)]
-        found[name] = [torch.tensor([*written, special.eos])]
+    special, overrides = pipeline.tokenizer.target.specials, {"min_length": 0, "num_return_sequences": 1}
+    for name, config in decoding_configs(pipeline, steps).items():
+        output = model.generate(**inputs, num_beams=config.beam, max_new_tokens=config.max_length, **overrides)
+        ids = [id for id in output[0, 1:].tolist() if id not in (special.eos, special.pad)]
+        outputs[name] = [torch.tensor([*ids, special.eos])]
     if find_spec("sentencepiece") is None:
-        return found
-    with warnings.catch_warnings():  # of another package that it likes to have
+        return outputs
+    with warnings.catch_warnings():  # that sacremoses is recommended
         warnings.simplefilter("ignore")
-        cut = library.AutoTokenizer.from_pretrained(folder)
-    first, second = (cut(**{side: text}, add_special_tokens=False)["input_ids"] for side in ("text", "text_target"))
-    return {"tokens": [torch.tensor(first[: len(source) - 1]), torch.tensor(second[: len(target) - 1])], **found}
+        tokenizer = library.AutoTokenizer.from_pretrained(folder)
+    source_ids, target_ids = (
+        tokenizer(**{side: text}, add_special_tokens=False)["input_ids"] for side in ("text", "text_target")
+    )
+    return {
+        "tokens": [torch.tensor(source_ids[: len(source) - 1]), torch.tensor(target_ids[: len(target) - 1])],
+        **outputs,
+    }

@@ -1,4 +1,4 @@
-"""Texts to vectors, as a transformer of scikit-learn's."""
+"""TextEncoder: a scikit-learn transformer of texts to vectors."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,16 +8,16 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import Tags
 
 from weft.errors import ConfigError
-from weft.estimators.inputs import InputError, for_texts, read_texts
-from weft.estimators.saved import Saved, plain, read_about, save
+from weft.estimators.inputs import InputError, read_texts, set_text_tags
+from weft.estimators.saved import Saved, json_parameters, read_about, save
 from weft.pipeline import Pipeline, load
 
 
 class TextEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Texts to vectors (n, D), by a model that stays as it is.
+    """Texts to vectors (n, D), by a frozen model.
 
-    `model` is a path, a name on the hub or a `weft.Pipeline`; clones share a pipeline, and load a path each for itself.
-    The rest is as in `Pipeline.embed`. There is nothing to fit: `fit` loads the model, and looks at the texts.
+    `model` is a path, a name on the hub or a `weft.Pipeline`; clones share a pipeline, but each loads a path again.
+    The rest is as in `Pipeline.embed`. There is nothing to fit: `fit` loads the model, and checks the texts.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TextEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self.precision = precision
 
     def fit(self, X: Iterable[str], y: Any = None) -> Self:
-        """Load the model and check that it does what is asked, and that these are texts."""
+        """Load the model; check that it supports these options, and that X are texts."""
         if not read_texts(X):
             raise InputError("X: there are no texts: found 0 samples, where the least is 1")
         self._n_features_out = self._embedder().width
@@ -53,33 +53,33 @@ class TextEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         return self._embedder().all(read_texts(X))
 
     def save(self, path: str | Path) -> Path:
-        """Write the model, and how it is read, in a new folder."""
+        """Write the model and the estimator's parameters to a new folder."""
         pipeline = self._pipeline()
-        whole = pipeline if pipeline.precision == "fp32" or isinstance(self.model, Pipeline) else load(self._path())
-        return save(path, whole, Saved(kind=type(self).__name__, parameters=plain(self, "model", "device")))
+        exact = pipeline if pipeline.precision == "fp32" or isinstance(self.model, Pipeline) else load(self._path())
+        return save(path, exact, Saved(kind=type(self).__name__, parameters=json_parameters(self, "model", "device")))
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Self:
-        """Read what `save` wrote, whatever device it was on; nothing of a checkpoint is run."""
-        found: Self = cls(str(path), **read_about(cls, path).parameters | {"device": device})
-        return found
+        """Load what `save` wrote, onto any device; no code from the checkpoint is run."""
+        encoder: Self = cls(str(path), **read_about(cls, path).parameters | {"device": device})
+        return encoder
 
     def _embedder(self) -> Any:
-        pool: Any = self.pool  # checked there
+        pool: Any = self.pool  # checked by Pipeline.embedder
         combine: Any = self.combine
         if self.pool == "tokens":
             raise ConfigError("pool: 'tokens' gives several vectors a text, but a transformer has one; try mean")
         return self._pipeline().embedder(pool, self.layers, combine, self.normalize, self.truncate)
 
     def _pipeline(self) -> Pipeline:
-        """Return the model; what was loaded is kept as long as it is the one that is asked for."""
+        """Return the model; a loaded one is cached until path, device or precision change."""
         if isinstance(self.model, Pipeline):
             return self.model
-        asked = self._path(), self.device, self.precision
-        if getattr(self, "_held", (None,))[0] != asked:
-            self._held = asked, load(asked[0], self.device, precision=self.precision)
-        held: Pipeline = self._held[1]
-        return held
+        key = self._path(), self.device, self.precision
+        if getattr(self, "_cached", (None,))[0] != key:
+            self._cached = key, load(key[0], self.device, precision=self.precision)
+        pipeline: Pipeline = self._cached[1]
+        return pipeline
 
     def _path(self) -> str:
         if not isinstance(self.model, str | Path):
@@ -88,12 +88,12 @@ class TextEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     def __getstate__(self) -> Any:
         state = dict(super().__getstate__())
-        state.pop("_held", None)  # it is loaded again
+        state.pop("_cached", None)  # the model is loaded again
         return state
 
     def __sklearn_tags__(self) -> Tags:
-        """Say that it takes texts, and needs no fit."""
-        tags = for_texts(super().__sklearn_tags__())
+        """Return tags: the input is text, and no fit is required."""
+        tags = set_text_tags(super().__sklearn_tags__())
         tags.requires_fit = False
-        tags.transformer_tags.preserves_dtype = []  # texts have none to keep
+        tags.transformer_tags.preserves_dtype = []  # texts have no dtype
         return tags

@@ -90,7 +90,7 @@ def start_from_weights(run: Run, head: Head) -> str | None:
     if path is None:
         return None
     then, _, other = _named(path, open_model)
-    found = contents.without_heads(contents.weights(other), head)
+    found = contents.prune_heads(contents.weights(other), head)
     own = contents.weights(head)
     same = _same_task(then, run)
     shared = {name: found[name] for name in own if name in found and (same or name.startswith("body."))}

@@ -11,7 +11,7 @@ from tests.hf_folders import LINES, TEXTS, transformers
 
 import weft
 from weft.config.schema import Run
-from weft.conversion.parity import compared
+from weft.conversion.parity import compare_models
 from weft.errors import CheckpointError
 from weft.formats.huggingface.folder import family_for, save_hf
 from weft.tasks.factory import build
@@ -84,7 +84,7 @@ def test_there_and_back_again_nothing_changes(tmp_path, family, head):
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     again = weft.load(tmp_path / "back", device="cpu")
     assert (again.run.model, again.run.task, again.run.tokenizer) == (back.run.model, back.run.task, back.run.tokenizer)
-    assert all(check.same for check in compared(again, back, tmp_path / "back")), "of a pair, too"
+    assert all(check.matches for check in compare_models(again, back, tmp_path / "back")), "of a pair, too"
 
 
 def test_a_weight_in_anothers_place_is_caught(tmp_path):
@@ -364,7 +364,7 @@ def test_what_weft_wrote_is_answered_the_same_by_transformers(tmp_path, kind):
     check_same(pipeline, there, cut)
     back = weft.load(tmp_path / "it", device="cpu")
     assert (back.run.model, back.run.tokenizer) == (pipeline.run.model, pipeline.run.tokenizer)
-    assert all(check.same for check in compared(pipeline, back, tmp_path / "it"))
+    assert all(check.matches for check in compare_models(pipeline, back, tmp_path / "it"))
     assert cut.pad_token_id == pipeline.tokenizer.specials.pad
     pair = cut("the lambda", "x")
     special, between = pipeline.tokenizer.specials, pipeline.tokenizer.between

@@ -163,7 +163,7 @@ def test_a_conversion_there_and_back_reports_on_everything(folders, tmp_path):
     reports = [convert(folders["opus"][0], tmp_path / "ours"), convert(tmp_path / "ours", tmp_path / "theirs")]
     for report in reports:
         report.demand()
-        asked = {one.what.partition(",")[0] for one in report.checks if one.against == "transformers"}
+        asked = {one.quantity.partition(",")[0] for one in report.checks if one.against == "transformers"}
         kinds = {"tokens", "encoder's states", "decoder's states", "logits", "greedy text", "text by beam 4"}
         assert asked == kinds
     ours, theirs = (weft.load(tmp_path / name, device="cpu") for name in ("ours", "theirs"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.checkpoint.atomic_io import explained, temporary_in
-from weft.checkpoint.contents import changed_run, differences, fill
+from weft.checkpoint.contents import run_with_overrides, differences, fill
 from weft.checkpoint.manifest import MANIFEST
 from weft.config.schema import Named, Run, read_section
 from weft.errors import CheckpointError, ConfigError, did_you_mean
@@ -63,7 +63,7 @@ def _described(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Tokeni
         "train": {"steps": 1},
     }
     with _told_by(folder):
-        return changed_run(raw, folder, overrides=overrides), tokenizer, family, held
+        return run_with_overrides(raw, folder, overrides=overrides), tokenizer, family, held
 
 
 @contextmanager
