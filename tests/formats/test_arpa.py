@@ -6,7 +6,7 @@ import torch
 
 import weft
 from weft.errors import CheckpointError, DataError, RoleError
-from weft.formats.arpa import export_arpa, import_arpa, spelt
+from weft.formats.arpa import arpa_tokens, export_arpa, import_arpa
 from weft.formats.arpa_text import read_arpa
 
 TEXT = ["the cat sat", "the cat ran off", "a dog sat", "<unk> cat", "the dog ran", "a cat sat down", "the end"] * 3
@@ -31,7 +31,7 @@ def test_out_and_in_again_it_is_the_same_model(tmp_path, pipeline):
     folder = import_arpa(tmp_path / "model.arpa", tmp_path / "back")
     back = weft.load(folder, device="cpu")
     assert back.run.model.order == 3
-    assert spelt(back.tokenizer) == spelt(pipeline.tokenizer)
+    assert arpa_tokens(back.tokenizer) == arpa_tokens(pipeline.tokenizer)
     for text in ("the cat sat", "a bird"):
         (one,), (two,) = pipeline([text]), back([text])
         assert one["text"] == two["text"]

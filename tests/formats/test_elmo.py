@@ -105,7 +105,7 @@ def test_a_mistake_in_the_reading_would_be_seen(tmp_path, published, monkeypatch
     if broken == "gates":
         monkeypatch.setattr(elmo, "_GATES", [0, 1, 2, 3])
     if broken == "signs":
-        monkeypatch.setattr(elmo, "SIGNS", list(range(261)))
+        monkeypatch.setattr(elmo, "CHAR_ROWS", list(range(261)))
     weights = arrays()
     if broken == "bias":
         weights["RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/B"] += 1

@@ -44,7 +44,7 @@ class Check:
 
     @property
     def tolerance(self) -> float:
-        """The largest difference allowed; partly relative, as rounding differs in GPT-2's hidden states of thousands."""
+        """The largest difference allowed; partly relative, for hidden states of thousands as in GPT-2."""
         return ATOL + RTOL * self.largest
 
     @property

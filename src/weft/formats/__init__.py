@@ -1,1 +1,1 @@
-"""Models in the formats of other libraries."""
+"""Import and export of other libraries' checkpoint formats."""

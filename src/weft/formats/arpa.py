@@ -1,4 +1,4 @@
-"""ARPA files to checkpoints, and n-gram checkpoints to ARPA files."""
+"""Import of ARPA files as checkpoints, and export of n-gram checkpoints as ARPA files."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,20 +17,20 @@ from weft.tokenization.trainable import Tokenizer, Words, load_tokenizer
 
 
 class Trained(Protocol):
-    """What a pipeline has."""
+    """The attributes of a pipeline that the export needs."""
 
     @property
     def head(self) -> Any:
-        """The trained unit, with the model as its body."""
+        """The head, with the model as its body."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """How texts become ids."""
+        """The tokenizer of the model."""
 
 
 def export_arpa(source: str | Path | Trained, path: str | Path) -> Path:
-    """Write an n-gram model, a pipeline or where one was saved, to a new ARPA file; .gz packs it."""
-    tokenizer, body = _read(Path(source)) if isinstance(source, str | Path) else (source.tokenizer, source.head.body)
+    """Write an n-gram model, given as a pipeline or a checkpoint, to a new ARPA file; .gz compresses it."""
+    tokenizer, body = _load(Path(source)) if isinstance(source, str | Path) else (source.tokenizer, source.head.body)
     if not isinstance(body, NGram):
         raise RoleError(f"{path}: ARPA is a format of n-gram models, but the model is {body.config.name!r}")
     path = Path(path)
@@ -40,21 +40,21 @@ def export_arpa(source: str | Path | Trained, path: str | Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = temporary_in(path.parent).with_suffix(path.suffix)
         try:
-            write_arpa(body, spelt(tokenizer), partial)
+            write_arpa(body, arpa_tokens(tokenizer), partial)
             partial.rename(path)
         finally:
             partial.unlink(missing_ok=True)
     return path
 
 
-def spelt(tokenizer: Tokenizer) -> list[str]:
-    """List the tokens by id, the special ones as ARPA has them."""
+def arpa_tokens(tokenizer: Tokenizer) -> list[str]:
+    """Return the tokens by id, the special ones by their ARPA names."""
     specials = tokenizer.specials
     names = {specials.bos: BOS, specials.eos: EOS, specials.unk: UNK}
     return [names.get(id) or str(tokenizer.engine.id_to_token(id)) for id in range(len(tokenizer))]
 
 
-def _read(path: Path) -> tuple[Tokenizer, Any]:
+def _load(path: Path) -> tuple[Tokenizer, Any]:
     folder = resolve_checkpoint(path)
     verify(folder)
     run = contents.read_run(folder)
@@ -65,25 +65,25 @@ def _read(path: Path) -> tuple[Tokenizer, Any]:
 
 
 def import_arpa(path: str | Path, folder: str | Path) -> Path:
-    """Read an ARPA file, and write a checkpoint that `weft.load` reads, in a new folder."""
+    """Convert an ARPA file to a checkpoint that `weft.load` reads, in a new folder."""
     model, words = read_arpa(path)
-    tokenizer = {"name": "words", "split": "spaces", "size": max(len(words), 4)}
+    section = {"name": "words", "split": "spaces", "size": max(len(words), 4)}
     recipe = {
         "task": {"name": "lm"},
-        "data": {"train": Path(path).name},  # nobody knows from what text it was made
-        "tokenizer": tokenizer,
+        "data": {"train": Path(path).name},  # the training text is unknown
+        "tokenizer": section,
         "model": model.config.model_dump(mode="json"),
         "train": {"steps": 1},
     }
-    known = words_of(tokenizer, words)
+    tokenizer = word_tokenizer(section, words)
     run = Run.parse(recipe)
-    _, head = build(run, known)
+    _, head = build(run, tokenizer)
     head.body.tables = model.tables
-    return save_folder(Path(folder), 0, lambda new: contents.write_model(new, run, known, head))
+    return save_folder(Path(folder), 0, lambda new: contents.write_model(new, run, tokenizer, head))
 
 
-def words_of(raw: dict[str, Any], words: list[str]) -> Words:
-    """Make a tokenizer that cuts at spaces, and has these words in this order, the special ones first."""
+def word_tokenizer(raw: dict[str, Any], words: list[str]) -> Words:
+    """Return a tokenizer that splits at spaces, with these words as vocabulary, special tokens first."""
     config = read_section(Words.Config, raw, "tokenizer")
     engine = Words.fit(words[-1:], config)
     engine.model = models.WordLevel({word: id for id, word in enumerate(words)}, unk_token=UNK)

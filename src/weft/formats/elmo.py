@@ -1,14 +1,14 @@
-"""Published ELMo models to weft's: an options.json and an HDF5 file of weights, as bilm-tf and AllenNLP have them.
+"""Import of published ELMo models: options.json and HDF5 weights, in the format of bilm-tf and AllenNLP.
 
-Such a file holds what encodes and not the softmax: the words that it was trained to guess are not in it. The checkpoint
-made here is a language model to which all words are equally likely; what it encodes is as published.
+These files have the encoder without the output softmax and its vocabulary. The resulting checkpoint is a language model
+with uniform word probabilities; its hidden states are as published.
 
     theirs                                       ours
-    char_embed (261, E), a sign a row            the signs in the order of weft.tokens
+    char_embed (261, E), a row a character       the character ids of weft.tokens
     CNN/W_cnn_n (1, k, E, F)                     a Conv1d, (F, E, k)
-    CNN_high_n/W_carry, W_transform (F, F)       gate and transform, turned
-    …/LSTMCell/W_0 (I+P, 4·C), gates i g f o     input_weight and state_weight, turned, gates i f g o
-    …/LSTMCell/B, to which 1 is added in f       bias, with that 1
+    CNN_high_n/W_carry, W_transform (F, F)       gate and transform, transposed
+    …/LSTMCell/W_0 (I+P, 4·C), gates i g f o     input_weight and state_weight, transposed, gates i f g o
+    …/LSTMCell/B, to which 1 is added in f       bias, with this 1 included
 """
 
 import json
@@ -30,16 +30,16 @@ from weft.tasks.factory import build
 from weft.tokenization.trainable import Tokenizer, Words
 from weft.tokens import BEGIN, END, FIRST, LAST, LONGEST_SPELLING, PAD
 
-_OTHERS = {FIRST: 256, LAST: 257, BEGIN: 258, END: 259, PAD: 260}  # our sign -> their row of char_embed
-SIGNS = [_OTHERS.get(sign, sign) for sign in range(LAST + 1)]
-_GATES = [0, 2, 1, 3]  # of theirs, in our order
-_SPECIAL = {"<S>", "</S>", "<UNK>", "!!!MAXTERMID"}  # lines of their vocabulary that are no words
+_SPECIAL_CHARS = {FIRST: 256, LAST: 257, BEGIN: 258, END: 259, PAD: 260}  # our character id -> their row of char_embed
+CHAR_ROWS = [_SPECIAL_CHARS.get(char, char) for char in range(LAST + 1)]
+_GATES = [0, 2, 1, 3]  # their gates in our order
+_SPECIAL = {"<S>", "</S>", "<UNK>", "!!!MAXTERMID"}  # special tokens in their vocabulary
 
 Read = Callable[[str], np.ndarray]
 
 
 class _Options(BaseModel):
-    model_config = ConfigDict(extra="ignore")  # how it was trained is told there too
+    model_config = ConfigDict(extra="ignore")  # training options are there, too
 
 
 class _LSTM(_Options):
@@ -51,12 +51,12 @@ class _LSTM(_Options):
     proj_clip: float | None = None
 
 
-class _Letter(_Options):
+class _CharEmbedding(_Options):
     dim: int
 
 
 class _CharCNN(_Options):
-    embedding: _Letter
+    embedding: _CharEmbedding
     filters: list[tuple[int, int]]
     n_highway: int = 0
     activation: str = "relu"
@@ -69,12 +69,12 @@ class _ELMoOptions(_Options):
 
 
 def import_elmo(options: Path, weights: Path, out: Path, vocab: Path | None = None) -> Path:
-    """Write a checkpoint that `load` reads, in the new folder `out`; `vocab` is a file of words, one a line."""
+    """Convert ELMo to a checkpoint in the new folder `out`; `vocab` is a file of words, one a line."""
     model, tokenizer = read_options(options), _tokenizer(vocab)
     run = Run.parse(
         {
             "task": {"name": "lm"},
-            "data": {"train": []},  # what it was trained on is not told
+            "data": {"train": []},  # the training data is unknown
             "tokenizer": tokenizer.config.model_dump(mode="json", exclude_none=True),
             "model": model.model_dump(mode="json"),
             "train": {"steps": 1},
@@ -86,14 +86,14 @@ def import_elmo(options: Path, weights: Path, out: Path, vocab: Path | None = No
 
 
 def read_options(path: Path) -> ELMoConfig:
-    """Read an options.json as the configuration of a model."""
+    """Return the model configuration of an options.json."""
     try:
-        told = read_section(_ELMoOptions, json.loads(path.read_text(encoding="utf-8")), str(path))
+        options = read_section(_ELMoOptions, json.loads(path.read_text(encoding="utf-8")), str(path))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as the options of an ELMo model: {error}") from None
     except ConfigError as error:
         raise CheckpointError(str(error)) from None
-    lstm, cnn = told.lstm, told.char_cnn
+    lstm, cnn = options.lstm, options.char_cnn
     if lstm.cell_clip != lstm.proj_clip:
         raise CheckpointError(
             f"{path}: cell_clip is {lstm.cell_clip} and proj_clip is {lstm.proj_clip}, but weft's elmo has one bound "
@@ -111,24 +111,24 @@ def read_options(path: Path) -> ELMoConfig:
 
 
 def fill_elmo(model: ELMo, path: Path) -> None:
-    """Fill a model with published weights; its softmax, which they leave out, gives every word the same."""
-    wanted = {name: value for name, value in model.named_parameters() if not name.startswith("output.")}
-    with _datasets(path) as read, torch.no_grad():
-        for name, found in _named(read, model.config):
-            if wanted[name].shape != found.shape:
-                got, must = tuple(found.shape), tuple(wanted.pop(name).shape)
-                raise CheckpointError(f"{path}: {name} must be {must} by the options, but is {got} instead")
-            wanted.pop(name).copy_(torch.from_numpy(np.array(found, np.float32)))
-        assert not wanted, "every weight has its source"
+    """Load published weights into a model; its output softmax, which they lack, is uniform."""
+    parameters = {name: value for name, value in model.named_parameters() if not name.startswith("output.")}
+    with _open_hdf5(path) as read, torch.no_grad():
+        for name, array in _convert_weights(read, model.config):
+            if parameters[name].shape != array.shape:
+                shape, expected = tuple(array.shape), tuple(parameters.pop(name).shape)
+                raise CheckpointError(f"{path}: {name} must be {expected} by the options, but is {shape} instead")
+            parameters.pop(name).copy_(torch.from_numpy(np.array(array, np.float32)))
+        assert not parameters, "every weight has its source"
         if model.output is not None:
             model.output.weight.zero_()
             model.output.bias.zero_()
 
 
-def _named(read: Read, config: ELMoConfig) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield each of our weights with its value."""
+def _convert_weights(read: Read, config: ELMoConfig) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name and value of each of our weights."""
     cells, half, speller = config.cells, config.width // 2, "speller"
-    yield f"{speller}.filters.embed.weight", read("char_embed")[SIGNS]
+    yield f"{speller}.filters.embed.weight", read("char_embed")[CHAR_ROWS]
     for number in range(len(config.filters)):
         yield f"{speller}.filters.convolve.{number}.weight", read(f"CNN/W_cnn_{number}")[0].transpose(2, 1, 0)
         yield f"{speller}.filters.convolve.{number}.bias", read(f"CNN/b_cnn_{number}")
@@ -138,10 +138,10 @@ def _named(read: Read, config: ELMoConfig) -> Iterator[tuple[str, np.ndarray]]:
             yield f"{speller}.highways.{number}.{ours}.bias", read(f"CNN_high_{number}/b_{theirs}")
     yield f"{speller}.project.weight", read("CNN_proj/W_proj").T
     yield f"{speller}.project.bias", read("CNN_proj/b_proj")
-    for number, way in enumerate(("ahead", "back")):
+    for number, direction in enumerate(("ahead", "back")):
         for depth in range(config.layers):
-            cell, layer = f"RNN_{number}/RNN/MultiRNNCell/Cell{depth}/LSTMCell", f"{way}.layers.{depth}"
-            weight, bias = _ordered(read(f"{cell}/W_0").T), _ordered(read(f"{cell}/B"))
+            cell, layer = f"RNN_{number}/RNN/MultiRNNCell/Cell{depth}/LSTMCell", f"{direction}.layers.{depth}"
+            weight, bias = _reorder_gates(read(f"{cell}/W_0").T), _reorder_gates(read(f"{cell}/B"))
             bias[cells : 2 * cells] += 1
             yield f"{layer}.input_weight", weight[:, :half]
             yield f"{layer}.state_weight", weight[:, half:]
@@ -149,26 +149,26 @@ def _named(read: Read, config: ELMoConfig) -> Iterator[tuple[str, np.ndarray]]:
             yield f"{layer}.project", read(f"{cell}/W_P_0").T
 
 
-def _ordered(gates: np.ndarray) -> np.ndarray:
-    """Bring the rows of four gates to our order."""
+def _reorder_gates(gates: np.ndarray) -> np.ndarray:
+    """Reorder the rows of the four gates."""
     parts = np.split(gates, 4)
     return np.concatenate([parts[gate] for gate in _GATES])
 
 
 @contextmanager
-def _datasets(path: Path) -> Iterator[Read]:
+def _open_hdf5(path: Path) -> Iterator[Read]:
     try:
         import h5py
     except ImportError:
         raise WeftError("to read ELMo's weights, h5py is needed: pip install 'weft[elmo]'") from None
     try:
         with h5py.File(path, "r") as file:
-            yield lambda name: np.asarray(_dataset(file, name, path)[()])
-    except (OSError, IndexError, ValueError) as error:  # what is no HDF5, and what has another number of dimensions
+            yield lambda name: np.asarray(_read_dataset(file, name, path)[()])
+    except (OSError, IndexError, ValueError) as error:  # not HDF5, or another number of dimensions
         raise CheckpointError(f"{path}: cannot be read as the weights of an ELMo model: {error}") from None
 
 
-def _dataset(file: Mapping[str, Any], name: str, path: Path) -> Any:
+def _read_dataset(file: Mapping[str, Any], name: str, path: Path) -> Any:
     try:
         return file[name]
     except KeyError:
@@ -178,7 +178,7 @@ def _dataset(file: Mapping[str, Any], name: str, path: Path) -> Any:
 
 
 def _tokenizer(vocab: Path | None) -> Tokenizer:
-    """Make a tokenizer for text that is already cut, as the models were trained on; it knows at least one word."""
+    """Return a tokenizer for pre-tokenized text, as the models were trained on; it has at least one word."""
     try:
         lines = ["."] if vocab is None else vocab.read_text(encoding="utf-8").split()
     except (OSError, ValueError) as error:

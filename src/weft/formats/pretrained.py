@@ -1,9 +1,8 @@
-"""Starting from a model that was trained before: `model.weights` names it, ours or a Hugging Face directory.
+"""Pretrained models: loading, and fine-tuning from `model.weights`, a weft checkpoint or a Hugging Face directory.
 
-What it is fills in the recipe, so that a fine-tuning need say no more than where the weights are: the section of the
-model, and that of the tokenizer, which comes with it. What the recipe says itself must fit. Then its body's weights
-are copied; what the new task alone has starts afresh. It is so when a training starts, and only then: a checkpoint is
-whole in itself.
+The pretrained model completes the recipe's sections of model and tokenizer, so that a fine-tuning recipe only needs the
+path of the weights; what the recipe itself sets must be compatible. Then the body's weights are copied; the new task's
+own weights are initialized. This happens only when a training starts: a checkpoint is self-contained.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,13 +26,13 @@ from weft.tasks.factory import build
 from weft.tokenization.trainable import Tokenizer, load_tokenizer
 
 T = TypeVar("T")
-OWN = ("weights", "vectors")  # how a model began is its own affair
-FREE = ("drop", "heads_off", "pooler")  # what may differ from what the weights were trained with
+OWN = ("weights", "vectors")  # where a model's weights came from; not inherited
+FREE = ("drop", "heads_off", "pooler")  # settings that may differ from those of the weights
 
 
 def open_model(path: str | Path, trust: bool = False, overrides: Iterable[str] = ()) -> tuple[Run, Task, Head]:
-    """Read a run's directory, one of its checkpoints, a Hugging Face directory, or one that a name on the hub has."""
-    folder = _found(path)
+    """Load a run's directory, a checkpoint, a Hugging Face directory, or a model by its name on the hub."""
+    folder = _resolve_folder(path)
     if is_hf(folder):
         return load_hf(folder, overrides)
     verify(folder)
@@ -44,75 +43,79 @@ def open_model(path: str | Path, trust: bool = False, overrides: Iterable[str] =
 
 
 def describe_model(path: str | Path) -> tuple[Run, Tokenizer]:
-    """Say what a model is, with its tokenizer; no weight is read."""
-    folder = _found(path)
+    """Return recipe and tokenizer of a model; no weights are read."""
+    folder = _resolve_folder(path)
     if is_hf(folder):
         return describe_hf(folder)
     run = contents.read_run(folder)
     return run, load_tokenizer(run.tokenizer, folder)
 
 
-def _found(path: str | Path) -> Path:
+def _resolve_folder(path: str | Path) -> Path:
     folder = transformer_folder(find_model(path))
     return folder if is_hf(folder) else resolve_checkpoint(folder)
 
 
 def read_run(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), resumed: Path | None = None) -> Run:
-    """Read a recipe and check it; what it leaves to `model.weights` is filled in.
+    """Read and validate a recipe; what it leaves out is completed from `model.weights`.
 
-    If its training goes on in the directory `resumed`, what is there fills it in: the weights may be gone by now.
+    If its training resumes in the directory `resumed`, that completes it: the weights may no longer exist.
     """
     raw = read_recipe(recipe, overrides)
     model = raw.get("model")
     if isinstance(model, Mapping) and model.get("weights") is not None:
-        run = _begun(resumed) or _named(model["weights"], describe_model)[0]
-        raw = {**raw, "model": _model(expand_preset(model), run), "tokenizer": _tokenizer(raw.get("tokenizer"), run)}
+        run = _resumed_run(resumed) or _read_weights_key(model["weights"], describe_model)[0]
+        raw = {
+            **raw,
+            "model": _complete_model(expand_preset(model), run),
+            "tokenizer": _complete_tokenizer(raw.get("tokenizer"), run),
+        }
     return Run.parse(raw)
 
 
-def _begun(out: Path | None) -> Run | None:
-    """Return the recipe of the last checkpoint in a directory, if there is one that can be read."""
-    with suppress(WeftError):  # who goes on with it will say what is wrong
+def _resumed_run(out: Path | None) -> Run | None:
+    """Return the recipe of the last checkpoint in a directory; None if there is none that can be read."""
+    with suppress(WeftError):  # resuming will raise it
         last = None if out is None else Store(out).last()
         return None if last is None else contents.read_run(last)
     return None
 
 
 def started_tokenizer(run: Run) -> Tokenizer | None:
-    """Return the tokenizer of the model that a run starts from; None where it starts from nothing."""
+    """Return the tokenizer of a run's pretrained model; None without one."""
     path = getattr(run.model, "weights", None)
-    return None if path is None else _named(path, describe_model)[1]
+    return None if path is None else _read_weights_key(path, describe_model)[1]
 
 
 def start_from_weights(run: Run, head: Head) -> str | None:
-    """Copy the weights of the body, and say what was copied; None where the run starts from nothing."""
+    """Copy pretrained weights into a head, and return a message about them; None without a pretrained model."""
     path = getattr(run.model, "weights", None)
     if path is None:
         return None
-    then, _, other = _named(path, open_model)
-    found = contents.prune_heads(contents.weights(other), head)
-    own = contents.weights(head)
-    same = _same_task(then, run)
-    shared = {name: found[name] for name in own if name in found and (same or name.startswith("body."))}
+    pretrained_run, _, pretrained = _read_weights_key(path, open_model)
+    tensors = contents.prune_heads(contents.weights(pretrained), head)
+    weights = contents.weights(head)
+    same_task = _same_task(pretrained_run, run)
+    shared = {name: tensors[name] for name in weights if name in tensors and (same_task or name.startswith("body."))}
     for name, value in shared.items():
-        if value.shape != own[name].shape:
-            raise CheckpointError(
-                f"model.weights: {path}: {name} must be {tuple(own[name].shape)}, but is {tuple(value.shape)} instead"
-            )
+        if value.shape != weights[name].shape:
+            expected, shape = tuple(weights[name].shape), tuple(value.shape)
+            raise CheckpointError(f"model.weights: {path}: {name} must be {expected}, but is {shape} instead")
         with torch.no_grad():
-            own[name].copy_(value)
-    fresh = sorted({name.rpartition(".")[0] for name in own if name not in shared})
-    rest = f"; fresh: {', '.join(fresh)}" if fresh else ""
+            weights[name].copy_(value)
+    initialized = sorted({name.rpartition(".")[0] for name in weights if name not in shared})
+    rest = f"; fresh: {', '.join(initialized)}" if initialized else ""
     return f"model.weights: {count(len(shared), 'weight')} from {path}{rest}"
 
 
-def _same_task(then: Run, now: Run) -> bool:
-    """Whether what stands on the body means the same, so that it is gone on with."""
-    return then.task.name == now.task.name and getattr(then.task, "labels", 0) == getattr(now.task, "labels", 0)
+def _same_task(pretrained: Run, run: Run) -> bool:
+    """Return whether the task's own weights can be copied: same task, same labels."""
+    before, now = pretrained.task, run.task
+    return before.name == now.name and getattr(before, "labels", 0) == getattr(now, "labels", 0)
 
 
-def _named(path: object, read: Callable[[str], T]) -> T:
-    """Read what `model.weights` names, and say of every error that it is that."""
+def _read_weights_key(path: object, read: Callable[[str], T]) -> T:
+    """Read the model that `model.weights` names, with that key in every error."""
     if not isinstance(path, str) or not path:
         raise ConfigError(f"model.weights: must name a model, by its directory or on the hub, but is {path!r} instead")
     try:
@@ -121,31 +124,32 @@ def _named(path: object, read: Callable[[str], T]) -> T:
         raise type(error)(f"model.weights: {error}") from None
 
 
-def _model(own: Mapping[str, Any], then: Run) -> dict[str, Any]:
-    """Fill in what the model's section leaves out, and refuse what its weights were not trained with."""
-    theirs = {key: value for key, value in then.model.model_dump(mode="json").items() if key not in OWN}
-    if own.get("name", theirs["name"]) != theirs["name"]:
+def _complete_model(section: Mapping[str, Any], pretrained: Run) -> dict[str, Any]:
+    """Complete the model's section; raise an error for settings that the weights were not trained with."""
+    inherited = {key: value for key, value in pretrained.model.model_dump(mode="json").items() if key not in OWN}
+    if section.get("name", inherited["name"]) != inherited["name"]:
         raise ConfigError(
-            f"model.name: is {own['name']!r}, but model.weights is a {theirs['name']!r}; name that, or leave it out"
+            f"model.name: is {section['name']!r}, but model.weights is a {inherited['name']!r}; name that, or leave it "
+            "out"
         )
-    whole: dict[str, Any] = {**theirs, **own}
-    settled = read_section(resolve("model", theirs["name"]).Config, whole, "model").model_dump(mode="json")
-    for key, (was, is_now) in contents.differences(theirs, settled).items():
+    merged: dict[str, Any] = {**inherited, **section}
+    parsed = read_section(resolve("model", inherited["name"]).Config, merged, "model").model_dump(mode="json")
+    for key, (before, after) in contents.differences(inherited, parsed).items():
         if not key.startswith(OWN) and not any(free in key for free in FREE):
             raise ConfigError(
-                f"model.{key}: is {is_now!r}, but model.weights was trained with {was!r}; leave it out, or train "
+                f"model.{key}: is {after!r}, but model.weights was trained with {before!r}; leave it out, or train "
                 "without the weights"
             )
-    return whole
+    return merged
 
 
-def _tokenizer(own: object, then: Run) -> dict[str, Any]:
-    """Take the tokenizer of the weights: their words are its tokens."""
-    theirs = then.tokenizer.model_dump(mode="json", exclude_none=True)
-    for key, value in own.items() if isinstance(own, Mapping) else ():
-        if value != theirs.get(key):
+def _complete_tokenizer(section: object, pretrained: Run) -> dict[str, Any]:
+    """Return the tokenizer section of the weights; raise an error for other settings."""
+    inherited = pretrained.tokenizer.model_dump(mode="json", exclude_none=True)
+    for key, value in section.items() if isinstance(section, Mapping) else ():
+        if value != inherited.get(key):
             raise ConfigError(
-                f"tokenizer.{key}: is {value!r}, but the tokenizer of model.weights has {theirs.get(key)!r}, and it "
+                f"tokenizer.{key}: is {value!r}, but the tokenizer of model.weights has {inherited.get(key)!r}, and it "
                 "comes with them; leave the section out"
             )
-    return theirs
+    return inherited

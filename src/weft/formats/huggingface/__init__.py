@@ -1,1 +1,1 @@
-"""The Hugging Face format, in both directions."""
+"""Import and export of Hugging Face checkpoints."""

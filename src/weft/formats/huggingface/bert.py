@@ -1,8 +1,8 @@
-"""BERT and its family as the Hugging Face format names them.
+"""Hugging Face mappings of BERT, RoBERTa, ALBERT, ELECTRA and DistilBERT.
 
-What the summary makes of a text's first token is there the body's own (BERT, ALBERT), or belongs to the head that
-classifies (RoBERTa, DistilBERT, ELECTRA). What tells ELECTRA's true tokens from false ones is left out on reading, as
-no task here has a use for it: such a model is read as a bare encoder.
+The pooler over the first token belongs to the body there (BERT, ALBERT), or to the classification head (RoBERTa,
+DistilBERT, ELECTRA). The discriminator head of ELECTRA is not read, as no task here uses it: such a model is read as a
+bare encoder.
 """
 
 from weft.formats.huggingface.mapping import HFMap, Modules
@@ -32,8 +32,8 @@ _DEFAULTS = {
     "layer_norm_eps": 1e-12,
     "tie_word_embeddings": True,
 }
-_MUST = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
-_WORDS = {
+_REQUIRED = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+_ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu-tanh",
     "gelu_pytorch_tanh": "gelu-tanh",
@@ -48,30 +48,33 @@ _SPECIALS = {
     "mask": ("mask_token", "[MASK]"),
     "pad": ("pad_token", "[PAD]"),
 }
-_LAYER = "encoder.layer.{layer}"
+_BERT_LAYER = "encoder.layer.{layer}"
 _MODULES: Modules = {
     "embed": "embeddings.word_embeddings",
     "positions.table": "embeddings.position_embeddings",
     "segments": "embeddings.token_type_embeddings",
     "norm": "embeddings.LayerNorm",
-    f"{_BLOCK}.attention.in_proj": tuple(f"{_LAYER}.attention.self.{part}" for part in ("query", "key", "value")),
-    f"{_BLOCK}.attention.out_proj": f"{_LAYER}.attention.output.dense",
-    f"{_BLOCK}.attention_residual.norm": f"{_LAYER}.attention.output.LayerNorm",
-    f"{_BLOCK}.feed_forward.fc1": f"{_LAYER}.intermediate.dense",
-    f"{_BLOCK}.feed_forward.fc2": f"{_LAYER}.output.dense",
-    f"{_BLOCK}.feed_forward_residual.norm": f"{_LAYER}.output.LayerNorm",
+    f"{_BLOCK}.attention.in_proj": tuple(f"{_BERT_LAYER}.attention.self.{part}" for part in ("query", "key", "value")),
+    f"{_BLOCK}.attention.out_proj": f"{_BERT_LAYER}.attention.output.dense",
+    f"{_BLOCK}.attention_residual.norm": f"{_BERT_LAYER}.attention.output.LayerNorm",
+    f"{_BLOCK}.feed_forward.fc1": f"{_BERT_LAYER}.intermediate.dense",
+    f"{_BLOCK}.feed_forward.fc2": f"{_BERT_LAYER}.output.dense",
+    f"{_BLOCK}.feed_forward_residual.norm": f"{_BERT_LAYER}.output.LayerNorm",
 }
-_LABELS: dict[str, Modules] = {
+_LABEL_HEADS: dict[str, Modules] = {
     "classify": {"output": "classifier"},
     "choice": {"output": "classifier"},
     "tag": {"output": "classifier"},
     "span": {"output": "qa_outputs"},
 }
-_DENSE: Modules = {"body.pool": "classifier.dense", "output": "classifier.out_proj"}  # RoBERTa's head, and ELECTRA's
+_DENSE_HEAD: Modules = {
+    "body.pool": "classifier.dense",
+    "output": "classifier.out_proj",
+}  # classification head of RoBERTa and ELECTRA
 
 
-def _classes(family: str) -> dict[str, str]:
-    """Name the classes that are read, with the head that each has here."""
+def _architectures(family: str) -> dict[str, str]:
+    """Return the supported class names of a family, with our head for each."""
     heads = {
         "ForMaskedLM": "mlm",
         "ForSequenceClassification": "classify",
@@ -83,52 +86,60 @@ def _classes(family: str) -> dict[str, str]:
     return {family + name: head for name, head in heads.items()}
 
 
-def _filling(transform: str, norm: str, output: str) -> Modules:
+def _mlm_head(transform: str, norm: str, output: str) -> Modules:
     return {"body.transform": transform, "body.transform_norm": norm, "body.output": output}
 
 
-_BERT_FILLING = _filling(
+_BERT_MLM_HEAD = _mlm_head(
     "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder"
 )
 BERT_MAP = HFMap(
     model_type="bert",
-    tasks={**_classes("Bert"), "BertForPreTraining": "mlm.next"},
-    own={"offset": 0, "shared": False, "embedding": None, "pooler": "tanh"},
-    never={"segments": 0},
+    architectures={**_architectures("Bert"), "BertForPreTraining": "mlm.next"},
+    fixed={"offset": 0, "shared": False, "embedding": None, "pooler": "tanh"},
+    excluded={"segments": 0},
     fields=_FIELDS,
     defaults=_DEFAULTS,
-    words={"activation": _WORDS},
-    must=_MUST,
-    also={"attention_probs_dropout_prob": 0.0},
+    values={"activation": _ACTIVATIONS},
+    required=_REQUIRED,
+    write_only={"attention_probs_dropout_prob": 0.0},
     modules={**_MODULES, "pool": "pooler.dense"},
-    outer={**_LABELS, "mlm": _BERT_FILLING, "mlm.next": {**_BERT_FILLING, "next": "cls.seq_relationship"}},
+    head_modules={
+        **_LABEL_HEADS,
+        "mlm": _BERT_MLM_HEAD,
+        "mlm.next": {**_BERT_MLM_HEAD, "next": "cls.seq_relationship"},
+    },
     prefix="bert.",
-    copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
-    unread=r"embeddings\.position_ids",
-    vocabulary="wordpiece",
+    tied_names={"cls.predictions.decoder.bias": "cls.predictions.bias"},
+    ignored=r"embeddings\.position_ids",
+    vocab_format="wordpiece",
     specials=_SPECIALS,
     framed=True,
-    kinds=True,
-    dropout="classifier_dropout",
+    token_types=True,
+    dropout_key="classifier_dropout",
 )
 
 ROBERTA_MAP = HFMap(
     model_type="roberta",
-    tasks=_classes("Roberta"),
-    own={"shared": False, "embedding": None, "pooler": "tanh"},
-    never={"segments": 0, "offset": 0},
+    architectures=_architectures("Roberta"),
+    fixed={"shared": False, "embedding": None, "pooler": "tanh"},
+    excluded={"segments": 0, "offset": 0},
     fields={**_FIELDS, "offset": "pad_token_id"},
-    less={"offset": 1},  # positions are counted from the padding's number on
+    offsets={"offset": 1},  # positions are counted from padding's id + 1
     defaults={**_DEFAULTS, "pad_token_id": 1},
-    words={"activation": {"gelu": "gelu"}},  # what fills has no other
-    must=_MUST,
-    also={"attention_probs_dropout_prob": 0.0},
+    values={"activation": {"gelu": "gelu"}},  # its MLM head has no other
+    required=_REQUIRED,
+    write_only={"attention_probs_dropout_prob": 0.0},
     modules={**_MODULES, "pool": "pooler.dense"},
-    outer={**_LABELS, "classify": _DENSE, "mlm": _filling("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder")},
+    head_modules={
+        **_LABEL_HEADS,
+        "classify": _DENSE_HEAD,
+        "mlm": _mlm_head("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
+    },
     prefix="roberta.",
-    copies={"lm_head.decoder.bias": "lm_head.bias"},
-    unread=r"embeddings\.position_ids",
-    vocabulary="byte-bpe",
+    tied_names={"lm_head.decoder.bias": "lm_head.bias"},
+    ignored=r"embeddings\.position_ids",
+    vocab_format="byte-bpe",
     specials={
         "bos": ("cls_token", "<s>"),
         "eos": ("sep_token", "</s>"),
@@ -137,17 +148,17 @@ ROBERTA_MAP = HFMap(
         "pad": ("pad_token", "<pad>"),
     },
     framed=True,
-    gap=2,
-    dropout="classifier_dropout",
+    num_separators=2,
+    dropout_key="classifier_dropout",
 )
 
-_ALBERT_FILLING = _filling("predictions.dense", "predictions.LayerNorm", "predictions.decoder")
-_GROUP = "encoder.albert_layer_groups.0.albert_layers.0"
+_ALBERT_MLM_HEAD = _mlm_head("predictions.dense", "predictions.LayerNorm", "predictions.decoder")
+_ALBERT_LAYER = "encoder.albert_layer_groups.0.albert_layers.0"
 ALBERT_MAP = HFMap(
     model_type="albert",
-    tasks={**_classes("Albert"), "AlbertForPreTraining": "mlm.next"},
-    own={"offset": 0, "shared": True, "pooler": "tanh"},
-    never={"segments": 0, "embedding": None},
+    architectures={**_architectures("Albert"), "AlbertForPreTraining": "mlm.next"},
+    fixed={"offset": 0, "shared": True, "pooler": "tanh"},
+    excluded={"segments": 0, "embedding": None},
     fields={**_FIELDS, "embedding": "embedding_size"},
     defaults={
         **_DEFAULTS,
@@ -158,43 +169,43 @@ ALBERT_MAP = HFMap(
         "hidden_dropout_prob": 0.0,
         "embedding_size": 128,
     },
-    words={"activation": _WORDS},
-    must={**_MUST, "num_hidden_groups": 1, "inner_group_num": 1},
-    also={"attention_probs_dropout_prob": 0.0},
+    values={"activation": _ACTIVATIONS},
+    required={**_REQUIRED, "num_hidden_groups": 1, "inner_group_num": 1},
+    write_only={"attention_probs_dropout_prob": 0.0},
     modules={
         **{ours: theirs for ours, theirs in _MODULES.items() if _BLOCK not in ours},
         "project": "encoder.embedding_hidden_mapping_in",
-        f"{_BLOCK}.attention.in_proj": tuple(f"{_GROUP}.attention.{part}" for part in ("query", "key", "value")),
-        f"{_BLOCK}.attention.out_proj": f"{_GROUP}.attention.dense",
-        f"{_BLOCK}.attention_residual.norm": f"{_GROUP}.attention.LayerNorm",
-        f"{_BLOCK}.feed_forward.fc1": f"{_GROUP}.ffn",
-        f"{_BLOCK}.feed_forward.fc2": f"{_GROUP}.ffn_output",
-        f"{_BLOCK}.feed_forward_residual.norm": f"{_GROUP}.full_layer_layer_norm",
+        f"{_BLOCK}.attention.in_proj": tuple(f"{_ALBERT_LAYER}.attention.{part}" for part in ("query", "key", "value")),
+        f"{_BLOCK}.attention.out_proj": f"{_ALBERT_LAYER}.attention.dense",
+        f"{_BLOCK}.attention_residual.norm": f"{_ALBERT_LAYER}.attention.LayerNorm",
+        f"{_BLOCK}.feed_forward.fc1": f"{_ALBERT_LAYER}.ffn",
+        f"{_BLOCK}.feed_forward.fc2": f"{_ALBERT_LAYER}.ffn_output",
+        f"{_BLOCK}.feed_forward_residual.norm": f"{_ALBERT_LAYER}.full_layer_layer_norm",
         "pool": "pooler",
     },
-    outer={
-        **_LABELS,
-        "mlm": _ALBERT_FILLING,
-        "mlm.next": {**_ALBERT_FILLING, "next": "sop_classifier.classifier"},  # are sentences in their order?
+    head_modules={
+        **_LABEL_HEADS,
+        "mlm": _ALBERT_MLM_HEAD,
+        "mlm.next": {**_ALBERT_MLM_HEAD, "next": "sop_classifier.classifier"},  # sentence-order prediction
     },
     prefix="albert.",
-    copies={"predictions.decoder.bias": "predictions.bias"},
-    unread=r"embeddings\.position_ids",
-    vocabulary="sentencepiece",
+    tied_names={"predictions.decoder.bias": "predictions.bias"},
+    ignored=r"embeddings\.position_ids",
+    vocab_format="sentencepiece",
     specials={**_SPECIALS, "unk": ("unk_token", "<unk>"), "pad": ("pad_token", "<pad>")},
     framed=True,
-    kinds=True,
-    dropout="classifier_dropout_prob",
+    token_types=True,
+    dropout_key="classifier_dropout_prob",
 )
 
-_SUMMED: Modules = {"body.pool": "sequence_summary.summary", "output": "classifier"}
+_SUMMARY_HEAD: Modules = {"body.pool": "sequence_summary.summary", "output": "classifier"}
 ELECTRA_MAP = HFMap(
     model_type="electra",
-    tasks={**_classes("Electra"), "ElectraForPreTraining": "embed"},
-    own={"offset": 0, "shared": False, "pooler": "gelu"},
-    never={"segments": 0},
+    architectures={**_architectures("Electra"), "ElectraForPreTraining": "embed"},
+    fixed={"offset": 0, "shared": False, "pooler": "gelu"},
+    excluded={"segments": 0},
     fields={**_FIELDS, "embedding": "embedding_size"},
-    unless={"embedding": "width"},
+    same_as={"embedding": "width"},
     defaults={
         **_DEFAULTS,
         "hidden_size": 256,
@@ -202,30 +213,30 @@ ELECTRA_MAP = HFMap(
         "intermediate_size": 1024,
         "embedding_size": 128,
     },
-    words={"activation": {"gelu": "gelu"}},  # what fills has no other
-    must={**_MUST, "summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
-    also={"attention_probs_dropout_prob": 0.0},
+    values={"activation": {"gelu": "gelu"}},  # its MLM head has no other
+    required={**_REQUIRED, "summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
+    write_only={"attention_probs_dropout_prob": 0.0},
     modules={**_MODULES, "project": "embeddings_project"},
-    outer={
-        **_LABELS,
-        "classify": _DENSE,
-        "choice": _SUMMED,
-        "mlm": _filling("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"),
+    head_modules={
+        **_LABEL_HEADS,
+        "classify": _DENSE_HEAD,
+        "choice": _SUMMARY_HEAD,
+        "mlm": _mlm_head("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"),
     },
     prefix="electra.",
-    unread=r"embeddings\.position_ids|discriminator_predictions\..*",
-    vocabulary="wordpiece",
+    ignored=r"embeddings\.position_ids|discriminator_predictions\..*",
+    vocab_format="wordpiece",
     specials=_SPECIALS,
     framed=True,
-    kinds=True,
-    dropout="classifier_dropout",
+    token_types=True,
+    dropout_key="classifier_dropout",
 )
 
-_DISTILLED = "transformer.layer.{layer}"
+_DISTIL_LAYER = "transformer.layer.{layer}"
 DISTILBERT_MAP = HFMap(
     model_type="distilbert",
-    tasks=_classes("DistilBert"),
-    own={"offset": 0, "segments": 0, "shared": False, "embedding": None, "pooler": "relu", "eps": 1e-12},
+    architectures=_architectures("DistilBert"),
+    fixed={"offset": 0, "segments": 0, "shared": False, "embedding": None, "pooler": "relu", "eps": 1e-12},
     fields={
         "width": "dim",
         "heads": "n_heads",
@@ -246,29 +257,29 @@ DISTILBERT_MAP = HFMap(
         "max_position_embeddings": 512,
         "tie_word_embeddings": True,
     },
-    words={"activation": _WORDS},
-    also={"attention_dropout": 0.0},
+    values={"activation": _ACTIVATIONS},
+    write_only={"attention_dropout": 0.0},
     modules={
         **{ours: theirs for ours, theirs in _MODULES.items() if _BLOCK not in ours and ours != "segments"},
-        f"{_BLOCK}.attention.in_proj": tuple(f"{_DISTILLED}.attention.{part}_lin" for part in "qkv"),
-        f"{_BLOCK}.attention.out_proj": f"{_DISTILLED}.attention.out_lin",
-        f"{_BLOCK}.attention_residual.norm": f"{_DISTILLED}.sa_layer_norm",
-        f"{_BLOCK}.feed_forward.fc1": f"{_DISTILLED}.ffn.lin1",
-        f"{_BLOCK}.feed_forward.fc2": f"{_DISTILLED}.ffn.lin2",
-        f"{_BLOCK}.feed_forward_residual.norm": f"{_DISTILLED}.output_layer_norm",
+        f"{_BLOCK}.attention.in_proj": tuple(f"{_DISTIL_LAYER}.attention.{part}_lin" for part in "qkv"),
+        f"{_BLOCK}.attention.out_proj": f"{_DISTIL_LAYER}.attention.out_lin",
+        f"{_BLOCK}.attention_residual.norm": f"{_DISTIL_LAYER}.sa_layer_norm",
+        f"{_BLOCK}.feed_forward.fc1": f"{_DISTIL_LAYER}.ffn.lin1",
+        f"{_BLOCK}.feed_forward.fc2": f"{_DISTIL_LAYER}.ffn.lin2",
+        f"{_BLOCK}.feed_forward_residual.norm": f"{_DISTIL_LAYER}.output_layer_norm",
     },
-    outer={
-        **_LABELS,
+    head_modules={
+        **_LABEL_HEADS,
         "classify": {"body.pool": "pre_classifier", "output": "classifier"},
         "choice": {"body.pool": "pre_classifier", "output": "classifier"},
-        "mlm": _filling("vocab_transform", "vocab_layer_norm", "vocab_projector"),
+        "mlm": _mlm_head("vocab_transform", "vocab_layer_norm", "vocab_projector"),
     },
     prefix="distilbert.",
-    unread=r"embeddings\.position_ids",
-    vocabulary="wordpiece",
+    ignored=r"embeddings\.position_ids",
+    vocab_format="wordpiece",
     specials=_SPECIALS,
     framed=True,
-    dropout="seq_classif_dropout",
+    dropout_key="seq_classif_dropout",
 )
 
 MAPS: tuple[HFMap, ...] = (BERT_MAP, DISTILBERT_MAP, ROBERTA_MAP, ALBERT_MAP, ELECTRA_MAP)

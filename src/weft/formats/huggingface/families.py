@@ -1,4 +1,4 @@
-"""Which families of the Hugging Face format each model can be read from and written as."""
+"""The Hugging Face model families that each of weft's models can be imported from and exported to."""
 
 from weft.formats.huggingface.bert import MAPS
 from weft.formats.huggingface.gpt import GPT2_MAP, GPT_MAP

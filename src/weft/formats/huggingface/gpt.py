@@ -1,4 +1,4 @@
-"""GPT and GPT-2 as the Hugging Face format names them."""
+"""Hugging Face mappings of GPT and GPT-2."""
 
 from weft.formats.huggingface.mapping import HFMap
 
@@ -23,11 +23,11 @@ _DEFAULTS = {"n_embd": 768, "n_head": 12, "n_layer": 12, "resid_pdrop": 0.1, "ti
 
 GPT2_MAP = HFMap(
     model_type="gpt2",
-    tasks={"GPT2LMHeadModel": "lm", "GPT2Model": "lm"},
-    own={"norm": "pre"},
+    architectures={"GPT2LMHeadModel": "lm", "GPT2Model": "lm"},
+    fixed={"norm": "pre"},
     fields={**_FIELDS, "hidden": "n_inner", "activation": "activation_function"},
     defaults={**_DEFAULTS, "n_positions": 1024, "activation_function": "gelu_new"},
-    words={
+    values={
         "activation": {
             "gelu_new": "gelu-tanh",
             "gelu_pytorch_tanh": "gelu-tanh",
@@ -37,32 +37,32 @@ GPT2_MAP = HFMap(
             "swish": "silu",
         }
     },
-    must={"layer_norm_epsilon": 1e-5, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
-    also={"attn_pdrop": 0.0},
+    required={"layer_norm_epsilon": 1e-5, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    write_only={"attn_pdrop": 0.0},
     modules={"embed": "wte", "positions.table": "wpe", **_MODULES, "decoder.norm": "ln_f"},
-    outer={"lm": {"body.output": "lm_head"}},
+    head_modules={"lm": {"body.output": "lm_head"}},
     prefix="transformer.",
     turned=("c_attn", "c_proj", "c_fc"),
-    unread=r"h\.\d+\.attn\.(masked_)?bias",  # the causal mask
-    vocabulary="byte-bpe",
+    ignored=r"h\.\d+\.attn\.(masked_)?bias",  # the causal mask
+    vocab_format="byte-bpe",
     specials={"bos": ("bos_token", "<|endoftext|>"), "eos": ("eos_token", "<|endoftext|>")},
 )
 
 GPT_MAP = HFMap(
     model_type="openai-gpt",
-    tasks={"OpenAIGPTLMHeadModel": "lm", "OpenAIGPTModel": "lm"},
-    own={"norm": "post"},
+    architectures={"OpenAIGPTLMHeadModel": "lm", "OpenAIGPTModel": "lm"},
+    fixed={"norm": "post"},
     fields={**_FIELDS, "activation": "afn"},
     defaults={**_DEFAULTS, "n_positions": 512, "afn": "gelu"},
-    words={"activation": {"gelu": "gelu-tanh", "relu": "relu", "silu": "silu", "swish": "silu"}},
-    must={"layer_norm_epsilon": 1e-5},
-    also={"attn_pdrop": 0.0},
+    values={"activation": {"gelu": "gelu-tanh", "relu": "relu", "silu": "silu", "swish": "silu"}},
+    required={"layer_norm_epsilon": 1e-5},
+    write_only={"attn_pdrop": 0.0},
     modules={"embed": "tokens_embed", "positions.table": "positions_embed", **_MODULES},
-    outer={"lm": {"body.output": "lm_head"}},
+    head_modules={"lm": {"body.output": "lm_head"}},
     prefix="transformer.",
     turned=("c_attn", "c_proj", "c_fc"),
-    unread=r"h\.\d+\.attn\.bias|position_ids",
-    vocabulary="word-bpe",
-    # It has no sign for a text's beginning or end: what stands for the unknown must do.
+    ignored=r"h\.\d+\.attn\.bias|position_ids",
+    vocab_format="word-bpe",
+    # It has no bos or eos token: the unknown token serves as both.
     specials={"bos": ("bos_token", "<unk>"), "eos": ("eos_token", "<unk>"), "unk": ("unk_token", "<unk>")},
 )

@@ -1,4 +1,4 @@
-"""What stands on a model in the Hugging Face format: which head, and its task's section of a recipe, both ways."""
+"""Heads in the Hugging Face format: which head a directory has, and the task's section of a recipe, both ways."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -10,86 +10,88 @@ from weft.formats.huggingface.mapping import HFMap
 from weft.tasks.factory import make_task
 from weft.tasks.mlm.task import MLM
 
-SEVERAL, NUMBER = "multi_label_classification", "regression"  # their words for what a classifier says
+MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"  # their values of problem_type
 
 
-def head_of(folder: Path, family: HFMap, told: Mapping[str, Any], held: Collection[str]) -> str:
-    """Say which head a folder has: by its class, and where a larger one's weights are there, too, that one."""
-    named = told.get("architectures") or [_guessed(family, held)]
-    if not isinstance(named, list) or named[0] not in family.tasks:
+def detect_head(folder: Path, family: HFMap, config: Mapping[str, Any], weight_names: Collection[str]) -> str:
+    """Return the head of a directory by its class; with next-sentence weights, the head that has them."""
+    classes = config.get("architectures") or [_guess_class(family, weight_names)]
+    if not isinstance(classes, list) or classes[0] not in family.architectures:
         raise CheckpointError(
-            f"{folder / 'config.json'}: architectures is {named!r}, which weft does not read; of {family.model_type} "
-            f"it reads {', '.join(family.tasks)}"
+            f"{folder / 'config.json'}: architectures is {classes!r}, which weft does not read; of {family.model_type} "
+            f"it reads {', '.join(family.architectures)}"
         )
-    head = family.tasks[named[0]]
-    more = family.outer.get(f"{head}.next", {}).get("next")  # as the first BERTs were published
-    return f"{head}.next" if more is not None and f"{more}.weight" in held else head
+    head = family.architectures[classes[0]]
+    next_sentence = family.head_modules.get(f"{head}.next", {}).get("next")  # as the first BERTs were published
+    return f"{head}.next" if next_sentence is not None and f"{next_sentence}.weight" in weight_names else head
 
 
-def _guessed(family: HFMap, held: Collection[str]) -> str:
-    """Name a class where none is named: the first, or the bare encoder where that one's weights are not there."""
-    first, *rest = family.tasks
-    needed = family.outer.get(family.tasks[first], {}).get("body.transform")
-    bare = [name for name in rest if family.tasks[name] == "embed"]
-    return bare[0] if bare and needed is not None and f"{needed}.weight" not in held else first
+def _guess_class(family: HFMap, weight_names: Collection[str]) -> str:
+    """Return a class where config.json has none: the first, or the bare encoder if the first one's head is missing."""
+    first, *rest = family.architectures
+    transform = family.head_modules.get(family.architectures[first], {}).get("body.transform")
+    bare = [name for name in rest if family.architectures[name] == "embed"]
+    return bare[0] if bare and transform is not None and f"{transform}.weight" not in weight_names else first
 
 
-def head_for(run: Run) -> str:
-    """Say by which name a run's head goes in an HFMap."""
-    task = make_task(run)  # which settles what the recipe leaves open
+def head_name(run: Run) -> str:
+    """Return the name of a run's head in an HFMap."""
+    task = make_task(run)  # resolves what the recipe leaves open
     return f"{run.task.name}.next" if isinstance(task, MLM) and task.pairs else run.task.name
 
 
-def read_task(folder: Path, family: HFMap, head: str, told: Mapping[str, Any], held: Collection[str]) -> dict[str, Any]:
+def read_task(
+    folder: Path, family: HFMap, head: str, config: Mapping[str, Any], weight_names: Collection[str]
+) -> dict[str, Any]:
     """Return the task's section of a recipe."""
-    name, _, more = head.partition(".")
+    name, _, variant = head.partition(".")
     section: dict[str, Any] = {"name": name}
     if name == "mlm":
-        section["next_sentence"] = bool(more)
+        section["next_sentence"] = bool(variant)
     elif name == "embed":
-        section["summary"] = f"{family.modules.get('pool')}.weight" in held
+        section["summary"] = f"{family.modules.get('pool')}.weight" in weight_names
     elif name in ("classify", "tag"):
-        section |= _labels(folder, told, numbers=name == "classify")
-        if told.get(family.dropout) is not None:
-            section["dropout"] = told[family.dropout]
+        section |= _labels(folder, config, classify=name == "classify")
+        if config.get(family.dropout_key) is not None:
+            section["dropout"] = config[family.dropout_key]
     return section
 
 
-def _labels(folder: Path, told: Mapping[str, Any], numbers: bool) -> dict[str, Any]:
-    named, many = told.get("id2label"), told.get("num_labels", 2)
-    if named is None and isinstance(many, int):
-        named = {str(number): f"LABEL_{number}" for number in range(many)}
-    if not isinstance(named, dict) or not named:
-        what, value = ("num_labels", many) if named is None else ("id2label", named)
-        raise CheckpointError(f"{folder / 'config.json'}: {what} says how labels are named, but is {value!r}")
-    problem = told.get("problem_type")
-    if numbers and (problem == NUMBER or (problem is None and len(named) == 1)):
-        if len(named) > 1:
-            raise CheckpointError(f"{folder / 'config.json'}: a regression of {len(named)} numbers; weft gives one")
+def _labels(folder: Path, config: Mapping[str, Any], classify: bool) -> dict[str, Any]:
+    id2label, num_labels = config.get("id2label"), config.get("num_labels", 2)
+    if id2label is None and isinstance(num_labels, int):
+        id2label = {str(number): f"LABEL_{number}" for number in range(num_labels)}
+    if not isinstance(id2label, dict) or not id2label:
+        key, value = ("num_labels", num_labels) if id2label is None else ("id2label", id2label)
+        raise CheckpointError(f"{folder / 'config.json'}: {key} says how labels are named, but is {value!r}")
+    problem_type = config.get("problem_type")
+    if classify and (problem_type == REGRESSION or (problem_type is None and len(id2label) == 1)):
+        if len(id2label) > 1:
+            raise CheckpointError(f"{folder / 'config.json'}: a regression of {len(id2label)} numbers; weft gives one")
         return {"regression": True}
     try:
-        labels = [str(named[str(number)]) for number in range(len(named))]
+        labels = [str(id2label[str(number)]) for number in range(len(id2label))]
     except KeyError:
         raise CheckpointError(
-            f"{folder / 'config.json'}: id2label must name labels 0, 1, …, but is {named!r}"
+            f"{folder / 'config.json'}: id2label must name labels 0, 1, …, but is {id2label!r}"
         ) from None
-    return {"labels": labels, **({"multiple": True} if numbers and problem == SEVERAL else {})}
+    return {"labels": labels, **({"multiple": True} if classify and problem_type == MULTI_LABEL else {})}
 
 
 def write_task(family: HFMap, run: Run) -> dict[str, Any]:
-    """Say what config.json says of a task, and refuse what it cannot."""
-    task, told = run.task.model_dump(mode="json"), dict[str, Any]()
-    for key, plain in (("symmetric", False), ("crf", False), ("layers", "last")):
-        if task.get(key, plain) != plain:
+    """Return the task's keys of config.json; raise an error for options that it cannot express."""
+    task, config = run.task.model_dump(mode="json"), dict[str, Any]()
+    for key, default in (("symmetric", False), ("crf", False), ("layers", "last")):
+        if task.get(key, default) != default:
             raise CheckpointError(
                 f"task.{key}: {task[key]!r} cannot be said in the format of {family.model_type}; a model with such a "
                 "part stays weft's own"
             )
     if run.task.name in ("classify", "tag"):
-        names = task["labels"] or ["LABEL_0"]  # of a number
-        told |= {"id2label": {str(id): name for id, name in enumerate(names)}}
-        told |= {"label2id": {name: id for id, name in enumerate(names)}, family.dropout: task["dropout"]}
+        names = task["labels"] or ["LABEL_0"]  # for regression
+        config |= {"id2label": {str(id): name for id, name in enumerate(names)}}
+        config |= {"label2id": {name: id for id, name in enumerate(names)}, family.dropout_key: task["dropout"]}
     if run.task.name == "classify":
-        one = "single_label_classification"
-        told["problem_type"] = NUMBER if task["regression"] else SEVERAL if task["multiple"] else one
-    return told
+        single_label = "single_label_classification"
+        config["problem_type"] = REGRESSION if task["regression"] else MULTI_LABEL if task["multiple"] else single_label
+    return config

@@ -1,6 +1,6 @@
 """Models by their names on the Hugging Face hub: from the local cache, else downloaded into it.
 
-Only what weft reads is downloaded: weights as safetensors, never a pickle, and text. With HF_HUB_OFFLINE=1 nothing is.
+Only files that weft reads are downloaded: safetensors, never a pickle, and text. With HF_HUB_OFFLINE=1, none are.
 """
 
 import re
@@ -9,23 +9,23 @@ from typing import Any
 
 from weft.errors import CheckpointError
 
-WANTED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.spm"]
-UNWANTED = ["onnx/*", "openvino/*", "coreml/*"]
-PART = r"[A-Za-z0-9][\w.-]*"
-HUB_ID = re.compile(f"{PART}(/{PART})?")  # owner/name, or the name alone of the oldest models
+ALLOW_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.spm"]
+IGNORE_PATTERNS = ["onnx/*", "openvino/*", "coreml/*"]
+NAME_PATTERN = r"[A-Za-z0-9][\w.-]*"
+HUB_ID = re.compile(f"{NAME_PATTERN}(/{NAME_PATTERN})?")  # owner/name, or only the name for the oldest models
 
 
 def find_model(name: str | Path) -> Path:
-    """Return the folder of a model: one that is there, as it is, or that of a name on the hub."""
-    folder, asked = Path(name), str(name)
-    local = folder.exists() or ("/" in asked and Path(asked.partition("/")[0] or "/").exists())
-    if local or not HUB_ID.fullmatch(asked):
-        return folder  # a path, even where nothing is there: what reads it says so
-    return _cached(asked) or _downloaded(asked)
+    """Return the folder of a model: an existing path as it is, else the snapshot of a name on the hub."""
+    folder, text = Path(name), str(name)
+    local = folder.exists() or ("/" in text and Path(text.partition("/")[0] or "/").exists())
+    if local or not HUB_ID.fullmatch(text):
+        return folder  # a path, even if it does not exist: reading it raises the error
+    return _find_cached(text) or _download(text)
 
 
-def _cached(name: str) -> Path | None:
-    """Return the folder in the cache; None where it is not there, or its weights are not."""
+def _find_cached(name: str) -> Path | None:
+    """Return the snapshot in the cache; None if it, or its weights, are missing."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
@@ -35,7 +35,7 @@ def _cached(name: str) -> Path | None:
     return folder if _has_weights(folder) else None
 
 
-def _downloaded(name: str) -> Path:
+def _download(name: str) -> Path:
     from huggingface_hub import constants, errors
 
     try:
@@ -49,11 +49,11 @@ def _downloaded(name: str) -> Path:
             f"{name}: does not exist, as a folder here or as a model on the hub; check the name, or log in if it is "
             "a private one (hf auth login)"
         ) from None
-    except Exception as error:  # no network, and whatever else may be between here and there
-        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else type(error.__cause__ or error).__name__
+    except Exception as error:  # no network, proxies, and other errors
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else type(error.__cause__ or error).__name__
         raise CheckpointError(
             f"{name}: does not exist as a folder, is not in the hub's cache ({constants.HF_HUB_CACHE}), and cannot be "
-            f"downloaded ({why}); give the path of a folder, or fetch it where there is a network, by "
+            f"downloaded ({reason}); give the path of a folder, or fetch it where there is a network, by "
             f"`hf download {name}`, and copy that cache, or set HF_HOME to where it lies"
         ) from None
     if not _has_weights(folder):
@@ -68,8 +68,8 @@ def _downloaded(name: str) -> Path:
 def _snapshot(name: str, local: bool) -> str:
     from huggingface_hub import snapshot_download
 
-    wanted: Any = {"allow_patterns": WANTED, "ignore_patterns": UNWANTED}
-    return str(snapshot_download(name, local_files_only=local, **wanted))
+    patterns: Any = {"allow_patterns": ALLOW_PATTERNS, "ignore_patterns": IGNORE_PATTERNS}
+    return str(snapshot_download(name, local_files_only=local, **patterns))
 
 
 def _has_weights(folder: Path) -> bool:

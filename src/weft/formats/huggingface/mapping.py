@@ -1,41 +1,41 @@
-"""How a model's configuration and weights are named in the Hugging Face format."""
+"""HFMap: the names of a model's configuration and weights in the Hugging Face format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Modules = Mapping[str, str | tuple[str, ...]]  # our module -> theirs; several are parts of ours, stacked
+Modules = Mapping[str, str | tuple[str, ...]]  # our module -> theirs; several of theirs are stacked along dim 0 in ours
 
 
 @dataclass(frozen=True)
 class HFMap:
-    """How a model goes by in the Hugging Face format: data alone, read in both directions (`folder`).
+    """How weft's configuration and weights map to a Hugging Face model; `folder` uses it in both directions.
 
-    In `modules` and `outer`, `{layer}` stands for each layer's number; a module's weight and bias go together. A head
-    is named by its task; `mlm.next` is one of `mlm` that also says whether a sentence follows.
+    In `modules` and `head_modules`, `{layer}` stands for each layer's number; a module's weight and bias go together.
+    A head is named by its task; `mlm.next` is an `mlm` head that also predicts whether a sentence follows.
     """
 
-    model_type: str  # what config.json calls it
-    tasks: Mapping[str, str]  # a class that config.json names -> our head; the first one of a head is written
-    own: Mapping[str, Any]  # the fields of our configuration that make it this family
-    fields: Mapping[str, str | tuple[str, ...]]  # our field -> their key; the first is read, all are written
-    defaults: Mapping[str, Any]  # their key -> what holds where config.json says nothing
+    model_type: str  # in config.json
+    architectures: Mapping[str, str]  # class name in config.json -> our head; the first class of a head is written
+    fixed: Mapping[str, Any]  # our config field -> its value in every model of this family
+    fields: Mapping[str, str | tuple[str, ...]]  # our config field -> their keys; the first is read, all are written
+    defaults: Mapping[str, Any]  # their key -> its value where config.json lacks it
     modules: Modules  # of the body
-    outer: Mapping[str, Modules] = field(default_factory=dict)  # head -> what stands on the body, as the head names it
-    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # our field -> their word -> ours
-    never: Mapping[str, Any] = field(default_factory=dict)  # our field -> what makes it another family
-    less: Mapping[str, int] = field(default_factory=dict)  # our field -> by how much theirs is less
-    unless: Mapping[str, str] = field(default_factory=dict)  # our field -> another; it is None where they are equal
-    must: Mapping[str, Any] = field(default_factory=dict)  # their key -> the one value that our model can do
-    also: Mapping[str, Any] = field(default_factory=dict)  # their key -> what is written and not read
-    prefix: str = ""  # before the names of the body's weights, where something stands on it
-    turned: tuple[str, ...] = ()  # the last names of their modules whose matrices are the other way round
-    copies: Mapping[str, str] = field(default_factory=dict)  # their weight -> its name where the output is tied
-    rows: tuple[str, ...] = ()  # their weights that are a matrix of one row, where ours is a vector
-    unread: str = "(?!)"  # a pattern of weights that mean nothing
-    vocabulary: str = ""  # how files that are no tokenizer.json are read (weft.tokenization.vocab_files)
+    head_modules: Mapping[str, Modules] = field(default_factory=dict)  # head -> its modules outside the body
+    values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # our field -> their value -> ours
+    excluded: Mapping[str, Any] = field(default_factory=dict)  # our field -> a value that this family cannot have
+    offsets: Mapping[str, int] = field(default_factory=dict)  # our field -> our value minus theirs
+    same_as: Mapping[str, str] = field(default_factory=dict)  # our field -> another; None in ours if they are equal
+    required: Mapping[str, Any] = field(default_factory=dict)  # their key -> the only value that our model supports
+    write_only: Mapping[str, Any] = field(default_factory=dict)  # their key -> a value that is written, but not read
+    prefix: str = ""  # of the body's weight names in a model with a head
+    turned: tuple[str, ...] = ()  # the last names of their modules whose weight matrices are transposed
+    tied_names: Mapping[str, str] = field(default_factory=dict)  # their weight -> its name where the output is tied
+    row_vectors: tuple[str, ...] = ()  # their weights of shape (1, D), where ours is (D,)
+    ignored: str = "(?!)"  # regular expression of weights that are not read
+    vocab_format: str = ""  # of vocabulary files without a tokenizer.json (weft.tokenization.vocab_files)
     specials: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)  # our role -> their key, default
-    framed: bool = False  # whether a text stands between bos and eos, and a pair is read
-    gap: int = 1  # how many eos stand between the texts of a pair
-    kinds: bool = False  # whether the two texts of a pair are told apart by segments
-    dropout: str = ""  # their key for the dropout before the output of a head that labels
+    framed: bool = False  # whether texts have bos and eos around them, and pairs are supported
+    num_separators: int = 1  # number of eos between the texts of a pair
+    token_types: bool = False  # whether the two texts of a pair have different token type ids
+    dropout_key: str = ""  # their key for the dropout before the output of a classification head

@@ -1,27 +1,27 @@
-"""The Transformer as the Hugging Face format names it: Marian, which the Opus-MT translators are (Tiedemann 2020)."""
+"""Hugging Face mapping of the Transformer: Marian, the architecture of the Opus-MT models (Tiedemann 2020)."""
 
 from weft.formats.huggingface.mapping import HFMap, Modules
 
 
 def _block(ours: str, theirs: str) -> Modules:
-    """Say how the parts go by that a block of either side has."""
-    look = f"{theirs}.self_attn"
+    """Return the mapping of self-attention and feed-forward, which encoder and decoder blocks share."""
+    attention = f"{theirs}.self_attn"
     return {
-        f"{ours}.attention.in_proj": tuple(f"{look}.{part}_proj" for part in "qkv"),
-        f"{ours}.attention.out_proj": f"{look}.out_proj",
-        f"{ours}.attention_residual.norm": f"{look}_layer_norm",
+        f"{ours}.attention.in_proj": tuple(f"{attention}.{part}_proj" for part in "qkv"),
+        f"{ours}.attention.out_proj": f"{attention}.out_proj",
+        f"{ours}.attention_residual.norm": f"{attention}_layer_norm",
         f"{ours}.feed_forward.fc1": f"{theirs}.fc1",
         f"{ours}.feed_forward.fc2": f"{theirs}.fc2",
         f"{ours}.feed_forward_residual.norm": f"{theirs}.final_layer_norm",
     }
 
 
-_DECODER, _THEIRS = "decoder.blocks.{layer}", "decoder.layers.{layer}"
+_DECODER, _HF_DECODER = "decoder.blocks.{layer}", "decoder.layers.{layer}"
 
 MARIAN_MAP = HFMap(
     model_type="marian",
-    tasks={"MarianMTModel": "translate"},
-    own={"norm": "post", "positions": "halves", "tie": True, "bias": True},
+    architectures={"MarianMTModel": "translate"},
+    fixed={"norm": "post", "positions": "halves", "tie": True, "bias": True},
     fields={
         "width": "d_model",
         "heads": ("encoder_attention_heads", "decoder_attention_heads"),
@@ -43,9 +43,9 @@ MARIAN_MAP = HFMap(
         "max_position_embeddings": 1024,
         "scale_embedding": False,
     },
-    words={"activation": {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu-tanh"}},
-    unless={"decoder_layers": "layers"},
-    must={
+    values={"activation": {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu-tanh"}},
+    same_as={"decoder_layers": "layers"},
+    required={
         "scale_embedding": True,
         "share_encoder_decoder_embeddings": True,
         "tie_word_embeddings": True,
@@ -54,22 +54,22 @@ MARIAN_MAP = HFMap(
         "add_final_layer_norm": False,
         "static_position_embeddings": True,
     },
-    also={"attention_dropout": 0.0, "activation_dropout": 0.0, "is_encoder_decoder": True},
+    write_only={"attention_dropout": 0.0, "activation_dropout": 0.0, "is_encoder_decoder": True},
     modules={
         "embed": "shared",
         **_block("encoder.blocks.{layer}", "encoder.layers.{layer}"),
-        **_block(_DECODER, _THEIRS),
-        f"{_DECODER}.cross_attention.in_proj": f"{_THEIRS}.encoder_attn.q_proj",
-        f"{_DECODER}.cross_attention.kv_proj": tuple(f"{_THEIRS}.encoder_attn.{part}_proj" for part in "kv"),
-        f"{_DECODER}.cross_attention.out_proj": f"{_THEIRS}.encoder_attn.out_proj",
-        f"{_DECODER}.cross_attention_residual.norm": f"{_THEIRS}.encoder_attn_layer_norm",
+        **_block(_DECODER, _HF_DECODER),
+        f"{_DECODER}.cross_attention.in_proj": f"{_HF_DECODER}.encoder_attn.q_proj",
+        f"{_DECODER}.cross_attention.kv_proj": tuple(f"{_HF_DECODER}.encoder_attn.{part}_proj" for part in "kv"),
+        f"{_DECODER}.cross_attention.out_proj": f"{_HF_DECODER}.encoder_attn.out_proj",
+        f"{_DECODER}.cross_attention_residual.norm": f"{_HF_DECODER}.encoder_attn_layer_norm",
     },
-    outer={"translate": {"body.output": "final_logits"}},
+    head_modules={"translate": {"body.output": "final_logits"}},
     prefix="model.",
-    copies={"final_logits.bias": "final_logits_bias"},
-    rows=("final_logits_bias",),
-    # The waves of positions, and copies of what is tied.
-    unread=r"(encoder|decoder)\.embed_(positions|tokens)\.weight|lm_head\.weight",
-    vocabulary="marian",
+    tied_names={"final_logits.bias": "final_logits_bias"},
+    row_vectors=("final_logits_bias",),
+    # Sinusoidal positions, and copies of tied weights.
+    ignored=r"(encoder|decoder)\.embed_(positions|tokens)\.weight|lm_head\.weight",
+    vocab_format="marian",
     specials={"unk": ("unk_token", "<unk>"), "eos": ("eos_token", "</s>"), "pad": ("pad_token", "<pad>")},
 )

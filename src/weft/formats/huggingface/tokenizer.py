@@ -1,4 +1,4 @@
-"""A tokenizer in a Hugging Face directory: read as one of weft's kinds, written so that `AutoTokenizer` reads it."""
+"""Tokenizers in Hugging Face directories: read as one of weft's, written so that `AutoTokenizer` loads them."""
 
 import json
 from collections.abc import Mapping
@@ -20,41 +20,41 @@ CONFIG = "tokenizer_config.json"
 
 
 def read_tokenizer(folder: Path, family: HFMap, vocab: int) -> Tokenizer:
-    """Read a tokenizer of `vocab` tokens; its section has the spelling of the special ones."""
-    told = read_json(folder / "special_tokens_map.json", {}) | read_json(folder / CONFIG, {})
-    engine = read_engine(folder, family.vocabulary, told)
-    own = told.get("weft")  # what wrote it was weft
-    section = own if isinstance(own, dict) else _section(engine, vocab, family, told)
+    """Load a tokenizer of `vocab` tokens; its recipe section names the special tokens."""
+    config = read_json(folder / "special_tokens_map.json", {}) | read_json(folder / CONFIG, {})
+    engine = read_engine(folder, family.vocab_format, config)
+    own_section = config.get("weft")  # written by weft's export
+    section = own_section if isinstance(own_section, dict) else _tokenizer_section(engine, vocab, family, config)
     if section.get("name") not in names("tokenizer"):
         raise CheckpointError(f"{folder / CONFIG}: weft.name: {section.get('name')!r} is no tokenizer of weft's")
     kind: type[Tokenizer] = resolve("tokenizer", section["name"])
-    config = read_section(kind.Config, section, f"{folder / CONFIG}: weft")
-    specials = kind.special_tokens(config)
+    parsed = read_section(kind.Config, section, f"{folder / CONFIG}: weft")
+    specials = kind.special_tokens(parsed)
     missing = [token for token in specials if engine.token_to_id(token) is None]
     if missing or type(engine.model).__name__ != kind.model:
-        lacks = f"its vocabulary does not have {missing[0]}" if missing else "it is of another kind"
-        raise CheckpointError(f"{folder}: the tokenizer does not fit what {CONFIG} says: {lacks}")
-    if isinstance(own, dict):
+        reason = f"its vocabulary does not have {missing[0]}" if missing else "it is of another kind"
+        raise CheckpointError(f"{folder}: the tokenizer does not fit what {CONFIG} says: {reason}")
+    if isinstance(own_section, dict):
         engine.add_special_tokens(specials)
     else:
         settle_specials(engine, specials)
-    _fill_up(folder, engine, vocab)
-    return kind(config, engine)
+    _pad_vocab(folder, engine, vocab)
+    return kind(parsed, engine)
 
 
-def _section(engine: Engine, vocab: int, family: HFMap, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Say which section of a recipe it has; which token has which role the files say, or else the family."""
-    spelt = {role: spelling(told.get(key) or default) for role, (key, default) in family.specials.items()}
-    specials = {role: token for role, token in spelt.items() if token is not None}
+def _tokenizer_section(engine: Engine, vocab: int, family: HFMap, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tokenizer's section of a recipe; special tokens are those of the files, else of the family."""
+    tokens = {role: spelling(config.get(key) or default) for role, (key, default) in family.specials.items()}
+    specials = {role: token for role, token in tokens.items() if token is not None}
     section = {**section_of(engine, vocab), "specials": specials}
-    gap = family.gap
-    if family.framed and engine.post_processor is not None:  # which puts the tokens of a pair together
-        gap = max(engine.encode("a", "b").tokens.count(specials["eos"]) - 1, 1)
-    return section if gap == 1 else {**section, "gap": gap}
+    num_separators = family.num_separators
+    if family.framed and engine.post_processor is not None:  # it adds the special tokens of a pair
+        num_separators = max(engine.encode("a", "b").tokens.count(specials["eos"]) - 1, 1)
+    return section if num_separators == 1 else {**section, "gap": num_separators}
 
 
-def _fill_up(folder: Path, engine: Engine, vocab: int) -> None:
-    """Bring a vocabulary to the model's: some have rows for tokens that are not there."""
+def _pad_vocab(folder: Path, engine: Engine, vocab: int) -> None:
+    """Pad the vocabulary to the model's size: some models have embeddings for tokens that do not exist."""
     size = int(engine.get_vocab_size())
     if max(engine.get_vocab().values()) >= size or size > vocab:
         raise CheckpointError(
@@ -65,51 +65,51 @@ def _fill_up(folder: Path, engine: Engine, vocab: int) -> None:
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, family: HFMap, longest: int) -> None:
-    """Write a tokenizer; what begins and ends a text in training stands around each there, too."""
+    """Write a tokenizer that adds the same special tokens as in training."""
     engine = Engine.from_str(tokenizer.engine.to_str())
-    spelt = tokenizer.spell(tokenizer.config)
-    engine.post_processor = _processor(tokenizer, family)
-    if "mask" in spelt and tokenizer.model == "BPE":  # where the space before a word is the word's, it is the mask's
-        engine.add_special_tokens([AddedToken(spelt["mask"], lstrip=True)])
+    tokens = tokenizer.spell(tokenizer.config)
+    engine.post_processor = _post_processor(tokenizer, family)
+    if "mask" in tokens and tokenizer.model == "BPE":  # a space before the mask belongs to it, as to any token
+        engine.add_special_tokens([AddedToken(tokens["mask"], lstrip=True)])
     engine.save(str(folder / "tokenizer.json"))
-    keys = {family.specials[role][0] if role in family.specials else f"{role}_token": role for role in spelt}
-    told = {
+    keys = {family.specials[role][0] if role in family.specials else f"{role}_token": role for role in tokens}
+    config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": longest,
         "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", *(["token_type_ids"] if family.kinds else []), "attention_mask"],
-        **{key: spelt[role] for key, role in keys.items()},
+        "model_input_names": ["input_ids", *(["token_type_ids"] if family.token_types else []), "attention_mask"],
+        **{key: tokens[role] for key, role in keys.items()},
         "weft": tokenizer.config.model_dump(mode="json", exclude_none=True),
     }
-    write_json(folder / CONFIG, told)
+    write_json(folder / CONFIG, config)
 
 
-def _processor(tokenizer: Tokenizer, family: HFMap) -> Any:
-    """Return what puts special tokens around texts: where they have a sign for their beginning alone, before each."""
-    ids, spelt = tokenizer.specials, tokenizer.spell(tokenizer.config)
-    bos, eos = spelt["bos"], spelt["eos"]
-    known = [(bos, ids.bos), (eos, ids.eos)]
+def _post_processor(tokenizer: Tokenizer, family: HFMap) -> Any:
+    """Return the post-processor that adds bos and eos, or only bos; None where bos and eos are one token."""
+    ids, tokens = tokenizer.specials, tokenizer.spell(tokenizer.config)
+    bos, eos = tokens["bos"], tokens["eos"]
+    special_tokens = [(bos, ids.bos), (eos, ids.eos)]
     if family.framed:
-        second = int(family.kinds)
+        second_type = int(family.token_types)
         between = " ".join([eos] * len(tokenizer.between))
-        pair = f"{bos} $A {between} $B:{second} {eos}:{second}"
-        return TemplateProcessing(single=f"{bos} $A {eos}", pair=pair, special_tokens=known)
-    return None if bos == eos else TemplateProcessing(single=f"{bos} $A", special_tokens=known[:1])
+        pair = f"{bos} $A {between} $B:{second_type} {eos}:{second_type}"
+        return TemplateProcessing(single=f"{bos} $A {eos}", pair=pair, special_tokens=special_tokens)
+    return None if bos == eos else TemplateProcessing(single=f"{bos} $A", special_tokens=special_tokens[:1])
 
 
 def read_json(path: Path, otherwise: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Read a JSON object; a file that is not there is `otherwise`, if that is given."""
+    """Read a JSON object; return `otherwise`, if given, where the file does not exist."""
     if otherwise is not None and not path.exists():
         return otherwise
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: must be an object, but is {type(found).__name__} instead")
-    return found
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: must be an object, but is {type(value).__name__} instead")
+    return value
 
 
-def write_json(path: Path, told: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object."""
-    path.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Weights by their names in the Hugging Face format, in one file or in several."""
+"""Weights in the Hugging Face format, in one safetensors file or several with an index."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,112 +12,113 @@ from torch import Tensor, nn
 from weft.checkpoint.contents import weights
 from weft.config.schema import Run
 from weft.errors import CheckpointError
-from weft.formats.huggingface.heads import head_for
+from weft.formats.huggingface.heads import head_name
 from weft.formats.huggingface.mapping import HFMap, Modules
 from weft.formats.huggingface.tokenizer import read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-Held = Mapping[str, tuple[Path, str]]  # a weight, without the body's prefix -> the file that has it, its name there
+WeightFiles = Mapping[str, tuple[Path, str]]  # weight name without the body's prefix -> its file, its name there
 
 
-def read_weights(folder: Path, family: HFMap, run: Run, head: nn.Module, held: Held) -> dict[str, Tensor]:
-    """Read what a head needs, by our names; a weight that is missing, or that it has no place for, is refused."""
-    modules = _modules(family, run)
-    wanted = {ours: _found(_theirs(modules, ours), family, held) for ours in weights(head)}
-    missing = [name for parts in wanted.values() for name in parts if name not in held]
+def read_weights(folder: Path, family: HFMap, run: Run, head: nn.Module, files: WeightFiles) -> dict[str, Tensor]:
+    """Return the weights of a head by our names; missing and unknown weights are errors."""
+    modules = _module_names(family, run)
+    sources = {ours: _names_in_file(_hf_names(modules, ours), family, files) for ours in weights(head)}
+    missing = [name for parts in sources.values() for name in parts if name not in files]
     if missing:
         raise CheckpointError(f"{folder}: lacks the weight {missing[0]} ({len(missing)} such in all); is it whole?")
-    _check_rest(folder, family, modules, set(held) - {name for parts in wanted.values() for name in parts})
-    return {ours: _joined([held[name] for name in parts], family) for ours, parts in wanted.items()}
+    _check_unused(folder, family, modules, set(files) - {name for parts in sources.values() for name in parts})
+    return {ours: _read_stacked([files[name] for name in parts], family) for ours, parts in sources.items()}
 
 
 def write_weights(folder: Path, family: HFMap, run: Run, head: nn.Module) -> None:
-    """Write the weights of a head by their names."""
-    modules = _modules(family, run, family.prefix if head_for(run) in family.outer else "")
-    found: dict[str, Tensor] = {}
+    """Write the weights of a head as model.safetensors, by their names."""
+    modules = _module_names(family, run, family.prefix if head_name(run) in family.head_modules else "")
+    tensors: dict[str, Tensor] = {}
     tied = bool(getattr(run.model, "tie", False))
     for ours, value in weights(head).items():
-        names = _theirs(modules, ours)
+        names = _hf_names(modules, ours)
         for name, part in zip(names, value.chunk(len(names)), strict=True):
-            copy = family.copies.get(name, name)
-            turned = _turned(part[None] if copy in family.rows else part, name, family).float().contiguous().cpu()
-            found |= {copy: turned} if tied else {name: turned, copy: turned.clone()}
-    save_file(found, folder / WEIGHTS, metadata={"format": "pt"})
+            tied_name = family.tied_names.get(name, name)
+            row = part[None] if tied_name in family.row_vectors else part
+            tensor = _transpose(row, name, family).float().contiguous().cpu()
+            tensors |= {tied_name: tensor} if tied else {name: tensor, tied_name: tensor.clone()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def _found(names: Sequence[str], family: HFMap, held: Held) -> list[str]:
-    """Name a weight as the file does, which may have it by its other name alone."""
-    return [name if name in held else family.copies.get(name, name) for name in names]
+def _names_in_file(names: Sequence[str], family: HFMap, files: WeightFiles) -> list[str]:
+    """Return the names of weights in the file, which may have only the tied name."""
+    return [name if name in files else family.tied_names.get(name, name) for name in names]
 
 
-def _modules(family: HFMap, run: Run, prefix: str = "") -> dict[str, tuple[str, ...]]:
-    """Say which of their modules is which of ours, with a prefix for the body's; a part may stand outside."""
+def _module_names(family: HFMap, run: Run, prefix: str = "") -> dict[str, tuple[str, ...]]:
+    """Return our module -> theirs, of the body with a prefix, and of the head."""
     layers: int = run.model.layers  # type: ignore[attr-defined]
-    after: int = getattr(run.model, "decoder_layers", None) or layers
-    body = {f"body.{ours}": parts for ours, parts in _expanded(family.modules, layers, after).items()}
+    decoder_layers: int = getattr(run.model, "decoder_layers", None) or layers
+    body = {f"body.{ours}": parts for ours, parts in _expand_layers(family.modules, layers, decoder_layers).items()}
     return {
         **{ours: tuple(prefix + part for part in parts) for ours, parts in body.items()},
-        **_expanded(family.outer.get(head_for(run), {}), layers),
+        **_expand_layers(family.head_modules.get(head_name(run), {}), layers),
     }
 
 
-def _expanded(modules: Modules, layers: int, after: int = 0) -> dict[str, tuple[str, ...]]:
-    """Put each layer's number in the place of `{layer}`; a decoder may have another number `after` an encoder."""
-    found = {}
+def _expand_layers(modules: Modules, layers: int, decoder_layers: int = 0) -> dict[str, tuple[str, ...]]:
+    """Expand `{layer}` to each layer's number; `decoder_layers` may differ from `layers`."""
+    expanded = {}
     for ours, theirs in modules.items():
         parts = (theirs,) if isinstance(theirs, str) else theirs
-        depth = after or layers if ours.startswith("decoder.") else layers
+        depth = decoder_layers or layers if ours.startswith("decoder.") else layers
         for layer in range(depth if "{layer}" in ours else 1):
-            found[ours.format(layer=layer)] = tuple(part.format(layer=layer) for part in parts)
-    return found
+            expanded[ours.format(layer=layer)] = tuple(part.format(layer=layer) for part in parts)
+    return expanded
 
 
-def _theirs(modules: Mapping[str, tuple[str, ...]], ours: str) -> list[str]:
+def _hf_names(modules: Mapping[str, tuple[str, ...]], ours: str) -> list[str]:
     module, _, leaf = ours.rpartition(".")
     return [f"{part}.{leaf}" for part in modules[module]]
 
 
-def _check_rest(folder: Path, family: HFMap, modules: Mapping[str, tuple[str, ...]], rest: set[str]) -> None:
-    """Refuse what would be left out; not so a copy of what is tied, and what means nothing."""
+def _check_unused(folder: Path, family: HFMap, modules: Mapping[str, tuple[str, ...]], unused: set[str]) -> None:
+    """Raise an error for unused weights, except copies of tied weights and those the family ignores."""
     known = {part for parts in modules.values() for part in parts}
-    rest = {name for name in rest if not re.fullmatch(family.unread, name) and name not in family.copies.values()}
-    strange = [name for name in rest if name.rpartition(".")[0] not in known]
-    if strange:
+    unused = {name for name in unused - set(family.tied_names.values()) if not re.fullmatch(family.ignored, name)}
+    unknown = [name for name in unused if name.rpartition(".")[0] not in known]
+    if unknown:
         raise CheckpointError(
-            f"{folder}: has the weight {min(strange)}, which a {family.model_type} has no place for here "
-            f"({len(strange)} such in all)"
+            f"{folder}: has the weight {min(unknown)}, which a {family.model_type} has no place for here "
+            f"({len(unknown)} such in all)"
         )
 
 
-def _joined(places: Sequence[tuple[Path, str]], family: HFMap) -> Tensor:
-    parts = [_turned(_tensor(path, name), name, family).float() for path, name in places]
-    parts = [part[0] if name in family.rows else part for part, (_, name) in zip(parts, places, strict=True)]
+def _read_stacked(sources: Sequence[tuple[Path, str]], family: HFMap) -> Tensor:
+    parts = [_transpose(_read_tensor(path, name), name, family).float() for path, name in sources]
+    parts = [part[0] if name in family.row_vectors else part for part, (_, name) in zip(parts, sources, strict=True)]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _turned(value: Tensor, name: str, family: HFMap) -> Tensor:
+def _transpose(value: Tensor, name: str, family: HFMap) -> Tensor:
     return value.t() if name.split(".")[-2:][0] in family.turned and value.ndim == 2 else value
 
 
-def held_weights(folder: Path, family: HFMap) -> Held:
-    """Say which file has which weight; norms had other names once."""
-    found = {}
-    for name, path in _held(folder).items():
-        now = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
-        found[now.removeprefix(family.prefix)] = path, name
-    return found
+def find_weights(folder: Path, family: HFMap) -> WeightFiles:
+    """Return the file of each weight; gamma and beta are old names of a norm's weight and bias."""
+    files = {}
+    for name, path in _files_by_weight(folder).items():
+        new_name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+        files[new_name.removeprefix(family.prefix)] = path, name
+    return files
 
 
-def _held(folder: Path) -> dict[str, Path]:
-    """Say which file has which weight."""
+def _files_by_weight(folder: Path) -> dict[str, Path]:
+    """Return the file of each weight, by its name there."""
     if (folder / INDEX).is_file():
-        return dict(_indexed(folder))
+        return dict(_read_index(folder))
     path = folder / WEIGHTS
     if path.is_file():
-        return dict.fromkeys(_names(path), path)
-    pickled = sorted(one.name for one in folder.glob("*.bin"))
+        return dict.fromkeys(_weight_names(path), path)
+    pickled = sorted(path.name for path in folder.glob("*.bin"))
     if pickled:
         raise CheckpointError(
             f"{folder}: {pickled[0]} is a pickle, which can run code as it is read; have it written again by "
@@ -126,18 +127,18 @@ def _held(folder: Path) -> dict[str, Path]:
     raise CheckpointError(f"{folder}: has no weights: looked for {WEIGHTS} and {INDEX}")
 
 
-def _indexed(folder: Path) -> Iterator[tuple[str, Path]]:
-    named = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(named, dict) or not named:
+def _read_index(folder: Path) -> Iterator[tuple[str, Path]]:
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{folder / INDEX}: must have a weight_map that says which file has which weight")
-    for file in sorted({str(one) for one in named.values()}):
+    for file in sorted(set(map(str, weight_map.values()))):
         path = folder / file
         if Path(file).name != file or not path.is_file():
             raise CheckpointError(f"{folder / INDEX}: names the file {file!r}, which is not in the folder")
-        yield from ((name, path) for name in _names(path))
+        yield from ((name, path) for name in _weight_names(path))
 
 
-def _names(path: Path) -> list[str]:
+def _weight_names(path: Path) -> list[str]:
     try:
         with safe_open(path, "pt") as file:
             return list(file.keys())
@@ -145,7 +146,7 @@ def _names(path: Path) -> list[str]:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
 
 
-def _tensor(path: Path, name: str) -> Tensor:
+def _read_tensor(path: Path, name: str) -> Tensor:
     with safe_open(path, "pt") as file:
-        found: Tensor = file.get_tensor(name)
-        return found
+        tensor: Tensor = file.get_tensor(name)
+        return tensor
