@@ -1,4 +1,4 @@
-"""Vectors of texts: each pool against its equation, on its own and among others; layers, marks, limits, order."""
+"""Text embeddings: each pooling against its equation, alone and in batches; layers, special tokens, limits, order."""
 
 from dataclasses import replace
 
@@ -71,8 +71,8 @@ def bert():
     return made("bert")
 
 
-def marks_of(name, special):
-    """Say what stands around a text in each of the bodies above."""
+def special_tokens_of(name, special):
+    """Return the special tokens around a text in each of the bodies above."""
     by_name = {
         "gpt": ([special.bos], []),
         "rnn": ([special.bos], []),
@@ -84,10 +84,10 @@ def marks_of(name, special):
 
 @torch.inference_mode()
 def alone(pipeline, text, layers=(-1,)):
-    """Return the states (L, T, D) of a text that nothing else is in a batch with, and its tokens."""
+    """Return the hidden states (L, T, D) of a text alone in its batch, and its tokens."""
     task = pipeline.task
     name = next(key for key, (own, model) in BODIES.items() if made_of(pipeline, own, model))
-    before, after = marks_of(name, task.tokenizer.specials)
+    before, after = special_tokens_of(name, task.tokenizer.specials)
     ids = task.tokenizer.ids([text])[0]
     if name == "word2vec":
         ids = [id for id in ids if id != task.tokenizer.specials.unk]
@@ -98,9 +98,9 @@ def alone(pipeline, text, layers=(-1,)):
 
 
 def made_of(pipeline, task, model):
-    told = pipeline.run.dump()
-    return all(told["task"].get(key) == value for key, value in task.items()) and all(
-        told["model"].get(key) == value for key, value in model.items() if key != "filters"
+    recipe = pipeline.run.dump()
+    return all(recipe["task"].get(key) == value for key, value in task.items()) and all(
+        recipe["model"].get(key) == value for key, value in model.items() if key != "filters"
     )
 
 
@@ -120,27 +120,27 @@ def by_hand(pipeline, text, pool, layers=(-1,), combine="sum"):
 
 @pytest.mark.parametrize("pool", ["mean", "max", "cls", "last", "summary"])
 def test_a_vector_is_what_its_equation_says(pipeline, pool):
-    found = pipeline.embed(TEXTS, pool)
-    assert found.dtype == np.float32
+    vectors = pipeline.embed(TEXTS, pool)
+    assert vectors.dtype == np.float32
     texts = [text for text in TEXTS if text] if pool == "summary" else TEXTS
     expected = {text: by_hand(pipeline, text, pool) for text in texts}
-    assert found.shape == (len(TEXTS), len(expected["the"]))
-    for text, row in zip(TEXTS, found, strict=True):
+    assert vectors.shape == (len(TEXTS), len(expected["the"]))
+    for text, row in zip(TEXTS, vectors, strict=True):
         if text in expected:
             np.testing.assert_allclose(row, expected[text], atol=2e-5)
 
 
 def test_the_pools_differ(bert):
     vectors = [bert.embed(TEXTS[:1], pool) for pool in ("mean", "max", "cls", "last", "summary")]
-    for place, one in enumerate(vectors):
+    for place, vector in enumerate(vectors):
         for other in vectors[place + 1 :]:
-            assert np.abs(one - other).max() > 0.01
+            assert np.abs(vector - other).max() > 0.01
 
 
 def test_each_token_has_a_vector(pipeline):
-    found = pipeline.embed(TEXTS, "tokens")
-    assert isinstance(found, list)
-    for text, rows in zip(TEXTS, found, strict=True):
+    vectors = pipeline.embed(TEXTS, "tokens")
+    assert isinstance(vectors, list)
+    for text, rows in zip(TEXTS, vectors, strict=True):
         assert rows.dtype == np.float32
         assert len(rows) == len(pipeline.embedder("tokens").tokens(text))
         np.testing.assert_allclose(rows, by_hand(pipeline, text, "tokens"), atol=2e-5)
@@ -178,9 +178,9 @@ def test_the_order_is_the_callers_however_texts_are_cut_into_chunks_and_batches(
     monkeypatch.setattr(embedding, "BUDGET", 20)
     monkeypatch.setattr(embedding, "MAX_CHARS_PER_TOKEN_VECTORS", 50)
     np.testing.assert_allclose(pipeline.embed(iter(texts)), whole, atol=2e-5)
-    for one, other in zip(pipeline.embed(texts, "tokens"), tokens, strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-5)
-    assert [len(one) for one in pipeline.embedder().stream(texts)] == [3] * 13 + [1]
+    for vectors, expected in zip(pipeline.embed(texts, "tokens"), tokens, strict=True):
+        np.testing.assert_allclose(vectors, expected, atol=2e-5)
+    assert [len(vectors) for vectors in pipeline.embedder().stream(texts)] == [3] * 13 + [1]
 
 
 def test_a_stream_is_read_no_further_than_needed(bert, monkeypatch):
@@ -216,7 +216,7 @@ def test_layers_that_are_none_are_refused(bert, layers):
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "message"),
     [
         ({"layers": 7}, "layers: a bert has 0, the embeddings, to 4"),
         ({"pool": "men"}, "pool: there is no 'men'; did you mean 'mean'"),
@@ -224,9 +224,9 @@ def test_layers_that_are_none_are_refused(bert, layers):
         ({"pool": "summary", "layers": "-2:"}, "the summary is the body's own"),
     ],
 )
-def test_what_is_asked_wrongly_is_named(bert, asked, said):
-    with pytest.raises(weft.ConfigError, match=said):
-        bert.embed(TEXTS, **asked)
+def test_what_is_asked_wrongly_is_named(bert, options, message):
+    with pytest.raises(weft.ConfigError, match=message):
+        bert.embed(TEXTS, **options)
 
 
 @pytest.mark.parametrize("texts", [["a", None], ["a", 3], ["a", ["b"]], ["a", {"text": "b"}]])
@@ -244,9 +244,9 @@ def test_a_lone_text_is_a_list_of_one_and_no_text_is_none(bert):
 
 def test_unknown_words_alone_have_the_vector_nought_in_word2vec():
     pipeline = made("word2vec")
-    found = pipeline.embed(["zebra", "play zebra", "play"])
-    assert not found[0].any()
-    np.testing.assert_array_equal(found[1], found[2])
+    vectors = pipeline.embed(["zebra", "play zebra", "play"])
+    assert not vectors[0].any()
+    np.testing.assert_array_equal(vectors[1], vectors[2])
     assert pipeline.embed(["zebra"], "tokens")[0].shape == (0, 6)
     assert not pipeline.embed(["zebra", "yak"], "last").any()
 
@@ -281,11 +281,11 @@ def test_the_model_says_how_much_it_reads(bert):
 
 def test_a_models_own_pooling_is_the_default(bert):
     own = replace(bert, pooling=Pooling("cls", normalize=True, lowercase=True))
-    found = own.embed([text.upper() for text in TEXTS])
-    np.testing.assert_allclose(found, bert.embed(TEXTS, "cls", normalize=True), atol=1e-6)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+    vectors = own.embed([text.upper() for text in TEXTS])
+    np.testing.assert_allclose(vectors, bert.embed(TEXTS, "cls", normalize=True), atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     np.testing.assert_array_equal(own.embed(TEXTS, "max", normalize=False), bert.embed(TEXTS, "max"))
-    assert np.abs(bert.embed([TEXTS[0].upper()], "cls", normalize=True) - found[:1]).max() > 1e-3
+    assert np.abs(bert.embed([TEXTS[0].upper()], "cls", normalize=True) - vectors[:1]).max() > 1e-3
 
 
 def test_what_does_not_encode_is_refused(monkeypatch):
@@ -299,9 +299,9 @@ def test_lower_precision_is_near(bert, tmp_path):
     folder = bert.save(tmp_path / "saved")
     exact = bert.embed(TEXTS, normalize=True)
     for precision in ("bf16", "int8"):
-        found = weft.load(folder, "cpu", precision=precision).embed(TEXTS, normalize=True)
-        assert found.dtype == np.float32
-        assert (found * exact).sum(1).min() > 0.98
+        vectors = weft.load(folder, "cpu", precision=precision).embed(TEXTS, normalize=True)
+        assert vectors.dtype == np.float32
+        assert (vectors * exact).sum(1).min() > 0.98
 
 
 def test_training_mode_has_no_say(bert):
@@ -310,7 +310,7 @@ def test_training_mode_has_no_say(bert):
     np.testing.assert_array_equal(bert.embed(TEXTS), vectors)
 
 
-# From here on: a pool that is wrong is caught.
+# Negative controls: wrong pooling is caught.
 
 
 @pytest.mark.parametrize("broken", ["padding counts", "specials left out", "neighbours mix"])

@@ -1,4 +1,4 @@
-"""A batch with no padding: what goes in comes out, in any mixture of lengths, none included."""
+"""Batches without padding: round trips for any mixture of lengths, empty sequences included."""
 
 from dataclasses import FrozenInstanceError
 

@@ -1,4 +1,4 @@
-"""The mean of checkpoints is the mean of their weights, and what does not belong together is refused by name."""
+"""Checkpoint averaging is the mean of weights; incompatible checkpoints are an error that names the difference."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ FILES = {"run.yaml": json.dumps(RECIPE), "tokenizer.json": "{}"}  # JSON is YAML
 
 
 def checkpoint(folder, tensors, step=0, files=FILES):
-    """Write a checkpoint with these weights; averaging looks at nothing but the files."""
+    """Write a checkpoint with these weights; averaging reads only the files."""
 
     def write(place):
         for name, text in files.items():
@@ -35,7 +35,7 @@ def checkpoint(folder, tensors, step=0, files=FILES):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return a run that has checkpoints of the steps 0, 4, 8 and 12, with tied weights; not to be changed."""
+    """Return a run that has checkpoints of the steps 0, 4, 8 and 12, with tied weights; read-only."""
     folder = tmp_path_factory.mktemp("averaged")
     changes = ["train.save_every=4", "train.keep=4", "model.tie=true"]
     weft.train(recipe_for(write_pairs(folder / "pairs.tsv")), changes, folder / "run")
@@ -48,8 +48,8 @@ def weights(folder):
 
 def by_hand(folders):
     """Return the mean in double precision, by numpy."""
-    found = [{name: value.double().numpy() for name, value in weights(folder).items()} for folder in folders]
-    return {name: np.mean([one[name] for one in found], axis=0).astype(np.float32) for name in found[0]}
+    models = [{name: value.double().numpy() for name, value in weights(folder).items()} for folder in folders]
+    return {name: np.mean([model[name] for model in models], axis=0).astype(np.float32) for name in models[0]}
 
 
 def same(ours, theirs):
@@ -59,9 +59,9 @@ def same(ours, theirs):
 def test_the_average_of_a_run_is_the_mean_of_its_last_checkpoints(run, tmp_path):
     folders = [run / "checkpoints" / f"step-{step:08d}" for step in (4, 8, 12)]
     assert average([run], tmp_path / "mean", last=3) == folders
-    found = weights(tmp_path / "mean")
-    assert same(found, by_hand(folders))
-    assert not any(same(found, by_hand(others)) for others in (folders[1:], folders[:2], folders[2:]))
+    mean = weights(tmp_path / "mean")
+    assert same(mean, by_hand(folders))
+    assert not any(same(mean, by_hand(others)) for others in (folders[1:], folders[:2], folders[2:]))
     average([run], tmp_path / "two", last=2)
     assert same(weights(tmp_path / "two"), by_hand(folders[1:]))
 
@@ -96,9 +96,9 @@ def test_what_is_no_real_number_is_the_last_ones(tmp_path):
     kinds = {"count": torch.int64, "mask": torch.bool, "small": torch.bfloat16, "large": torch.float64}
     values = [{name: torch.tensor([0, number], dtype=kind) for name, kind in kinds.items()} for number in (1, 2, 6)]
     folders = [checkpoint(tmp_path / str(number), tensors) for number, tensors in enumerate(values)]
-    found = mean_weights(folders)
-    assert {name: value.dtype for name, value in found.items()} == kinds
-    assert {name: value.tolist() for name, value in found.items()} == {
+    mean = mean_weights(folders)
+    assert {name: value.dtype for name, value in mean.items()} == kinds
+    assert {name: value.tolist() for name, value in mean.items()} == {
         "count": [0, 6], "mask": [False, True], "small": [0, 3], "large": [0, 3]
     }  # fmt: skip
 
@@ -124,7 +124,7 @@ def test_the_mean_of_like_ones_is_each_of_them(tmp_path_factory, values, copies)
     assert mean_weights(folders)["w"].tolist() == values
 
 
-# What is refused.
+# Errors.
 
 
 def test_too_few_are_refused(run, tmp_path):
@@ -182,7 +182,7 @@ GOOD = {"a.weight": torch.ones(2, 3), "count": torch.tensor(3)}
 
 
 @pytest.mark.parametrize(
-    ("files", "tensors", "said"),
+    ("files", "tensors", "message"),
     [
         (recipe_with(model={"name": "seq2seq", "width": 8}), GOOD, r"b: model.width is 8, but 4 in .*a; only"),
         (recipe_with(model={"name": "rnn"}), GOOD, r"b: model.name is 'rnn', but 'seq2seq' in"),
@@ -212,10 +212,10 @@ GOOD = {"a.weight": torch.ones(2, 3), "count": torch.tensor(3)}
         (FILES, {**GOOD, "a.weight": torch.ones(2, 3).half()}, r"a.weight is \(2, 3\) of torch.float16, but "),
     ],
 )
-def test_what_does_not_belong_together_is_refused(tmp_path, files, tensors, said):
+def test_what_does_not_belong_together_is_refused(tmp_path, files, tensors, message):
     checkpoint(tmp_path / "a", GOOD)
     checkpoint(tmp_path / "b", tensors, files=files)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         average([tmp_path / "a", tmp_path / "b"], tmp_path / "mean")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"], "nothing is left behind"
 

@@ -1,4 +1,4 @@
-"""Weights, optimiser and random states come back bit by bit; what does not fit is refused by name."""
+"""Weights, optimizer and random states are restored exactly; a mismatch is an error that names it."""
 
 import json
 from dataclasses import asdict
@@ -75,20 +75,20 @@ def test_buffers_are_saved_where_they_are_part_of_the_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        (lambda found: found.pop("table"), r"model.safetensors: table: the file lacks it \(1 such in all\)"),
-        (lambda found: found.update(extra=torch.ones(1)), r"extra: the model has no such weight \(1 such in all\)"),
-        (lambda found: found.update(table=torch.ones(5)), r"table must be \(4,\), but is \(5,\) instead"),
-        (lambda found: found.clear(), r"the file lacks it \(3 such in all\)"),
+        (lambda tensors: tensors.pop("table"), r"model.safetensors: table: the file lacks it \(1 such in all\)"),
+        (lambda tensors: tensors.update(extra=torch.ones(1)), r"extra: the model has no such weight \(1 such in all\)"),
+        (lambda tensors: tensors.update(table=torch.ones(5)), r"table must be \(4,\), but is \(5,\) instead"),
+        (lambda tensors: tensors.clear(), r"the file lacks it \(3 such in all\)"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(tmp_path, change, said):
+def test_weights_that_do_not_fit_are_refused(tmp_path, change, message):
     module = Buffered(1)
-    found = dict(contents.weights(module))
-    change(found)
-    save_file(found, tmp_path / MODEL)
-    with pytest.raises(CheckpointError, match=said):
+    tensors = dict(contents.weights(module))
+    change(tensors)
+    save_file(tensors, tmp_path / MODEL)
+    with pytest.raises(CheckpointError, match=message):
         contents.load_weights(tmp_path, module)
 
 
@@ -141,18 +141,18 @@ def test_an_optimiser_that_has_made_no_step_can_be_saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("exp_avg.linear.wieght", torch.ones(3, 3), "exp_avg.linear.wieght: the optimiser has no such state"),
         ("exp_avg.linear.weight", torch.ones(3, 4), r"exp_avg.linear.weight must be \(3, 3\), but is \(3, 4\) instead"),
     ],
 )
-def test_state_that_does_not_fit_is_refused(tmp_path, name, value, said):
+def test_state_that_does_not_fit_is_refused(tmp_path, name, value, message):
     module = Buffered(1)
     optimizer = make_optimizer(module, Train(steps=1))
     save_state(tmp_path, module, optimizer)
     save_file({name: value}, tmp_path / "state" / "optimizer.safetensors")
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         contents.load_optimizer(tmp_path, optimizer, module)
 
 
@@ -169,9 +169,9 @@ def test_progress_comes_back(tmp_path):
     module = Buffered(1)
     progress = Progress(7, Position(2, 31), 1.5, 1, 0.1 + 0.2, 3, [-0.7, 1.5], 5, 1, "abc", True)
     save_state(tmp_path, module, make_optimizer(module, Train(steps=1)), progress)
-    found = contents.load_progress(tmp_path)
-    assert found == progress
-    assert isinstance(found.position, Position)
+    loaded = contents.load_progress(tmp_path)
+    assert loaded == progress
+    assert isinstance(loaded.position, Position)
 
 
 def doctored(**changes):

@@ -72,7 +72,7 @@ def saved(store: Store, *steps: int, best: int | None = None) -> Store:
     return store
 
 
-# Faults: the n-th operation on the file system is refused, or is where the process is killed.
+# Faults: the n-th file-system operation fails, or the process is killed at it.
 
 CHANGES = ("open", "write", "mkdir", "rename", "replace", "symlink", "unlink", "rmdir")  # what a kill can come between
 WRITING = (*CHANGES, "fsync", "close")  # what a disk that is full or read-only refuses from then on
@@ -162,7 +162,7 @@ def scenario(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def problems(scenario: tuple[Path, int, bool], root: Path, returned: Path | None) -> list[str]:
-    """Say what is wrong after a save into a copy of the scenario's run that failed, was killed, or `returned`."""
+    """Return the problems after a save into a copy of the scenario's run that failed, was killed, or `returned`."""
     template, step, best = scenario
     wrong = []
     links = [root / link for link in ("last", "best") if (template / link).exists()]
@@ -298,7 +298,7 @@ def test_the_checks_catch_a_saver_that_a_kill_breaks(tmp_path: Path) -> None:
 
 
 def unflushed(store: Store) -> list[str]:
-    """Save step 400; say what a power cut could lose because it was not flushed before the next thing relied on it."""
+    """Save step 400; return what a power cut could lose, as it was not flushed before a later step relied on it."""
     with Faults(0, kill_self)() as faults:
         store.save(400, writer("new "))
     trace = faults.trace
@@ -335,7 +335,7 @@ def test_a_file_system_that_cannot_flush_folders_is_served(store: Store, monkeyp
     verify(store.save(100, writer("new ")))
 
 
-# Real refusals by the kernel.
+# Real errors of the kernel.
 
 
 def save_tensors(folder: Path) -> None:
@@ -454,8 +454,8 @@ def test_a_second_run_is_refused_until_the_first_is_dead(store: Store) -> None:
     with training(store) as child:
         with pytest.raises(CheckpointError) as refusal, store.lock():
             pass
-        said = f"another run (process {child}) is training in {store.root}; wait for it or choose another --out"
-        assert str(refusal.value) == said
+        message = f"another run (process {child}) is training in {store.root}; wait for it or choose another --out"
+        assert str(refusal.value) == message
     with store.lock():
         assert (store.root / "lock").read_text() == f"{os.getpid()}\n"
     with store.lock():
@@ -464,14 +464,14 @@ def test_a_second_run_is_refused_until_the_first_is_dead(store: Store) -> None:
 
 def test_a_forked_worker_does_not_keep_the_lock_of_a_dead_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused_after_death(before: Callable[[], object]) -> bool:
-        told, tell = os.pipe()
+        read_end, write_end = os.pipe()
 
         def fork_worker() -> None:
             before()
-            os.write(tell, f"{in_child(signal.pause)}\n".encode())
+            os.write(write_end, f"{in_child(signal.pause)}\n".encode())
 
         with training(store, fork_worker):
-            worker = int(os.read(told, 32))
+            worker = int(os.read(read_end, 32))
         try:
             with store.lock():
                 return False
@@ -479,8 +479,8 @@ def test_a_forked_worker_does_not_keep_the_lock_of_a_dead_run(store: Store, monk
             return True
         finally:
             os.kill(worker, signal.SIGKILL)
-            os.close(told)
-            os.close(tell)
+            os.close(read_end)
+            os.close(write_end)
 
     assert not refused_after_death(lambda: None)
     assert refused_after_death(store_module._held_locks.clear)  # as if the worker did not drop its copy
@@ -512,7 +512,7 @@ def test_left_overs_are_removed_under_the_lock_alone(store: Store) -> None:
     assert store.steps() == [100, 200]
 
 
-# Damage.
+# Damaged checkpoints.
 
 
 @pytest.fixture(scope="module")
@@ -664,7 +664,7 @@ def test_checkpoints_are_listed_by_step_the_later_of_two(store: Store) -> None:
     assert Store(store.root / "no").checkpoints() == []
 
 
-# Averages: `best` may lead to one, `last` never.
+# Averages: `best` may point to one, `last` never.
 
 
 def test_an_average_is_the_best_and_never_what_a_run_goes_on_from(store: Store) -> None:
@@ -861,14 +861,14 @@ def test_too_little_space_is_refused_with_both_numbers(store: Store) -> None:
 
 def test_a_checkpoint_outside_a_run_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     folder = tmp_path / "models/mine"
-    said = set()
+    messages = set()
     for n in count(1):
         faults = Faults(n, refuse(errno.ENOSPC))
         try:
             with faults():
                 save_folder(folder, 7, writer("mine ", faults.tick))
         except CheckpointError as error:
-            said.add(str(error).partition(";")[0])
+            messages.add(str(error).partition(";")[0])
         if folder.exists():
             assert verify(folder)["step"] == 7
             shutil.rmtree(folder)
@@ -876,7 +876,7 @@ def test_a_checkpoint_outside_a_run_is_written_whole_or_not_at_all(tmp_path: Pat
         shutil.rmtree(tmp_path / "models", ignore_errors=True)
         if faults.count < n:
             break
-    assert said == {f"{folder}: cannot be saved: No space left on device"}
+    assert messages == {f"{folder}: cannot be saved: No space left on device"}
     save_folder(folder, 7, writer("mine "))
     with pytest.raises(CheckpointError, match="mine: exists already; choose a new folder"):
         save_folder(folder, 8, writer("other "))
@@ -884,7 +884,7 @@ def test_a_checkpoint_outside_a_run_is_written_whole_or_not_at_all(tmp_path: Pat
     assert contents(folder) == payload("mine ")
 
 
-# What a user means by MODEL.
+# resolve_checkpoint.
 
 
 def test_a_model_is_a_checkpoint_or_a_run(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""`weft convert`: to and from the Hugging Face format with a report, and other libraries' files by their endings."""
+"""`weft convert`: to and from the Hugging Face format with a parity report, and other formats by file suffix."""
 
 import gzip
 import importlib.util
@@ -23,9 +23,9 @@ WHAT = {"tokens", "hidden states", "logits", "greedy text"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("converting") / "hf"
-    hf_folders.gpt2(made)
-    return made
+    path = tmp_path_factory.mktemp("converting") / "hf"
+    hf_folders.gpt2(path)
+    return path
 
 
 def kinds(report):
@@ -45,7 +45,7 @@ def test_there_and_back_with_a_report(folder, tmp_path):
     back = convert(tmp_path / "weft", tmp_path / "hf")
     assert kinds(back) == kinds(report)
     back.demand()
-    mine, theirs = (load_file(one / "model.safetensors") for one in (folder, tmp_path / "hf"))
+    mine, theirs = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "hf"))
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     assert len(mine) == len(theirs)
 
@@ -76,7 +76,7 @@ def test_every_head_is_compared(tmp_path, family, head):
 
 
 @pytest.mark.parametrize(
-    ("head", "place", "told"),
+    ("head", "place", "quantity"),
     [
         ("ForSequenceClassification", "output.bias", "logits"),
         ("ForQuestionAnswering", "output.weight", "logits"),
@@ -86,7 +86,7 @@ def test_every_head_is_compared(tmp_path, family, head):
         ("Model", "body.segments.weight", "hidden states, most in layer"),
     ],
 )
-def test_a_head_that_has_changed_on_the_way_is_told(tmp_path, monkeypatch, head, place, told):
+def test_a_head_that_has_changed_on_the_way_is_told(tmp_path, monkeypatch, head, place, quantity):
     """The negative control, for each head; segments are read by pairs alone."""
     bert_folders.make(tmp_path / "hf", "bert", head)
     weft.load(tmp_path / "hf", device="cpu").save(tmp_path / "weft")
@@ -102,7 +102,7 @@ def test_a_head_that_has_changed_on_the_way_is_told(tmp_path, monkeypatch, head,
 
     monkeypatch.setattr(conversion, "save_hf", save)
     wrong = [check.quantity for check in convert(tmp_path / "weft", tmp_path / "back").checks if not check.matches]
-    assert any(what.startswith(told) for what in wrong)
+    assert any(what.startswith(quantity) for what in wrong)
     assert "tokens" not in wrong
 
 
@@ -114,13 +114,13 @@ def test_windows_shorter_than_the_model_reads_are_no_difference(folder, tmp_path
 
 
 def test_the_command_prints_the_report(folder, tmp_path):
-    told = CliRunner().invoke(app, ["convert", str(folder), str(tmp_path / "weft")])
-    assert told.exit_code == 0, told.output
-    assert "largest difference" in told.output
-    assert [f"hidden states, layer {layer}" in told.output for layer in range(4)] == [True] * 3 + [False]
-    assert told.output.count("transformers") >= 3 + 3
-    assert "largest difference: " in told.output
-    assert str(tmp_path / "weft") in told.output
+    result = CliRunner().invoke(app, ["convert", str(folder), str(tmp_path / "weft")])
+    assert result.exit_code == 0, result.output
+    assert "largest difference" in result.output
+    assert [f"hidden states, layer {layer}" in result.output for layer in range(4)] == [True] * 3 + [False]
+    assert result.output.count("transformers") >= 3 + 3
+    assert "largest difference: " in result.output
+    assert str(tmp_path / "weft") in result.output
 
 
 def test_without_transformers_it_is_read_again_alone(folder, tmp_path, monkeypatch):
@@ -216,8 +216,8 @@ def test_arpa_goes_by_its_ending(tmp_path, ending):
         file.write(ARPA)
     assert convert(given, tmp_path / "weft").checks == ()
     assert weft.load(tmp_path / "weft", device="cpu").run.model.name == "ngram"
-    told = CliRunner().invoke(app, ["convert", str(tmp_path / "weft"), str(tmp_path / "back.arpa")])
-    assert told.exit_code == 0, told.output
+    result = CliRunner().invoke(app, ["convert", str(tmp_path / "weft"), str(tmp_path / "back.arpa")])
+    assert result.exit_code == 0, result.output
     assert "ngram 2=3" in (tmp_path / "back.arpa").read_text(encoding="utf-8")
 
 
@@ -232,5 +232,5 @@ def test_a_folder_with_hdf5_is_an_elmo(tmp_path):
 
 
 def test_transformers_is_here_to_be_compared_with():
-    """Else the tests above would not have asked it."""
+    """Otherwise the tests above would not have compared with it."""
     assert importlib.util.find_spec("transformers")

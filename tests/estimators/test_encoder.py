@@ -1,4 +1,4 @@
-"""Texts to vectors in scikit-learn's hands: pipelines, grids, clones, columns of a table, saved and loaded."""
+"""TextEncoder in scikit-learn: pipelines, grid search, clones, data frames, saving and loading."""
 
 import pickle
 
@@ -34,10 +34,10 @@ def folder(bert, tmp_path_factory):
 
 def test_vectors_are_those_of_embed(bert, folder):
     for model in (bert, folder, str(folder)):
-        for asked in ({}, {"pool": "cls"}, {"layers": "-2:", "combine": "concat"}, {"normalize": True}):
-            found = TextEncoder(model, **asked).fit_transform(TEXTS)
-            np.testing.assert_allclose(found, bert.embed(TEXTS, **asked), atol=1e-5)
-            assert found.dtype == np.float32
+        for options in ({}, {"pool": "cls"}, {"layers": "-2:", "combine": "concat"}, {"normalize": True}):
+            vectors = TextEncoder(model, **options).fit_transform(TEXTS)
+            np.testing.assert_allclose(vectors, bert.embed(TEXTS, **options), atol=1e-5)
+            assert vectors.dtype == np.float32
 
 
 def test_texts_come_in_lists_arrays_and_columns(bert):
@@ -48,7 +48,7 @@ def test_texts_come_in_lists_arrays_and_columns(bert):
 
 
 @pytest.mark.parametrize(
-    ("texts", "said"),
+    ("texts", "message"),
     [
         ("a text", r"X: must be texts.*str 'a text'"),
         (np.zeros((3, 2)), r"ndarray of shape \(3, 2\)"),
@@ -59,14 +59,14 @@ def test_texts_come_in_lists_arrays_and_columns(bert):
         ([], "found 0 samples"),
     ],
 )
-def test_what_is_no_text_is_refused(bert, texts, said):
+def test_what_is_no_text_is_refused(bert, texts, message):
     for error in (weft.DataError, ValueError):
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             TextEncoder(bert).fit(texts)
 
 
 @pytest.mark.parametrize(
-    ("model", "asked", "said"),
+    ("model", "options", "message"),
     [
         (None, {}, "model: must be a path, a name on the hub or a weft.Pipeline, but is None"),
         ("bert", {"pool": "men"}, "pool: there is no 'men'"),
@@ -75,23 +75,23 @@ def test_what_is_no_text_is_refused(bert, texts, said):
         ("bert", {"layers": 9}, "layers: a bert has 0"),
     ],
 )
-def test_what_cannot_be_done_is_said_when_it_is_fitted(bert, model, asked, said):
-    with pytest.raises(weft.ConfigError, match=said):
-        TextEncoder(bert if model else None, **asked).fit(TEXTS)
+def test_what_cannot_be_done_is_said_when_it_is_fitted(bert, model, options, message):
+    with pytest.raises(weft.ConfigError, match=message):
+        TextEncoder(bert if model else None, **options).fit(TEXTS)
 
 
 def test_a_pipeline_learns_and_a_grid_goes_over_layers(bert):
-    made = Pipeline([("encode", TextEncoder(bert)), ("classify", LogisticRegression(C=100, max_iter=500))])
-    assert made.fit(CHOSEN, LABELS).score(["the play", "a to the"], ["noun", "other"]) == 1
+    pipeline = Pipeline([("encode", TextEncoder(bert)), ("classify", LogisticRegression(C=100, max_iter=500))])
+    assert pipeline.fit(CHOSEN, LABELS).score(["the play", "a to the"], ["noun", "other"]) == 1
     grid = {"encode__layers": [-1, 0, "-4:", [1, 2]], "encode__pool": ["mean", "cls"]}
-    found = GridSearchCV(made, grid, cv=3).fit(CHOSEN, LABELS)
-    assert found.best_score_ > 0.8
-    assert np.isfinite(found.cv_results_["mean_test_score"]).all()
+    search = GridSearchCV(pipeline, grid, cv=3).fit(CHOSEN, LABELS)
+    assert search.best_score_ > 0.8
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     # [CLS] of the embeddings has seen no word: by it nothing can be told apart.
-    scores = dict(zip(map(str, found.cv_results_["params"]), found.cv_results_["mean_test_score"], strict=True))
+    scores = dict(zip(map(str, search.cv_results_["params"]), search.cv_results_["mean_test_score"], strict=True))
     assert scores[str({"encode__layers": 0, "encode__pool": "cls"})] == 0.5
     shuffled = np.random.default_rng(0).permutation(LABELS)
-    assert cross_val_score(made, CHOSEN, shuffled, cv=3).mean() < 0.8
+    assert cross_val_score(pipeline, CHOSEN, shuffled, cv=3).mean() < 0.8
 
 
 def test_a_column_of_a_table_beside_numbers(bert):
@@ -104,9 +104,9 @@ def test_a_column_of_a_table_beside_numbers(bert):
 
 def test_outputs_may_be_frames(bert):
     encoder = TextEncoder(bert, layers="-2:", combine="concat").set_output(transform="pandas")
-    found = encoder.fit_transform(pd.Series(TEXTS, index=list("abcdefg")))
-    assert found.shape == (7, 32)
-    assert list(encoder.get_feature_names_out()) == list(found.columns) == [f"textencoder{one}" for one in range(32)]
+    frame = encoder.fit_transform(pd.Series(TEXTS, index=list("abcdefg")))
+    assert frame.shape == (7, 32)
+    assert list(encoder.get_feature_names_out()) == list(frame.columns) == [f"textencoder{dim}" for dim in range(32)]
 
 
 def test_clones_share_a_pipeline_and_have_the_same_settings(bert, folder):
@@ -167,7 +167,7 @@ def test_a_pickle_of_it_holds_no_model_that_it_can_load_again(folder):
 
 
 def spelt(rows):
-    """Write numbers as a text, for checks that know of no other data."""
+    """Write numbers as a text, for checks that only have numeric data."""
     return [" ".join(f"{place}:{round(2 * float(value))}" for place, value in enumerate(row)) for row in rows]
 
 
@@ -177,7 +177,7 @@ def numeric(tags):
 
 
 class OfNumbers(TextEncoder):
-    """The encoder as scikit-learn's checks can meet it: a row of numbers is spelt out."""
+    """The encoder adapted to scikit-learn's checks: a row of numbers becomes a text."""
 
     def fit(self, X, y=None):
         return super().fit(spelt(validate_data(self, X)), y)
@@ -192,8 +192,8 @@ class OfNumbers(TextEncoder):
 def checked(estimator):
     """Return the names of scikit-learn's checks that pass, and of those that do not, with the reason."""
     results = check_estimator(estimator, on_skip=None, on_fail=None)
-    failed = {one["check_name"]: str(one["exception"]) for one in results if one["status"] == "failed"}
-    return {one["check_name"] for one in results if one["status"] == "passed"}, failed
+    failed = {result["check_name"]: str(result["exception"]) for result in results if result["status"] == "failed"}
+    return {result["check_name"] for result in results if result["status"] == "passed"}, failed
 
 
 def test_scikit_learns_checks_pass(tmp_path):

@@ -1,4 +1,4 @@
-"""The classifier and the tagger: they learn, by a seed, from nothing or from weights, are searched over and saved."""
+"""The classifier and the tagger: training with a seed, from scratch or from weights, grid search and saving."""
 
 import warnings
 
@@ -85,9 +85,9 @@ def test_the_seed_alone_decides(fitted):
 
 def test_a_grid_goes_over_its_settings():
     grid = {"lr": [1e-6, 0.05], "model": [TINY, {"name": "word2vec", "width": 8}]}
-    found = GridSearchCV(few(), grid, cv=2).fit(TEXTS, LABELS)
-    assert found.best_params_["lr"] == 0.05
-    assert found.best_score_ > 0.9
+    search = GridSearchCV(few(), grid, cv=2).fit(TEXTS, LABELS)
+    assert search.best_params_["lr"] == 0.05
+    assert search.best_score_ > 0.9
 
 
 @pytest.mark.parametrize("by", ["path", "pipeline"])
@@ -134,7 +134,7 @@ def test_saved_and_loaded_it_gives_the_same(fitted, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("texts", "labels", "said"),
+    ("texts", "labels", "message"),
     [
         (TEXTS, LABELS[1:], "y: must have one for each of X, but there are 11 for 12"),
         (TEXTS, None, "the target y is None"),
@@ -146,8 +146,8 @@ def test_saved_and_loaded_it_gives_the_same(fitted, tmp_path):
         ([1] * 12, LABELS, "X: text 1 must be a text"),
     ],
 )
-def test_what_cannot_be_learnt_from_is_refused(texts, labels, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_learnt_from_is_refused(texts, labels, message):
+    with pytest.raises(ValueError, match=message):
         few().fit(texts, labels)
 
 
@@ -167,7 +167,7 @@ def test_before_it_is_fitted_it_does_nothing(tmp_path):
 
 
 class OfNumbers(TextClassifier):
-    """The classifier as scikit-learn's checks can meet it: a row of numbers is spelt out."""
+    """The classifier adapted to scikit-learn's checks: a row of numbers becomes a text."""
 
     def fit(self, X, y):
         X, y = validate_data(self, X, y)
@@ -201,8 +201,8 @@ def test_a_tagger_learns_and_is_searched_over(tmp_path):
     again = TextTagger.load(model.save(tmp_path / "saved"))
     assert again.predict(SENTENCES) == TAGS
     assert tagger().fit(SENTENCES, TAGS).predict(SENTENCES) == TAGS
-    found = GridSearchCV(tagger(), {"lr": [1e-6, 0.05]}, cv=2).fit(SENTENCES, TAGS)
-    assert found.best_params_ == {"lr": 0.05}
+    search = GridSearchCV(tagger(), {"lr": [1e-6, 0.05]}, cv=2).fit(SENTENCES, TAGS)
+    assert search.best_params_ == {"lr": 0.05}
     wrong = [list(reversed(tags)) for tags in TAGS]
     assert model.score(SENTENCES, wrong) < 0.7
 
@@ -214,7 +214,7 @@ def test_the_taggers_default_reads_words_and_their_letters():
 
 
 @pytest.mark.parametrize(
-    ("sentences", "tags", "said"),
+    ("sentences", "tags", "message"),
     [
         (["a text"], [["O"]], "X: sentence 1 must be a list of words, but is str 'a text'"),
         ([["a"]], [["O", "O"]], "y: sentence 1 has 1 words, but 2 tags"),
@@ -225,6 +225,6 @@ def test_the_taggers_default_reads_words_and_their_letters():
         ([["a"]], None, "must have one for each of X"),
     ],
 )
-def test_what_a_tagger_cannot_learn_from_is_refused(sentences, tags, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_a_tagger_cannot_learn_from_is_refused(sentences, tags, message):
+    with pytest.raises(ValueError, match=message):
         tagger().fit(sentences, tags)

@@ -1,4 +1,4 @@
-"""ARPA files in and out of checkpoints, from Python and from the command line."""
+"""Import and export of ARPA files, from Python and from the command line."""
 
 import numpy as np
 import pytest
@@ -33,9 +33,9 @@ def test_out_and_in_again_it_is_the_same_model(tmp_path, pipeline):
     assert back.run.model.order == 3
     assert arpa_tokens(back.tokenizer) == arpa_tokens(pipeline.tokenizer)
     for text in ("the cat sat", "a bird"):
-        (one,), (two,) = pipeline([text]), back([text])
-        assert one["text"] == two["text"]
-        assert one["logprob"] == pytest.approx(two["logprob"], abs=1e-4)
+        (before,), (after,) = pipeline([text]), back([text])
+        assert before["text"] == after["text"]
+        assert before["logprob"] == pytest.approx(after["logprob"], abs=1e-4)
     for name in ("orders", "words", "first"):
         assert torch.equal(getattr(back.head.body, name), getattr(pipeline.head.body, name))
     np.testing.assert_allclose(back.head.body.logp, pipeline.head.body.logp, atol=1e-5)

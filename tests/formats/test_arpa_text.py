@@ -1,6 +1,6 @@
-"""ARPA files: what KenLM's tools estimate and score, and files that other tools have written or damaged.
+"""The ARPA format against KenLM's estimates and scores, and on files of other tools, also damaged ones.
 
-The figures of lmplz and of the kenlm module were recorded (KenLM 0.3.0); `make peers` asks them anew.
+The figures of lmplz and of the kenlm module were recorded (KenLM 0.3.0); `make peers` runs them again.
 """
 
 import math
@@ -42,11 +42,11 @@ def estimate(lines, words, **config) -> NGram:
 
 
 def scores(model: NGram, words, text: str) -> list[float]:
-    """log10 of the probability of each word and the end."""
+    """Return log10 p of each word and of the end."""
     ids = {word: id for id, word in enumerate(words)}
     read = [1, *(ids.get(word, 0) for word in text.split())]
-    found = model.log_prob(Tokens.pack([read]), torch.tensor([*read[1:], 2])).double() / math.log(10)
-    return found.tolist()
+    log10_probs = model.log_prob(Tokens.pack([read]), torch.tensor([*read[1:], 2])).double() / math.log(10)
+    return log10_probs.tolist()
 
 
 WHOLE = {
@@ -83,7 +83,7 @@ def test_another_text_is_not_what_lmplz_had():
     assert not np.allclose(scores(model, vocabulary(lines), "w0 w1 w2"), WHOLE["w0 w1 w2"], atol=1e-5)
 
 
-# Written and read again.
+# Round trip.
 
 
 @pytest.mark.parametrize("name", ["model.arpa", "model.arpa.gz"])
@@ -107,7 +107,7 @@ def test_what_is_written_is_read_again(tmp_path, name, order, smoothing):
     assert heads[0] == heads[1]
 
 
-# SRILM drops n-grams that others are made of: "b c" here, and the context "a b" of "a b c".
+# SRILM drops prefixes and suffixes of n-grams: "b c" here, and the context "a b" of "a b c".
 HOLES = f"""
 \\data\\
 ngram 1=6
@@ -152,7 +152,7 @@ def test_a_file_without_an_unknown_word_is_read_as_kenlm_does(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("ngram 2=2", "ngram 3=2", "holes.arpa:4: must say how many 2-grams there are"),
         ("ngram 2=2", "ngram 2=3", "holes.arpa:18: must be a probability, 2 words and a back-off weight, but is ''"),
@@ -169,10 +169,10 @@ def test_a_file_without_an_unknown_word_is_read_as_kenlm_does(tmp_path):
         ("ngram 1=6\nngram 2=2\nngram 3=1\n", "", "must say how many n-grams there are"),
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path, old, new, told):
+def test_a_damaged_file_is_refused(tmp_path, old, new, message):
     assert old in HOLES
     (tmp_path / "holes.arpa").write_text(HOLES.replace(old, new))
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         read_arpa(tmp_path / "holes.arpa")
 
 
@@ -192,7 +192,7 @@ def test_words_that_a_file_cannot_hold_are_refused(tmp_path):
         write_arpa(model, [UNK, EOS, "a", "b"], tmp_path / "a.arpa")
 
 
-# Asked live, where KenLM is installed.
+# Compared live, where KenLM is installed.
 
 
 @pytest.mark.peers

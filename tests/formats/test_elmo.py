@@ -1,4 +1,4 @@
-"""Published ELMo files: a tiny one of their layout is made here, imported, and held against the equations."""
+"""Import of published ELMo files: a tiny model in their format is compared with the equations."""
 
 import json
 
@@ -44,9 +44,9 @@ def arrays(seed=0, layers=2, highways=2):
     return {name: rng.normal(0, 0.6, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def written(folder, told, weights):
+def written(folder, config, weights):
     folder.mkdir()
-    (folder / "options.json").write_text(json.dumps(told), encoding="utf-8")
+    (folder / "options.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "vocab.txt").write_text("\n".join(["<S>", "</S>", "<UNK>", *WORDS]), encoding="utf-8")
     with h5py.File(folder / "weights.hdf5", "w") as file:
         for name, value in weights.items():
@@ -65,18 +65,18 @@ def imported(folder, out, vocab=True):
 
 
 def encoded(pipeline, sentences=SENTENCES):
-    """Return the layers of each sentence, its beginning and end among them."""
+    """Return the layers of each sentence, special tokens included."""
     special = pipeline.tokenizer.specials
-    ids = [[special.bos, *pipeline.tokenizer.ids([" ".join(one)])[0], special.eos] for one in sentences]
-    tokens = Tokens.pack(ids).spelt([spell(["", *one, ""]) for one in sentences])
+    ids = [[special.bos, *pipeline.tokenizer.ids([" ".join(words)])[0], special.eos] for words in sentences]
+    tokens = Tokens.pack(ids).spelt([spell(["", *words, ""]) for words in sentences])
     with torch.inference_mode():
         layers = pipeline.head.body.encode(tokens, pipeline.head.body.mixable_layers)
     return [torch.stack([tokens.split(layer)[row] for layer in layers]) for row in range(len(sentences))]
 
 
-def must(told, weights, sentences=SENTENCES):
-    net = paper.of_bilm({name: torch.from_numpy(value).double() for name, value in weights.items()}, told)
-    return [torch.stack(paper.encoded(net, ["<S>", *one, "</S>"])) for one in sentences]
+def must(config, weights, sentences=SENTENCES):
+    net = paper.of_bilm({name: torch.from_numpy(value).double() for name, value in weights.items()}, config)
+    return [torch.stack(paper.encoded(net, ["<S>", *words, "</S>"])) for words in sentences]
 
 
 def apart(one, other):
@@ -94,10 +94,10 @@ def apart(one, other):
     ids=str,
 )
 def test_what_it_encodes_is_as_published(tmp_path, changes):
-    told = options(**changes)
-    weights = arrays(1, told["lstm"]["n_layers"], told["char_cnn"]["n_highway"])
-    pipeline = imported(written(tmp_path / "p", told, weights), tmp_path / "out")
-    assert apart(encoded(pipeline), must(told, weights)) < 1e-5
+    config = options(**changes)
+    weights = arrays(1, config["lstm"]["n_layers"], config["char_cnn"]["n_highway"])
+    pipeline = imported(written(tmp_path / "p", config, weights), tmp_path / "out")
+    assert apart(encoded(pipeline), must(config, weights)) < 1e-5
 
 
 @pytest.mark.parametrize("broken", ["gates", "signs", "bias", "turned"])
@@ -115,17 +115,17 @@ def test_a_mistake_in_the_reading_would_be_seen(tmp_path, published, monkeypatch
 
 
 def test_its_signs_are_theirs():
-    assert sorted(elmo.SIGNS) == list(range(261))
-    assert [elmo.SIGNS[sign] for sign in (FIRST, LAST, BEGIN, END, PAD)] == [256, 257, 258, 259, 260]
+    assert sorted(elmo.CHAR_ROWS) == list(range(261))
+    assert [elmo.CHAR_ROWS[char] for char in (FIRST, LAST, BEGIN, END, PAD)] == [256, 257, 258, 259, 260]
 
 
 def test_it_is_a_checkpoint_like_any_other(tmp_path, published):
     pipeline = imported(published, tmp_path / "out")
     assert pipeline.run.task.name == "lm"
     assert {pipeline.tokenizer.token(id) for id in range(len(pipeline.tokenizer))} == {*WORDS, "<unk>", "<s>", "</s>"}
-    one, other = pipeline.log_probs(["The play", "play The"])
-    assert one == pytest.approx(3 * np.log(1 / 7)), "the file has no softmax: all words are equally likely"
-    assert one == pytest.approx(other)
+    first, second = pipeline.log_probs(["The play", "play The"])
+    assert first == pytest.approx(3 * np.log(1 / 7)), "the file has no softmax: all words are equally likely"
+    assert first == pytest.approx(second)
     with pytest.raises(CheckpointError, match="exists"):
         imported(published, tmp_path / "out")
 
@@ -135,7 +135,7 @@ def test_without_a_vocabulary_words_are_known_by_their_letters(tmp_path, publish
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"lstm__proj_clip": 1}, "cell_clip is 0.5 and proj_clip is 1.0, but weft's elmo has one bound"),
         ({"char_cnn__filters": [[1, 2], [1, 3]]}, "has a width twice"),
@@ -144,19 +144,19 @@ def test_without_a_vocabulary_words_are_known_by_their_letters(tmp_path, publish
         ({"lstm__dim": "wide"}, "options.json.lstm.dim"),
     ],
 )
-def test_options_that_weft_has_not_are_refused(tmp_path, change, said):
+def test_options_that_weft_has_not_are_refused(tmp_path, change, message):
     (tmp_path / "options.json").write_text(json.dumps(options(**change)))
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         read_options(tmp_path / "options.json")
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path, published):
-    for told, said in (
+    for config, message in (
         (options(lstm__dim=6), r"must be \(24, 3\) by the options, but is \(20, 3\) instead"),
         (options(lstm__n_layers=3), "has no 'RNN_0/RNN/MultiRNNCell/Cell2/LSTMCell/W_0', which the options tell of"),
     ):
-        (published / "options.json").write_text(json.dumps(told))
-        with pytest.raises(CheckpointError, match=said):
+        (published / "options.json").write_text(json.dumps(config))
+        with pytest.raises(CheckpointError, match=message):
             imported(published, tmp_path / "out")
     (published / "options.json").write_text(json.dumps(options()))
     (published / "weights.hdf5").write_bytes(b"no HDF5")

@@ -1,4 +1,4 @@
-"""A training that starts from another one: what it takes from there, what it refuses, and that it is whole then."""
+"""Fine-tuning from pretrained weights: what is inherited, which settings are errors, and self-contained results."""
 
 import shutil
 
@@ -64,16 +64,16 @@ def test_the_recipe_is_filled_in(trained):
 
 
 def test_the_weights_are_those_of_the_other(trained, tmp_path):
-    told = Told()
+    report = Told()
     other = {**recipe(trained), "task": {"name": "classify", "labels": ["de", "en"], "dropout": 0.3}}
     other["data"] = {"train": str(rows(tmp_path)), "format": "tsv", "columns": {"text": 0, "label": 1}}
-    weft.train(other, ["train.steps=1"], out=tmp_path / "next", report=told)
+    weft.train(other, ["train.steps=1"], out=tmp_path / "next", report=report)
     then, now = (load_file(folder / "model.safetensors") for folder in (trained / "best", first_of(tmp_path / "next")))
     bodies = [name for name in now if name.startswith("body.")]
     assert bodies
     assert all(torch.equal(then[name], now[name]) for name in bodies)
     assert not torch.equal(then["output.weight"][:2], now["output.weight"]), "labels of its own start afresh"
-    (line,) = [one for one in told.notices if one.startswith("model.weights")]
+    (line,) = [notice for notice in report.notices if notice.startswith("model.weights")]
     assert line == f"model.weights: {len(bodies)} weights from {trained}; fresh: output"
 
 
@@ -84,11 +84,11 @@ def test_the_same_labels_are_gone_on_with(trained, tmp_path):
 
 
 def test_what_the_new_task_lacks_is_left_and_what_it_adds_is_fresh(trained, tmp_path):
-    told = Told()
+    report = Told()
     raw = {**recipe(trained, "tag"), "data": {"sample": "tagged"}}
-    head = weft.train(raw, out=tmp_path / "tags", report=told).head
+    head = weft.train(raw, out=tmp_path / "tags", report=report).head
     assert head.body.pool is None
-    assert [one for one in told.notices if "weights from" in one and one.endswith("; fresh: output")]
+    assert [notice for notice in report.notices if "weights from" in notice and notice.endswith("; fresh: output")]
 
 
 def test_a_checkpoint_needs_the_other_no_more(trained, tmp_path):
@@ -107,8 +107,8 @@ def test_it_goes_on_where_it_was_without_the_other(trained, tmp_path):
     weft.train(recipe(gone), ["train.steps=2"], out=tmp_path / "parts")
     shutil.rmtree(gone)
     parts = weft.train(recipe(gone), ["train.steps=4"], out=tmp_path / "parts", resume=True)
-    for one, other in zip(whole.head.parameters(), parts.head.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for parameter, expected in zip(whole.head.parameters(), parts.head.parameters(), strict=True):
+        assert torch.equal(parameter, expected)
     with pytest.raises(ConfigError, match="model.width: is 32, but model.weights was trained with 16"):
         weft.train(recipe(gone, width=32), out=tmp_path / "parts", resume=True)
     with pytest.raises(CheckpointError, match="model.weights: .*gone"):
@@ -116,7 +116,7 @@ def test_it_goes_on_where_it_was_without_the_other(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"width": 32}, "model.width: is 32, but model.weights was trained with 16; leave it out"),
         ({"activation": "relu"}, "model.activation: is 'relu', but model.weights was trained with 'gelu'"),
@@ -124,8 +124,8 @@ def test_it_goes_on_where_it_was_without_the_other(trained, tmp_path):
         ({"weights": 3}, "model.weights: must name a model, by its directory or on the hub, but is 3 instead"),
     ],
 )
-def test_what_does_not_fit_the_weights_is_refused(trained, change, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_does_not_fit_the_weights_is_refused(trained, change, message):
+    with pytest.raises(ConfigError, match=message):
         read_run(recipe(**{"weights": trained, **change}))
 
 

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: their pooling by its equations, on transformers' own states; and back out."""
+"""sentence-transformers directories: pooling against its equations on transformers' hidden states; and export."""
 
 import json
 import shutil
@@ -22,14 +22,14 @@ POOLS = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max", "lastto
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
-    """Return a folder with a bare BERT, and transformers' model and tokenizer; not to be changed."""
+    """Return a folder with a bare BERT, and transformers' model and tokenizer; read-only."""
     folder = tmp_path_factory.mktemp("bert") / "it"
     return folder, *make(folder, "bert", "Model")
 
 
-def write(path, told):
+def write(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(told), encoding="utf-8")
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def parts(*kinds):
@@ -41,7 +41,7 @@ def parts(*kinds):
 
 
 def sentences(folder, bert, pool="mean_tokens", normalize=True, **settings):
-    """Make a folder as sentence-transformers has them."""
+    """Write a sentence-transformers directory."""
     shutil.copytree(bert, folder)
     write(folder / "modules.json", parts("Transformer", "Pooling", *["Normalize"] * normalize))
     write(folder / "1_Pooling" / "config.json", {f"pooling_mode_{flag}": flag == pool for flag in FLAGS})
@@ -52,12 +52,12 @@ def sentences(folder, bert, pool="mean_tokens", normalize=True, **settings):
 @torch.no_grad()
 def pooled(model, tokenizer, pool, normalize):
     """Pool the last layer of each text alone, by the equations."""
-    found = []
+    vectors = []
     for text in TEXTS:
         states = model(**tokenizer(text, truncation=True, max_length=LONGEST, return_tensors="pt")).last_hidden_state[0]
         vector = {"mean": states.mean(0), "cls": states[0], "max": states.amax(0), "last": states[-1]}[pool]
-        found.append((vector / vector.norm() if normalize else vector).numpy())
-    return np.stack(found)
+        vectors.append((vector / vector.norm() if normalize else vector).numpy())
+    return np.stack(vectors)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -74,18 +74,19 @@ def test_vectors_are_pooled_as_the_folder_says(bert, tmp_path, theirs, normalize
 
 def test_later_versions_say_it_in_other_words(bert, tmp_path):
     folder, model, tokenizer = bert
-    made = sentences(tmp_path / "st", folder)
+    model_folder = sentences(tmp_path / "st", folder)
     kinds = {"Transformer": "base.modules.transformer", "Pooling": "sentence_transformer.modules.pooling"}
-    told = [
-        {**one, "type": f"sentence_transformers.{kinds[kind]}.{kind}"}
-        for kind, one in zip(kinds, parts(*kinds), strict=True)
+    modules = [
+        {**module, "type": f"sentence_transformers.{kinds[kind]}.{kind}"}
+        for kind, module in zip(kinds, parts(*kinds), strict=True)
     ]
-    write(made / "modules.json", told)
-    write(made / "1_Pooling" / "config.json", {"embedding_dimension": 24, "pooling_mode": "lasttoken"})
-    write(made / "sentence_bert_config.json", {"transformer_task": "feature-extraction"})
-    said = json.loads((made / "tokenizer_config.json").read_text()) if (made / "tokenizer_config.json").exists() else {}
-    write(made / "tokenizer_config.json", {**said, "model_max_length": LONGEST})
-    pipeline = weft.load(made, device="cpu")
+    write(model_folder / "modules.json", modules)
+    write(model_folder / "1_Pooling" / "config.json", {"embedding_dimension": 24, "pooling_mode": "lasttoken"})
+    write(model_folder / "sentence_bert_config.json", {"transformer_task": "feature-extraction"})
+    path = model_folder / "tokenizer_config.json"
+    config = json.loads(path.read_text()) if path.exists() else {}
+    write(path, {**config, "model_max_length": LONGEST})
+    pipeline = weft.load(model_folder, device="cpu")
     assert pipeline.pooling == Pooling("last", False, LONGEST)
     must = pooled(model, tokenizer, "last", False)
     np.testing.assert_allclose(pipeline.embed(TEXTS, truncate=True), must, rtol=0, atol=1e-5)
@@ -93,22 +94,22 @@ def test_later_versions_say_it_in_other_words(bert, tmp_path):
 
 def test_the_transformer_may_be_in_a_folder_of_its_own(bert, tmp_path):
     folder, *_ = bert
-    made = sentences(tmp_path / "st", folder)
-    inside = made / "0_Transformer"
+    model_folder = sentences(tmp_path / "st", folder)
+    inside = model_folder / "0_Transformer"
     inside.mkdir()
-    for path in made.iterdir():
+    for path in model_folder.iterdir():
         if path.is_file() and path.name != "modules.json":
             shutil.move(path, inside / path.name)
-    assert transformer_folder(made) == made
+    assert transformer_folder(model_folder) == model_folder
     write(
-        made / "modules.json",
-        [{**one, "path": one["path"] or "0_Transformer"} for one in parts("Transformer", "Pooling")],
+        model_folder / "modules.json",
+        [{**module, "path": module["path"] or "0_Transformer"} for module in parts("Transformer", "Pooling")],
     )
-    assert transformer_folder(made) == inside
-    pipeline = weft.load(made, device="cpu")
+    assert transformer_folder(model_folder) == inside
+    pipeline = weft.load(model_folder, device="cpu")
     assert pipeline.pooling == Pooling("mean", False, LONGEST)
     assert pipeline.embed(TEXTS[:2]).shape == (2, 24)
-    assert convert(made, tmp_path / "ours").path == tmp_path / "ours"
+    assert convert(model_folder, tmp_path / "ours").path == tmp_path / "ours"
 
 
 def test_lower_case_comes_before_all_else(bert, tmp_path):
@@ -125,19 +126,19 @@ def test_a_folder_that_does_not_say_how_has_no_pooling(bert):
 
 
 def test_it_goes_into_a_checkpoint_and_back_out(bert, tmp_path):
-    made = sentences(tmp_path / "st", bert[0], "cls_token")
-    convert(made, tmp_path / "ours").demand()
+    model_folder = sentences(tmp_path / "st", bert[0], "cls_token")
+    convert(model_folder, tmp_path / "ours").demand()
     convert(tmp_path / "ours", tmp_path / "theirs").demand()
     vectors = [
-        weft.load(one, device="cpu").embed(TEXTS, truncate=True)
-        for one in (made, tmp_path / "ours", tmp_path / "theirs")
+        weft.load(path, device="cpu").embed(TEXTS, truncate=True)
+        for path in (model_folder, tmp_path / "ours", tmp_path / "theirs")
     ]
     for other in vectors[1:]:
         np.testing.assert_allclose(other, vectors[0], rtol=0, atol=1e-6)
     assert read_pooling(tmp_path / "theirs") == read_pooling(tmp_path / "ours") == Pooling("cls", True, LONGEST)
-    told = json.loads((tmp_path / "theirs" / "1_Pooling" / "config.json").read_text())
-    assert told["word_embedding_dimension"] == 24
-    assert [key for key, value in told.items() if value is True] == ["pooling_mode_cls_token"]
+    config = json.loads((tmp_path / "theirs" / "1_Pooling" / "config.json").read_text())
+    assert config["word_embedding_dimension"] == 24
+    assert [key for key, value in config.items() if value is True] == ["pooling_mode_cls_token"]
 
 
 @pytest.mark.parametrize("pooling", [Pooling("mean"), Pooling("last", True, 7, True), Pooling("max", False, 3)])
@@ -147,7 +148,7 @@ def test_what_is_written_is_read_again(tmp_path, pooling):
 
 
 @pytest.mark.parametrize(
-    ("file", "told", "said"),
+    ("file", "content", "message"),
     [
         ("modules.json", parts("Transformer", "Pooling", "Dense"), "has a part 'Dense', which weft does not do"),
         ("modules.json", parts("Pooling", "Transformer"), "must have the parts Transformer, Pooling and perhaps"),
@@ -163,10 +164,10 @@ def test_what_is_written_is_read_again(tmp_path, pooling):
         ("pooling.json", {"pool": "median"}, "pooling.json: pool: "),
     ],
 )
-def test_a_part_that_weft_does_not_do_is_named(bert, tmp_path, file, told, said):
-    made = sentences(tmp_path / "st", bert[0])
-    write(made / file, told)
+def test_a_part_that_weft_does_not_do_is_named(bert, tmp_path, file, content, message):
+    model_folder = sentences(tmp_path / "st", bert[0])
+    write(model_folder / file, content)
     with pytest.raises(CheckpointError) as error:
-        weft.load(made, device="cpu")
-    assert said in str(error.value)
-    assert str(made) in str(error.value)
+        weft.load(model_folder, device="cpu")
+    assert message in str(error.value)
+    assert str(model_folder) in str(error.value)

@@ -26,8 +26,8 @@ from weft.tasks.factory import build
 from weft.tokenization.trainable import Tokenizer, load_tokenizer
 
 T = TypeVar("T")
-OWN = ("weights", "vectors")  # where a model's weights came from; not inherited
-FREE = ("drop", "heads_off", "pooler")  # settings that may differ from those of the weights
+NOT_INHERITED = ("weights", "vectors")  # where a model's weights came from; not inherited
+OVERRIDABLE = ("drop", "heads_off", "pooler")  # settings that may differ from those of the weights
 
 
 def open_model(path: str | Path, trust: bool = False, overrides: Iterable[str] = ()) -> tuple[Run, Task, Head]:
@@ -126,7 +126,9 @@ def _read_weights_key(path: object, read: Callable[[str], T]) -> T:
 
 def _complete_model(section: Mapping[str, Any], pretrained: Run) -> dict[str, Any]:
     """Complete the model's section; raise an error for settings that the weights were not trained with."""
-    inherited = {key: value for key, value in pretrained.model.model_dump(mode="json").items() if key not in OWN}
+    inherited = {
+        key: value for key, value in pretrained.model.model_dump(mode="json").items() if key not in NOT_INHERITED
+    }
     if section.get("name", inherited["name"]) != inherited["name"]:
         raise ConfigError(
             f"model.name: is {section['name']!r}, but model.weights is a {inherited['name']!r}; name that, or leave it "
@@ -135,7 +137,7 @@ def _complete_model(section: Mapping[str, Any], pretrained: Run) -> dict[str, An
     merged: dict[str, Any] = {**inherited, **section}
     parsed = read_section(resolve("model", inherited["name"]).Config, merged, "model").model_dump(mode="json")
     for key, (before, after) in contents.differences(inherited, parsed).items():
-        if not key.startswith(OWN) and not any(free in key for free in FREE):
+        if not key.startswith(NOT_INHERITED) and not any(free in key for free in OVERRIDABLE):
             raise ConfigError(
                 f"model.{key}: is {after!r}, but model.weights was trained with {before!r}; leave it out, or train "
                 "without the weights"

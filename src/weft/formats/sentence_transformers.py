@@ -30,7 +30,7 @@ _FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
 FEATURES, UNLIMITED = "feature-extraction", 10**9
-OWN = "pooling.json"  # the pooling in a weft checkpoint
+POOLING = "pooling.json"  # the pooling in a weft checkpoint
 _MODULE_TYPES = ("Transformer", "Pooling", "Normalize")
 
 
@@ -52,7 +52,7 @@ def transformer_folder(folder: Path) -> Path:
 
 def write_pooling(folder: Path, pooling: Pooling) -> None:
     """Write the pooling to a weft checkpoint."""
-    write_json(folder / OWN, asdict(pooling))
+    write_json(folder / POOLING, asdict(pooling))
 
 
 def export_pooling(folder: Path, pooling: Pooling, width: int) -> None:
@@ -73,12 +73,12 @@ def export_pooling(folder: Path, pooling: Pooling, width: int) -> None:
 
 def read_pooling(folder: Path) -> Pooling | None:
     """Read the pooling of a folder; None where it has none."""
-    if (folder / OWN).is_file():
+    if (folder / POOLING).is_file():
         try:
-            return TypeAdapter(Pooling).validate_python(read_json(folder / OWN))
+            return TypeAdapter(Pooling).validate_python(read_json(folder / POOLING))
         except ValidationError as error:
             first = error.errors()[0]
-            raise CheckpointError(f"{folder / OWN}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise CheckpointError(f"{folder / POOLING}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     modules = _read_modules(folder)
     if modules is None:
         return None

@@ -1,4 +1,4 @@
-"""BERT's family: read from what transformers wrote and written for it to read, with every head; the same numbers."""
+"""Import and export of the BERT family with every head: parity with transformers."""
 
 import json
 import shutil
@@ -18,31 +18,33 @@ from weft.tasks.factory import build
 from weft.tokenization.trainable import train_tokenizer
 from weft.tokens import Tokens
 
-PAIRED = ("bert", "albert")  # which have learnt to tell whether one sentence follows another
+PAIRED = ("bert", "albert")  # pretrained with next-sentence or sentence-order prediction
 CASES = [(family, head) for family in FAMILIES for head in HEADS if head != "ForPreTraining" or family in PAIRED]
 CLOSE = {"rtol": 0, "atol": 1e-5}
 
 
 @torch.no_grad()
 def check_same(pipeline, model, tokenizer):
-    """Compare tokens, all layers and what stands on them; each text alone there, all in one batch here."""
+    """Compare tokens, all layers and logits; each text alone in transformers, all in one batch in weft."""
     special, body = pipeline.tokenizer.specials, pipeline.head.body
     ids = [[special.bos, *pipeline.tokenizer.encode(text).ids, special.eos] for text in TEXTS]
     assert ids == [tokenizer(text).input_ids for text in TEXTS]
-    read, layers = Tokens.pack(ids), range(pipeline.run.model.layers + 1)
-    states, said = body.encode(read, layers), logits(pipeline, read)
-    for row, one in enumerate(read.split()):
-        told = model(one[None, None] if pipeline.run.task.name == "choice" else one[None], output_hidden_states=True)
-        here = slice(int(read.starts[row]), int(read.starts[row + 1]))
+    batch, layers = Tokens.pack(ids), range(pipeline.run.model.layers + 1)
+    states, outputs = body.encode(batch, layers), logits(pipeline, batch)
+    for row, tokens in enumerate(batch.split()):
+        ids = tokens[None, None] if pipeline.run.task.name == "choice" else tokens[None]
+        expected = model(ids, output_hidden_states=True)
+        span = slice(int(batch.starts[row]), int(batch.starts[row + 1]))
         for layer in layers:
-            torch.testing.assert_close(states[layer, here], told.hidden_states[layer][0], **CLOSE)
-        for name, mine in said.items():
-            theirs = told[name].flatten(0, 1) if told[name].ndim == 3 else told[name].view(-1, mine.shape[-1])
-            torch.testing.assert_close(mine[here] if len(mine) == len(read.ids) else mine[[row]], theirs, **CLOSE)
+            torch.testing.assert_close(states[layer, span], expected.hidden_states[layer][0], **CLOSE)
+        for name, mine in outputs.items():
+            theirs = expected[name]
+            theirs = theirs.flatten(0, 1) if theirs.ndim == 3 else theirs.view(-1, mine.shape[-1])
+            torch.testing.assert_close(mine[span] if len(mine) == len(batch.ids) else mine[[row]], theirs, **CLOSE)
 
 
 def logits(pipeline, read):
-    """Return what a head makes of texts, by the names that transformers has for it."""
+    """Return the outputs of a head by their names in transformers."""
     head, task = pipeline.head, pipeline.run.task.name
     if task == "mlm" and head.next is not None:
         follows = "sop_logits" if pipeline.run.model.shared else "seq_relationship_logits"
@@ -61,8 +63,8 @@ def logits(pipeline, read):
 
 
 def read_back(folder, kind):
-    model, told = kind.from_pretrained(folder, output_loading_info=True)
-    assert not any(told.values()), "no weight is missing there, and none is too many"
+    model, loading_info = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(loading_info.values()), "no weight is missing there, and none is too many"
     return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
 
 
@@ -79,7 +81,7 @@ def test_there_and_back_again_nothing_changes(tmp_path, family, head):
     check_same(back, there, cut)
     marked = f"the lambda{tokenizer.mask_token} x"
     assert cut(marked).input_ids == tokenizer(marked).input_ids, "what spells a special is still one there"
-    mine, theirs = (load_file(tmp_path / one / "model.safetensors") for one in ("hf", "back"))
+    mine, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "back"))
     assert set(mine) == set(theirs)
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     again = weft.load(tmp_path / "back", device="cpu")
@@ -154,9 +156,9 @@ def test_tags_are_those_of_transformers(tmp_path):
     make(tmp_path / "hf", "bert", "ForTokenClassification", id2label={0: "A", 1: "B", 2: "C"}, num_labels=3)
     (answer,) = weft.load(tmp_path / "hf", device="cpu")({"words": ["the", "lambda", "it"]})
     pipe = transformers.pipeline("token-classification", str(tmp_path / "hf"), device="cpu")
-    theirs = [one for one in pipe("the lambda it") if not one["word"].startswith("##")]
-    assert answer["tags"] == [one["entity"] for one in theirs]
-    assert answer["scores"] == pytest.approx([float(one["score"]) for one in theirs], abs=1e-5)
+    theirs = [entity for entity in pipe("the lambda it") if not entity["word"].startswith("##")]
+    assert answer["tags"] == [entity["entity"] for entity in theirs]
+    assert answer["scores"] == pytest.approx([float(entity["score"]) for entity in theirs], abs=1e-5)
 
 
 @pytest.mark.parametrize(("family", "mask"), [("bert", "[MASK]"), ("roberta", "<mask>"), ("albert", "[MASK]")])
@@ -170,11 +172,11 @@ def test_masks_are_filled_as_there(tmp_path, family, mask):
     mine = pipeline(text)[0]["fills"][0]
     pipe = transformers.pipeline("fill-mask", str(tmp_path / "hf"), tokenizer=tokenizer, device="cpu", top_k=12)
     special = vars(pipeline.tokenizer.specials).values()
-    theirs = [one["score"] for one in pipe(text) if one["token"] not in special]
-    assert [one["score"] for one in mine] == pytest.approx(theirs[: len(mine)], abs=1e-5)
+    theirs = [prediction["score"] for prediction in pipe(text) if prediction["token"] not in special]
+    assert [prediction["score"] for prediction in mine] == pytest.approx(theirs[: len(mine)], abs=1e-5)
 
 
-# Folders as they were published once.
+# Directories in older formats.
 
 
 def rewrite(folder, change):
@@ -183,12 +185,12 @@ def rewrite(folder, change):
 
 
 def edit(path, **changes):
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps({key: value for key, value in {**told, **changes}.items() if value != "GONE"}))
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in {**config, **changes}.items() if value != "GONE"}))
 
 
 def test_the_first_bert(tmp_path):
-    """Named a masked language model, with norms' old names, copies, and what tells whether sentences follow."""
+    """Declared as masked LM, with old names of norms, copies of tied weights, and a next-sentence head."""
     model, tokenizer = make(tmp_path / "hf", "bert", "ForPreTraining")
 
     def old(tensors):
@@ -196,7 +198,7 @@ def test_the_first_bert(tmp_path):
         tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].clone()
         tensors["bert.embeddings.position_ids"] = torch.arange(96)[None]
         worn = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-        return {name.replace(new, was): one for name, one in tensors.items() for new, was in [pick(name, worn)]}
+        return {name.replace(new, was): tensor for name, tensor in tensors.items() for new, was in [pick(name, worn)]}
 
     def pick(name, worn):
         return next(((new, was) for new, was in worn.items() if name.endswith(new)), ("", ""))
@@ -213,19 +215,21 @@ def test_a_summary_that_no_task_reads_is_left_out_and_a_body_may_have_its_prefix
     model, tokenizer = make(tmp_path / "hf", "roberta", "ForMultipleChoice")
     filler, _ = make(tmp_path / "fill", "roberta", "ForMaskedLM", seed=0)
     both = load_file(tmp_path / "hf" / "model.safetensors")
-    pooler = {name: one for name, one in both.items() if "pooler" in name}
+    pooler = {name: tensor for name, tensor in both.items() if "pooler" in name}
     assert len(pooler) == 2
     rewrite(tmp_path / "fill", lambda tensors: tensors | pooler)
     check_same(weft.load(tmp_path / "fill", device="cpu"), filler, tokenizer)
     edit(tmp_path / "hf" / "config.json", architectures=["RobertaModel"])
-    rewrite(tmp_path / "hf", lambda tensors: {n: one for n, one in tensors.items() if not n.startswith("classifier")})
+    rewrite(
+        tmp_path / "hf", lambda tensors: {n: value for n, value in tensors.items() if not n.startswith("classifier")}
+    )
     assert weft.load(tmp_path / "hf", device="cpu").run.task.summary
     check_same(weft.load(tmp_path / "hf", device="cpu"), model.roberta, tokenizer)
 
 
 def test_a_body_without_a_pooler_is_read_without_one(tmp_path):
     _, tokenizer = make(tmp_path / "hf", "bert", "Model")
-    rewrite(tmp_path / "hf", lambda tensors: {name: one for name, one in tensors.items() if "pooler" not in name})
+    rewrite(tmp_path / "hf", lambda tensors: {name: tensor for name, tensor in tensors.items() if "pooler" not in name})
     pipeline = weft.load(tmp_path / "hf", device="cpu")
     assert not pipeline.run.task.summary
     assert pipeline.head.body.pool is None
@@ -285,10 +289,10 @@ def classifiers(tmp_path_factory):
 
 @pytest.mark.parametrize("bad", BAD)
 def test_bad_folders_are_refused(classifiers, tmp_path, bad):
-    family, changes, said = BAD[bad]
+    family, changes, message = BAD[bad]
     shutil.copytree(classifiers / family, tmp_path / "it")
     edit(tmp_path / "it" / "config.json", **changes)
-    with pytest.raises(CheckpointError, match=said) as caught:
+    with pytest.raises(CheckpointError, match=message) as caught:
         weft.load(tmp_path / "it", device="cpu")
     assert str(tmp_path) in str(caught.value)
 
@@ -300,7 +304,7 @@ def test_a_weight_too_many_is_refused(classifiers, tmp_path):
         weft.load(tmp_path / "it", device="cpu")
 
 
-# Models of weft's own.
+# Models trained by weft.
 
 
 def own(task, model=None, tokenizer=None, seed=0):
@@ -313,12 +317,12 @@ def own(task, model=None, tokenizer=None, seed=0):
     }
     run = Run.parse(raw)
     cut = train_tokenizer(run.tokenizer, iter(LINES))
-    made, head = build(run, cut)
+    built_task, head = build(run, cut)
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, weight in head.named_parameters():
             weight.normal_(mean=float("norm" in name and "weight" in name), std=0.2)
-    return weft.Pipeline(run, made, cut, head.eval())
+    return weft.Pipeline(run, built_task, cut, head.eval())
 
 
 ROBERTA = {"segments": 1, "eps": 1e-5}
@@ -402,9 +406,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_said_there_is_refused(tmp_path, case):
-    task, model, tokenizer, said = REFUSED[case]
+    task, model, tokenizer, message = REFUSED[case]
     pipeline = own(task, model, tokenizer)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         save_hf(tmp_path / "it", pipeline.run, pipeline.tokenizer, pipeline.head)
     assert not any(tmp_path.iterdir())
 

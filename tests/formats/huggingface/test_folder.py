@@ -1,4 +1,4 @@
-"""Models of transformers read by weft and weft's read by transformers: the same numbers, the same text; bad folders."""
+"""Parity with transformers in both directions: same numbers, same text; and errors for bad directories."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ STEPS = 50
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Return, for each family, a folder and what transformers has in it; not to be changed."""
+    """Return, for each family, a directory with transformers' model and tokenizer; read-only."""
     root = tmp_path_factory.mktemp("hf")
     return {name: (root / name, *make(root / name)) for name, make in MAKERS.items()}
 
@@ -42,27 +42,28 @@ def weights_of(pipeline):
 
 @torch.no_grad()
 def check_same(pipeline, model, tokenizer):
-    """Compare tokens, all layers, logits, and greedy text, with each text alone there and all in one batch here."""
+    """Compare tokens, layers, logits and greedy text; each text alone in transformers, all in one batch in weft."""
     ids = [pipeline.tokenizer.encode(text).ids for text in TEXTS]
     assert ids == [tokenizer(text, add_special_tokens=False).input_ids for text in TEXTS]
-    read, body = Tokens.pack([[pipeline.tokenizer.specials.bos, *one] for one in ids]), pipeline.head.body
+    batch, body = Tokens.pack([[pipeline.tokenizer.specials.bos, *tokens] for tokens in ids]), pipeline.head.body
     layers = range(pipeline.run.model.layers + 1)
-    states, logits = body.encode(read, layers), body.logits(read)
-    found = generate(body, read, pipeline.tokenizer.specials.eos, DecodingConfig(max_length=STEPS))
-    for row, one in enumerate(read.split()):
-        told = model(one[None], output_hidden_states=True)
-        here = slice(int(read.starts[row]), int(read.starts[row + 1]))
+    states, logits = body.encode(batch, layers), body.logits(batch)
+    hypotheses = generate(body, batch, pipeline.tokenizer.specials.eos, DecodingConfig(max_length=STEPS))
+    for row, tokens in enumerate(batch.split()):
+        output = model(tokens[None], output_hidden_states=True)
+        span = slice(int(batch.starts[row]), int(batch.starts[row + 1]))
         for layer in layers:
-            torch.testing.assert_close(states[layer, here], told.hidden_states[layer][0], rtol=0, atol=1e-5)
-        torch.testing.assert_close(logits[here], told.logits[0], rtol=0, atol=1e-5)
-        how = {"max_new_tokens": STEPS, "do_sample": False, "pad_token_id": 0}
-        text = model.generate(one[None], attention_mask=torch.ones_like(one)[None], **how)[0, len(one) :].tolist()
-        ended = text[: text.index(pipeline.tokenizer.specials.eos)] if found[row][0].finished else text
-        assert list(found[row][0].ids) == ended
+            torch.testing.assert_close(states[layer, span], output.hidden_states[layer][0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits[span], output.logits[0], rtol=0, atol=1e-5)
+        options = {"max_new_tokens": STEPS, "do_sample": False, "pad_token_id": 0}
+        generated = model.generate(tokens[None], attention_mask=torch.ones_like(tokens)[None], **options)
+        text = generated[0, len(tokens) :].tolist()
+        ended = text[: text.index(pipeline.tokenizer.specials.eos)] if hypotheses[row][0].finished else text
+        assert list(hypotheses[row][0].ids) == ended
         assert pipeline.tokenizer.decode(ended) == tokenizer.decode(ended)
 
 
-# From there to here.
+# Import.
 
 
 @pytest.mark.parametrize("family", MAKERS)
@@ -98,7 +99,7 @@ def test_other_configurations_are_read(tmp_path, config):
 
 
 def test_a_body_alone_is_read_as_a_language_model(tmp_path):
-    """So the first GPT-2 was published: no prefix, and masks among the weights."""
+    """The first GPT-2 was published like this: no prefix, and masks among the weights."""
     body, tokenizer = hf_folders.gpt2(tmp_path / "it", head="GPT2Model")
     tensors = load_file(tmp_path / "it" / "model.safetensors")
     assert "wte.weight" in tensors
@@ -126,7 +127,7 @@ def test_weights_in_several_files_and_in_half_precision(folders, tmp_path):
 
 
 def test_rows_beyond_the_vocabulary_are_kept(tmp_path):
-    """Some models have more rows than tokens, so that a size is even."""
+    """Some models have more embeddings than tokens, so that the size is even."""
     model, tokenizer = hf_folders.gpt2(tmp_path / "it", vocab_size=448)
     pipeline = weft.load(tmp_path / "it", device="cpu")
     assert len(pipeline.tokenizer) == 448
@@ -135,7 +136,7 @@ def test_rows_beyond_the_vocabulary_are_kept(tmp_path):
 
 def test_heads_are_left_out_of_what_is_read(folders):
     folder = folders["gpt2"][0]
-    whole, cut = (weft.load(folder, "cpu", overrides=one) for one in ([], ["model.heads_off={1: [0, 2]}"]))
+    whole, cut = (weft.load(folder, "cpu", overrides=overrides) for overrides in ([], ["model.heads_off={1: [0, 2]}"]))
     assert cut.head.body.decoder.blocks[1].attention.kept == [1]
     read = Tokens.pack([[5, 6, 7]])
     with torch.no_grad():
@@ -146,7 +147,7 @@ def test_heads_are_left_out_of_what_is_read(folders):
 
 
 def test_another_weight_or_order_is_caught(folders, tmp_path):
-    """The negative control: what is not transposed, and queries in the place of keys."""
+    """The negative control: matrices that are not transposed, and queries in place of keys."""
     folder, model, tokenizer = folders["gpt2"]
     for number, change in enumerate((lambda w: w.t(), lambda w: w.roll(24, 1))):
         shutil.copytree(folder, tmp_path / str(number))
@@ -158,7 +159,7 @@ def test_another_weight_or_order_is_caught(folders, tmp_path):
             check_same(weft.load(tmp_path / str(number), device="cpu"), model, tokenizer)
 
 
-# What is asked of it.
+# Inference with imported models.
 
 
 @torch.no_grad()
@@ -193,10 +194,10 @@ def test_a_stream_is_the_answer_and_a_seed_the_sample(folders):
             assert pipeline("The lambda", {**options, "seed": 2}) != [answer]
     whole = pipeline("The lambda", {"sample": True, "seed": 1, "max_length": 40})[0]["text"]
     word = whole[10:13]
-    asked = {"sample": True, "seed": 1, "max_length": 40, "stop": [word]}
-    (stopped,) = pipeline("The lambda", asked)
+    options = {"sample": True, "seed": 1, "max_length": 40, "stop": [word]}
+    (stopped,) = pipeline("The lambda", options)
     assert stopped["text"] == whole[: whole.index(word)]
-    assert "".join(pipeline.stream("The lambda", asked)) == stopped["text"]
+    assert "".join(pipeline.stream("The lambda", options)) == stopped["text"]
 
 
 def test_a_text_near_the_end_of_what_it_reads_shortens_its_own_answer_alone(folders):
@@ -204,20 +205,20 @@ def test_a_text_near_the_end_of_what_it_reads_shortens_its_own_answer_alone(fold
     long, short = " x" * 40, "The lambda"
     size = len(pipeline.tokenizer.encode(long).ids) + 1
     for options in ({"max_length": 40, "min_length": 40}, {"max_length": 40, "min_length": 40, "sample": True}):
-        asked = {**options, "logprobs": True}
-        together = pipeline([long, short, long], asked)
-        assert [len(one["tokens"]) for one in together] == [96 - size + 1, 40, 96 - size + 1]
-        assert together[0]["text"] == pipeline(long, asked)[0]["text"]
-        alone = list(pipeline.answers([short], asked, start=1))
+        with_logprobs = {**options, "logprobs": True}
+        together = pipeline([long, short, long], with_logprobs)
+        assert [len(answer["tokens"]) for answer in together] == [96 - size + 1, 40, 96 - size + 1]
+        assert together[0]["text"] == pipeline(long, with_logprobs)[0]["text"]
+        alone = list(pipeline.answers([short], with_logprobs, start=1))
         assert together[1]["text"] == alone[0]["text"]
 
 
-# From here to there.
+# Export.
 
 
 def recipe(norm="pre", **parts):
     model = {"name": "gpt", "width": 24, "heads": 3, "layers": 2, "longest": 96, "norm": norm}
-    made = {
+    recipe = {
         "task": {"name": "lm"},
         "data": {"train": "none.txt", "longest": 64},
         "tokenizer": {"name": "bpe", "size": 400},
@@ -225,8 +226,8 @@ def recipe(norm="pre", **parts):
         "train": {"steps": 1},
     }
     for name, change in parts.items():
-        made[name] = {**made[name], **change}
-    return made
+        recipe[name] = {**recipe[name], **change}
+    return recipe
 
 
 def own(seed=0, **parts):
@@ -291,13 +292,13 @@ def test_there_and_back_again_nothing_changes(folders, family, tmp_path):
     save_hf(tmp_path / "hf", back.run, back.tokenizer, back.head)
     check_same(back, *read_back(tmp_path / "hf"))
     check_same(weft.load(tmp_path / "hf", device="cpu"), model, tokenizer)
-    mine, theirs = (load_file(one / "model.safetensors") for one in (folder, tmp_path / "hf"))
+    mine, theirs = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "hf"))
     assert set(mine) == set(theirs)
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"model": {"heads_off": {0: [1]}}}, r"model.heads_off.0: \[1\] cannot be said in the format of gpt2"),
         (
@@ -310,14 +311,14 @@ def test_there_and_back_again_nothing_changes(folders, family, tmp_path):
     ],
     ids=str,
 )
-def test_what_cannot_be_said_there_is_refused(tmp_path, change, said):
+def test_what_cannot_be_said_there_is_refused(tmp_path, change, message):
     raw = recipe(**{name: part for name, part in change.items() if name != "model"})
     model = change.get("model", {})
     raw["model"] = model if "name" in model else {**raw["model"], **model}
     run = Run.parse(raw)
     tokenizer = train_tokenizer(run.tokenizer, iter(hf_folders.LINES))
     _, head = build(run, tokenizer)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         save_hf(tmp_path / "it", run, tokenizer, head)
     assert not any(tmp_path.iterdir())
 
@@ -330,7 +331,7 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written"):
         save_hf(tmp_path / "file" / "it", pipeline.run, pipeline.tokenizer, pipeline.head)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "it"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "it"]
 
 
 # Tokenizers.
@@ -357,7 +358,7 @@ def tokenizers():
 
 
 def test_what_spells_the_special_is_text_here():
-    """The one difference: there, a text that spells the end of texts ends it."""
+    """The one difference: in transformers, the string of eos in a text becomes the special token."""
     mine, theirs = tokenizers()
     assert theirs(END).input_ids == [mine.specials.eos]
     assert mine.specials.eos not in mine.encode(END).ids
@@ -365,12 +366,12 @@ def test_what_spells_the_special_is_text_here():
     assert mine.lossless
 
 
-# Folders that are not what they should be.
+# Invalid directories.
 
 
 def edit(path, **changes):
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps({key: value for key, value in {**told, **changes}.items() if value != "GONE"}))
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in {**config, **changes}.items() if value != "GONE"}))
 
 
 def reshape(folder):
@@ -394,8 +395,8 @@ def strayed(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def specials(folder, **told):
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+def specials(folder, **config):
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 BAD = {
@@ -443,11 +444,11 @@ BAD = {
 
 @pytest.mark.parametrize("bad", BAD)
 def test_bad_folders_are_refused(folders, tmp_path, bad):
-    spoil, said = BAD[bad]
+    spoil, message = BAD[bad]
     shutil.copytree(folders["gpt2"][0], tmp_path / "it")
     assert is_hf(tmp_path / "it")
     spoil(tmp_path / "it")
-    with pytest.raises(CheckpointError, match=said) as caught:
+    with pytest.raises(CheckpointError, match=message) as caught:
         weft.load(tmp_path / "it", device="cpu")
     assert str(tmp_path) in str(caught.value), "the place is named"
 
@@ -472,12 +473,12 @@ def test_what_is_no_such_folder(tmp_path):
 
 
 def test_a_map_that_splits_what_is_one_here_is_read_in_both_directions(folders, tmp_path, monkeypatch):
-    """As BERT's, whose queries, keys and values are three."""
+    """As in BERT, whose query, key and value are three modules."""
     pipeline = weft.load(folders["gpt2"][0], device="cpu")
-    one, other = FAMILIES["gpt"]
+    gpt2, other = FAMILIES["gpt"]
     parts = tuple(f"h.{{layer}}.attn.{name}" for name in ("query", "key", "value"))
-    split = {**one.modules, "decoder.blocks.{layer}.attention.in_proj": parts}
-    changed = HFMap(**{**vars(one), "modules": split, "turned": (*one.turned, "key")})
+    split = {**gpt2.modules, "decoder.blocks.{layer}.attention.in_proj": parts}
+    changed = HFMap(**{**vars(gpt2), "modules": split, "turned": (*gpt2.turned, "key")})
     monkeypatch.setitem(FAMILIES, "gpt", (changed, other))
     save_hf(tmp_path / "it", pipeline.run, pipeline.tokenizer, pipeline.head)
     tensors = load_file(tmp_path / "it" / "model.safetensors")

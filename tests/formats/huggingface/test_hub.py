@@ -1,4 +1,4 @@
-"""Models by name: a folder as it is, a name of the hub from its cache, and what is said where neither is there."""
+"""Models by name: an existing folder, a name on the hub from its cache, and the errors where both are missing."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ COMMIT = "0" * 40
 
 
 def cached(home, name, files=("config.json", "model.safetensors")):
-    """Lay out a cache as the hub's library does; return the snapshot's folder."""
+    """Write a cache as huggingface_hub does; return the snapshot's folder."""
     repo = home / "hub" / f"models--{name.replace('/', '--')}"
     folder = repo / "snapshots" / COMMIT
     folder.mkdir(parents=True)
@@ -31,7 +31,7 @@ def cached(home, name, files=("config.json", "model.safetensors")):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A home of the hub's library that is empty, and a hub that cannot be reached."""
+    """An empty cache of huggingface_hub, and a hub that cannot be reached."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -75,19 +75,19 @@ def test_no_cache_and_no_network(home, monkeypatch, offline):
 
 
 def test_a_cache_without_weights_is_none(home):
-    """As another program leaves it that has read the tokenizer alone."""
+    """As left by a program that has downloaded only the tokenizer."""
     cached(home, "owner/part", ("config.json", "tokenizer.json"))
     with pytest.raises(CheckpointError, match="owner/part: no safetensors of it are in the hub's cache, nor on"):
         find_model("owner/part")
 
 
 def test_by_the_environment(tmp_path):
-    """The library reads it when it is imported, so this is another process's."""
+    """huggingface_hub reads the variable when it is imported, so this needs another process."""
     cached(tmp_path, "owner/tiny")
     code = (
         "from weft.formats.huggingface.hub import find_model; print(find_model('owner/tiny')); find_model('owner/none')"
     )
-    told = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": "src", "PATH": os.environ["PATH"]}
-    done = subprocess.run([sys.executable, "-c", code], env=told, capture_output=True, text=True, timeout=100)
+    environment = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": "src", "PATH": os.environ["PATH"]}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
     assert COMMIT in done.stdout
     assert "HF_HUB_OFFLINE is set" in done.stderr

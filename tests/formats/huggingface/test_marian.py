@@ -1,4 +1,4 @@
-"""Marian's directories, read and written: the numbers and the translations of transformers, greedy and by beam."""
+"""Import and export of Marian: parity with transformers in numbers and translations, greedy and by beam search."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Return, for each case, a folder and what transformers has in it; not to be changed."""
+    """Return, for each case, a directory with transformers' model and tokenizer; read-only."""
     root = tmp_path_factory.mktemp("marian")
     return {name: (root / name, *marian(root / name, **how)) for name, how in CASES.items()}
 
@@ -43,7 +43,7 @@ def copy(folders, tmp_path):
 
 @torch.no_grad()
 def check_numbers(pipeline, model, tokenizer):
-    """Compare all layers of both sides and the logits, with each text alone there and all in one batch here."""
+    """Compare all layers of both sides and the logits, each text alone in transformers, all in one batch in weft."""
     body, specials = pipeline.head.body, pipeline.tokenizer.specials
     sources = [[*ids, specials.eos] for ids in pipeline.tokenizer.ids(TEXTS)]
     targets = [[specials.bos, *ids] for ids in pipeline.tokenizer.target.ids(TEXTS)]
@@ -51,14 +51,14 @@ def check_numbers(pipeline, model, tokenizer):
     assert [ids[1:] for ids in targets] == tokenizer(text_target=TEXTS, add_special_tokens=False)["input_ids"]
     source, target = Tokens.pack(sources), Tokens.pack(targets)
     encoded, decoded = body.states(target, source)
-    found = {"encoder_hidden_states": (encoded, source), "decoder_hidden_states": (decoded, target)}
+    states = {"encoder_hidden_states": (encoded, source), "decoder_hidden_states": (decoded, target)}
     logits = target.split(body.logits(target, source))
     for row, (given, read) in enumerate(zip(sources, targets, strict=True)):
         sides = {"input_ids": torch.tensor([given]), "decoder_input_ids": torch.tensor([read])}
-        told = model(**sides, output_hidden_states=True)
-        torch.testing.assert_close(logits[row], told.logits[0], rtol=0, atol=1e-5)
-        for side, (layers, tokens) in found.items():
-            for mine, theirs in zip(layers, told[side], strict=True):
+        output = model(**sides, output_hidden_states=True)
+        torch.testing.assert_close(logits[row], output.logits[0], rtol=0, atol=1e-5)
+        for side, (layers, tokens) in states.items():
+            for mine, theirs in zip(layers, output[side], strict=True):
                 torch.testing.assert_close(tokens.split(mine)[row], theirs[0], rtol=0, atol=1e-5)
 
 
@@ -72,7 +72,7 @@ def texts_of(pipeline, options=None):
     return [answer["text"] for answer in pipeline(TEXTS, options)]
 
 
-# From there to here.
+# Import.
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -88,7 +88,7 @@ def test_what_transformers_wrote_is_answered_the_same(folders, case):
 
 
 def test_another_weight_bias_or_way_to_search_is_caught(folders):
-    """The negative controls: what is compared above hangs on all of these."""
+    """The negative controls: the comparison above depends on each of these."""
     folder, model, tokenizer = folders["opus"]
     own = translations(model, tokenizer)
     assert texts_of(weft.load(folder, device="cpu")) == own
@@ -118,26 +118,26 @@ def test_what_it_says_of_itself(folders):
 
 
 def test_how_it_decodes_may_stand_in_its_config(folders, copy):
-    """As it does in older ones."""
-    told, generation = (json.loads((copy / name).read_text()) for name in ("config.json", "generation_config.json"))
-    (copy / "config.json").write_text(json.dumps({**generation, **told}), encoding="utf-8")
+    """As in older directories."""
+    config, generation = (json.loads((copy / name).read_text()) for name in ("config.json", "generation_config.json"))
+    (copy / "config.json").write_text(json.dumps({**generation, **config}), encoding="utf-8")
     (copy / "generation_config.json").unlink()
     _, model, tokenizer = folders["opus"]
     assert texts_of(weft.load(copy, device="cpu")) == translations(model, tokenizer)
 
 
 def test_a_text_of_as_many_tokens_as_it_has_positions(folders):
-    """Its waves are exact at the last position, too."""
+    """The sinusoids are exact at the last position, too."""
     folder, model, _ = folders["opus"]
     pipeline = weft.load(folder, device="cpu")
     ids = (pipeline.tokenizer.ids([" ".join(TEXTS)])[0] * 3)[:159]
     source, target = Tokens.pack([[*ids, 0]]), Tokens.pack([[pipeline.tokenizer.specials.bos, *ids]])
     with torch.no_grad():
-        told = model(input_ids=source.ids[None], decoder_input_ids=target.ids[None]).logits[0]
-        torch.testing.assert_close(pipeline.head.body.logits(target, source), told, rtol=0, atol=1e-5)
+        expected = model(input_ids=source.ids[None], decoder_input_ids=target.ids[None]).logits[0]
+        torch.testing.assert_close(pipeline.head.body.logits(target, source), expected, rtol=0, atol=1e-5)
 
 
-# From here to there.
+# Export.
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -163,9 +163,9 @@ def test_a_conversion_there_and_back_reports_on_everything(folders, tmp_path):
     reports = [convert(folders["opus"][0], tmp_path / "ours"), convert(tmp_path / "ours", tmp_path / "theirs")]
     for report in reports:
         report.demand()
-        asked = {one.quantity.partition(",")[0] for one in report.checks if one.against == "transformers"}
+        quantities = {check.quantity.partition(",")[0] for check in report.checks if check.against == "transformers"}
         kinds = {"tokens", "encoder's states", "decoder's states", "logits", "greedy text", "text by beam 4"}
-        assert asked == kinds
+        assert quantities == kinds
     ours, theirs = (weft.load(tmp_path / name, device="cpu") for name in ("ours", "theirs"))
     assert texts_of(ours) == texts_of(theirs)
 
@@ -180,7 +180,7 @@ def test_a_conversion_that_changed_something_is_refused(folders, tmp_path, monke
 
 
 def test_fine_tuning_goes_on_from_it_and_comes_back(folders, tmp_path):
-    """A recipe that begins from a Marian learns pairs, and what it has learnt is a Marian again."""
+    """A Marian can be fine-tuned on pairs, and exported as a Marian again."""
     folder, *_ = folders["opus"]
     (tmp_path / "pairs.tsv").write_text("the value\tan object\nan object\tthe value\n" * 4, encoding="utf-8")
     recipe = {
@@ -194,15 +194,15 @@ def test_fine_tuning_goes_on_from_it_and_comes_back(folders, tmp_path):
     save_hf(tmp_path / "hf", trained.run, trained.tokenizer, trained.head)
     model = transformers.MarianMTModel.from_pretrained(tmp_path / "hf").eval()
     cut = read_tokenizer(tmp_path / "hf")
-    told = model.generate(**cut(["the value"], return_tensors="pt"))
-    assert cut.batch_decode(told, skip_special_tokens=True) == ["an object"]
+    output = model.generate(**cut(["the value"], return_tensors="pt"))
+    assert cut.batch_decode(output, skip_special_tokens=True) == ["an object"]
 
 
-# What is refused.
+# Errors.
 
 
 @pytest.mark.parametrize(
-    ("file", "changes", "told"),
+    ("file", "changes", "message"),
     [
         ("config.json", {"scale_embedding": False}, "scale_embedding is False, but weft's marian has True alone"),
         ("config.json", {"scale_embedding": None}, "scale_embedding is False"),
@@ -220,13 +220,13 @@ def test_fine_tuning_goes_on_from_it_and_comes_back(folders, tmp_path):
         ("vocab.json", {"more": 5}, "must give each token an id of its own, from 0 on"),
     ],
 )
-def test_what_ours_has_not_is_refused(copy, file, changes, told):
+def test_what_ours_has_not_is_refused(copy, file, changes, message):
     whole = json.loads((copy / file).read_text(encoding="utf-8")) | changes
     whole = {key: value for key, value in whole.items() if value is not None}
     (copy / file).write_text(json.dumps(whole), encoding="utf-8")
     with pytest.raises(CheckpointError) as error:
         weft.load(copy, device="cpu")
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert str(copy) in str(error.value)
 
 
