@@ -30,12 +30,12 @@ def is_library(dense, x):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [0, 1, linear._MANY, 200])
+@pytest.mark.parametrize("rows", [0, 1, linear._MIN_ROWS, 200])
 def test_it_is_the_librarys_layer(bias, rows, packings):
     dense, x = layer(bias=bias), torch.randn(rows, 24)
     with torch.no_grad(), frozen_weights():
         torch.testing.assert_close(dense(x), nn.functional.linear(x, dense.weight, dense.bias))
-    assert len(packings) == (rows >= linear._MANY)
+    assert len(packings) == (rows >= linear._MIN_ROWS)
 
 
 def test_a_matrix_is_packed_once_in_a_scope_and_forgotten_after_it(packings):
@@ -49,7 +49,7 @@ def test_a_matrix_is_packed_once_in_a_scope_and_forgotten_after_it(packings):
                 dense(x[:3])  # few rows use what is there
             dense(x)
         assert len(packings) == 1
-        assert not linear._Scopes.kept
+        assert not linear._Scopes.cache
         with frozen_weights():
             dense(x)
         assert len(packings) == 2
@@ -96,4 +96,4 @@ def test_threads_share_what_is_packed(packings):
         with frozen_weights(), ThreadPoolExecutor(4) as pool:
             for output in pool.map(answer, range(32)):
                 torch.testing.assert_close(output, expected)
-            assert len(linear._Scopes.kept) == 1
+            assert len(linear._Scopes.cache) == 1

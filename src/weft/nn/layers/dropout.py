@@ -1,10 +1,10 @@
-"""Dropout that lasts, as AWD-LSTM has it (Merity et al. 2018, sections 2 and 4).
+"""The dropouts of AWD-LSTM, whose masks last for a sequence, a batch or a pass (Merity et al. 2018, sections 2 and 4).
 
     variational     x_t ⊙ m, one mask m a sequence and the same at every step t         (Gal & Ghahramani 2016)
-    of words        E w ⊙ m_w, one number m_w a word: it is gone from the whole batch   (Gal & Ghahramani 2016)
-    of weights      (W ⊙ M) h_{t-1}, one mask M a walk: DropConnect                     (Wan et al. 2013)
+    of words        E w ⊙ m_w, one number m_w a word: dropped from the whole batch      (Gal & Ghahramani 2016)
+    of weights      (W ⊙ M) h_{t-1}, one mask M a forward pass: DropConnect             (Wan et al. 2013)
 
-A mask holds 0 with probability p, and else 1 / (1 - p), so that on average nothing changes. It is for training alone.
+A mask holds 0 with probability p, and else 1 / (1 - p), so that the expectation is unchanged. It is for training alone.
 """
 
 import torch
@@ -15,19 +15,19 @@ from weft.nn.rnn.time_major import Grid
 
 
 def draw_mask(p: float, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
-    """Draw a mask."""
+    """Return a random dropout mask of a shape."""
     return F.dropout(like.new_ones(shape), p)
 
 
 class SequenceDropout(nn.Module):
-    """Dropout of flat (N, D) or time-major (T, B, D) values; where `kept`, with one mask a sequence."""
+    """Dropout of flat (N, D) or time-major (T, B, D) values; if `kept`, variational: one mask a sequence."""
 
     def __init__(self, p: float, kept: bool = False) -> None:
         super().__init__()
         self.p, self.kept = p, kept
 
     def forward(self, values: Tensor, grid: Grid | None = None) -> Tensor:
-        """Drop; of flat values, `grid` tells the sequences."""
+        """Apply dropout; for flat values, `grid` has the sequence of each token."""
         if not (self.training and self.p):
             return values
         if not self.kept:
@@ -37,14 +37,14 @@ class SequenceDropout(nn.Module):
 
 
 class WordDropout(nn.Module):
-    """Dropout of whole words of a vocabulary."""
+    """Embedding dropout: whole words of a vocabulary are dropped."""
 
     def __init__(self, p: float, vocab: int) -> None:
         super().__init__()
         self.p, self.vocab = p, vocab
 
     def forward(self, embedded: Tensor, ids: Tensor) -> Tensor:
-        """Drop the embeddings (..., E) of some words, wherever they stand in ids (...)."""
+        """Drop the embeddings (..., E) of some words, at all their positions in ids (...)."""
         if not (self.training and self.p):
             return embedded
         return embedded * draw_mask(self.p, (self.vocab, 1), embedded)[ids]

@@ -11,7 +11,7 @@ from weft.nn.transformer.output import OutputProjection
 def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None) -> Tensor:
     """Sum -log p(target) over (N, V) logits, in float32 at least; `smoothing` as in Szegedy et al. 2016, section 7.
 
-    `weights` (V,) multiply the term of each target, smoothed or not. A target of -100 is left out, as in torch.
+    `weights` (V,) multiply the term of each target, smoothed or not. A target of -100 is ignored, as in PyTorch.
     """
     if weights is None and trusted(logits):
         from weft.nn.kernels.triton.cross_entropy import cross_entropy
@@ -19,18 +19,18 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, w
         losses: Tensor = cross_entropy(logits.contiguous(), targets.contiguous(), logits.shape[-1], smoothing)[0]
         return losses.sum()
     if weights is None:
-        return F.cross_entropy(_exact(logits), targets, reduction="sum", label_smoothing=smoothing)
-    terms = F.cross_entropy(_exact(logits), targets, reduction="none", label_smoothing=smoothing)
+        return F.cross_entropy(_at_least_float32(logits), targets, reduction="sum", label_smoothing=smoothing)
+    terms = F.cross_entropy(_at_least_float32(logits), targets, reduction="none", label_smoothing=smoothing)
     return (weights.to(terms.dtype)[targets.clamp(min=0)] * terms).sum()
 
 
 def read_out_sum(output: OutputProjection, states: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Do what `cross_entropy_sum` does with what the output layer makes of states (N, D)."""
+    """Return `cross_entropy_sum` of the logits of hidden states (N, D)."""
     if not trusted(states):
         return cross_entropy_sum(output(states), targets, smoothing)
     from weft.nn.kernels.triton.cross_entropy import cross_entropy
 
-    # The rows of a product that are no multiple of a few words are written, and read, several times as slowly.
+    # Logits whose number is no multiple of a few are written, and read, several times as slowly: they are padded.
     logits = F.linear(states, *output.evened())
     losses: Tensor = cross_entropy(logits, targets.contiguous(), output.out_features, smoothing)[0]
     return losses.sum()
@@ -39,23 +39,23 @@ def read_out_sum(output: OutputProjection, states: Tensor, targets: Tensor, smoo
 def binary_cross_entropy_sum(
     logits: Tensor, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
 ) -> Tensor:
-    """Sum over (N, V) questions, each of which may be so: -log p where the target is 1, -log(1 - p) where it is 0.
+    """Sum the binary cross-entropy over (N, V) logits: -log p where the target is 1, -log(1 - p) where it is 0.
 
-    `smoothing` moves targets that far towards 1/2; `weights` (V,) multiply the terms of what is so. What is not a
-    number is no target, and left out.
+    `smoothing` moves targets that far towards 1/2; `weights` (V,) multiply the terms of positive targets. NaN targets
+    are ignored.
     """
-    scores, unread = _exact(logits), targets.isnan()
-    soft = targets.masked_fill(unread, 0).to(scores.dtype) * (1 - smoothing) + smoothing / 2
-    terms = F.binary_cross_entropy_with_logits(scores, soft, pos_weight=weights, reduction="none")
-    return terms.masked_fill(unread, 0).sum()
+    scores, ignored = _at_least_float32(logits), targets.isnan()
+    smoothed = targets.masked_fill(ignored, 0).to(scores.dtype) * (1 - smoothing) + smoothing / 2
+    terms = F.binary_cross_entropy_with_logits(scores, smoothed, pos_weight=weights, reduction="none")
+    return terms.masked_fill(ignored, 0).sum()
 
 
-def squared_error_sum(found: Tensor, targets: Tensor) -> Tensor:
-    """Sum (x - target)² over numbers (N,), in float32 at least; what is not a number is no target, and left out."""
-    unread = targets.isnan()
-    apart = _exact(found) - targets.masked_fill(unread, 0)
-    return apart.masked_fill(unread, 0).square().sum()
+def squared_error_sum(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Sum (prediction - target)² over (N,), in float32 at least; NaN targets are ignored."""
+    ignored = targets.isnan()
+    errors = _at_least_float32(predictions) - targets.masked_fill(ignored, 0)
+    return errors.masked_fill(ignored, 0).square().sum()
 
 
-def _exact(logits: Tensor) -> Tensor:
+def _at_least_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

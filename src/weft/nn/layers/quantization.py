@@ -1,9 +1,9 @@
-"""Inference in fewer bits: bf16, or on the CPU matrices of 8-bit integers, a quarter of the bytes.
+"""Low-precision inference: bf16, or on the CPU int8 weight matrices, a quarter of the bytes.
 
-A weight is kept as round(w / s) with a scale s for each output; an input is rounded on the fly, with a scale and a zero
-for each token, so that a sequence's answer does not depend on its neighbours. The sum of the products is exact on every
-machine (`weft.nn.kernels.numba.matmul`, after a self-test); it is scaled back to float32. Nothing else is rounded:
-norms, softmax, attention and residuals stay as they were.
+Weights are stored as round(w / s) with a scale s for each output; inputs are quantized dynamically, with a scale and a
+zero point for each token, so that a sequence's result does not depend on the rest of the batch. The sum of the products
+is exact on every machine (`weft.nn.kernels.numba.matmul`, after a self-test); it is scaled back to float32. All else,
+layer norms, softmax, attention and residuals, stays as it was.
 """
 
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Int8Linear(nn.Module):
-    """A dense layer whose matrix is in 8-bit integers."""
+    """A linear layer whose weight matrix is int8."""
 
     def __init__(self, dense: nn.Linear) -> None:
         from weft.nn.kernels.numba.matmul import PackedWeights, quantize_weight
@@ -36,13 +36,13 @@ class Int8Linear(nn.Module):
         return self.product(quantize_rows(x, self.form))
 
     def product(self, rows: "Rows", out: Tensor | None = None) -> Tensor:
-        """Do the same with tokens that are rounded already."""
+        """Return the same for tokens that are quantized already."""
         assert rows.integers is not None
         return self._packed.multiply(rows.integers, self.bias, out)
 
 
 def _format(dense: nn.Linear) -> "Format":
-    """Return the format of inputs; refuse where no product of integers is exact."""
+    """Return the format of inputs; raise ConfigError where no integer product is exact."""
     from weft.nn.kernels.numba.matmul import WIDEST, integer_format
 
     form = integer_format()
@@ -59,7 +59,7 @@ def _format(dense: nn.Linear) -> "Format":
 
 
 def lower(module: nn.Module, precision: str) -> None:
-    """Bring a module to a precision, in place: fp32 (as it is), bf16 or int8."""
+    """Convert a module to a precision, in place: fp32 (unchanged), bf16 or int8."""
     match precision:
         case "fp32":
             return
@@ -72,10 +72,10 @@ def lower(module: nn.Module, precision: str) -> None:
 
 
 def _quantize(module: nn.Module) -> None:
-    """Put every dense layer into 8-bit integers; embeddings stay as they are."""
+    """Replace every linear layer by an int8 one; embeddings stay as they are."""
     if any(parameter.device.type != "cpu" for parameter in module.parameters()):
         raise ConfigError("precision: int8 is for the CPU, but the model is on a GPU; take bf16")
-    for part in list(module.modules()):
-        for name, child in part.named_children():
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
             if isinstance(child, nn.Linear):
-                setattr(part, name, Int8Linear(child))
+                setattr(parent, name, Int8Linear(child))

@@ -1,12 +1,12 @@
-"""A task's own mixture of a model's layers.
+"""Scalar mix: a learned weighted sum of a model's layers, for each task its own.
 
 Peters et al. 2018, "Deep contextualized word representations" (arXiv:1802.05365), eq. 1: for token k with the layers
 h_{k,0} .. h_{k,L},
 
     ELMo_k = γ Σ_j s_j h_{k,j}                      s = softmax(w)
 
-where w and γ are learnt with the task: lower layers know more of a word's form, higher ones more of its meaning. At
-first it is the mean. Left out are the layer norm and the penalty λ‖w‖² that the paper tries on some tasks.
+where w and γ are learned with the task: lower layers capture more of a word's syntax, higher ones more of its meaning.
+It is initialised to the mean. Left out are the layer norm and the penalty λ‖w‖² that the paper tries on some tasks.
 """
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class ScalarMix(nn.Module):
-    """The weights of `layers` layers, and the scale of their sum."""
+    """Weighted sum of `layers` layers, with a learned scale."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class ScalarMix(nn.Module):
 
     @property
     def shares(self) -> Tensor:
-        """What each layer has in the sum, (L,)."""
+        """The softmax weights s of the layers, (L,)."""
         return self.weights.softmax(0)
 
     def forward(self, layers: Tensor) -> Tensor:

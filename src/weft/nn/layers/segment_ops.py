@@ -1,14 +1,14 @@
-"""A softmax over each of several groups of scores: the tokens of a sequence, the choices of a question."""
+"""Segment log-sum-exp, for a softmax over each of several groups: a sequence's tokens, a question's choices."""
 
 from torch import Tensor
 
-LOWEST = -1e30  # the score of what cannot be chosen: finite, so that nothing is taken from it that is no number
+LOWEST = -1e30  # masked scores: finite, so that differences of them are not NaN
 
 
 def segment_logsumexp(scores: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Return log Σ exp(score) over each group, (count,): scores (N,) are of the `groups` (N,); of an empty one, -inf.
+    """Return log Σ exp(score) over each group, (count,); `groups` (N,) are those of the scores (N,); -inf if empty.
 
-    No size hangs on the groups, so that one compiled graph serves all batches.
+    No tensor's size depends on the groups' values, so that one compiled graph serves all batches.
     """
     groups = groups.long()
     peaks = scores.new_full((count,), LOWEST).scatter_reduce(0, groups, scores.detach(), "amax")
