@@ -32,14 +32,14 @@ def layout_of(pairs):
 
 def drawn(layout, dtype=torch.float64, seed=0):
     torch.manual_seed(seed)
-    sizes = len(layout.at.ids), len(layout.over.ids), len(layout.over.ids)
+    sizes = len(layout.queries.ids), len(layout.keys.ids), len(layout.keys.ids)
     return [torch.randn(size, HEADS, SIZE, dtype=dtype, requires_grad=True) for size in sizes]
 
 
 def explicit(q, k, v, layout, causal):
     """Equation 1, sequence by sequence and head by head; over nothing, nought."""
     found = []
-    for Q, K, V in zip(layout.at.split(q), layout.over.split(k), layout.over.split(v), strict=True):
+    for Q, K, V in zip(layout.queries.split(q), layout.keys.split(k), layout.keys.split(v), strict=True):
         heads = [paper.attention(Q[:, n], K[:, n], V[:, n], causal)[0] for n in range(q.shape[1])]
         found.append(torch.stack(heads, 1) if len(K) else torch.zeros_like(Q))
     return torch.cat(found)
@@ -114,14 +114,17 @@ def test_sequences_of_like_length_go_together(pairs):
     groups, _ = layout.groups
     bands = {(-(-asks // 16), -(-holds // 16)) for asks, holds in pairs if asks}
     assert len(groups) == len(bands)
-    for flat, name in ((layout.at, "asks"), (layout.over, "holds")):  # what fills up is less than a band a sequence
+    for flat, name in (
+        (layout.queries, "queries"),
+        (layout.keys, "keys"),
+    ):  # what fills up is less than a band a sequence
         assert sum(len(getattr(group, name)) for group in groups) < len(flat.ids) + 16 * len(pairs)
 
 
 def test_sequences_of_one_length_are_neither_moved_nor_masked():
     (group,), order = layout_of([(5, 7)] * 3).groups
     assert order is None
-    assert group.real is None
+    assert group.mask is None
     assert group.rows == 3
 
 
@@ -133,7 +136,7 @@ def test_sequences_of_one_length_are_neither_moved_nor_masked():
 
 
 def alone(q, k, v, layout, causal):
-    parts = zip(layout.at.split(q), layout.over.split(k), layout.over.split(v), strict=True)
+    parts = zip(layout.queries.split(q), layout.keys.split(k), layout.keys.split(v), strict=True)
     return torch.cat([fused(Q, K, V, layout_of([(len(Q), len(K))]), causal) for Q, K, V in parts])
 
 
@@ -184,7 +187,7 @@ def test_an_unmasked_batch_is_not_as_alone(monkeypatch):
 def test_future_tokens_change_nothing_exactly():
     layout = AttentionLayout.itself(tokens_of([6, 19, 8, 0, 17]))
     q, k, v = drawn(layout, torch.float32)
-    before, place = fused(q, k, v, layout, True), torch.cat([torch.arange(length) for length in layout.at.lengths])
+    before, place = fused(q, k, v, layout, True), torch.cat([torch.arange(length) for length in layout.queries.lengths])
     for cut in range(1, 19):
         ahead = (place >= cut).float()[:, None, None]
         after = fused(q + ahead, k - ahead, v + ahead, layout, True)
@@ -204,7 +207,7 @@ def attending(place="encoder", off=(), heads=3, dtype=torch.float64, seed=0, wid
 def inputs(place, pairs=RAGGED, dtype=torch.float64, width=3 * SIZE):
     layout = layout_of(pairs) if place == "cross" else AttentionLayout.itself(tokens_of([asks for asks, _ in pairs]))
     torch.manual_seed(1)
-    x, memory = (torch.randn(len(one.ids), width, dtype=dtype) for one in (layout.at, layout.over))
+    x, memory = (torch.randn(len(one.ids), width, dtype=dtype) for one in (layout.queries, layout.keys))
     return x.requires_grad_(), layout, memory.requires_grad_() if place == "cross" else None
 
 
@@ -212,7 +215,7 @@ def reference(made, x, layout, memory, off=()):
     """Return what the paper makes of each sequence, and where each head looks."""
     w, place, looks = weights_of(made), (made.place, made.layer), []
     kind, found = paper.Kind(made.heads, off={place: off}), []
-    pairs = zip(layout.at.split(x), layout.over.split(x if memory is None else memory), strict=True)
+    pairs = zip(layout.queries.split(x), layout.keys.split(x if memory is None else memory), strict=True)
     for own, other in pairs:
         found.append(paper.multi_head(w, kind, place, own, other))
         looks.append(kind.seen[place])
@@ -286,10 +289,10 @@ def test_looking_on_shows_the_weights_and_changes_nothing(place, dtype):
     found, maps = looked(made, x, layout, memory)
     assert torch.equal(found, made(x, layout, memory))
     (weights,) = maps.weights[place, 1]
-    assert weights.shape == (len(RAGGED), 3, layout.at.longest, layout.over.longest)
+    assert weights.shape == (len(RAGGED), 3, layout.queries.longest, layout.keys.longest)
     assert not weights.requires_grad
     q, kv = made.project(x, memory)
-    for row, (Q, K) in enumerate(zip(layout.at.split(q), layout.over.split(kv[:, 0]), strict=True)):
+    for row, (Q, K) in enumerate(zip(layout.queries.split(q), layout.keys.split(kv[:, 0]), strict=True)):
         for head in range(3):
             _, must = paper.attention(Q[:, head], K[:, head], K[:, head], place == "decoder")
             got = weights[row, head, : len(Q), : len(K)]
@@ -385,6 +388,6 @@ def test_heads_of_any_size_go_through_a_kernel_of_multiples_of_8(monkeypatch, si
     torch.manual_seed(0)
     q, k, v = (torch.randn(8, HEADS, size, dtype=torch.float64, requires_grad=True) for _ in range(3))
     for causal in (False, True):
-        got, must = (way(q, k, v, layout, causal) for way in (multihead._varlen, explicit))
+        got, must = (way(q, k, v, layout, causal) for way in (multihead._varlen_attention, explicit))
         agree([got], [must], {"q": q, "k": k, "v": v})
     assert all(one % 8 == 0 for one in seen)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.nn.kernels.block_schedule import KEYS, QUERIES, ROOMS, BlockSchedule
+from weft.nn.kernels.block_schedule import KEY_BLOCK, QUERY_BLOCK, TILE_LENGTHS, BlockSchedule
 
 
 def blocks_of(listed, size, lengths):
@@ -18,9 +18,9 @@ def test_every_token_is_in_one_block(lengths):
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
     work = BlockSchedule.of(starts, sum(lengths))
     every = [(row, at) for row, length in enumerate(lengths) for at in range(length)]
-    assert blocks_of(work.queries, QUERIES, lengths) == every
-    assert blocks_of(work.keys, KEYS, lengths) == every
-    assert every == [] or blocks_of(work.queries[1:], QUERIES, lengths) != every  # the negative control
+    assert blocks_of(work.queries, QUERY_BLOCK, lengths) == every
+    assert blocks_of(work.keys, KEY_BLOCK, lengths) == every
+    assert every == [] or blocks_of(work.queries[1:], QUERY_BLOCK, lengths) != every  # the negative control
 
 
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=12))
@@ -28,5 +28,5 @@ def test_the_longest_come_first_and_rooms_part_them(lengths):
     work = BlockSchedule.of(torch.tensor([0, *lengths]).cumsum(0).int(), sum(lengths))
     ordered = [lengths[row] for row in work.order.tolist()]
     assert ordered == sorted(lengths, reverse=True)
-    for (first, last), least, most in zip(work.spans.tolist(), (-1, ROOMS[0]), ROOMS, strict=True):
+    for (first, last), least, most in zip(work.spans.tolist(), (-1, TILE_LENGTHS[0]), TILE_LENGTHS, strict=True):
         assert ordered[first:last] == [length for length in ordered if least < length <= most]

@@ -1,6 +1,6 @@
-"""Attention on demand: `with capture() as maps:` collects the weights that are computed inside it.
+"""Capture attention weights: `with capture() as maps:` collects those that are computed inside the context.
 
-Outside the context nothing is kept and nothing is slower. The output does not change.
+Outside it no weights are kept and nothing is slower. The model's output does not change.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -15,15 +15,17 @@ from weft.errors import ConfigError
 
 @dataclass
 class Maps:
-    """What `capture` collected: for each place, such as "cross", and layer, one tensor a call, in order."""
+    """Captured attention weights: for each place, such as "cross", and layer, one tensor a call, in order."""
 
     layers: Collection[int] | None = None
     heads: Collection[int] | None = None
     weights: dict[tuple[str, int], list[Tensor]] = field(default_factory=dict)
-    numbers: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # of the heads, where a layer has some
+    numbers: dict[tuple[str, int], list[int]] = field(
+        default_factory=dict
+    )  # the heads that were captured, where a layer has several
 
     def wants(self, layer: int) -> bool:
-        """Say whether the weights of this layer are asked for."""
+        """Return whether the weights of this layer are captured."""
         return self.layers is None or layer in self.layers
 
 
@@ -32,7 +34,7 @@ _maps: ContextVar[Maps | None] = ContextVar("maps", default=None)
 
 @contextmanager
 def capture(layers: Collection[int] | None = None, heads: Collection[int] | None = None) -> Iterator[Maps]:
-    """Collect attention weights of the chosen layers and heads (all where none is named)."""
+    """Collect attention weights of the chosen layers and heads (None: all)."""
     maps = Maps(layers, heads)
     token = _maps.set(maps)
     try:
@@ -42,29 +44,31 @@ def capture(layers: Collection[int] | None = None, heads: Collection[int] | None
 
 
 def capturing(layer: int = 0) -> bool:
-    """Say whether someone looks at this layer, so that a fused path can compute what it otherwise would not."""
+    """Return whether this layer's weights are captured, so that a fused path has to compute them."""
     maps = _maps.get()
     return maps is not None and maps.wants(layer)
 
 
 def watched() -> bool:
-    """Say whether someone looks at any layer."""
+    """Return whether any layer's weights are captured."""
     return _maps.get() is not None
 
 
 def chosen_heads(heads: Collection[int]) -> list[int]:
-    """Say which of a layer's heads are looked at."""
+    """Return which of a layer's heads are captured."""
     maps = _maps.get()
-    asked = None if maps is None else maps.heads
-    if asked is None:
+    chosen = None if maps is None else maps.heads
+    if chosen is None:
         return list(heads)
-    if not set(asked) <= set(heads):
-        raise ConfigError(f"heads: the model has {len(heads)} heads, counted from 0, but {sorted(asked)} are asked for")
-    return list(asked)
+    if not set(chosen) <= set(heads):
+        raise ConfigError(
+            f"heads: the model has {len(heads)} heads, counted from 0, but {sorted(chosen)} are asked for"
+        )
+    return list(chosen)
 
 
 def record(place: str, weights: Tensor, layer: int = 0, heads: Sequence[int] | None = None) -> None:
-    """Hand weights over, if someone looks: (B, T, S), or (B, H, T, S) of all heads, or of the chosen `heads` alone."""
+    """Record weights (B, T, S), or (B, H, T, S) of all heads or only of `heads`, if they are to be captured."""
     maps = _maps.get()
     if maps is None or not maps.wants(layer):
         return

@@ -3,13 +3,13 @@
     Attention(Q, K, V) = softmax(Q Kᵀ / √d) V                                                                  (eq. 1)
     MultiHead = [head_1 ; … ; head_H] W_O,   head_i = Attention(Q W_Qi, K W_Ki, V W_Vi)                 (section 3.2.2)
 
-On CUDA in half precision weft has kernels of its own, for sequences that look at themselves
-(`weft.nn.kernels.triton.varlen_self_attention`) and, where they are short, at others
-(`weft.nn.kernels.triton.short_attention`). For the rest `fused` calls one: on CUDA in half precision the library's
-variable-length one, or cuDNN's where all lengths are the same, elsewhere its fused attention over groups of sequences
-of like length. None makes the weights. `weights_of` makes them by the equation, from q and k, for the layers and heads
-that someone looks at (`weft.nn.attention.capture`); the output stays that of the kernel. No kernel drops weights out,
-and the paper does not either (section 5.4).
+On CUDA in half precision weft has its own kernels, for self-attention (`weft.nn.kernels.triton.varlen_self_attention`)
+and for self- and cross-attention of short sequences (`weft.nn.kernels.triton.short_attention`). For all else `fused`
+calls one of PyTorch's: on CUDA in half precision the variable-length kernel, or cuDNN's where all lengths are the same;
+elsewhere scaled_dot_product_attention over groups of sequences of similar length. None of them returns the attention
+weights. `weights_of` computes these by the equation, from q and k, for the layers and heads that are captured
+(`weft.nn.attention.capture`); the output is still the kernel's. There is no dropout of attention weights, as in the
+paper (section 5.4).
 """
 
 from collections.abc import Collection, Sequence
@@ -30,144 +30,158 @@ from weft.nn.layers.linear import Linear
 from weft.nn.rnn.fused.codegen_triton import ampere, trusted
 from weft.tokens import Tokens
 
-_SHORT, _NARROW = 256, 64  # tokens, and numbers a head, up to which a kernel for short sequences is the better one
-_RAGGED, _SIZES = 512, (16, 32, 64)  # the same of the kernels for sequences that look at themselves
-_DENSE = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # of sequences of one length
-_LIKE = 16  # on the CPU, sequences whose lengths are in one band of so many tokens go through one call
+_MAX_SHORT, _MAX_HEAD_SIZE = 256, 64  # length and head size up to which the kernel for short sequences is faster
+_MAX_RAGGED, _HEAD_SIZES = 512, (16, 32, 64)  # the same for the kernels for ragged self-attention: length, head sizes
+_DENSE_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # equal lengths
+_LENGTH_BAND = 16  # on the CPU, sequences whose lengths are in the same band of so many tokens are padded into one call
 
 
-class Group(NamedTuple):
-    """Sequences that one call of a dense kernel serves, padded to the longest of them."""
+class PaddedGroup(NamedTuple):
+    """Sequences that go through one call of a dense kernel, padded to the longest of them."""
 
-    asks: Tensor  # (R·T,) the flat positions that look
-    holds: Tensor  # (R·S,) the flat positions that are looked at
+    queries: Tensor  # (R·T,) flat positions of the queries
+    keys: Tensor  # (R·S,) flat positions of the keys and values
     rows: int
-    real: Tensor | None  # (R, 1, 1, S) where there is something to look at; None: everywhere
+    mask: Tensor | None  # (R, 1, 1, S) True where a key is no padding; None: everywhere
 
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """Which tokens look at which: sequence b of `at` at sequence b of `over`; made once for all layers."""
+    """Which tokens attend to which: sequence b of `queries` to sequence b of `keys`; made once for all layers."""
 
-    at: Tokens
-    over: Tokens
-    work: BlockSchedule | None = None  # for the kernels that serve sequences which look at themselves
+    queries: Tokens
+    keys: Tokens
+    schedule: BlockSchedule | None = None  # of the Triton kernels for self-attention
 
     @classmethod
     def itself(cls, tokens: Tokens) -> "AttentionLayout":
-        """Each sequence looks at itself."""
+        """Return the layout of self-attention: each sequence attends to itself."""
         return cls(tokens, tokens)
 
     @property
-    def even(self) -> bool:
-        """Whether all sequences look at themselves and are of one length: known with no look at the lengths."""
-        return self.at is self.over and len(self.at.ids) == len(self.at) * self.at.longest > 0
+    def equal_lengths(self) -> bool:
+        """Whether this is self-attention of sequences of equal length; known without a device synchronisation."""
+        return self.queries is self.keys and len(self.queries.ids) == len(self.queries) * self.queries.longest > 0
 
-    def planned(self, x: Tensor, size: int) -> "AttentionLayout":
-        """Plan the work of the kernels for such heads, if they serve: long sequences of one length have better ones."""
-        longest = self.at.longest
-        ragged = longest <= (_SHORT if self.even else _RAGGED) and size in _SIZES and len(self.at) > 0
-        if self.at is not self.over or not ragged or not trusted(x):
+    def with_schedule(self, x: Tensor, size: int) -> "AttentionLayout":
+        """Return the layout with a block schedule, if the kernels for ragged self-attention serve heads of this size.
+
+        Long sequences of equal length have faster kernels.
+        """
+        longest = self.queries.longest
+        fits = (
+            longest <= (_MAX_SHORT if self.equal_lengths else _MAX_RAGGED)
+            and size in _HEAD_SIZES
+            and len(self.queries) > 0
+        )
+        if self.queries is not self.keys or not fits or not trusted(x):
             return self
-        return replace(self, work=BlockSchedule.of(self.at.starts, len(self.at.ids)))
+        return replace(self, schedule=BlockSchedule.of(self.queries.starts, len(self.queries.ids)))
 
     @cached_property
-    def groups(self) -> tuple[list[Group], Tensor | None]:
-        """The groups, and where each flat token's answer is among all of theirs; None: in the same order."""
-        lengths = torch.stack([self.at.lengths, self.over.lengths])  # (2, B)
-        kinds, kind = torch.unique((lengths + _LIKE - 1) // _LIKE, dim=1, return_inverse=True)
-        firsts = [one.lengths.cumsum(0) - one.lengths for one in (self.at, self.over)]
-        found, order, done = [], torch.zeros(len(self.at.ids), dtype=torch.long), 0
-        for number in range(kinds.shape[1]):
-            rows = (kind == number).nonzero().squeeze(1)
-            asks, real = _laid(firsts[0][rows], lengths[0, rows])
-            holds, seen = _laid(firsts[1][rows], lengths[1, rows])
-            if asks.numel():
-                order[asks[real]] = done + real.flatten().nonzero().squeeze(1)
-                done += asks.numel()
-                mask = None if bool(seen.all()) else self._move(seen)[:, None, None]
-                found.append(Group(self._move(asks.flatten()), self._move(holds.flatten()), len(rows), mask))
-        same = len(order) == done and bool((order == torch.arange(done)).all())
-        return found, None if same else self._move(order)
+    def groups(self) -> tuple[list[PaddedGroup], Tensor | None]:
+        """The padded groups, and each flat token's row in their concatenated outputs; None: in the same order."""
+        lengths = torch.stack([self.queries.lengths, self.keys.lengths])  # (2, B)
+        bands, band_of = torch.unique((lengths + _LENGTH_BAND - 1) // _LENGTH_BAND, dim=1, return_inverse=True)
+        starts = [tokens.lengths.cumsum(0) - tokens.lengths for tokens in (self.queries, self.keys)]
+        groups, order, total = [], torch.zeros(len(self.queries.ids), dtype=torch.long), 0
+        for band in range(bands.shape[1]):
+            rows = (band_of == band).nonzero().squeeze(1)
+            queries, is_query = _pad_positions(starts[0][rows], lengths[0, rows])
+            keys, is_key = _pad_positions(starts[1][rows], lengths[1, rows])
+            if queries.numel():
+                order[queries[is_query]] = total + is_query.flatten().nonzero().squeeze(1)
+                total += queries.numel()
+                mask = None if bool(is_key.all()) else self._move(is_key)[:, None, None]
+                groups.append(PaddedGroup(self._move(queries.flatten()), self._move(keys.flatten()), len(rows), mask))
+        in_order = len(order) == total and bool((order == torch.arange(total)).all())
+        return groups, None if in_order else self._move(order)
 
     def _move(self, index: Tensor) -> Tensor:
-        return index.to(self.at.device, non_blocking=True)
+        return index.to(self.queries.device, non_blocking=True)
 
 
-def _laid(first: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Lay sequences out as rows: their flat positions (R, T), the last one repeated, and which of them are real."""
+def _pad_positions(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the flat positions (R, T) of padded sequences, padding repeating the last one, and what is no padding."""
     step = torch.arange(int(lengths.max()))
-    return first[:, None] + torch.minimum(step, (lengths[:, None] - 1).clamp(min=0)), step < lengths[:, None]
+    return starts[:, None] + torch.minimum(step, (lengths[:, None] - 1).clamp(min=0)), step < lengths[:, None]
 
 
 def short(x: Tensor, layout: AttentionLayout, size: int) -> bool:
-    """Say whether the kernel for short sequences serves: forward alone, the library's is the faster one for others."""
-    longest = max(layout.at.longest, layout.over.longest)
-    return trusted(x) and size <= _NARROW and longest <= (_SHORT if torch.is_grad_enabled() else _SHORT // 2)
+    """Return whether the kernel for short sequences serves; without a backward pass PyTorch's is faster from 128 on."""
+    longest = max(layout.queries.longest, layout.keys.longest)
+    return (
+        trusted(x)
+        and size <= _MAX_HEAD_SIZE
+        and longest <= (_MAX_SHORT if torch.is_grad_enabled() else _MAX_SHORT // 2)
+    )
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, causal: bool) -> Tensor:
     """Attend with q (N, H, d) to k and v (M, H, d), each sequence to its own: (N, H, d)."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and ampere(q.device):
-        return _even(q, k, v, layout.at, causal) if layout.even else _varlen(q, k, v, layout, causal)
+        if layout.equal_lengths:
+            return _equal_length_attention(q, k, v, layout.queries, causal)
+        return _varlen_attention(q, k, v, layout, causal)
     groups, order = layout.groups
-    if order is None and len(groups) == 1 and groups[0].real is None and len(groups[0].holds) == len(k):
-        return _dense(q, k, v, groups[0], causal)
-    found = [_grouped(q, k, v, group, causal) for group in groups]
-    whole = torch.cat(found) if found else torch.zeros_like(q)
-    return whole if order is None else whole.index_select(0, order)
+    if order is None and len(groups) == 1 and groups[0].mask is None and len(groups[0].keys) == len(k):
+        return _padded_attention(q, k, v, groups[0], causal)
+    outputs = [_group_attention(q, k, v, group, causal) for group in groups]
+    output = torch.cat(outputs) if outputs else torch.zeros_like(q)
+    return output if order is None else output.index_select(0, order)
 
 
-def _grouped(q: Tensor, k: Tensor, v: Tensor, group: Group, causal: bool) -> Tensor:
-    asks = q.index_select(0, group.asks)
-    if not len(group.holds):  # nothing to look at
-        return torch.zeros_like(asks)
-    return _dense(asks, k.index_select(0, group.holds), v.index_select(0, group.holds), group, causal)
+def _group_attention(q: Tensor, k: Tensor, v: Tensor, group: PaddedGroup, causal: bool) -> Tensor:
+    queries = q.index_select(0, group.queries)
+    if not len(group.keys):  # nothing to attend to
+        return torch.zeros_like(queries)
+    return _padded_attention(queries, k.index_select(0, group.keys), v.index_select(0, group.keys), group, causal)
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, group: Group, causal: bool) -> Tensor:
-    # What fills up a causal group stands after its sequences' ends, where nothing real looks: it needs no mask.
-    q, k, v = (one.view(group.rows, -1, *one.shape[1:]).transpose(1, 2) for one in (q, k, v))  # (R, H, T, d)
-    found = F.scaled_dot_product_attention(q, k, v, attn_mask=None if causal else group.real, is_causal=causal)
-    return found.transpose(1, 2).flatten(0, 1)
+def _padded_attention(q: Tensor, k: Tensor, v: Tensor, group: PaddedGroup, causal: bool) -> Tensor:
+    # The padding of a causal group comes after its sequences' ends, where no real query attends: it needs no mask.
+    q, k, v = (x.view(group.rows, -1, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))  # (R, H, T, d)
+    output = F.scaled_dot_product_attention(q, k, v, attn_mask=None if causal else group.mask, is_causal=causal)
+    return output.transpose(1, 2).flatten(0, 1)
 
 
-def _even(q: Tensor, k: Tensor, v: Tensor, tokens: Tokens, causal: bool) -> Tensor:
-    """Attend in sequences of one length, which are a dense batch; to learn, by cuDNN where it can."""
-    q, k, v = (one.unflatten(0, (len(tokens), tokens.longest)).transpose(1, 2) for one in (q, k, v))  # (B, H, T, d)
-    with sdpa_kernel(_DENSE, set_priority=True) if torch.is_grad_enabled() else nullcontext():  # it takes its time
-        found = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    return found.transpose(1, 2).flatten(0, 1)
+def _equal_length_attention(q: Tensor, k: Tensor, v: Tensor, tokens: Tokens, causal: bool) -> Tensor:
+    """Attend within sequences of equal length, which are a dense batch; for training, by cuDNN where it can."""
+    q, k, v = (x.unflatten(0, (len(tokens), tokens.longest)).transpose(1, 2) for x in (q, k, v))  # (B, H, T, d)
+    # The context costs time of its own: not for inference.
+    with sdpa_kernel(_DENSE_BACKENDS, set_priority=True) if torch.is_grad_enabled() else nullcontext():
+        output = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return output.transpose(1, 2).flatten(0, 1)
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, causal: bool) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn  # which brings half of the compiler along
+def _varlen_attention(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, causal: bool) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn  # slow: it imports half of the compiler
 
-    at, over = layout.at, layout.over
-    how: dict[str, Any] = {"window_size": (-1, 0) if causal else (-1, -1)}
+    queries, keys = layout.queries, layout.keys
+    window: dict[str, Any] = {"window_size": (-1, 0) if causal else (-1, -1)}
     size = q.shape[-1]
-    if spare := -size % 8:  # the kernel's heads are multiples of 8, and its scale is that of what it is given
-        q = q * ((size + spare) / size) ** 0.5
-        q, k, v = (F.pad(one, (0, spare)) for one in (q, k, v))
-    found = varlen_attn(q, k, v, at.starts, over.starts, at.longest, over.longest, **how)
-    assert isinstance(found, Tensor)
-    return found[..., :size]
+    if padding := -size % 8:  # the kernel takes head sizes that are multiples of 8, and scales by the padded size
+        q = q * ((size + padding) / size) ** 0.5
+        q, k, v = (F.pad(x, (0, padding)) for x in (q, k, v))
+    output = varlen_attn(q, k, v, queries.starts, keys.starts, queries.longest, keys.longest, **window)
+    assert isinstance(output, Tensor)
+    return output[..., :size]
 
 
 def weights_of(q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    """Make the weights of one sequence by the equation, in float32 at least: q (T, H, d), k (S, H, d) to (H, T, S)."""
-    exact = torch.promote_types(q.dtype, torch.float32)
-    scores = torch.einsum("thd,shd->hts", q.to(exact), k.to(exact)) / q.shape[-1] ** 0.5
+    """Return softmax(q kᵀ / √d) of one sequence, in float32 at least: q (T, H, d), k (S, H, d) to (H, T, S)."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scores = torch.einsum("thd,shd->hts", q.to(dtype), k.to(dtype)) / q.shape[-1] ** 0.5
     if causal:
-        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(ahead, float("-inf"))
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(future, float("-inf"))
     return torch.softmax(scores, -1)
 
 
 class MultiHeadAttention(nn.Module):
-    """Queries from one sequence; keys and values from the same one or, at the place "cross", from the source.
+    """Self-attention or, at the place "cross", cross-attention, whose keys and values are the source's.
 
-    Heads that are `off` are not there at all: their rows and columns are cut out of the matrices.
+    Pruned heads (`off`) have no parameters: their rows and columns are cut out of the matrices.
     """
 
     def __init__(
@@ -178,71 +192,74 @@ class MultiHeadAttention(nn.Module):
         self.heads, self.kept = heads, [head for head in range(heads) if head not in off]
         inner = len(self.kept) * self.size
         self.cross = place == "cross"
-        self.in_proj = Linear(width, inner if self.cross else 3 * inner)  # of itself: keys and values too, in one
+        self.in_proj = Linear(width, inner if self.cross else 3 * inner)  # 3: queries, keys and values in one matrix
         self.kv_proj = Linear(width, 2 * inner) if self.cross else None
         self.out_proj = Linear(inner, width)
-        for part in (self.in_proj, self.kv_proj, self.out_proj):
-            if part is not None:
-                nn.init.zeros_(part.bias)
-                for weight in part.weight.split(inner if part is not self.out_proj else width):
+        for linear in (self.in_proj, self.kv_proj, self.out_proj):
+            if linear is not None:
+                nn.init.zeros_(linear.bias)
+                for weight in linear.weight.split(inner if linear is not self.out_proj else width):
                     nn.init.xavier_uniform_(weight)
 
     def forward(
         self, x: Tensor, layout: AttentionLayout, memory: Tensor | None = None, keep: list[Tensor] | None = None
     ) -> Tensor:
-        """Let x (N, D) look at itself, or at memory (M, D): (N, D); `keep` collects keys and values (M, 2, H, d)."""
-        found: Tensor = self.out_proj(self.gathered(x, layout, memory, keep))
-        return found
+        """Attend with x (N, D) to itself, or to memory (M, D): (N, D); `keep` collects keys and values (M, 2, H, d)."""
+        output: Tensor = self.out_proj(self.gathered(x, layout, memory, keep))
+        return output
 
     def gathered(
         self, x: Tensor, layout: AttentionLayout, memory: Tensor | None = None, keep: list[Tensor] | None = None
     ) -> Tensor:
-        """Return what the heads found, side by side, as the output layer reads it: (N, H·d)."""
-        watched = not torch.compiler.is_compiling() and capturing(self.layer)
-        if keep is None and not watched and layout.work is not None and memory is None:
-            return self._itself(x, layout, layout.work)
-        if keep is None and not watched and short(x, layout, self.size):
-            return self._short(x, layout, memory)
+        """Return the concatenated heads, the input of the output projection: (N, H·d)."""
+        captured = not torch.compiler.is_compiling() and capturing(self.layer)
+        if keep is None and not captured and layout.schedule is not None and memory is None:
+            return self._varlen_self_attention(x, layout, layout.schedule)
+        if keep is None and not captured and short(x, layout, self.size):
+            return self._short_attention(x, layout, memory)
         q, kv = self.project(x, memory)
         k, v = kv.unbind(1)
         if keep is not None:
             keep.append(kv.detach())
-        if watched:
+        if captured:
             self._record(q, k, layout)
         return fused(q, k, v, layout, self.causal).flatten(1)
 
-    def _itself(self, x: Tensor, layout: AttentionLayout, work: BlockSchedule) -> Tensor:
-        """Do it in one kernel, which shifts what the matrix alone has made, and reads all of it where it is."""
-        from weft.nn.kernels.triton.varlen_self_attention import attend_itself
+    def _varlen_self_attention(self, x: Tensor, layout: AttentionLayout, schedule: BlockSchedule) -> Tensor:
+        """Return the heads of self-attention by one kernel, which adds the bias and reads the projection in place."""
+        from weft.nn.kernels.triton.varlen_self_attention import varlen_self_attention
 
-        own, at = F.linear(x, self.in_proj.weight).unflatten(-1, (3, -1, self.size)), layout.at
-        found: Tensor = attend_itself(own, self.in_proj.bias, at.starts, *work, at.longest, self.causal)[0]
-        return found.flatten(1)
+        qkv, tokens = F.linear(x, self.in_proj.weight).unflatten(-1, (3, -1, self.size)), layout.queries
+        heads: Tensor = varlen_self_attention(
+            qkv, self.in_proj.bias, tokens.starts, *schedule, tokens.longest, self.causal
+        )[0]
+        return heads.flatten(1)
 
-    def _short(self, x: Tensor, layout: AttentionLayout, memory: Tensor | None) -> Tensor:
-        """Do the same, also for sequences that look at others."""
-        from weft.nn.kernels.triton.short_attention import attend
+    def _short_attention(self, x: Tensor, layout: AttentionLayout, memory: Tensor | None) -> Tensor:
+        """Return the same by the kernel for short sequences, which does cross-attention too."""
+        from weft.nn.kernels.triton.short_attention import short_attention
 
-        own, other = F.linear(x, self.in_proj.weight).unflatten(-1, (1 if self.cross else 3, -1, self.size)), None
-        shift: Tensor = self.in_proj.bias
-        longest = max(layout.at.longest, layout.over.longest)
+        qkv, kv = F.linear(x, self.in_proj.weight).unflatten(-1, (1 if self.cross else 3, -1, self.size)), None
+        bias: Tensor = self.in_proj.bias
+        queries, keys = layout.queries, layout.keys
         if self.kv_proj is not None:
             assert memory is not None
-            other = F.linear(memory, self.kv_proj.weight).unflatten(-1, (2, -1, self.size))
-            shift = torch.cat([shift, self.kv_proj.bias])
-        found: Tensor = attend(own, other, shift, layout.at.starts, layout.over.starts, longest, self.causal)[0]
-        return found.flatten(1)
+            kv = F.linear(memory, self.kv_proj.weight).unflatten(-1, (2, -1, self.size))
+            bias = torch.cat([bias, self.kv_proj.bias])
+        longest = max(queries.longest, keys.longest)
+        heads: Tensor = short_attention(qkv, kv, bias, queries.starts, keys.starts, longest, self.causal)[0]
+        return heads.flatten(1)
 
     def project(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return queries (N, H, d), and keys and values (M, 2, H, d)."""
         if self.kv_proj is None:
-            whole = self.in_proj(x).unflatten(-1, (3, -1, self.size))
-            return whole[:, 0], whole[:, 1:]
+            qkv = self.in_proj(x).unflatten(-1, (3, -1, self.size))
+            return qkv[:, 0], qkv[:, 1:]
         assert memory is not None
         return self.queries(x), self.remember(memory)
 
     def queries(self, x: Tensor) -> Tensor:
-        """Return what asks a source, (N, H, d)."""
+        """Return the queries of cross-attention, (N, H, d)."""
         q: Tensor = self.in_proj(x).unflatten(-1, (-1, self.size))
         return q
 
@@ -253,30 +270,30 @@ class MultiHeadAttention(nn.Module):
         return kv
 
     def look(self, q: Tensor, kv: Tensor, reach: KVIndex) -> Tensor:
-        """Let one query a hypothesis (B, H, d) look at what it reaches of kv (M, 2, H, d): (B, D)."""
-        found: Tensor = self.out_proj(attend_cached(q, kv, reach).flatten(1))
-        return found
+        """Attend with one query a hypothesis (B, H, d) to the entries of kv (M, 2, H, d) in its index: (B, D)."""
+        output: Tensor = self.out_proj(attend_cached(q, kv, reach).flatten(1))
+        return output
 
     def _record(self, q: Tensor, k: Tensor, layout: AttentionLayout) -> None:
-        """Make the weights of the heads that are asked for, sequence by sequence: (B, H, T, S)."""
-        own = [self.kept.index(head) for head in chosen_heads(range(self.heads)) if head in self.kept]
-        at, over = layout.at, layout.over
-        wide = q.new_zeros(len(at), len(own), at.longest, over.longest, dtype=torch.float32)
-        for row, (asks, holds) in enumerate(zip(at.split(q[:, own]), over.split(k[:, own]), strict=True)):
-            if len(asks) and len(holds):
-                wide[row, :, : len(asks), : len(holds)] = weights_of(asks, holds, self.causal).float()
-        record(self.place, wide, self.layer, [self.kept[head] for head in own])
+        """Compute and record the attention weights of the captured heads, sequence by sequence: (B, H, T, S)."""
+        heads = [self.kept.index(head) for head in chosen_heads(range(self.heads)) if head in self.kept]
+        queries, keys = layout.queries, layout.keys
+        weights = q.new_zeros(len(queries), len(heads), queries.longest, keys.longest, dtype=torch.float32)
+        for row, (query, key) in enumerate(zip(queries.split(q[:, heads]), keys.split(k[:, heads]), strict=True)):
+            if len(query) and len(key):
+                weights[row, :, : len(query), : len(key)] = weights_of(query, key, self.causal).float()
+        record(self.place, weights, self.layer, [self.kept[head] for head in heads])
 
     def cut(self, name: str, value: Tensor) -> Tensor:
-        """Take the heads that are kept out of a parameter of all heads, such as one that was trained with them."""
+        """Return a parameter of all heads, such as a checkpoint's, without the pruned heads."""
         parts = {"in_proj": 1 if self.cross else 3, "kv_proj": 2, "out_proj": 1}[name.partition(".")[0]]
         axis = 1 if name == "out_proj.weight" else 0
         if name == "out_proj.bias" or value.shape[axis] != parts * self.heads * self.size:
             return value
-        wanted = torch.tensor(_places(self.kept, self.size, self.heads, parts))
-        return value.index_select(axis, wanted.to(value.device))
+        rows = torch.tensor(_head_rows(self.kept, self.size, self.heads, parts))
+        return value.index_select(axis, rows.to(value.device))
 
 
-def _places(kept: Sequence[int], size: int, heads: int, parts: int) -> list[int]:
-    """Number the rows of the kept heads in a matrix of so many parts (query, key, value), each of all heads."""
-    return [(part * heads + head) * size + place for part in range(parts) for head in kept for place in range(size)]
+def _head_rows(kept: Sequence[int], size: int, heads: int, parts: int) -> list[int]:
+    """Return the rows of the kept heads in a matrix of `parts` (query, key, value), each of all heads."""
+    return [(part * heads + head) * size + row for part in range(parts) for head in kept for row in range(size)]

@@ -1,4 +1,4 @@
-"""The six attention scores: how well a query q, the decoder's state, fits each of the source's states k_j.
+"""The six attention score functions of a query q, the decoder's state, and the source's hidden states k_j.
 
     cosine      β cos(q, k_j),  β = softplus(w · q + b)     Graves et al. 2014, eqs. 5 and 6: content-based
     additive    v · tanh(W_q q + W_k k_j)                   Bahdanau et al. 2015, appendix A.1.2
@@ -7,8 +7,8 @@
     dot         q · k_j                                     Luong et al. 2015, section 3.1
     scaled-dot  q · k_j / √D                                Vaswani et al. 2017, eq. 1
 
-A score is two steps, so that what the source alone decides is computed once: `keys` turns the states (B, S, D) into
-what the score compares with, and calling it scores queries (B, T, D), as many as there are, against those: (B, T, S).
+A score has two steps, so that what depends on the source alone is computed once: `keys` computes the keys from the
+hidden states (B, S, D), and `forward` scores queries (B, T, D), any number of them, against these keys: (B, T, S).
 """
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 
 class Cosine(nn.Module):
-    """Content-based addressing: the angle alone, sharpened by a strength that the query chooses."""
+    """Content-based addressing: cosine similarity, times a key strength β computed from the query."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -25,16 +25,16 @@ class Cosine(nn.Module):
         nn.init.constant_(self.strength.bias, 4.0)  # cosines lie between -1 and 1: at strength 1 softmax is nearly flat
 
     def keys(self, memory: Tensor) -> Tensor:
-        """Bring the source's states to length one; a state of zeros, where a source has ended, stays so."""
-        return _unit(memory)
+        """Normalise the source's states to length one; padding, a state of zeros, stays zero."""
+        return _normalize(memory)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Score queries (B, T, D) against keys (B, S, D): (B, T, S)."""
-        return F.softplus(self.strength(query)) * _dot(_unit(query), keys)
+        return F.softplus(self.strength(query)) * _dot(_normalize(query), keys)
 
 
 class Additive(nn.Module):
-    """A small network with one hidden layer."""
+    """A feed-forward network with one hidden layer."""
 
     def __init__(self, query: int, key: int, hidden: int) -> None:
         super().__init__()
@@ -55,10 +55,9 @@ class Additive(nn.Module):
 
 
 class Location(nn.Module):
-    """Positions of the source, from the query alone: what stands there is not compared.
+    """Location-based scores of source positions, from the query alone, whatever the states are.
 
-    As in Luong et al. 2015, a short source uses the first positions, and a source longer than `positions` is not
-    attended to beyond them.
+    As in Luong et al. 2015, a short source uses the first positions; positions from `positions` on get no attention.
     """
 
     def __init__(self, width: int, positions: int) -> None:
@@ -66,44 +65,44 @@ class Location(nn.Module):
         self.place = nn.Linear(width, positions, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
-        """Keep the states only for how many there are."""
+        """Return the states as they are: only their number is used."""
         return memory
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Score queries (B, T, D) for the S positions of keys (B, S, D): (B, T, S)."""
         scores: Tensor = self.place(query)
-        beyond = keys.shape[1] - scores.shape[-1]
-        if beyond <= 0:
+        missing = keys.shape[1] - scores.shape[-1]
+        if missing <= 0:
             return scores[..., : keys.shape[1]]
-        return F.pad(scores, (0, beyond), value=torch.finfo(scores.dtype).min)
+        return F.pad(scores, (0, missing), value=torch.finfo(scores.dtype).min)
 
 
 class General(nn.Module):
-    """A product through a matrix."""
+    """A bilinear score."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.key = nn.Linear(width, width, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
-        """Turn the source's states: (B, S, D) to (B, S, D)."""
-        turned: Tensor = self.key(memory)
-        return turned
+        """Project the source's states: (B, S, D) to (B, S, D)."""
+        projected: Tensor = self.key(memory)
+        return projected
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score queries (B, T, D) against turned keys (B, S, D): (B, T, S)."""
+        """Score queries (B, T, D) against projected keys (B, S, D): (B, T, S)."""
         return _dot(query, keys)
 
 
 class Dot(nn.Module):
-    """A plain product; `scale` is 1, or 1/√D for the scaled form."""
+    """A dot product; `scale` is 1, or 1/√D for the scaled form."""
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
         self.scale = scale
 
     def keys(self, memory: Tensor) -> Tensor:
-        """Compare with the states as they are."""
+        """Return the states as they are."""
         return memory
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -115,7 +114,7 @@ Score = Cosine | Additive | Location | General | Dot
 
 
 def make_score(name: str, width: int, positions: int) -> Score:
-    """Make the score of that name for queries and states of one width."""
+    """Return the score of that name, for queries and states of the same width."""
     match name:
         case "cosine":
             return Cosine(width)
@@ -132,8 +131,8 @@ def make_score(name: str, width: int, positions: int) -> Score:
             return Dot(width**-0.5)
 
 
-def _unit(vectors: Tensor) -> Tensor:
-    """Bring vectors (..., D) to length one; zeros stay zeros, in float16 too, where the usual eps of 1e-12 is 0."""
+def _normalize(vectors: Tensor) -> Tensor:
+    """Normalise vectors (..., D) to length one; zeros stay zeros, in float16 too, where the usual eps of 1e-12 is 0."""
     return F.normalize(vectors, dim=-1, eps=max(1e-12, torch.finfo(vectors.dtype).tiny))
 
 
@@ -142,7 +141,7 @@ def _dot(query: Tensor, keys: Tensor) -> Tensor:
 
 
 def attend(scores: Tensor, memory: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
-    """Weigh memory (B, S, D) by softmax(scores) over its real places: contexts (B, T, D) and weights (B, T, S)."""
-    # Not -inf: beside a real place this is zero after softmax too, and a row with no real place has no NaN to spread.
+    """Return contexts softmax(scores) memory, (B, T, D), and weights (B, T, S); `empty` (B, S) is the padding mask."""
+    # Not -inf: after softmax this is zero too, and a row that is all padding does not become NaN.
     weights = torch.softmax(scores.masked_fill(empty[:, None], torch.finfo(scores.dtype).min), -1)
     return torch.bmm(weights, memory), weights

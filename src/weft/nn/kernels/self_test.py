@@ -1,6 +1,6 @@
-"""The kernels for half precision are believed once they have been seen to agree with what they stand for.
+"""Self-test: the Triton kernels for half precision are enabled only if they match eager PyTorch on an example.
 
-A GPU, a driver or a compiler that nobody has tried them on may break them; then the plain way is taken, and said so.
+An untested GPU, driver or compiler may break them; then eager PyTorch is used, and the reason is returned.
 """
 
 from functools import cache
@@ -17,48 +17,51 @@ from weft.nn.transformer.blocks import BlockConfig, Blocks
 from weft.nn.transformer.output import OutputProjection
 from weft.tokens import Tokens
 
-# The plain way rounds to half precision too, and in a deep network that adds up, so what is allowed is some of its own
-# error. A wrong index or mask is far above either.
-_TIMES, _ROUNDING = 2.0, 0.01
+# Eager PyTorch rounds to half precision too, and in a deep network that adds up, so the tolerance is a multiple of its
+# own error. A wrong index or mask is far above either.
+_ERROR_FACTOR, _RELATIVE = 2.0, 0.01
 
 
 def try_kernels(device: torch.device, learning: bool = True) -> str:
-    """Let kernels be used, to learn or only to read, if they agree with the plain way on an example; return why not."""
+    """Enable the kernels, for training or inference alone, if they match eager PyTorch; return the reason if not."""
     if device.type != "cuda" or not codegen_triton.available():
         return ""
     try:
         take_flash3(device)
         with torch.random.fork_rng([device], device_type="cuda"), torch.set_grad_enabled(learning):
             codegen_triton.trust(False, learning)
-            exact, plain = _examples(device, half=False), _examples(device)
+            exact, eager = _examples(device, half=False), _examples(device)
             codegen_triton.trust(True, learning)
-            quick = _examples(device)
-        apart = _apart(quick, plain, exact)
-    except Exception as error:  # whatever a compiler may have to say
+            fused = _examples(device)
+        error = _relative_error(fused, eager, exact)
+    except Exception as exception:  # of any kind that a compiler may raise
         codegen_triton.trust(False, learning)
-        return f"they fail here ({str(error).splitlines()[0][:200] if str(error) else type(error).__name__})"
-    codegen_triton.trust(apart < 1, learning)
-    return "" if apart < 1 else f"they are off by {apart:.2g} times what rounding explains here"
+        return (
+            f"they fail here ({str(exception).splitlines()[0][:200] if str(exception) else type(exception).__name__})"
+        )
+    codegen_triton.trust(error < 1, learning)
+    return "" if error < 1 else f"they are off by {error:.2g} times what rounding explains here"
 
 
 @cache
 def try_reading(device: torch.device) -> None:
-    """Let them be used to read, if nobody has tried them yet."""
+    """Enable the kernels for inference, if they have not been tested yet."""
     if not codegen_triton.believed(learning=False):
         try_kernels(device, learning=False)
 
 
-def _apart(quick: list[Tensor], plain: list[Tensor], exact: list[Tensor]) -> float:
-    """Say how far the kernels are from what is exact, as a multiple of what may be; from 1 on they are too far."""
-    found = [
-        (one - must).norm() / (_TIMES * (other - must).norm() + _ROUNDING * must.norm()).clamp(min=1e-6)
-        for one, other, must in zip(quick, plain, exact, strict=True)
+def _relative_error(fused: list[Tensor], eager: list[Tensor], exact: list[Tensor]) -> float:
+    """Return the kernels' largest error, relative to the tolerance; from 1 on they are rejected."""
+    errors = [
+        (kernel - target).norm()
+        / (_ERROR_FACTOR * (reference - target).norm() + _RELATIVE * target.norm()).clamp(min=1e-6)
+        for kernel, reference, target in zip(fused, eager, exact, strict=True)
     ]
-    return float(torch.stack(found).max())  # not a number, if one of them is not
+    return float(torch.stack(errors).max())  # NaN if one of them is NaN
 
 
 def take_flash3(device: torch.device) -> bool:
-    """Let the variable-length kernel be FlashAttention-3, where that is installed, on the cards that it is for."""
+    """Make FlashAttention-3 the variable-length kernel, where it is installed and the GPU is a Hopper one."""
     fits = torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] == 9
     activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)  # newer than the oldest PyTorch
     if not fits or activate is None or find_spec("flash_attn_interface") is None:
@@ -68,8 +71,8 @@ def take_flash3(device: torch.device) -> bool:
 
 
 def _examples(device: torch.device, half: bool = True) -> list[Tensor]:
-    """Read a few sequences with a decoder that looks at sources, with one of GPT's kind, and an encoder of BERT's."""
-    found: list[Tensor] = []
+    """Return the results of a decoder with cross-attention, a GPT-like decoder and a BERT-like encoder on examples."""
+    results: list[Tensor] = []
     torch.manual_seed(0)
     for shape, lengths, sources, causal in (
         (BlockConfig(128, 2, 256), [3, 120, 1, 40], [5, 9, 64, 130], True),
@@ -79,19 +82,19 @@ def _examples(device: torch.device, half: bool = True) -> list[Tensor]:
         blocks = Blocks(shape, 2, "decoder", causal, cross=bool(sources)).to(device)
         output = OutputProjection(128, 131).to(device)
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
-            found += _read(blocks, output, lengths, sources, device)
-    return found
+            results += _run_example(blocks, output, lengths, sources, device)
+    return results
 
 
-def _read(
+def _run_example(
     blocks: Blocks, output: OutputProjection, lengths: list[int], sources: list[int], device: torch.device
 ) -> list[Tensor]:
-    """Return what comes out of the blocks, the loss and, to learn, every gradient."""
-    read, given = (Tokens.pack([[0] * length for length in side]).to(device) for side in (lengths, sources))
+    """Return the blocks' last hidden states, the loss and, for training, every gradient."""
+    tokens, source_tokens = (Tokens.pack([[0] * length for length in side]).to(device) for side in (lengths, sources))
     x, memory = (torch.randn(sum(side), 128, device=device).requires_grad_() for side in (lengths, sources))
     targets = torch.randint(131, (sum(lengths),), device=device)
-    states = blocks(x, AttentionLayout.itself(read), memory, AttentionLayout(read, given))[-1]
+    states = blocks(x, AttentionLayout.itself(tokens), memory, AttentionLayout(tokens, source_tokens))[-1]
     loss = cross_entropy_sum(output(states), targets, 0.1)
-    learnt = [x, *([memory] if sources else []), *blocks.parameters(), *output.parameters()]
-    back = torch.autograd.grad(loss, learnt) if torch.is_grad_enabled() else ()
-    return [one.detach().float() for one in (states, loss.reshape(1), *back)]
+    inputs = [x, *([memory] if sources else []), *blocks.parameters(), *output.parameters()]
+    gradients = torch.autograd.grad(loss, inputs) if torch.is_grad_enabled() else ()
+    return [result.detach().float() for result in (states, loss.reshape(1), *gradients)]

@@ -1,4 +1,4 @@
-"""The product with a whole vocabulary: of all that a step of generation does, the largest part."""
+"""Output projection to the logits of a vocabulary: the most expensive part of a generation step."""
 
 import torch
 from torch import Tensor
@@ -8,41 +8,41 @@ from weft.nn.attention.kv_cache import on_triton
 from weft.nn.layers.linear import Linear
 from weft.nn.rnn.fused.codegen_triton import halved, in_half
 
-_EVEN, _ODD = 64, 8  # on CUDA, rows of a multiple of so many words; a multiple of fewer is slow
-_PART = 1024  # outputs at a time; the library's product of few rows with all of them is a quarter slower
+_PAD_TO, _ALIGNED = 64, 8  # on CUDA, logits whose number is no multiple of 8 are slow: they are padded to one of 64
+_CHUNK = 1024  # outputs at a time; PyTorch's product of few rows with all of them is a quarter slower
 
 
 class OutputProjection(Linear):
-    """A dense layer with many outputs, and no bias unless it is asked for."""
+    """A linear layer with many outputs, by default without bias."""
 
     def __init__(self, width: int, vocab: int, bias: bool = False) -> None:
         super().__init__(width, vocab, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Score the vocabulary: (N, D) to (N, V)."""
-        if self.out_features % _ODD and in_half(x):
-            return self._oddly(x)
-        if torch.is_grad_enabled() or x.device.type != "cpu" or self.out_features < 4 * _PART:
+        """Return the logits (N, V) of hidden states (N, D)."""
+        if self.out_features % _ALIGNED and in_half(x):
+            return self._padded_product(x)
+        if torch.is_grad_enabled() or x.device.type != "cpu" or self.out_features < 4 * _CHUNK:
             return super().forward(x)
-        found = self.product(x, self.bias)
-        if found is not None:
-            return found
+        logits = self.product(x, self.bias)
+        if logits is not None:
+            return logits
         out = x.new_empty(len(x), self.out_features)
-        for matrix, place in zip(self.weight.split(_PART), out.split(_PART, 1), strict=True):
-            torch.mm(x, matrix.t(), out=place)
+        for weight, chunk in zip(self.weight.split(_CHUNK), out.split(_CHUNK, 1), strict=True):
+            torch.mm(x, weight.t(), out=chunk)
         return out if self.bias is None else out.add_(self.bias)
 
     def evened(self) -> tuple[Tensor, Tensor | None]:
-        """Return matrix and bias, in the precision of products with it, with rows of nought up to an even number."""
-        spare = -self.out_features % _EVEN
-        matrix = F.pad(halved(self.weight), (0, 0, 0, spare))
-        return matrix, None if self.bias is None else F.pad(halved(self.bias), (0, spare))
+        """Return weight and bias in the dtype of the product, zero-padded to a multiple of 64 outputs."""
+        padding = -self.out_features % _PAD_TO
+        weight = F.pad(halved(self.weight), (0, 0, 0, padding))
+        return weight, None if self.bias is None else F.pad(halved(self.bias), (0, padding))
 
-    def _oddly(self, x: Tensor) -> Tensor:
+    def _padded_product(self, x: Tensor) -> Tensor:
         if on_triton(x):
-            from weft.nn.kernels.triton.decode_step import MANY, read_out
+            from weft.nn.kernels.triton.decode_step import MAX_ROWS, linear_large_vocab
 
-            if len(x) <= MANY:
-                found = read_out(x, self.weight)
-                return found if self.bias is None else found.add_(self.bias)
+            if len(x) <= MAX_ROWS:
+                logits = linear_large_vocab(x, self.weight)
+                return logits if self.bias is None else logits.add_(self.bias)
         return F.linear(halved(x), *self.evened())[:, : self.out_features]

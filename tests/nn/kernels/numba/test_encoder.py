@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from weft.nn.attention.capture import capture
 from weft.nn.attention.multihead import AttentionLayout
 from weft.nn.kernels.numba import encoder
-from weft.nn.kernels.numba.attention import FEW
+from weft.nn.kernels.numba.attention import MAX_LENGTH
 from weft.nn.layers.quantization import lower
 from weft.nn.transformer import blocks as transformer_blocks
 from weft.nn.transformer.blocks import ACTIVATIONS, BlockConfig, Blocks
@@ -37,9 +37,9 @@ def asked(lengths, seed=0):
 
 def both(blocks, x, layout):
     """What the loops make of it, and what operations do."""
-    assert len(x) < transformer_blocks._MUCH
+    assert len(x) < transformer_blocks._MIN_NUMBA_TOKENS
     with torch.inference_mode():
-        return encoder.read(blocks, x, layout.at), blocks(x, layout)
+        return encoder.encode(blocks, x, layout.queries), blocks(x, layout)
 
 
 def check(blocks, lengths):
@@ -53,7 +53,7 @@ def check(blocks, lengths):
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @quick
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(any))
-@example([FEW + 1, 3, 0, 1])  # too long for the loops of attention
+@example([MAX_LENGTH + 1, 3, 0, 1])  # too long for the loops of attention
 def test_every_layer_is_the_same(norm, causal, lengths):
     check(made(norm, causal), lengths)
 
@@ -67,9 +67,9 @@ def test_every_activation_is_the_same(activation):
 def test_layers_are_chosen(norm):
     blocks, (x, layout) = made(norm), asked([5, 9])
     with torch.inference_mode():
-        whole = encoder.read(blocks, x, layout.at)
+        whole = encoder.encode(blocks, x, layout.queries)
         for layers in ([-1], [0], [1, -1], [-2, 0, -2]):
-            for found in (encoder.read(blocks, x, layout.at, layers), blocks(x, layout, layers=layers)):
+            for found in (encoder.encode(blocks, x, layout.queries, layers), blocks(x, layout, layers=layers)):
                 assert len(found) == len(layers)
                 for one, layer in zip(found, layers, strict=True):
                     torch.testing.assert_close(one, whole[layer], rtol=1e-5, atol=1e-5)
@@ -81,7 +81,7 @@ def test_heads_that_are_off_and_the_norms_own_number_count():
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_parts_and_threads_change_nothing(threads, monkeypatch):
-    monkeypatch.setattr(encoder, "_PART", 8)
+    monkeypatch.setattr(encoder, "_PART_TOKENS", 8)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -93,14 +93,14 @@ def test_parts_and_threads_change_nothing(threads, monkeypatch):
 
 
 def test_cuts_leave_nothing_out(monkeypatch):
-    monkeypatch.setattr(encoder, "_PART", 8)
-    tokens = asked([5, 1, 0, 30, 2, 2, 0, 7, 8, 9, 11])[1].at
-    cuts = encoder._cuts(tokens)
+    monkeypatch.setattr(encoder, "_PART_TOKENS", 8)
+    tokens = asked([5, 1, 0, 30, 2, 2, 0, 7, 8, 9, 11])[1].queries
+    cuts = encoder._part_bounds(tokens)
     assert cuts[0] == 0
     assert cuts[-1] == len(tokens)
     assert cuts == sorted(set(cuts))
     assert len(cuts) > 4
-    assert encoder._cuts(asked([40])[1].at) == [0, 1]
+    assert encoder._part_bounds(asked([40])[1].queries) == [0, 1]
 
 
 def test_int8_is_near_and_a_sequence_alone_is_itself():
@@ -118,9 +118,9 @@ def test_int8_is_near_and_a_sequence_alone_is_itself():
 @pytest.fixture
 def loops(monkeypatch):
     """Count the calls of the loops; they are for any size."""
-    seen, read = [], encoder.read
-    monkeypatch.setattr(transformer_blocks, "_MUCH", 1)
-    monkeypatch.setattr(encoder, "read", lambda *given: seen.append(1) or read(*given))
+    seen, read = [], encoder.encode
+    monkeypatch.setattr(transformer_blocks, "_MIN_NUMBA_TOKENS", 1)
+    monkeypatch.setattr(encoder, "encode", lambda *given: seen.append(1) or read(*given))
     return seen
 
 
@@ -143,7 +143,7 @@ def test_they_answer_much_and_do_not_learn(loops):
 
 def test_little_is_not_worth_it(monkeypatch, loops):
     blocks, (x, layout) = made(), asked([5, 9])
-    monkeypatch.setattr(transformer_blocks, "_MUCH", 15)
+    monkeypatch.setattr(transformer_blocks, "_MIN_NUMBA_TOKENS", 15)
     with torch.inference_mode():
         blocks(x, layout)
         assert not loops

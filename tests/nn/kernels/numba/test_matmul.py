@@ -62,7 +62,7 @@ def test_threads_change_nothing(threads, monkeypatch):
     x, weight, bias = drawn(40, 130, 50)
     packed = PackedWeights.floats(weight)
     alone = packed.multiply(x, bias)
-    monkeypatch.setattr(matmul, "_SHARED", 1)
+    monkeypatch.setattr(matmul, "_MIN_PARALLEL", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert torch.equal(packed.multiply(x, bias), alone)
 

@@ -78,7 +78,7 @@ LOOKS = {
 @pytest.mark.parametrize(("heads", "size"), [(8, 64), (3, 20)])
 @pytest.mark.parametrize(("name", "causal"), [(name, False) for name in LOOKS] + [("short", True), ("long", True)])
 def test_short_sequences_attend_by_the_equation(name, causal, heads, size):
-    from weft.nn.kernels.triton.short_attention import attend
+    from weft.nn.kernels.triton.short_attention import short_attention
 
     torch.manual_seed(0)
     asks, holds = LOOKS[name][0], LOOKS[name][1] or LOOKS[name][0]
@@ -86,7 +86,7 @@ def test_short_sequences_attend_by_the_equation(name, causal, heads, size):
     other = drawn(sum(holds), 2, heads, size) if LOOKS[name][1] else None
     shift, back = drawn(3 * heads * size, dtype=torch.float32), drawn(sum(asks), heads, size).detach()
     longest = max(*asks, *holds)
-    got = attend(own, other, shift, starts_of(asks), starts_of(holds), longest, causal)[0]
+    got = short_attention(own, other, shift, starts_of(asks), starts_of(holds), longest, causal)[0]
     read = [one for one in (own, other, shift) if one is not None]
     exact = exactly(own, other, shift)
     must = explicit(*exact, asks, holds, causal)
@@ -107,12 +107,12 @@ def test_short_sequences_attend_by_the_equation(name, causal, heads, size):
 @pytest.mark.parametrize("lengths", [[3, 0, 70, 64, 17, 128, 65, 1, 120], [9, 64, 0, 1], [200, 0, 60, 512, 129, 256]])
 @pytest.mark.parametrize("causal", [False, True])
 def test_sequences_look_at_themselves_by_the_equation(causal, lengths, size):
-    from weft.nn.kernels.triton.varlen_self_attention import attend_itself
+    from weft.nn.kernels.triton.varlen_self_attention import varlen_self_attention
 
     torch.manual_seed(0)
     own, shift = drawn(sum(lengths), 3, 5, size), drawn(15 * size, dtype=torch.float32)
     starts, back = starts_of(lengths), drawn(sum(lengths), 5, size).detach()
-    got = attend_itself(own, shift, starts, *BlockSchedule.of(starts, len(own)), max(lengths), causal)[0]
+    got = varlen_self_attention(own, shift, starts, *BlockSchedule.of(starts, len(own)), max(lengths), causal)[0]
     exact = exactly(own, shift)
     must = explicit(exact[0], None, exact[1], lengths, lengths, causal)
     grads = zip(
@@ -155,13 +155,13 @@ def test_dropout_sum_and_norm_are_those_of_torch(rows, width, share):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "width", "share"), [(777, 768, 0.1), (100, 1000, 0.0), (3000, 128, 0.5)])
 def test_dropout_sum_and_the_norm_that_comes_next_are_those_of_torch(rows, width, share, dtype):
-    from weft.nn.kernels.triton.residual_norm import join_norm
+    from weft.nn.kernels.triton.residual_norm import residual_norm
 
     torch.manual_seed(0)
     x, z = drawn(rows, width, dtype=dtype), drawn(rows, width)
     shift, weight, bias = drawn(3, width, dtype=torch.float32).unbind()
     seed = torch.randint(2**62, (1,), device="cuda") if share else None
-    got = join_norm(x, z, shift, weight, bias, seed, share, 1e-5)[:2]
+    got = residual_norm(x, z, shift, weight, bias, seed, share, 1e-5)[:2]
     backs = drawn(rows, width, dtype=dtype).detach(), drawn(rows, width).detach()
     exact = exactly(x, z, shift, weight, bias)
     stays = kept(seed, rows * width, share).view(rows, width) if share else torch.ones_like(z)
@@ -253,8 +253,8 @@ def test_sequences_of_one_length_are_a_dense_batch(causal):
     lengths, made = [300] * 3, drawn(900, 3, 2, 64)
     tokens = Tokens.pack([[0] * one for one in lengths]).to("cuda")
     layout, back = AttentionLayout.itself(tokens), drawn(900, 2, 64).detach()
-    assert layout.even
-    assert not AttentionLayout.itself(Tokens.pack([[0] * 300, [0] * 299])).even
+    assert layout.equal_lengths
+    assert not AttentionLayout.itself(Tokens.pack([[0] * 300, [0] * 299])).equal_lengths
     got, (exact,) = fused(*made.unbind(1), layout, causal), exactly(made)
     must = explicit(exact, None, exact.new_zeros(3 * 2 * 64), lengths, lengths, causal)
     (grad,), (wanted,) = torch.autograd.grad(got, made, back), torch.autograd.grad(must, exact, back.double())

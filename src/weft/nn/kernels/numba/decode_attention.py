@@ -1,4 +1,4 @@
-"""Attention of one query a hypothesis over the places that it reaches, in compiled loops: the CPU's way."""
+"""Decoding attention on the CPU, in numba: one query a hypothesis over its entries of the key-value cache."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -11,20 +11,20 @@ from torch import Tensor
 from weft.nn.kernels.numba.attention import exp_nonpositive
 from weft.nn.rnn.fused.codegen_numba import keeper
 
-_APART = 1 << 20  # products from which on it pays to share them among threads
+_MIN_PARALLEL = 1 << 20  # products from which on it pays to use several threads
 
 
-def attend_in_loops(q: Tensor, kv: Tensor, places: Tensor, first: Tensor, last: Tensor) -> Tensor:
+def attend_cached_numba(q: Tensor, kv: Tensor, places: Tensor, first: Tensor, last: Tensor) -> Tensor:
     """Attend with q (B, H, d) to kv (M, 2, H, d) at places[b, first[b]:last[b]], in float32: (B, H, d)."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    arrays = [one.numpy() for one in (q.contiguous(), kv, places, first, last.contiguous(), out)]
+    arrays = [x.numpy() for x in (q.contiguous(), kv, places, first, last.contiguous(), out)]
     rows = len(q)
-    parts = torch.get_num_threads() if q.numel() * places.shape[1] > _APART else 1
-    cuts = [rows * part // parts for part in range(parts + 1)]
+    parts = torch.get_num_threads() if q.numel() * places.shape[1] > _MIN_PARALLEL else 1
+    bounds = [rows * part // parts for part in range(parts + 1)]
     if parts == 1:
         _attend(0, rows, *arrays)
     else:
-        list(_threads().map(lambda part: _attend(cuts[part], cuts[part + 1], *arrays), range(parts)))
+        list(_threads().map(lambda part: _attend(bounds[part], bounds[part + 1], *arrays), range(parts)))
     return out
 
 
@@ -41,24 +41,24 @@ def _attend(start, stop, q, kv, places, first, last, out):  # type: ignore[no-un
     for b in range(start, stop):
         low, high = first[b], last[b]
         for t in range(low, high):
-            place = places[b, t]
+            slot = places[b, t]
             for h in range(heads):
                 score = np.float32(0)
                 for i in range(size):
-                    score += q[b, h, i] * kv[place, 0, h, i]
+                    score += q[b, h, i] * kv[slot, 0, h, i]
                 weights[h, t] = score * scale
         for h in range(heads):
-            top = np.float32(-np.inf)
+            max_score = np.float32(-np.inf)
             for t in range(low, high):
-                top = max(top, weights[h, t])
+                max_score = max(max_score, weights[h, t])
             total = np.float32(0)
             for t in range(low, high):
-                weights[h, t] = exp_nonpositive(weights[h, t] - top)
+                weights[h, t] = exp_nonpositive(weights[h, t] - max_score)
                 total += weights[h, t]
             for i in range(size):
                 out[b, h, i] = 0
             for t in range(low, high):
                 weight = weights[h, t] / total
-                place = places[b, t]
+                slot = places[b, t]
                 for i in range(size):
-                    out[b, h, i] += weight * kv[place, 1, h, i]
+                    out[b, h, i] += weight * kv[slot, 1, h, i]

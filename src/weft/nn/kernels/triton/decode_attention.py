@@ -1,9 +1,9 @@
-"""The cache on CUDA, in Triton: attend to what a hypothesis reaches, and let hypotheses go on in place.
+"""Decoding attention on CUDA, in Triton: one query a hypothesis over the key-value cache, and beam reordering in place.
 
 Imported only where Triton is. A program serves one head of one hypothesis: it reads the columns from the hypothesis'
-first to its last, which are on the device, and no other; the softmax is carried on from block to block of columns
-(Milakov & Gimelshein 2018). Where a few hypotheses have long texts, several programs share a text, and a second kernel
-puts their parts together.
+first to its last, which are given on the device, and no others; the softmax is online, over blocks of columns (Milakov
+& Gimelshein 2018). Where a few hypotheses have long texts, several programs split a text, and a second kernel combines
+their partial results.
 """
 
 # mypy: ignore-errors
@@ -18,26 +18,29 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from weft.nn.attention.kv_cache import KVIndex
 
-COLUMNS = 32, 64  # of a text, at a time: of a short one where there are programs for all and more, and else
-SHARE, APART = 128, 512  # columns that are worth a program of their own; and worth a kernel to join what they find
+COLUMN_BLOCKS = 32, 64  # block sizes: for short texts where there are programs enough to fill the device, and else
+MIN_SPLIT, MIN_SPLIT_AND_COMBINE = (
+    128,
+    512,
+)  # columns that are worth a program of their own; and worth a kernel to combine partial results
 PROGRAMS = 264  # that keep all of the device's multiprocessors busy
-PER_WARP = 4096  # keys, or values, that a warp has at once
-AHEAD = 128  # columns that are sent for at a time
-TILE = 4096  # places of an index that a program moves
+PER_WARP = 4096  # elements of keys, or of values, of a warp
+AHEAD = 128  # columns that are prefetched at a time
+TILE = 4096  # entries of an index that a program moves
 
 
-class Looked(NamedTuple):
-    """What heads found: as it is, or in parts, each `wide` numbers, the largest score, and the sum of the weights."""
+class PartialAttention(NamedTuple):
+    """Attention output, whole or in partial results: `padded` numbers, the maximum score, and the sum of weights."""
 
-    whole: torch.Tensor  # (B, H, d); not there where there are several parts
+    whole: torch.Tensor  # (B, H, d); not written where there are several splits
     parts: torch.Tensor
-    shares: int
-    wide: int
+    splits: int
+    padded: int
 
 
 @triton.jit
 def let_in(EARLY: tl.constexpr):
-    """Begin a kernel that may have been let in early: wait for the one before it, and let the next one in."""
+    """Programmatic dependent launch: wait for the previous kernel, and let the next one be launched."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -45,165 +48,170 @@ def let_in(EARLY: tl.constexpr):
 
 @cache
 def early():
-    """Say how a kernel that begins with `let_in` is launched: from Hopper on, while the one before it still runs."""
-    able = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
-    return {"EARLY": able, "launch_pdl": able}
+    """Return the launch options of a kernel with `let_in`: from Hopper on it starts while the previous one runs."""
+    supported = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+    return {"EARLY": supported, "launch_pdl": supported}
 
 
 @triton.jit
-def fetch(places):
-    """Let what is at these places set out for the second-level cache."""
-    word: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
-    tl.inline_asm_elementwise(word, "=r,l", [places.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+def prefetch(addresses):
+    """Prefetch what is at these addresses into the L2 cache."""
+    instruction: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(instruction, "=r,l", [addresses.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
-def _columns(kv, places, start, end, h, BT: tl.constexpr, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-    """Read the keys and values of one head in some columns of a text, and say which of them are real."""
+def _load_columns(kv, places, start, end, h, BT: tl.constexpr, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    """Load the keys and values of one head in a block of columns of a text, and the mask of those before the end."""
     t, d = start + tl.arange(0, BT), tl.arange(0, DP)
     real = t < end
-    place = tl.load(places + t, real, 0).to(tl.int64)
-    here = kv + place[:, None] * (2 * H * D) + h * D + d[None, :]
-    seen = real[:, None] & (d < D)[None, :]
-    return tl.load(here, seen, 0), tl.load(here + H * D, seen, 0), real
+    slot = tl.load(places + t, real, 0).to(tl.int64)
+    address = kv + slot[:, None] * (2 * H * D) + h * D + d[None, :]
+    inside = real[:, None] & (d < D)[None, :]
+    return tl.load(address, inside, 0), tl.load(address + H * D, inside, 0), real
 
 
 @triton.jit
-def _carried(query, k, v, real, top, total, found):
-    """Carry a softmax on over some columns."""
+def _online_softmax(query, k, v, real, max_score, weight_sum, output):
+    """Update the running maximum, weight sum and output of an online softmax by a block of columns."""
     score = tl.where(real, tl.sum(k.to(tl.float32) * query[None, :], 1), -float("inf"))
-    higher = tl.maximum(top, tl.max(score, 0))
-    level = tl.where(higher == -float("inf"), 0.0, higher)
-    weight, before = tl.exp(score - level), tl.exp(top - level)
-    found = found * before + tl.sum(weight[:, None] * v.to(tl.float32), 0)
-    return higher, total * before + tl.sum(weight, 0), found
+    new_max = tl.maximum(max_score, tl.max(score, 0))
+    finite_max = tl.where(new_max == -float("inf"), 0.0, new_max)
+    weight, rescale = tl.exp(score - finite_max), tl.exp(max_score - finite_max)
+    output = output * rescale + tl.sum(weight[:, None] * v.to(tl.float32), 0)
+    return new_max, weight_sum * rescale + tl.sum(weight, 0), output
 
 
 @triton.jit(do_not_specialize=["T", "last_step"])
 def _attend(
     q, new, kv, places, first, last, out, parts, T, last_step, scale,
     Q_ROW: tl.constexpr, NEW_ROW: tl.constexpr, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BT: tl.constexpr,
-    WRITES: tl.constexpr, STILL: tl.constexpr, SHARES: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    WRITES: tl.constexpr, UNCHANGED: tl.constexpr, SPLITS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Attend with one head of one hypothesis; with WRITES its last place gets the key and value in `new` first.
+    """Attend with one head of one hypothesis; with WRITES the key and value in `new` first go to its last slot.
 
-    Where what is held is STILL, it sets out while the kernel before this one runs: the first columns for the registers,
-    all others for the second-level cache.
+    Where the cache is UNCHANGED by the previous kernel, loads begin while that one runs: of the first columns into
+    registers, of all others into the L2 cache.
     """
-    b, h, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    b, h, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     d = tl.arange(0, DP)
     inside = d < D
-    if not STILL:
+    if not UNCHANGED:
         let_in(EARLY)
     begin, end = tl.load(first + b), tl.load(last + b * last_step)
     if WRITES:
         end -= 1
-        own = kv + tl.load(places + b * T + end).to(tl.int64) * (2 * H * D) + h * D + d
-    if SHARES > 1:
-        size = tl.cdiv(end - begin, SHARES)
-        begin += share * size
+        own_slot = kv + tl.load(places + b * T + end).to(tl.int64) * (2 * H * D) + h * D + d
+    if SPLITS > 1:
+        size = tl.cdiv(end - begin, SPLITS)
+        begin += split * size
         end = tl.minimum(end, begin + size)
-    if STILL and EARLY:
+    if UNCHANGED and EARLY:
         for start in range(begin + BT, end, AHEAD):
             t = tl.minimum(start + tl.arange(0, AHEAD), end - 1)
-            here = kv + tl.load(places + b * T + t).to(tl.int64) * (2 * H * D) + h * D
-            fetch(here)
-            fetch(here + H * D)
-    k, v, real = _columns(kv, places + b * T, begin, end, h, BT, H, D, DP)
-    if STILL:
+            address = kv + tl.load(places + b * T + t).to(tl.int64) * (2 * H * D) + h * D
+            prefetch(address)
+            prefetch(address + H * D)
+    k, v, real = _load_columns(kv, places + b * T, begin, end, h, BT, H, D, DP)
+    if UNCHANGED:
         let_in(EARLY)
     query = tl.load(q + b * Q_ROW + h * D + d, inside, 0).to(tl.float32) * scale
-    top, total, found = -float("inf"), 0.0, tl.zeros((DP,), tl.float32)
+    max_score, weight_sum, output = -float("inf"), 0.0, tl.zeros((DP,), tl.float32)
     if WRITES:
-        mine = share == 0
+        is_first = split == 0
         new_k = tl.load(new + b * NEW_ROW + h * D + d, inside, 0)
         new_v = tl.load(new + b * NEW_ROW + (H + h) * D + d, inside, 0)
-        tl.store(own, new_k, inside & mine)
-        tl.store(own + H * D, new_v, inside & mine)
-        top = tl.where(mine, tl.sum(query * new_k.to(tl.float32), 0), top)
-        total = tl.where(mine, 1.0, total)
-        found = tl.where(mine, new_v.to(tl.float32), found)
-    top, total, found = _carried(query, k, v, real, top, total, found)
+        tl.store(own_slot, new_k, inside & is_first)
+        tl.store(own_slot + H * D, new_v, inside & is_first)
+        max_score = tl.where(is_first, tl.sum(query * new_k.to(tl.float32), 0), max_score)
+        weight_sum = tl.where(is_first, 1.0, weight_sum)
+        output = tl.where(is_first, new_v.to(tl.float32), output)
+    max_score, weight_sum, output = _online_softmax(query, k, v, real, max_score, weight_sum, output)
     for start in range(begin + BT, end, BT):
-        k, v, real = _columns(kv, places + b * T, start, end, h, BT, H, D, DP)
-        top, total, found = _carried(query, k, v, real, top, total, found)
+        k, v, real = _load_columns(kv, places + b * T, start, end, h, BT, H, D, DP)
+        max_score, weight_sum, output = _online_softmax(query, k, v, real, max_score, weight_sum, output)
     row = b * H + h
-    if SHARES > 1:
-        part = parts + (row * SHARES + share) * (DP + 2)
-        tl.store(part + d, found)
-        tl.store(part + DP, top)
-        tl.store(part + DP + 1, total)
+    if SPLITS > 1:
+        part = parts + (row * SPLITS + split) * (DP + 2)
+        tl.store(part + d, output)
+        tl.store(part + DP, max_score)
+        tl.store(part + DP + 1, weight_sum)
     else:
-        tl.store(out + row * D + d, found / tl.where(total > 0, total, 1.0), inside)
+        tl.store(out + row * D + d, output / tl.where(weight_sum > 0, weight_sum, 1.0), inside)
 
 
 @triton.jit
-def _join(parts, out, D: tl.constexpr, DP: tl.constexpr, SHARES: tl.constexpr, EARLY: tl.constexpr):
-    """Put the parts of one head of one hypothesis together."""
+def _combine(parts, out, D: tl.constexpr, DP: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr):
+    """Combine the partial results of one head of one hypothesis."""
     let_in(EARLY)
     row = tl.program_id(0)
-    share, d = tl.arange(0, SHARES), tl.arange(0, DP)
-    part = parts + (row * SHARES + share) * (DP + 2)
-    top, total = tl.load(part + DP), tl.load(part + DP + 1)
-    best = tl.max(top, 0)
-    weight = tl.exp(top - tl.where(best == -float("inf"), 0.0, best))
-    found = tl.sum(tl.load(part[:, None] + d[None, :]) * weight[:, None], 0)
-    total = tl.sum(total * weight, 0)
-    tl.store(out + row * D + d, found / tl.where(total > 0, total, 1.0), d < D)
+    split, d = tl.arange(0, SPLITS), tl.arange(0, DP)
+    part = parts + (row * SPLITS + split) * (DP + 2)
+    max_score, weight_sum = tl.load(part + DP), tl.load(part + DP + 1)
+    overall_max = tl.max(max_score, 0)
+    weight = tl.exp(max_score - tl.where(overall_max == -float("inf"), 0.0, overall_max))
+    output = tl.sum(tl.load(part[:, None] + d[None, :]) * weight[:, None], 0)
+    weight_sum = tl.sum(weight_sum * weight, 0)
+    tl.store(out + row * D + d, output / tl.where(weight_sum > 0, weight_sum, 1.0), d < D)
 
 
-def looked(
-    q: torch.Tensor, kv: torch.Tensor, reach: KVIndex, new: torch.Tensor | None, still: bool, share: int = SHARE
-) -> Looked:
-    """Do what `attend` does, but leave what several programs found of one text apart."""
+def attend_partial(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    reach: KVIndex,
+    new: torch.Tensor | None,
+    unchanged: bool,
+    min_split: int = MIN_SPLIT,
+) -> PartialAttention:
+    """Return the same as `attend`, but leave the partial results of several programs uncombined."""
     rows, heads, size = q.shape
     places, first, last = reach
     columns = places.shape[1]
-    many = min(columns // share, PROGRAMS // (rows * heads))
-    shares, wide = 1 << max(many, 1).bit_length() - 1, max(triton.next_power_of_2(size), 16)
+    most = min(columns // min_split, PROGRAMS // (rows * heads))
+    splits, padded = 1 << max(most, 1).bit_length() - 1, max(triton.next_power_of_2(size), 16)
     out = torch.empty(rows, heads, size, dtype=q.dtype, device=q.device)
-    parts = torch.empty(rows * heads * shares * (wide + 2), device=q.device) if shares > 1 else out
-    fresh, block = q if new is None else new, COLUMNS[columns > 64 or rows * heads * shares <= 2 * PROGRAMS]
-    _attend[rows, heads, shares](
-        q, fresh, kv, places, first, last, out, parts, columns, last.stride(0), size**-0.5,
-        Q_ROW=q.stride(0), NEW_ROW=fresh.stride(0), H=heads, D=size, DP=wide, BT=block, WRITES=new is not None,
-        STILL=still, SHARES=shares, AHEAD=AHEAD, num_warps=max(wide * block // PER_WARP, 1), **early(),
+    parts = torch.empty(rows * heads * splits * (padded + 2), device=q.device) if splits > 1 else out
+    new_kv, block = q if new is None else new, COLUMN_BLOCKS[columns > 64 or rows * heads * splits <= 2 * PROGRAMS]
+    _attend[rows, heads, splits](
+        q, new_kv, kv, places, first, last, out, parts, columns, last.stride(0), size**-0.5,
+        Q_ROW=q.stride(0), NEW_ROW=new_kv.stride(0), H=heads, D=size, DP=padded, BT=block, WRITES=new is not None,
+        UNCHANGED=unchanged, SPLITS=splits, AHEAD=AHEAD, num_warps=max(padded * block // PER_WARP, 1), **early(),
     )  # fmt: skip
-    return Looked(out, parts, shares, wide)
+    return PartialAttention(out, parts, splits, padded)
 
 
 def attend(
-    q: torch.Tensor, kv: torch.Tensor, reach: KVIndex, new: torch.Tensor | None = None, still: bool = False
+    q: torch.Tensor, kv: torch.Tensor, reach: KVIndex, new: torch.Tensor | None = None, unchanged: bool = False
 ) -> torch.Tensor:
-    """Do what `attend_cached` does (`weft.nn.attention.kv_cache`); `new` (B, 2, H, d) is first written last.
+    """Return the same as `weft.nn.attention.kv_cache.attend_cached`; `new` (B, 2, H, d) first goes to the last slot.
 
-    All but q and `new` is `still` where the kernel before this one has not written it: then it is read meanwhile.
+    All but q and `new` is `unchanged` where the previous kernel has not written it: then it is loaded meanwhile.
     """
-    out, parts, shares, wide = looked(q, kv, reach, new, still, APART)
-    if shares > 1:
+    out, parts, splits, padded = attend_partial(q, kv, reach, new, unchanged, MIN_SPLIT_AND_COMBINE)
+    if splits > 1:
         rows, heads, size = q.shape
-        _join[(rows * heads,)](parts, out, D=size, DP=wide, SHARES=shares, num_warps=1, **early())
+        _combine[(rows * heads,)](parts, out, D=size, DP=padded, SPLITS=splits, num_warps=1, **early())
     return out
 
 
 @triton.jit(do_not_specialize=["B", "room"])
 def _advance(index, rows, at, B, room, BB: tl.constexpr, BT: tl.constexpr, EARLY: tl.constexpr):
-    """Let all hypotheses take over some columns of those that they continue; their own place comes after the last."""
+    """Copy a block of index columns from the hypotheses that are continued, and append each one's own slot."""
     let_in(EARLY)
-    now = tl.load(at)
+    column = tl.load(at)
     start = tl.program_id(0) * BT
-    if start <= now:
+    if start <= column:
         b, t = tl.arange(0, BB), start + tl.arange(0, BT)
         parent = tl.load(rows + b, b < B, 0)
-        held = tl.load(index + parent[:, None] * room + t[None, :], (b < B)[:, None] & (t < now)[None, :], 0)
-        held = tl.where((t == now)[None, :], (b * room + now)[:, None], held)
-        tl.debug_barrier()  # all is read before anything is written over
-        tl.store(index + b[:, None] * room + t[None, :], held, (b < B)[:, None] & (t <= now)[None, :])
+        slots = tl.load(index + parent[:, None] * room + t[None, :], (b < B)[:, None] & (t < column)[None, :], 0)
+        slots = tl.where((t == column)[None, :], (b * room + column)[:, None], slots)
+        tl.debug_barrier()  # all is read before anything is overwritten
+        tl.store(index + b[:, None] * room + t[None, :], slots, (b < B)[:, None] & (t <= column)[None, :])
 
 
 def advance(index: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> None:
-    """Let hypothesis b continue rows[b], in `index` (B, room), and give each a place of its own in column `at`."""
-    high = triton.next_power_of_2(len(index))
-    wide = max(TILE // high, 4)
-    grid = (triton.cdiv(index.shape[1], wide),)
-    _advance[grid](index, rows, at, len(index), index.shape[1], BB=high, BT=wide, num_warps=4, **early())
+    """Reorder `index` (B, room) so that hypothesis b continues rows[b], and give each its own slot in column `at`."""
+    padded = triton.next_power_of_2(len(index))
+    block = max(TILE // padded, 4)
+    grid = (triton.cdiv(index.shape[1], block),)
+    _advance[grid](index, rows, at, len(index), index.shape[1], BB=padded, BT=block, num_warps=4, **early())

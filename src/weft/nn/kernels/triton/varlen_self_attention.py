@@ -1,15 +1,16 @@
-"""Self-attention over ragged sequences on CUDA, in Triton, for heads of 16, 32 or 64 numbers.
+"""Variable-length self-attention on CUDA, in Triton, for heads of size 16, 32 or 64.
 
-Imported only where Triton is. Forward, a program has 64 queries of one head, and goes over the keys of their sequence
-with a softmax that is carried on (Dao et al. 2022). On the way back, a sequence of up to 128 tokens is one tile: its
-scores are made once for all gradients, by programs that stay and load the next sequence while they work. For longer
-ones one kernel goes over the keys for each block of queries, another over the queries for each block of keys: seven
-products in place of five, but nothing is added up in memory. The longest sequences come first (`BlockSchedule`), so
-that programs end together, and no program is started for nothing.
+Imported only where Triton is. Forward, a program has 64 queries of one head, and loops over the keys of their sequence
+with an online softmax (Dao et al. 2022). Backward, a sequence of up to 128 tokens is one tile: its scores are computed
+once for all gradients, by persistent programs that load the next sequence while they compute. For longer sequences one
+kernel loops over the keys for each block of queries, another over the queries for each block of keys: seven products in
+place of five, but no atomic sums in memory. The longest sequences come first (`BlockSchedule`), so that programs end
+together, and no program is launched for nothing.
 
-Queries, keys and values are read where their projection left them, own (N, 3, H, d), and their gradients written the
-same way. Queries and values are shifted by their thirds of `shift` (3·H·d,); a shift of the keys would add the same to
-all scores of a query. What a shift adds to the scores is one number a key; it is minus infinity where there is no key.
+Queries, keys and values are read in place from the output of their projection without bias, qkv (N, 3, H, d), and their
+gradients are written in the same layout. The biases of queries and values, thirds of `bias` (3·H·d,), are added here;
+that of the keys would add the same to all scores of a query. In the backward pass the query bias adds one number a key
+to the scores; it is minus infinity where there is no key.
 """
 
 # mypy: ignore-errors
@@ -20,245 +21,282 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from weft.nn.kernels.block_schedule import KEYS, QUERIES, ROOMS
+from weft.nn.kernels.block_schedule import KEY_BLOCK, QUERY_BLOCK, TILE_LENGTHS
 
-# Queries, keys, warps, stages, and of programs that stay those on a multiprocessor. Chosen on an H200, for heads of 64.
-FORWARD, TO_QUERIES, TO_KEYS = (QUERIES, 64, 4, 3), (QUERIES, 64, 4, 3), (32, KEYS, 4, 3)
-WHOLE = ((64, 64, 4, 2, 3), (128, 128, 8, 2, 1))  # by room
-
-
-@triton.jit
-def _rows(base, first, count, stride, ROWS: tl.constexpr, D: tl.constexpr):
-    """Read `ROWS` rows of a sequence from the row `first` on, nought beyond its end."""
-    row, place = first + tl.arange(0, ROWS), tl.arange(0, D)
-    return tl.load(base + row[:, None] * stride + place[None, :], (row < count)[:, None], 0.0)
+# Block sizes of queries and keys, warps, stages, and persistent programs a multiprocessor. Tuned on an H200, d = 64.
+FORWARD_BLOCKS = (QUERY_BLOCK, 64, 4, 3)
+QUERY_BACKWARD_BLOCKS, KEY_BACKWARD_BLOCKS = (QUERY_BLOCK, 64, 4, 3), (32, KEY_BLOCK, 4, 3)
+SINGLE_TILE_BLOCKS = ((64, 64, 4, 2, 3), (128, 128, 8, 2, 1))  # by tile length
 
 
 @triton.jit
-def _put(tile, base, first, count, stride, ROWS: tl.constexpr, D: tl.constexpr):
-    """Write such rows."""
-    row, place = first + tl.arange(0, ROWS), tl.arange(0, D)
-    tl.store(base + row[:, None] * stride + place[None, :], tile.to(base.dtype.element_ty), (row < count)[:, None])
+def _load_rows(base, first, count, stride, ROWS: tl.constexpr, D: tl.constexpr):
+    """Load `ROWS` rows of a sequence from the row `first` on, zero beyond its end."""
+    row, column = first + tl.arange(0, ROWS), tl.arange(0, D)
+    return tl.load(base + row[:, None] * stride + column[None, :], (row < count)[:, None], 0.0)
 
 
 @triton.jit
-def _attend(
-    own, shift, out, lse, starts, work, N, SCALE: tl.constexpr, CAUSAL: tl.constexpr, H: tl.constexpr,
+def _store_rows(tile, base, first, count, stride, ROWS: tl.constexpr, D: tl.constexpr):
+    """Store `ROWS` rows of a sequence from the row `first` on."""
+    row, column = first + tl.arange(0, ROWS), tl.arange(0, D)
+    tl.store(base + row[:, None] * stride + column[None, :], tile.to(base.dtype.element_ty), (row < count)[:, None])
+
+
+@triton.jit
+def _forward(
+    qkv, bias, out, lse, starts, blocks, N, SCALE: tl.constexpr, CAUSAL: tl.constexpr, H: tl.constexpr,
     D: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """Let one head of a block of queries look; the logarithms, to the base 2, of its sums are kept."""
+    """Compute one head of a block of queries, and store the base-2 log-sum-exp of its scores."""
     h, u = tl.program_id(0), tl.program_id(1)
-    b, i = tl.load(work + 2 * u), tl.load(work + 2 * u + 1)
+    b, i = tl.load(blocks + 2 * u), tl.load(blocks + 2 * u + 1)
     if b >= 0:
         W: tl.constexpr = H * D
         C: tl.constexpr = SCALE * 1.4426950408889634
         t, s, d = tl.arange(0, BT), tl.arange(0, BS), tl.arange(0, D)
-        asks = tl.load(starts + b).to(tl.int64)
-        T = (tl.load(starts + b + 1) - asks).to(tl.int32)
-        q = own + asks * (3 * W) + h * D
-        query = _rows(q, i, T, 3 * W, BT, D)
-        query = (query + tl.load(shift + h * D + d)[None, :]).to(query.dtype)
-        top = tl.full((BT,), float("-inf"), tl.float32)
-        total, context = tl.zeros((BT,), tl.float32), tl.zeros((BT, D), tl.float32)
+        start = tl.load(starts + b).to(tl.int64)
+        T = (tl.load(starts + b + 1) - start).to(tl.int32)
+        q = qkv + start * (3 * W) + h * D
+        query = _load_rows(q, i, T, 3 * W, BT, D)
+        query = (query + tl.load(bias + h * D + d)[None, :]).to(query.dtype)
+        row_max = tl.full((BT,), float("-inf"), tl.float32)
+        row_sum, context = tl.zeros((BT,), tl.float32), tl.zeros((BT, D), tl.float32)
         for j in range(0, tl.minimum(T, i + BT) if CAUSAL else T, BS):
-            key, value = _rows(q + W, j, T, 3 * W, BS, D), _rows(q + 2 * W, j, T, 3 * W, BS, D)
-            seen = (j + s < T)[None, :]
+            key, value = _load_rows(q + W, j, T, 3 * W, BS, D), _load_rows(q + 2 * W, j, T, 3 * W, BS, D)
+            mask = (j + s < T)[None, :]
             if CAUSAL:
-                seen = seen & (i + t[:, None] >= j + s[None, :])
-            score = tl.where(seen, tl.dot(query, tl.trans(key)), float("-inf"))
-            higher = tl.maximum(top, tl.max(score, 1) * C)  # all see the first key: it is a number from then on
-            weight, less = tl.exp2(score * C - higher[:, None]), tl.exp2(top - higher)
-            total = total * less + tl.sum(weight, 1)
-            context = tl.dot(weight.to(value.dtype), value, context * less[:, None])
-            top = higher
-        moved = tl.load(shift + 2 * W + h * D + d)
-        _put(context / total[:, None] + moved[None, :], out + asks * W + h * D, i, T, W, BT, D)
-        tl.store(lse + h * N + asks + i + t, top + tl.log2(total), i + t < T)
+                mask = mask & (i + t[:, None] >= j + s[None, :])
+            score = tl.where(mask, tl.dot(query, tl.trans(key)), float("-inf"))
+            new_max = tl.maximum(
+                row_max, tl.max(score, 1) * C
+            )  # every query attends to the first key: finite from then on
+            weight, rescale = tl.exp2(score * C - new_max[:, None]), tl.exp2(row_max - new_max)
+            row_sum = row_sum * rescale + tl.sum(weight, 1)
+            context = tl.dot(weight.to(value.dtype), value, context * rescale[:, None])
+            row_max = new_max
+        value_bias = tl.load(bias + 2 * W + h * D + d)
+        _store_rows(context / row_sum[:, None] + value_bias[None, :], out + start * W + h * D, i, T, W, BT, D)
+        tl.store(lse + h * N + start + i + t, row_max + tl.log2(row_sum), i + t < T)
 
 
 @triton.jit
-def _whole_back(
-    own, shift, lse, back, gown, gshift, starts, order, span, N, SCALE: tl.constexpr, CAUSAL: tl.constexpr,
+def _single_tile_backward(
+    qkv, bias, lse, grad_out, grad_qkv, grad_bias, starts, order, span, N, SCALE: tl.constexpr, CAUSAL: tl.constexpr,
     H: tl.constexpr, D: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Send what came back for sequences of up to BT tokens, one after the other, to all; scores lie turned, (S, T)."""
+    """Compute all gradients of sequences of up to BT tokens, one after the other; scores are transposed, (S, T)."""
     W: tl.constexpr = H * D
     C: tl.constexpr = SCALE * 1.4426950408889634
     t, d = tl.arange(0, BT), tl.arange(0, D)
     for p in range(tl.load(span) * H + tl.program_id(0), tl.load(span + 1) * H, tl.num_programs(0)):
         u, h = p // H, p % H
         b = tl.load(order + u)
-        asks = tl.load(starts + b).to(tl.int64)
-        T = (tl.load(starts + b + 1) - asks).to(tl.int32)
-        at, here = asks * (3 * W) + h * D, asks * W + h * D
-        query, given = _rows(own + at, 0, T, 3 * W, BT, D), _rows(back + here, 0, T, W, BT, D)
-        key, value = _rows(own + at + W, 0, T, 3 * W, BT, D), _rows(own + at + 2 * W, 0, T, 3 * W, BT, D)
-        level = tl.load(lse + h * N + asks + t, t < T, float("inf"))  # what is beyond the end weighs nothing
-        moves = tl.load(shift + h * D + d).to(tl.float32)[None, :]
-        lift = tl.where(t < T, tl.sum(key.to(tl.float32) * moves, 1) * C, float("-inf"))
-        score = tl.dot(key, tl.trans(query)) * C + lift[:, None] - level[None, :]
+        start = tl.load(starts + b).to(tl.int64)
+        T = (tl.load(starts + b + 1) - start).to(tl.int32)
+        qkv_offset, out_offset = start * (3 * W) + h * D, start * W + h * D
+        query, gout = (
+            _load_rows(qkv + qkv_offset, 0, T, 3 * W, BT, D),
+            _load_rows(grad_out + out_offset, 0, T, W, BT, D),
+        )
+        key, value = (
+            _load_rows(qkv + qkv_offset + W, 0, T, 3 * W, BT, D),
+            _load_rows(qkv + qkv_offset + 2 * W, 0, T, 3 * W, BT, D),
+        )
+        row_lse = tl.load(lse + h * N + start + t, t < T, float("inf"))  # queries beyond the end have weight zero
+        query_bias = tl.load(bias + h * D + d).to(tl.float32)[None, :]
+        bias_score = tl.where(t < T, tl.sum(key.to(tl.float32) * query_bias, 1) * C, float("-inf"))
+        score = tl.dot(key, tl.trans(query)) * C + bias_score[:, None] - row_lse[None, :]
         if CAUSAL:
             score = tl.where(t[None, :] >= t[:, None], score, float("-inf"))
         weight = tl.exp2(score)
-        gvalue = tl.dot(weight.to(given.dtype), given)
-        _put(gvalue, gown + at + 2 * W, 0, T, 3 * W, BT, D)
-        sums = gshift + u * (2 * W) + h * D + d
+        gvalue = tl.dot(weight.to(gout.dtype), gout)
+        _store_rows(gvalue, grad_qkv + qkv_offset + 2 * W, 0, T, 3 * W, BT, D)
+        sums = grad_bias + u * (2 * W) + h * D + d
         tl.store(sums + W, tl.sum(gvalue, 0))  # the weights of a query sum to one
-        gweight = tl.dot(value, tl.trans(given))
+        gweight = tl.dot(value, tl.trans(gout))
         gscore = weight * (gweight - tl.sum(weight * gweight, 0)[None, :])
-        drawn = tl.sum(gscore, 1)
+        gscore_sum = tl.sum(gscore, 1)
         gscore = gscore.to(query.dtype)
-        gkey = tl.dot(gscore, query) + drawn[:, None] * moves
-        _put(gkey * SCALE, gown + at + W, 0, T, 3 * W, BT, D)
-        gquery = tl.dot(tl.trans(key), gscore) * SCALE  # turned, (d, T)
+        gkey = tl.dot(gscore, query) + gscore_sum[:, None] * query_bias
+        _store_rows(gkey * SCALE, grad_qkv + qkv_offset + W, 0, T, 3 * W, BT, D)
+        gquery = tl.dot(tl.trans(key), gscore) * SCALE  # transposed, (d, T)
         tl.store(sums, tl.sum(gquery, 1))
-        to = gown + at + t[None, :] * (3 * W) + d[:, None]
-        tl.store(to, gquery.to(gown.dtype.element_ty), (t < T)[None, :])
+        out = grad_qkv + qkv_offset + t[None, :] * (3 * W) + d[:, None]
+        tl.store(out, gquery.to(grad_qkv.dtype.element_ty), (t < T)[None, :])
 
 
 @triton.jit
-def _queries_back(
-    own, shift, out, lse, back, gown, gshift, means, starts, work, N, SCALE: tl.constexpr, CAUSAL: tl.constexpr,
-    H: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr,
+def _query_backward(
+    qkv, bias, out, lse, grad_out, grad_qkv, grad_bias, deltas, starts, blocks, N, SCALE: tl.constexpr,
+    CAUSAL: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """Send it to a block of queries and to the shift; leave, for the keys, the mean of what came back for weights."""
+    """Compute the gradients of a block of queries and of the bias; store Δ = Σ_d out · grad_out for the keys."""
     h, u = tl.program_id(0), tl.program_id(1)
-    b, i = tl.load(work + 2 * u), tl.load(work + 2 * u + 1)
+    b, i = tl.load(blocks + 2 * u), tl.load(blocks + 2 * u + 1)
     W: tl.constexpr = H * D
     C: tl.constexpr = SCALE * 1.4426950408889634
     t, s, d = tl.arange(0, BT), tl.arange(0, BS), tl.arange(0, D)
-    sums = gshift + u * (2 * W) + h * D + d
+    sums = grad_bias + u * (2 * W) + h * D + d
     if b < 0:
         tl.store(sums, tl.zeros((D,), tl.float32))
         tl.store(sums + W, tl.zeros((D,), tl.float32))
     else:
-        asks = tl.load(starts + b).to(tl.int64)
-        T = (tl.load(starts + b + 1) - asks).to(tl.int32)
-        at, here, flat = asks * (3 * W) + h * D, asks * W + h * D, h * N + asks
-        given = _rows(back + here, i, T, W, BT, D)
-        tl.store(sums + W, tl.sum(given.to(tl.float32), 0))
-        moved = tl.load(shift + 2 * W + h * D + d)[None, :].to(tl.float32)
-        mean = tl.sum((_rows(out + here, i, T, W, BT, D).to(tl.float32) - moved) * given.to(tl.float32), 1)
-        tl.store(means + flat + i + t, mean, i + t < T)
-        level = tl.load(lse + flat + i + t, i + t < T, float("inf"))
-        query = _rows(own + at, i, T, 3 * W, BT, D)
-        query = (query + tl.load(shift + h * D + d)[None, :]).to(query.dtype)
+        start = tl.load(starts + b).to(tl.int64)
+        T = (tl.load(starts + b + 1) - start).to(tl.int32)
+        qkv_offset, out_offset, lse_offset = start * (3 * W) + h * D, start * W + h * D, h * N + start
+        gout = _load_rows(grad_out + out_offset, i, T, W, BT, D)
+        tl.store(sums + W, tl.sum(gout.to(tl.float32), 0))
+        value_bias = tl.load(bias + 2 * W + h * D + d)[None, :].to(tl.float32)
+        delta = tl.sum(
+            (_load_rows(out + out_offset, i, T, W, BT, D).to(tl.float32) - value_bias) * gout.to(tl.float32), 1
+        )
+        tl.store(deltas + lse_offset + i + t, delta, i + t < T)
+        row_lse = tl.load(lse + lse_offset + i + t, i + t < T, float("inf"))
+        query = _load_rows(qkv + qkv_offset, i, T, 3 * W, BT, D)
+        query = (query + tl.load(bias + h * D + d)[None, :]).to(query.dtype)
         gquery = tl.zeros((BT, D), tl.float32)
         for j in range(0, tl.minimum(T, i + BT) if CAUSAL else T, BS):
-            key, value = _rows(own + at + W, j, T, 3 * W, BS, D), _rows(own + at + 2 * W, j, T, 3 * W, BS, D)
-            score = tl.dot(query, tl.trans(key)) * C - level[:, None]
+            key, value = (
+                _load_rows(qkv + qkv_offset + W, j, T, 3 * W, BS, D),
+                _load_rows(qkv + qkv_offset + 2 * W, j, T, 3 * W, BS, D),
+            )
+            score = tl.dot(query, tl.trans(key)) * C - row_lse[:, None]
             score += tl.where(j + s < T, 0.0, float("-inf"))[None, :]
             if CAUSAL:
                 score = tl.where(i + t[:, None] >= j + s[None, :], score, float("-inf"))
-            gscore = tl.exp2(score) * (tl.dot(given, tl.trans(value)) - mean[:, None])
+            gscore = tl.exp2(score) * (tl.dot(gout, tl.trans(value)) - delta[:, None])
             gquery = tl.dot(gscore.to(key.dtype), key, gquery)
         gquery *= SCALE
-        _put(gquery, gown + at, i, T, 3 * W, BT, D)
+        _store_rows(gquery, grad_qkv + qkv_offset, i, T, 3 * W, BT, D)
         tl.store(sums, tl.sum(gquery, 0))
 
 
 @triton.jit
-def _keys_back(
-    own, shift, lse, back, gown, means, starts, work, N, SCALE: tl.constexpr, CAUSAL: tl.constexpr, H: tl.constexpr,
-    D: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr,
+def _key_value_backward(
+    qkv, bias, lse, grad_out, grad_qkv, deltas, starts, blocks, N, SCALE: tl.constexpr, CAUSAL: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """Send it to a block of keys and values; scores lie turned, (S, T)."""
+    """Compute the gradients of a block of keys and values; scores are transposed, (S, T)."""
     h, u = tl.program_id(0), tl.program_id(1)
-    b, j = tl.load(work + 2 * u), tl.load(work + 2 * u + 1)
+    b, j = tl.load(blocks + 2 * u), tl.load(blocks + 2 * u + 1)
     if b >= 0:
         W: tl.constexpr = H * D
         C: tl.constexpr = SCALE * 1.4426950408889634
         t, s, d = tl.arange(0, BT), tl.arange(0, BS), tl.arange(0, D)
-        asks = tl.load(starts + b).to(tl.int64)
-        T = (tl.load(starts + b + 1) - asks).to(tl.int32)
-        at, here, flat = asks * (3 * W) + h * D, asks * W + h * D, h * N + asks
-        key, value = _rows(own + at + W, j, T, 3 * W, BS, D), _rows(own + at + 2 * W, j, T, 3 * W, BS, D)
-        moves = tl.load(shift + h * D + d).to(tl.float32)[None, :]
-        lift = tl.where(j + s < T, tl.sum(key.to(tl.float32) * moves, 1) * C, float("-inf"))
-        gkey, gvalue, drawn = tl.zeros((BS, D), tl.float32), tl.zeros((BS, D), tl.float32), tl.zeros((BS,), tl.float32)
+        start = tl.load(starts + b).to(tl.int64)
+        T = (tl.load(starts + b + 1) - start).to(tl.int32)
+        qkv_offset, out_offset, lse_offset = start * (3 * W) + h * D, start * W + h * D, h * N + start
+        key, value = (
+            _load_rows(qkv + qkv_offset + W, j, T, 3 * W, BS, D),
+            _load_rows(qkv + qkv_offset + 2 * W, j, T, 3 * W, BS, D),
+        )
+        query_bias = tl.load(bias + h * D + d).to(tl.float32)[None, :]
+        bias_score = tl.where(j + s < T, tl.sum(key.to(tl.float32) * query_bias, 1) * C, float("-inf"))
+        gkey, gvalue, gscore_sum = (
+            tl.zeros((BS, D), tl.float32),
+            tl.zeros((BS, D), tl.float32),
+            tl.zeros((BS,), tl.float32),
+        )
         for i in range(j // BT * BT if CAUSAL else 0, T, BT):
-            query, given = _rows(own + at, i, T, 3 * W, BT, D), _rows(back + here, i, T, W, BT, D)
-            level = tl.load(lse + flat + i + t, i + t < T, float("inf"))
-            mean = tl.load(means + flat + i + t, i + t < T, 0.0)
-            score = tl.dot(key, tl.trans(query)) * C + lift[:, None] - level[None, :]
+            query, gout = (
+                _load_rows(qkv + qkv_offset, i, T, 3 * W, BT, D),
+                _load_rows(grad_out + out_offset, i, T, W, BT, D),
+            )
+            row_lse = tl.load(lse + lse_offset + i + t, i + t < T, float("inf"))
+            delta = tl.load(deltas + lse_offset + i + t, i + t < T, 0.0)
+            score = tl.dot(key, tl.trans(query)) * C + bias_score[:, None] - row_lse[None, :]
             if CAUSAL:
                 score = tl.where(i + t[None, :] >= j + s[:, None], score, float("-inf"))
             weight = tl.exp2(score)
-            gvalue = tl.dot(weight.to(given.dtype), given, gvalue)
-            gscore = weight * (tl.dot(value, tl.trans(given)) - mean[None, :])
-            drawn += tl.sum(gscore, 1)
+            gvalue = tl.dot(weight.to(gout.dtype), gout, gvalue)
+            gscore = weight * (tl.dot(value, tl.trans(gout)) - delta[None, :])
+            gscore_sum += tl.sum(gscore, 1)
             gkey = tl.dot(gscore.to(query.dtype), query, gkey)
-        _put(gvalue, gown + at + 2 * W, j, T, 3 * W, BS, D)
-        _put((gkey + drawn[:, None] * moves) * SCALE, gown + at + W, j, T, 3 * W, BS, D)
+        _store_rows(gvalue, grad_qkv + qkv_offset + 2 * W, j, T, 3 * W, BS, D)
+        _store_rows((gkey + gscore_sum[:, None] * query_bias) * SCALE, grad_qkv + qkv_offset + W, j, T, 3 * W, BS, D)
 
 
-def _sizes(own, causal, blocks):
-    """What each launch is given of the sizes; the blocks of queries and of keys, warps and stages."""
-    _, _, heads, size = own.shape
+def _launch_options(qkv, causal, blocks):
+    """Return the constants of a launch; `blocks` are the block sizes of queries and keys, warps and stages."""
+    _, _, heads, size = qkv.shape
     queries, keys, warps, stages = blocks
-    sizes = {"SCALE": size**-0.5, "CAUSAL": causal, "H": heads, "D": size, "BT": queries, "BS": keys}
-    return sizes | {"num_warps": warps, "num_stages": stages}
+    constants = {"SCALE": size**-0.5, "CAUSAL": causal, "H": heads, "D": size, "BT": queries, "BS": keys}
+    return constants | {"num_warps": warps, "num_stages": stages}
 
 
-@triton_op("weft::attend_itself", mutates_args=())
-def attend_itself(
-    own: Tensor, shift: Tensor, starts: Tensor, order: Tensor, spans: Tensor, queries: Tensor, keys: Tensor,
+@triton_op("weft::varlen_self_attention", mutates_args=())
+def varlen_self_attention(
+    qkv: Tensor, bias: Tensor, starts: Tensor, order: Tensor, spans: Tensor, queries: Tensor, keys: Tensor,
     longest: int, causal: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Let each sequence look at itself; return what was found, (N, H, d), and the logarithmic sums (H, N)."""
-    tokens, _, heads, size = own.shape
-    out, lse = own.new_empty(tokens, heads, size), own.new_empty(heads, tokens, dtype=torch.float32)
-    wrap_triton(_attend)[(heads, len(queries))](
-        own, shift, out, lse, starts, queries, tokens, **_sizes(own, causal, FORWARD)
+    """Return the self-attention of each sequence, (N, H, d), and the base-2 log-sum-exp of the scores, (H, N)."""
+    tokens, _, heads, size = qkv.shape
+    out, lse = qkv.new_empty(tokens, heads, size), qkv.new_empty(heads, tokens, dtype=torch.float32)
+    wrap_triton(_forward)[(heads, len(queries))](
+        qkv, bias, out, lse, starts, queries, tokens, **_launch_options(qkv, causal, FORWARD_BLOCKS)
     )
     return out, lse
 
 
-@triton_op("weft::attend_itself_back", mutates_args=())
-def attend_itself_back(
-    own: Tensor, shift: Tensor, out: Tensor, lse: Tensor, back: Tensor, starts: Tensor, order: Tensor, spans: Tensor,
+@triton_op("weft::varlen_self_attention_backward", mutates_args=())
+def varlen_self_attention_backward(
+    qkv: Tensor, bias: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor, starts: Tensor, order: Tensor, spans: Tensor,
     queries: Tensor, keys: Tensor, longest: int, causal: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return what goes back to `own` and to the shift."""
-    tokens, _, heads, size = own.shape
-    gown, wide = torch.empty_like(own), heads * size
-    if longest <= ROOMS[-1]:
-        gshift, least = own.new_empty(len(order), 2, wide, dtype=torch.float32), -1
-        for span, room, (*blocks, stay) in zip(spans.unbind(), ROOMS, WHOLE, strict=True):
-            if longest > least:
-                sizes = _sizes(own, causal, blocks)
-                del sizes["BS"]
-                programs = min(stay * _processors(own.device), len(order) * heads)
-                wrap_triton(_whole_back)[(programs,)](
-                    own, shift, lse, back, gown, gshift, starts, order, span, tokens, **sizes
+    """Return the gradients of qkv and of the bias."""
+    tokens, _, heads, size = qkv.shape
+    grad_qkv, width = torch.empty_like(qkv), heads * size
+    if longest <= TILE_LENGTHS[-1]:
+        grad_bias, shorter = qkv.new_empty(len(order), 2, width, dtype=torch.float32), -1
+        for span, length, (*blocks, programs_each) in zip(
+            spans.unbind(), TILE_LENGTHS, SINGLE_TILE_BLOCKS, strict=True
+        ):
+            if longest > shorter:
+                options = _launch_options(qkv, causal, blocks)
+                del options["BS"]
+                programs = min(programs_each * _num_multiprocessors(qkv.device), len(order) * heads)
+                wrap_triton(_single_tile_backward)[(programs,)](
+                    qkv, bias, lse, grad_out, grad_qkv, grad_bias, starts, order, span, tokens, **options
                 )
-            least = room
+            shorter = length
     else:
-        gshift, means = own.new_empty(len(queries), 2, wide, dtype=torch.float32), torch.empty_like(lse)
-        wrap_triton(_queries_back)[(heads, len(queries))](
-            own, shift, out, lse, back, gown, gshift, means, starts, queries, tokens,
-            **_sizes(own, causal, TO_QUERIES),
+        grad_bias, deltas = qkv.new_empty(len(queries), 2, width, dtype=torch.float32), torch.empty_like(lse)
+        wrap_triton(_query_backward)[(heads, len(queries))](
+            qkv, bias, out, lse, grad_out, grad_qkv, grad_bias, deltas, starts, queries, tokens,
+            **_launch_options(qkv, causal, QUERY_BACKWARD_BLOCKS),
         )  # fmt: skip
-        wrap_triton(_keys_back)[(heads, len(keys))](
-            own, shift, lse, back, gown, means, starts, keys, tokens, **_sizes(own, causal, TO_KEYS)
+        wrap_triton(_key_value_backward)[(heads, len(keys))](
+            qkv,
+            bias,
+            lse,
+            grad_out,
+            grad_qkv,
+            deltas,
+            starts,
+            keys,
+            tokens,
+            **_launch_options(qkv, causal, KEY_BACKWARD_BLOCKS),
         )
-    to_queries, to_values = gshift.sum(0).unbind()
-    return gown, torch.cat([to_queries, torch.zeros_like(to_queries), to_values])
+    grad_query_bias, grad_value_bias = grad_bias.sum(0).unbind()
+    return grad_qkv, torch.cat([grad_query_bias, torch.zeros_like(grad_query_bias), grad_value_bias])
 
 
-def _processors(device):
+def _num_multiprocessors(device):
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
-def _keep(ctx, inputs, output):
-    own, shift, *work, ctx.longest, ctx.causal = inputs
-    ctx.save_for_backward(own, shift, *output, *work)
+def _setup_context(ctx, inputs, output):
+    qkv, bias, *schedule, ctx.longest, ctx.causal = inputs
+    ctx.save_for_backward(qkv, bias, *output, *schedule)
 
 
-def _send_back(ctx, back, _):
-    own, shift, out, lse, *work = ctx.saved_tensors
-    gown, gshift = attend_itself_back(own, shift, out, lse, back.contiguous(), *work, ctx.longest, ctx.causal)
-    return gown, gshift.to(shift.dtype), None, None, None, None, None, None, None
+def _backward(ctx, grad_out, _):
+    qkv, bias, out, lse, *schedule = ctx.saved_tensors
+    grad_qkv, grad_bias = varlen_self_attention_backward(
+        qkv, bias, out, lse, grad_out.contiguous(), *schedule, ctx.longest, ctx.causal
+    )
+    return grad_qkv, grad_bias.to(bias.dtype), None, None, None, None, None, None, None
 
 
-attend_itself.register_autograd(_send_back, setup_context=_keep)
+varlen_self_attention.register_autograd(_backward, setup_context=_setup_context)
