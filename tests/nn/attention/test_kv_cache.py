@@ -189,7 +189,7 @@ def graded(request):
 
 def explicit(q, kv, reach):
     found = []
-    for row, places in enumerate(reach.places):
+    for row, places in enumerate(reach.slots):
         own = kv[places[int(reach.first[row]) : int(reach.last[row])].long()]
         heads = zip(q[row], own[:, 0].unbind(1), own[:, 1].unbind(1), strict=True)
         found.append(torch.stack([paper.attention(Q[None], K, V, False)[0][0] for Q, K, V in heads]))
@@ -215,7 +215,7 @@ def test_a_query_sees_what_it_reaches(seed, dtype, tolerance):
 def test_a_reach_that_is_one_too_wide_is_caught():
     """The negative control."""
     q, kv, reach = reached()
-    wide = KVIndex(reach.places, (reach.first - 1).clamp(min=0), reach.last)
+    wide = KVIndex(reach.slots, (reach.first - 1).clamp(min=0), reach.last)
     assert not torch.allclose(attend_cached(q, kv, wide), explicit(q, kv, reach), rtol=0, atol=1e-3)
 
 
@@ -232,7 +232,7 @@ def test_what_is_out_of_reach_changes_nothing_exactly():
 @pytest.mark.usefixtures("graded")
 def test_who_reaches_nothing_finds_nothing():
     q, kv, reach = reached(dtype=torch.float32)
-    nothing = KVIndex(reach.places, reach.first, torch.where(torch.arange(5) == 2, reach.first, reach.last))
+    nothing = KVIndex(reach.slots, reach.first, torch.where(torch.arange(5) == 2, reach.first, reach.last))
     found = attend_cached(q, kv, nothing)
     assert not found[2].any()
     others = [0, 1, 3, 4]

@@ -26,11 +26,11 @@ def test_it_learns():
 
 def test_rows_of_nought_make_it_even():
     layer = OutputProjection(8, 131, bias=True)
-    even, shift = layer.evened()
+    even, shift = layer.padded_parameters()
     assert even.shape == (192, 8)
     assert torch.equal(shift[:131], layer.bias)
     assert not shift[131:].any()
     assert torch.equal(even[:131], layer.weight)
     assert not even[131:].any()
-    assert OutputProjection(8, 128).evened()[0].shape == (128, 8)
-    assert OutputProjection(8, 128).evened()[1] is None
+    assert OutputProjection(8, 128).padded_parameters()[0].shape == (128, 8)
+    assert OutputProjection(8, 128).padded_parameters()[1] is None

@@ -22,9 +22,9 @@ ROOM = 64  # columns at first; doubled where a text outgrows them
 
 
 class KVIndex(NamedTuple):
-    """Which cached keys and values hypothesis b attends to: the entries places[b, first[b]:last[b]]."""
+    """Which cached keys and values hypothesis b attends to: the slots[b, first[b]:last[b]]."""
 
-    places: Tensor  # (B, T) int32
+    slots: Tensor  # (B, T) int32
     first: Tensor  # (B,) int32
     last: Tensor  # (B,) int32
 
@@ -32,8 +32,8 @@ class KVIndex(NamedTuple):
     def of(cls, tokens: Tokens) -> "KVIndex":
         """Return the index of sequences stored end to end: each attends to its own tokens."""
         step = torch.arange(max(tokens.longest, 1), dtype=torch.int32, device=tokens.device)
-        places = (tokens.starts[:-1, None] + step).clamp(max=max(len(tokens.ids) - 1, 0))
-        return cls(places, torch.zeros_like(tokens.starts[1:]), tokens.starts.diff())
+        slots = (tokens.starts[:-1, None] + step).clamp(max=max(len(tokens.ids) - 1, 0))
+        return cls(slots, torch.zeros_like(tokens.starts[1:]), tokens.starts.diff())
 
     def select(self, rows: Tensor) -> "KVIndex":
         """Return the index of hypotheses rows[b], for each b."""
@@ -144,7 +144,7 @@ class StaticKVCache(KVCache):
     @classmethod
     def like(cls, other: KVCache, rows: int, room: int) -> "StaticKVCache":
         """Return an empty cache for so many hypotheses and columns."""
-        log = KVStorage([held.new_zeros(rows, room, *held.shape[2:]) for held in other.log.layers], room)
+        log = KVStorage([layer.new_zeros(rows, room, *layer.shape[2:]) for layer in other.log.layers], room)
         index, first, at = (other.first.new_zeros(size) for size in ((rows, room), rows, 1))
         return cls(log, index, first, room, at)
 
@@ -222,9 +222,9 @@ def attend_cached(q: Tensor, kv: Tensor, reach: KVIndex) -> Tensor:
         return attend(q, kv, reach)
     if q.dtype == torch.float32 and not q.is_cuda and not torch.is_grad_enabled():
         return attend_cached_numba(q, kv, *reach)
-    step = torch.arange(reach.places.shape[1], device=q.device)
+    step = torch.arange(reach.slots.shape[1], device=q.device)
     padding = (step < reach.first[:, None]) | (step >= reach.last[:, None])  # (B, T)
-    padded = kv[reach.places.long()].masked_fill(padding[..., None, None, None], 0.0)  # (B, T, 2, H, d)
+    padded = kv[reach.slots.long()].masked_fill(padding[..., None, None, None], 0.0)  # (B, T, 2, H, d)
     k, v = padded.unbind(2)  # unwritten slots may hold NaN, and 0 · NaN is NaN
     scores = torch.einsum("bhd,bthd->bht", q, k) / q.shape[-1] ** 0.5
     scores = scores.to(torch.promote_types(q.dtype, torch.float32)).masked_fill(padding[:, None], float("-inf"))

@@ -205,10 +205,10 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, layout: AttentionLayout, memory: Tensor | None = None, keep: list[Tensor] | None = None
     ) -> Tensor:
         """Attend with x (N, D) to itself, or to memory (M, D): (N, D); `keep` collects keys and values (M, 2, H, d)."""
-        output: Tensor = self.out_proj(self.gathered(x, layout, memory, keep))
+        output: Tensor = self.out_proj(self.concatenated_heads(x, layout, memory, keep))
         return output
 
-    def gathered(
+    def concatenated_heads(
         self, x: Tensor, layout: AttentionLayout, memory: Tensor | None = None, keep: list[Tensor] | None = None
     ) -> Tensor:
         """Return the concatenated heads, the input of the output projection: (N, H·d)."""
@@ -269,7 +269,7 @@ class MultiHeadAttention(nn.Module):
         kv: Tensor = self.kv_proj(memory).unflatten(-1, (2, -1, self.size))
         return kv
 
-    def look(self, q: Tensor, kv: Tensor, reach: KVIndex) -> Tensor:
+    def attend_cached(self, q: Tensor, kv: Tensor, reach: KVIndex) -> Tensor:
         """Attend with one query a hypothesis (B, H, d) to the entries of kv (M, 2, H, d) in its index: (B, D)."""
         output: Tensor = self.out_proj(attend_cached(q, kv, reach).flatten(1))
         return output

@@ -31,7 +31,7 @@ def read_out_sum(output: OutputProjection, states: Tensor, targets: Tensor, smoo
     from weft.nn.kernels.triton.cross_entropy import cross_entropy
 
     # Logits whose number is no multiple of a few are written, and read, several times as slowly: they are padded.
-    logits = F.linear(states, *output.evened())
+    logits = F.linear(states, *output.padded_parameters())
     losses: Tensor = cross_entropy(logits, targets.contiguous(), output.out_features, smoothing)[0]
     return losses.sum()
 

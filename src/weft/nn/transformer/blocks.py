@@ -61,10 +61,10 @@ class BlockConfig:
 class FeedForward(nn.Module):
     """Position-wise feed-forward network of two layers."""
 
-    def __init__(self, shape: BlockConfig) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.fc1, self.fc2 = Linear(shape.width, shape.hidden), Linear(shape.hidden, shape.width)
-        self.activation = ACTIVATIONS[shape.activation]
+        self.fc1, self.fc2 = Linear(config.width, config.hidden), Linear(config.hidden, config.width)
+        self.activation = ACTIVATIONS[config.activation]
         for linear in (self.fc1, self.fc2):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
@@ -90,18 +90,18 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """Residual connection around a layer, with the layer norm before the layer or after the sum."""
 
-    def __init__(self, shape: BlockConfig) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.norm, self.dropout = nn.LayerNorm(shape.width, shape.eps), nn.Dropout(shape.dropout)
-        self.before = shape.norm == "pre"
+        self.norm, self.dropout = nn.LayerNorm(config.width, config.eps), nn.Dropout(config.dropout)
+        self.pre_norm = config.norm == "pre"
 
     def forward(self, x: Tensor, layer: Callable[[Tensor], Tensor], last: nn.Linear | None = None) -> Tensor:
         """Return x + Dropout(last(layer(x))), or x + Dropout(layer(x)) without `last`, with the norm in its place."""
-        output: Tensor = layer(self.norm(x) if self.before else x)
-        if last is not None and not self.before and trusted(output):
+        output: Tensor = layer(self.norm(x) if self.pre_norm else x)
+        if last is not None and not self.pre_norm and trusted(output):
             return self._fused_add_norm(x, F.linear(output, last.weight), last.bias)
         output = x + self.dropout(output if last is None else last(output))
-        return output if self.before else self.norm(output)
+        return output if self.pre_norm else self.norm(output)
 
     def _fused_add_norm(self, x: Tensor, output: Tensor, bias: Tensor) -> Tensor:
         """Return LayerNorm(x + Dropout(output + bias)) by one kernel; half precision is enough for a normed stream."""
@@ -129,13 +129,13 @@ class Residual(nn.Module):
 class Block(nn.Module):
     """Self-attention, in a decoder cross-attention to the source, and the feed-forward layer."""
 
-    def __init__(self, shape: BlockConfig, place: str, layer: int, causal: bool = False, cross: bool = False) -> None:
+    def __init__(self, config: BlockConfig, place: str, layer: int, causal: bool = False, cross: bool = False) -> None:
         super().__init__()
         self.layer = layer
-        self.attention, self.attention_residual = shape.attention(place, layer, causal), Residual(shape)
-        self.cross_attention = shape.attention("cross", layer) if cross else None
-        self.cross_attention_residual = Residual(shape) if cross else None
-        self.feed_forward, self.feed_forward_residual = FeedForward(shape), Residual(shape)
+        self.attention, self.attention_residual = config.attention(place, layer, causal), Residual(config)
+        self.cross_attention = config.attention("cross", layer) if cross else None
+        self.cross_attention_residual = Residual(config) if cross else None
+        self.feed_forward, self.feed_forward_residual = FeedForward(config), Residual(config)
 
     def forward(
         self,
@@ -156,11 +156,11 @@ class Block(nn.Module):
         """Return the sublayers in order: the residual connection, the layer up to its output projection, and that."""
         attention, cross, feed_forward = self.attention, self.cross_attention, self.feed_forward
         sublayers: list[tuple[Residual, Callable[[Tensor], Tensor], nn.Linear]] = [
-            (self.attention_residual, lambda y: attention.gathered(y, layout, keep=keep), attention.out_proj)
+            (self.attention_residual, lambda y: attention.concatenated_heads(y, layout, keep=keep), attention.out_proj)
         ]
         if cross is not None and self.cross_attention_residual is not None and across is not None:
             sublayers.append(
-                (self.cross_attention_residual, lambda y: cross.gathered(y, across, memory), cross.out_proj)
+                (self.cross_attention_residual, lambda y: cross.concatenated_heads(y, across, memory), cross.out_proj)
             )
         return [*sublayers, (self.feed_forward_residual, feed_forward.hidden, feed_forward.fc2)]
 
@@ -169,14 +169,14 @@ class Block(nn.Module):
 
         def self_attention(y: Tensor) -> Tensor:
             q, kv = self.attention.project(y)
-            return self.attention.look(q, cache.write(self.layer, kv), cache.reach)
+            return self.attention.attend_cached(q, cache.write(self.layer, kv), cache.reach)
 
         x = self.attention_residual(x, self_attention)
         if self.cross_attention is not None and self.cross_attention_residual is not None:
             assert held is not None
             assert reach is not None
             cross = self.cross_attention
-            x = self.cross_attention_residual(x, lambda y: cross.look(cross.queries(y), held, reach))
+            x = self.cross_attention_residual(x, lambda y: cross.attend_cached(cross.queries(y), held, reach))
         output: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return output
 
@@ -189,7 +189,7 @@ class Blocks(nn.Module):
 
     def __init__(
         self,
-        shape: BlockConfig,
+        config: BlockConfig,
         layers: int,
         place: str,
         causal: bool = False,
@@ -197,8 +197,8 @@ class Blocks(nn.Module):
         shared: bool = False,
     ) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(shape, place, depth, causal, cross) for depth in range(layers))
-        self.norm = nn.LayerNorm(shape.width, shape.eps) if shape.norm == "pre" else nn.Identity()
+        self.blocks = nn.ModuleList(Block(config, place, depth, causal, cross) for depth in range(layers))
+        self.norm = nn.LayerNorm(config.width, config.eps) if config.norm == "pre" else nn.Identity()
         for block in self.blocks[1:] if shared else ():
             _share_parameters(self.blocks[0], block)
 

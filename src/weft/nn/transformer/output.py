@@ -32,7 +32,7 @@ class OutputProjection(Linear):
             torch.mm(x, weight.t(), out=chunk)
         return out if self.bias is None else out.add_(self.bias)
 
-    def evened(self) -> tuple[Tensor, Tensor | None]:
+    def padded_parameters(self) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias in the dtype of the product, zero-padded to a multiple of 64 outputs."""
         padding = -self.out_features % _PAD_TO
         weight = F.pad(halved(self.weight), (0, 0, 0, padding))
@@ -45,4 +45,4 @@ class OutputProjection(Linear):
             if len(x) <= MAX_ROWS:
                 logits = linear_large_vocab(x, self.weight)
                 return logits if self.bias is None else logits.add_(self.bias)
-        return F.linear(halved(x), *self.evened())[:, : self.out_features]
+        return F.linear(halved(x), *self.padded_parameters())[:, : self.out_features]

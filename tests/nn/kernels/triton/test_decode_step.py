@@ -53,7 +53,7 @@ def test_a_look_at_what_is_held(rows, columns, heads, size, dtype, tolerance, pl
     kv = torch.randn(300, 2, heads, size, device=DEVICE).to(dtype)
     must = plainly(attend_cached, q.float(), kv.float(), reach)
     torch.testing.assert_close(attend(q, kv, reach).float(), must, rtol=0, atol=tolerance)
-    nothing = KVIndex(reach.places, reach.last, reach.last)
+    nothing = KVIndex(reach.slots, reach.last, reach.last)
     assert not attend(q, kv, nothing).any()
 
 

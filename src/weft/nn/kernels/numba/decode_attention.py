@@ -14,12 +14,12 @@ from weft.nn.rnn.fused.codegen_numba import keeper
 _MIN_PARALLEL = 1 << 20  # products from which on it pays to use several threads
 
 
-def attend_cached_numba(q: Tensor, kv: Tensor, places: Tensor, first: Tensor, last: Tensor) -> Tensor:
-    """Attend with q (B, H, d) to kv (M, 2, H, d) at places[b, first[b]:last[b]], in float32: (B, H, d)."""
+def attend_cached_numba(q: Tensor, kv: Tensor, slots: Tensor, first: Tensor, last: Tensor) -> Tensor:
+    """Attend with q (B, H, d) to kv (M, 2, H, d) at slots[b, first[b]:last[b]], in float32: (B, H, d)."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    arrays = [x.numpy() for x in (q.contiguous(), kv, places, first, last.contiguous(), out)]
+    arrays = [x.numpy() for x in (q.contiguous(), kv, slots, first, last.contiguous(), out)]
     rows = len(q)
-    parts = torch.get_num_threads() if q.numel() * places.shape[1] > _MIN_PARALLEL else 1
+    parts = torch.get_num_threads() if q.numel() * slots.shape[1] > _MIN_PARALLEL else 1
     bounds = [rows * part // parts for part in range(parts + 1)]
     if parts == 1:
         _attend(0, rows, *arrays)
@@ -34,14 +34,14 @@ def _threads() -> ThreadPoolExecutor:
 
 
 @keeper(sums=True)
-def _attend(start, stop, q, kv, places, first, last, out):  # type: ignore[no-untyped-def]
+def _attend(start, stop, q, kv, slots, first, last, out):  # type: ignore[no-untyped-def]
     heads, size = q.shape[1], q.shape[2]
     scale = np.float32(1.0 / math.sqrt(size))
-    weights = np.empty((heads, places.shape[1]), np.float32)
+    weights = np.empty((heads, slots.shape[1]), np.float32)
     for b in range(start, stop):
         low, high = first[b], last[b]
         for t in range(low, high):
-            slot = places[b, t]
+            slot = slots[b, t]
             for h in range(heads):
                 score = np.float32(0)
                 for i in range(size):
@@ -59,6 +59,6 @@ def _attend(start, stop, q, kv, places, first, last, out):  # type: ignore[no-un
                 out[b, h, i] = 0
             for t in range(low, high):
                 weight = weights[h, t] / total
-                slot = places[b, t]
+                slot = slots[b, t]
                 for i in range(size):
                     out[b, h, i] += weight * kv[slot, 1, h, i]

@@ -61,11 +61,11 @@ def prefetch(addresses):
 
 
 @triton.jit
-def _load_columns(kv, places, start, end, h, BT: tl.constexpr, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+def _load_columns(kv, slots, start, end, h, BT: tl.constexpr, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
     """Load the keys and values of one head in a block of columns of a text, and the mask of those before the end."""
     t, d = start + tl.arange(0, BT), tl.arange(0, DP)
     real = t < end
-    slot = tl.load(places + t, real, 0).to(tl.int64)
+    slot = tl.load(slots + t, real, 0).to(tl.int64)
     address = kv + slot[:, None] * (2 * H * D) + h * D + d[None, :]
     inside = real[:, None] & (d < D)[None, :]
     return tl.load(address, inside, 0), tl.load(address + H * D, inside, 0), real
@@ -84,7 +84,7 @@ def _online_softmax(query, k, v, real, max_score, weight_sum, output):
 
 @triton.jit(do_not_specialize=["T", "last_step"])
 def _attend(
-    q, new, kv, places, first, last, out, parts, T, last_step, scale,
+    q, new, kv, slots, first, last, out, parts, T, last_step, scale,
     Q_ROW: tl.constexpr, NEW_ROW: tl.constexpr, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BT: tl.constexpr,
     WRITES: tl.constexpr, UNCHANGED: tl.constexpr, SPLITS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -101,7 +101,7 @@ def _attend(
     begin, end = tl.load(first + b), tl.load(last + b * last_step)
     if WRITES:
         end -= 1
-        own_slot = kv + tl.load(places + b * T + end).to(tl.int64) * (2 * H * D) + h * D + d
+        own_slot = kv + tl.load(slots + b * T + end).to(tl.int64) * (2 * H * D) + h * D + d
     if SPLITS > 1:
         size = tl.cdiv(end - begin, SPLITS)
         begin += split * size
@@ -109,10 +109,10 @@ def _attend(
     if UNCHANGED and EARLY:
         for start in range(begin + BT, end, AHEAD):
             t = tl.minimum(start + tl.arange(0, AHEAD), end - 1)
-            address = kv + tl.load(places + b * T + t).to(tl.int64) * (2 * H * D) + h * D
+            address = kv + tl.load(slots + b * T + t).to(tl.int64) * (2 * H * D) + h * D
             prefetch(address)
             prefetch(address + H * D)
-    k, v, real = _load_columns(kv, places + b * T, begin, end, h, BT, H, D, DP)
+    k, v, real = _load_columns(kv, slots + b * T, begin, end, h, BT, H, D, DP)
     if UNCHANGED:
         let_in(EARLY)
     query = tl.load(q + b * Q_ROW + h * D + d, inside, 0).to(tl.float32) * scale
@@ -128,7 +128,7 @@ def _attend(
         output = tl.where(is_first, new_v.to(tl.float32), output)
     max_score, weight_sum, output = _online_softmax(query, k, v, real, max_score, weight_sum, output)
     for start in range(begin + BT, end, BT):
-        k, v, real = _load_columns(kv, places + b * T, start, end, h, BT, H, D, DP)
+        k, v, real = _load_columns(kv, slots + b * T, start, end, h, BT, H, D, DP)
         max_score, weight_sum, output = _online_softmax(query, k, v, real, max_score, weight_sum, output)
     row = b * H + h
     if SPLITS > 1:
@@ -165,15 +165,15 @@ def attend_partial(
 ) -> PartialAttention:
     """Return the same as `attend`, but leave the partial results of several programs uncombined."""
     rows, heads, size = q.shape
-    places, first, last = reach
-    columns = places.shape[1]
+    slots, first, last = reach
+    columns = slots.shape[1]
     most = min(columns // min_split, PROGRAMS // (rows * heads))
     splits, padded = 1 << max(most, 1).bit_length() - 1, max(triton.next_power_of_2(size), 16)
     out = torch.empty(rows, heads, size, dtype=q.dtype, device=q.device)
     parts = torch.empty(rows * heads * splits * (padded + 2), device=q.device) if splits > 1 else out
     new_kv, block = q if new is None else new, COLUMN_BLOCKS[columns > 64 or rows * heads * splits <= 2 * PROGRAMS]
     _attend[rows, heads, splits](
-        q, new_kv, kv, places, first, last, out, parts, columns, last.stride(0), size**-0.5,
+        q, new_kv, kv, slots, first, last, out, parts, columns, last.stride(0), size**-0.5,
         Q_ROW=q.stride(0), NEW_ROW=new_kv.stride(0), H=heads, D=size, DP=padded, BT=block, WRITES=new is not None,
         UNCHANGED=unchanged, SPLITS=splits, AHEAD=AHEAD, num_warps=max(padded * block // PER_WARP, 1), **early(),
     )  # fmt: skip

@@ -187,7 +187,7 @@ def placed(ids: Tensor, words: Tensor, places: Tensor, cache: KVCache, scale: fl
 def step(blocks: nn.Module, x: Tensor, cache: KVCache, held: tuple[Tensor, ...], reach: KVIndex | None) -> Tensor:
     """Return the same as `weft.nn.transformer.blocks.Blocks.step`."""
     residuals = [residual for block in blocks.blocks for residual in _residuals(block)]
-    pre_norm = residuals[0].before
+    pre_norm = residuals[0].pre_norm
     norms = [residual.norm for residual in residuals]
     normed = add_norm(x, norms[0])[1] if pre_norm else x
     next_norms = iter([*norms[1:], blocks.norm] if pre_norm else norms)  # the norm of the next layer's input
