@@ -1,4 +1,4 @@
-"""Weights are kept while someone looks, and only then, and only those that were asked for."""
+"""Attention weights are recorded inside `capture`, only there, and only those of the chosen layers and heads."""
 
 import pytest
 import torch
@@ -23,7 +23,9 @@ def test_each_call_is_kept_in_order_by_place_and_layer():
         record("cross", calls[1])
         record("self", calls[2], layer=1)
     assert list(maps.weights) == [("cross", 0), ("self", 1)]
-    assert [torch.equal(got, must) for got, must in zip(maps.weights["cross", 0], calls, strict=False)] == [True, True]
+    assert [
+        torch.equal(actual, expected) for actual, expected in zip(maps.weights["cross", 0], calls, strict=False)
+    ] == [True, True]
     assert torch.equal(maps.weights["self", 1][0], calls[2])
 
 

@@ -47,9 +47,9 @@ class Told:
         assert self.held.position.tolist() == [len(row) - 1 for row in self.lists[0]]
         places, first, last = self.held.reach
         for kv, rows in zip(self.held.log.layers, self.lists, strict=True):
-            for row, must in enumerate(rows):
+            for row, expected in enumerate(rows):
                 own = places[row, int(first[row]) : int(last[row])].long()
-                assert torch.equal(kv.flatten(0, 1)[own], torch.stack(must)), "another's keys and values"
+                assert torch.equal(kv.flatten(0, 1)[own], torch.stack(expected)), "another's keys and values"
 
 
 def live(choose, steps=8):
@@ -182,7 +182,7 @@ def test_a_prompt_may_be_shorter_than_is_said():
 
 @pytest.fixture(params=[False, True], ids=["quick", "plain"])
 def graded(request):
-    """Where no gradient is wanted, single precision goes a quicker way."""
+    """Without gradients, float32 goes through the numba kernel."""
     with torch.set_grad_enabled(request.param):
         yield
 
@@ -248,7 +248,7 @@ def test_each_hypothesis_reaches_its_own_source(lengths):
     found = attend_cached(q, kv, reach)
     for row, own in enumerate(tokens.split(kv)):
         heads = zip(q[row], own[:, 0].unbind(1), own[:, 1].unbind(1), strict=True)
-        must = torch.stack([paper.attention(Q[None], K, V, False)[0][0] for Q, K, V in heads])
-        torch.testing.assert_close(found[row], must, rtol=0, atol=1e-6)
+        expected = torch.stack([paper.attention(Q[None], K, V, False)[0][0] for Q, K, V in heads])
+        torch.testing.assert_close(found[row], expected, rtol=0, atol=1e-6)
     rows = torch.tensor([len(lengths) - 1, 0, 0])
     torch.testing.assert_close(attend_cached(q[rows], kv, reach.select(rows)), found[rows], rtol=0, atol=1e-6)

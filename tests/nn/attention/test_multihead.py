@@ -17,7 +17,7 @@ from weft.tokens import Tokens
 
 quick = settings(deadline=None, derandomize=True, max_examples=25)
 HEADS, SIZE = 2, 4
-RAGGED = [(5, 7), (1, 33), (20, 1), (16, 16), (17, 40), (3, 6)]  # what looks and what is looked at: several groups
+RAGGED = [(5, 7), (1, 33), (20, 1), (16, 16), (17, 40), (3, 6)]  # lengths of queries and keys: several groups
 own_lengths = st.lists(st.integers(0, 40), min_size=1, max_size=6)
 lengths_of_pairs = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=6)
 
@@ -27,17 +27,19 @@ def tokens_of(lengths):
 
 
 def layout_of(pairs):
-    return AttentionLayout(tokens_of([asks for asks, _ in pairs]), tokens_of([holds for _, holds in pairs]))
+    return AttentionLayout(
+        tokens_of([query_length for query_length, _ in pairs]), tokens_of([key_length for _, key_length in pairs])
+    )
 
 
-def drawn(layout, dtype=torch.float64, seed=0):
+def random_qkv(layout, dtype=torch.float64, seed=0):
     torch.manual_seed(seed)
     sizes = len(layout.queries.ids), len(layout.keys.ids), len(layout.keys.ids)
     return [torch.randn(size, HEADS, SIZE, dtype=dtype, requires_grad=True) for size in sizes]
 
 
 def explicit(q, k, v, layout, causal):
-    """Equation 1, sequence by sequence and head by head; over nothing, nought."""
+    """Equation 1, sequence by sequence and head by head; without keys, zero."""
     found = []
     for Q, K, V in zip(layout.queries.split(q), layout.keys.split(k), layout.keys.split(v), strict=True):
         heads = [paper.attention(Q[:, n], K[:, n], V[:, n], causal)[0] for n in range(q.shape[1])]
@@ -46,12 +48,14 @@ def explicit(q, k, v, layout, causal):
 
 
 def check_fused(layout, causal):
-    q, k, v = drawn(layout)
-    got, must = (way(q, k, v, layout, causal) for way in (fused, explicit))
-    agree([got, q, k, v], [must, q, k, v], {"q": q, "k": k, "v": v})  # with q, there is a gradient where all is empty
+    q, k, v = random_qkv(layout)
+    actual, expected = (way(q, k, v, layout, causal) for way in (fused, explicit))
+    agree(
+        [actual, q, k, v], [expected, q, k, v], {"q": q, "k": k, "v": v}
+    )  # with q, there is a gradient where all is empty
 
 
-# The kernel's place, in float64 with gradients.
+# PyTorch's kernel, in float64 with gradients.
 
 
 @quick
@@ -74,7 +78,7 @@ def test_any_sequences_look_at_themselves(lengths, causal):
 
 
 def test_no_sequences_are_answered_by_nothing():
-    assert fused(*drawn(layout_of([])), layout_of([]), False).shape == (0, HEADS, SIZE)
+    assert fused(*random_qkv(layout_of([])), layout_of([]), False).shape == (0, HEADS, SIZE)
 
 
 def broken(monkeypatch, change):
@@ -112,7 +116,7 @@ def test_answers_in_another_order_are_caught():
 def test_sequences_of_like_length_go_together(pairs):
     layout = layout_of(pairs)
     groups, _ = layout.groups
-    bands = {(-(-asks // 16), -(-holds // 16)) for asks, holds in pairs if asks}
+    bands = {(-(-query_length // 16), -(-key_length // 16)) for query_length, key_length in pairs if query_length}
     assert len(groups) == len(bands)
     for flat, name in (
         (layout.queries, "queries"),
@@ -145,7 +149,7 @@ def alone(q, k, v, layout, causal):
 @example(RAGGED)
 def test_alone_as_in_any_batch(pairs):
     layout = layout_of(pairs)
-    q, k, v = drawn(layout, torch.float32)
+    q, k, v = random_qkv(layout, torch.float32)
     torch.testing.assert_close(fused(q, k, v, layout, False), alone(q, k, v, layout, False), rtol=0, atol=1e-6)
 
 
@@ -153,21 +157,23 @@ def test_alone_as_in_any_batch(pairs):
 @given(own_lengths)
 def test_alone_as_in_any_batch_where_it_is_causal(lengths):
     layout = AttentionLayout.itself(tokens_of(lengths))
-    q, k, v = drawn(layout, torch.float32)
+    q, k, v = random_qkv(layout, torch.float32)
     torch.testing.assert_close(fused(q, k, v, layout, True), alone(q, k, v, layout, True), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("asks", "holds", "causal"), [(5, 7, False), (33, 1, False), (17, 17, True), (90, 90, True)])
-def test_alone_as_in_a_batch_of_one_length(asks, holds, causal):
-    layout = layout_of([(asks, holds)] * 4)
-    q, k, v = drawn(layout, torch.float32)
+@pytest.mark.parametrize(
+    ("query_length", "key_length", "causal"), [(5, 7, False), (33, 1, False), (17, 17, True), (90, 90, True)]
+)
+def test_alone_as_in_a_batch_of_one_length(query_length, key_length, causal):
+    layout = layout_of([(query_length, key_length)] * 4)
+    q, k, v = random_qkv(layout, torch.float32)
     torch.testing.assert_close(fused(q, k, v, layout, causal), alone(q, k, v, layout, causal), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_others_say_changes_nothing_exactly(causal):
     layout = AttentionLayout.itself(tokens_of([4, 9, 20, 12]))
-    q, k, v = drawn(layout, torch.float32)
+    q, k, v = random_qkv(layout, torch.float32)
     before, others = fused(q, k, v, layout, causal), torch.ones(45, 1, 1)
     others[4:13] = 0
     after = fused(q + others, k + others, v - others, layout, causal)
@@ -178,15 +184,15 @@ def test_what_others_say_changes_nothing_exactly(causal):
 def test_an_unmasked_batch_is_not_as_alone(monkeypatch):
     """The negative control: what fills up a group is seen."""
     layout = layout_of(RAGGED)
-    q, k, v = drawn(layout, torch.float32)
-    must = alone(q, k, v, layout, False)
+    q, k, v = random_qkv(layout, torch.float32)
+    expected = alone(q, k, v, layout, False)
     broken(monkeypatch, {"attn_mask": None})
-    assert not torch.allclose(fused(q, k, v, layout, False), must, rtol=0, atol=1e-2)
+    assert not torch.allclose(fused(q, k, v, layout, False), expected, rtol=0, atol=1e-2)
 
 
 def test_future_tokens_change_nothing_exactly():
     layout = AttentionLayout.itself(tokens_of([6, 19, 8, 0, 17]))
-    q, k, v = drawn(layout, torch.float32)
+    q, k, v = random_qkv(layout, torch.float32)
     before, place = fused(q, k, v, layout, True), torch.cat([torch.arange(length) for length in layout.queries.lengths])
     for cut in range(1, 19):
         ahead = (place >= cut).float()[:, None, None]
@@ -199,22 +205,26 @@ def test_future_tokens_change_nothing_exactly():
 
 
 def attending(place="encoder", off=(), heads=3, dtype=torch.float64, seed=0, width=3 * SIZE):
-    made = MultiHeadAttention(width, heads, place, layer=1, causal=place == "decoder", off=off).to(dtype)
-    scatter(made, seed)
-    return made
+    attention = MultiHeadAttention(width, heads, place, layer=1, causal=place == "decoder", off=off).to(dtype)
+    scatter(attention, seed)
+    return attention
 
 
 def inputs(place, pairs=RAGGED, dtype=torch.float64, width=3 * SIZE):
-    layout = layout_of(pairs) if place == "cross" else AttentionLayout.itself(tokens_of([asks for asks, _ in pairs]))
+    layout = (
+        layout_of(pairs)
+        if place == "cross"
+        else AttentionLayout.itself(tokens_of([query_length for query_length, _ in pairs]))
+    )
     torch.manual_seed(1)
     x, memory = (torch.randn(len(one.ids), width, dtype=dtype) for one in (layout.queries, layout.keys))
     return x.requires_grad_(), layout, memory.requires_grad_() if place == "cross" else None
 
 
-def reference(made, x, layout, memory, off=()):
-    """Return what the paper makes of each sequence, and where each head looks."""
-    w, place, looks = weights_of(made), (made.place, made.layer), []
-    kind, found = paper.Kind(made.heads, off={place: off}), []
+def reference(attention, x, layout, memory, off=()):
+    """Return each sequence's output and attention weights by the paper's equations."""
+    w, place, looks = weights_of(attention), (attention.place, attention.layer), []
+    kind, found = paper.Kind(attention.heads, off={place: off}), []
     pairs = zip(layout.queries.split(x), layout.keys.split(x if memory is None else memory), strict=True)
     for own, other in pairs:
         found.append(paper.multi_head(w, kind, place, own, other))
@@ -225,20 +235,20 @@ def reference(made, x, layout, memory, off=()):
 @pytest.mark.parametrize("heads", [1, 3, 6])
 @pytest.mark.parametrize("place", ["encoder", "decoder", "cross"])
 def test_many_heads_are_the_papers(place, heads):
-    made, (x, layout, memory) = attending(place, heads=heads), inputs(place)
-    by = {**dict(made.named_parameters()), "x": x} | ({} if memory is None else {"memory": memory})
-    agree([made(x, layout, memory)], [reference(made, x, layout, memory)[0]], by)
+    attention, (x, layout, memory) = attending(place, heads=heads), inputs(place)
+    by = {**dict(attention.named_parameters()), "x": x} | ({} if memory is None else {"memory": memory})
+    agree([attention(x, layout, memory)], [reference(attention, x, layout, memory)[0]], by)
 
 
 @pytest.mark.parametrize("place", ["encoder", "decoder", "cross"])
 def test_gradients_are_those_of_small_differences(place):
-    made, (x, layout, memory) = attending(place, width=6), inputs(place, [(3, 2), (1, 4)], width=6)
-    names, values = zip(*made.named_parameters(), strict=True)
+    attention, (x, layout, memory) = attending(place, width=6), inputs(place, [(3, 2), (1, 4)], width=6)
+    names, values = zip(*attention.named_parameters(), strict=True)
 
     def run(x, *rest):
         given = None if memory is None else rest[0]
         weights = dict(zip(names, rest[-len(names) :], strict=True))
-        return torch.func.functional_call(made, weights, (x, layout, given))
+        return torch.func.functional_call(attention, weights, (x, layout, given))
 
     assert torch.autograd.gradcheck(run, (x, *([] if memory is None else [memory]), *values))
 
@@ -246,23 +256,25 @@ def test_gradients_are_those_of_small_differences(place):
 @pytest.mark.parametrize("off", [[0], [2], [0, 1], [1, 2]])
 @pytest.mark.parametrize("place", ["encoder", "decoder", "cross"])
 def test_a_head_that_is_off_is_as_one_that_answers_nought(place, off):
-    whole, made, (x, layout, memory) = attending(place), attending(place, off, seed=9), inputs(place)
+    whole, attention, (x, layout, memory) = attending(place), attending(place, off, seed=9), inputs(place)
     cut = {name: whole.cut(name, value) for name, value in whole.named_parameters()}
     assert all(torch.equal(value, cut[name]) for name, value in whole.named_parameters())  # it has all of its heads
-    made.load_state_dict({name: made.cut(name, value) for name, value in whole.named_parameters()})
-    must = reference(whole, x, layout, memory, off)[0]
-    got = made(x, layout, memory)
-    torch.testing.assert_close(got, must, rtol=1e-9, atol=1e-11)
-    mine = torch.autograd.grad(got.square().sum(), list(made.parameters()))
-    yours = torch.autograd.grad(must.square().sum(), list(whole.parameters()))
+    attention.load_state_dict({name: attention.cut(name, value) for name, value in whole.named_parameters()})
+    expected = reference(whole, x, layout, memory, off)[0]
+    actual = attention(x, layout, memory)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+    mine = torch.autograd.grad(actual.square().sum(), list(attention.parameters()))
+    yours = torch.autograd.grad(expected.square().sum(), list(whole.parameters()))
     for (name, _), one, other in zip(whole.named_parameters(), mine, yours, strict=True):
-        torch.testing.assert_close(one, made.cut(name, other), rtol=1e-9, atol=1e-11)
-    assert not torch.allclose(got, reference(whole, x, layout, memory, [(off[0] + 1) % 3])[0])  # the negative control
+        torch.testing.assert_close(one, attention.cut(name, other), rtol=1e-9, atol=1e-11)
+    assert not torch.allclose(
+        actual, reference(whole, x, layout, memory, [(off[0] + 1) % 3])[0]
+    )  # the negative control
 
 
 def test_heads_that_are_off_take_no_room_and_what_is_cut_stays_as_it_is():
-    made = attending("cross", off=[1])
-    assert {name: tuple(value.shape) for name, value in made.named_parameters()} == {
+    attention = attending("cross", off=[1])
+    assert {name: tuple(value.shape) for name, value in attention.named_parameters()} == {
         "in_proj.weight": (8, 12),
         "in_proj.bias": (8,),
         "kv_proj.weight": (16, 12),
@@ -270,44 +282,49 @@ def test_heads_that_are_off_take_no_room_and_what_is_cut_stays_as_it_is():
         "out_proj.weight": (12, 8),
         "out_proj.bias": (12,),
     }
-    assert all(made.cut(name, value) is value for name, value in made.named_parameters())
+    assert all(attention.cut(name, value) is value for name, value in attention.named_parameters())
 
 
 # Looking on.
 
 
-def looked(made, x, layout, memory=None, **chosen):
+def captured(attention, x, layout, memory=None, **chosen):
     with capture(**chosen) as maps:
-        found = made(x, layout, memory)
+        found = attention(x, layout, memory)
     return found, maps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("place", ["encoder", "decoder", "cross"])
 def test_looking_on_shows_the_weights_and_changes_nothing(place, dtype):
-    made, (x, layout, memory) = attending(place, dtype=dtype), inputs(place, dtype=dtype)
-    found, maps = looked(made, x, layout, memory)
-    assert torch.equal(found, made(x, layout, memory))
+    attention, (x, layout, memory) = attending(place, dtype=dtype), inputs(place, dtype=dtype)
+    found, maps = captured(attention, x, layout, memory)
+    assert torch.equal(found, attention(x, layout, memory))
     (weights,) = maps.weights[place, 1]
     assert weights.shape == (len(RAGGED), 3, layout.queries.longest, layout.keys.longest)
     assert not weights.requires_grad
-    q, kv = made.project(x, memory)
+    q, kv = attention.project(x, memory)
     for row, (Q, K) in enumerate(zip(layout.queries.split(q), layout.keys.split(kv[:, 0]), strict=True)):
         for head in range(3):
-            _, must = paper.attention(Q[:, head], K[:, head], K[:, head], place == "decoder")
-            got = weights[row, head, : len(Q), : len(K)]
-            torch.testing.assert_close(got, must.float(), rtol=0, atol=1e-6)
-            torch.testing.assert_close(got.sum(-1), torch.ones(len(Q)), rtol=0, atol=1e-6)
-            assert place != "decoder" or not got.triu(1).any()
+            _, expected = paper.attention(Q[:, head], K[:, head], K[:, head], place == "decoder")
+            actual = weights[row, head, : len(Q), : len(K)]
+            torch.testing.assert_close(actual, expected.float(), rtol=0, atol=1e-6)
+            torch.testing.assert_close(actual.sum(-1), torch.ones(len(Q)), rtol=0, atol=1e-6)
+            assert place != "decoder" or not actual.triu(1).any()
         assert not weights[row, :, len(Q) :].any()
         assert not weights[row, :, :, len(K) :].any()
 
 
 def test_weights_are_those_of_the_whole_way_from_the_input():
-    made, (x, layout, memory) = attending("cross"), inputs("cross")
-    (weights,), looks = looked(made, x, layout, memory)[1].weights["cross", 1], reference(made, x, layout, memory)[1]
-    for got, must in zip(weights, looks, strict=True):
-        torch.testing.assert_close(got[:, : must.shape[1], : must.shape[2]], must.float(), rtol=0, atol=1e-6)
+    attention, (x, layout, memory) = attending("cross"), inputs("cross")
+    (weights,), looks = (
+        captured(attention, x, layout, memory)[1].weights["cross", 1],
+        reference(attention, x, layout, memory)[1],
+    )
+    for actual, expected in zip(weights, looks, strict=True):
+        torch.testing.assert_close(
+            actual[:, : expected.shape[1], : expected.shape[2]], expected.float(), rtol=0, atol=1e-6
+        )
 
 
 def test_weights_of_another_scale_are_caught(monkeypatch):
@@ -320,7 +337,7 @@ def test_weights_of_another_scale_are_caught(monkeypatch):
 
 @pytest.fixture
 def computed(monkeypatch):
-    """Count the heads whose weights are made, call by call."""
+    """Count the heads whose weights are computed, call by call."""
     real, calls = multihead.weights_of, []
 
     def spy(q, k, causal):
@@ -332,47 +349,47 @@ def computed(monkeypatch):
 
 
 def test_only_what_is_looked_at_is_computed(computed):
-    made, (x, layout, _) = attending(), inputs("encoder")
-    made(x, layout)
-    looked(made, x, layout, layers=[0, 2])  # this one is layer 1
+    attention, (x, layout, _) = attending(), inputs("encoder")
+    attention(x, layout)
+    captured(attention, x, layout, layers=[0, 2])  # this one is layer 1
     assert computed == []
-    looked(made, x, layout, layers=[1], heads=[2])
+    captured(attention, x, layout, layers=[1], heads=[2])
     assert computed == [1] * len(RAGGED)
 
 
 def test_chosen_heads_come_in_the_order_asked_for():
-    made, (x, layout, _) = attending(), inputs("encoder")
-    (whole,) = looked(made, x, layout)[1].weights["encoder", 1]
-    maps = looked(made, x, layout, heads=[2, 0])[1]
+    attention, (x, layout, _) = attending(), inputs("encoder")
+    (whole,) = captured(attention, x, layout)[1].weights["encoder", 1]
+    maps = captured(attention, x, layout, heads=[2, 0])[1]
     torch.testing.assert_close(maps.weights["encoder", 1][0], whole[:, [2, 0]], rtol=0, atol=1e-6)
     assert maps.numbers == {("encoder", 1): [2, 0]}
 
 
 def test_heads_keep_their_numbers_where_others_are_off():
-    whole, made, (x, layout, _) = attending(), attending(off=[1]), inputs("encoder")
-    made.load_state_dict({name: made.cut(name, value) for name, value in whole.named_parameters()})
-    (all_heads,), maps = looked(whole, x, layout)[1].weights["encoder", 1], looked(made, x, layout)[1]
+    whole, attention, (x, layout, _) = attending(), attending(off=[1]), inputs("encoder")
+    attention.load_state_dict({name: attention.cut(name, value) for name, value in whole.named_parameters()})
+    (all_heads,), maps = captured(whole, x, layout)[1].weights["encoder", 1], captured(attention, x, layout)[1]
     assert maps.numbers == {("encoder", 1): [0, 2]}
     torch.testing.assert_close(maps.weights["encoder", 1][0], all_heads[:, [0, 2]], rtol=0, atol=1e-6)
-    for asked, shown in (([2, 1], [2]), ([1], [])):  # one that is off has nothing to show
-        maps = looked(made, x, layout, heads=asked)[1]
+    for asked, shown in (([2, 1], [2]), ([1], [])):  # a pruned head has no weights
+        maps = captured(attention, x, layout, heads=asked)[1]
         assert maps.numbers == {("encoder", 1): shown}
         torch.testing.assert_close(maps.weights["encoder", 1][0], all_heads[:, shown], rtol=0, atol=1e-6)
 
 
 def test_a_head_that_no_layer_has_is_refused():
-    made, (x, layout, _) = attending(off=[1]), inputs("encoder")
+    attention, (x, layout, _) = attending(off=[1]), inputs("encoder")
     with pytest.raises(ConfigError, match=r"heads: the model has 3 heads, counted from 0, but \[0, 3\] are asked for"):
-        looked(made, x, layout, heads=[3, 0])
+        captured(attention, x, layout, heads=[3, 0])
 
 
 def test_empty_sequences_are_looked_at_too():
-    made, (x, layout, memory) = attending("cross"), inputs("cross", [(2, 0), (0, 3), (1, 2)])
-    found, maps = looked(made, x, layout, memory)
+    attention, (x, layout, memory) = attending("cross"), inputs("cross", [(2, 0), (0, 3), (1, 2)])
+    found, maps = captured(attention, x, layout, memory)
     (weights,) = maps.weights["cross", 1]
     assert not weights[:2].any()
     torch.testing.assert_close(weights[2, :, 0].sum(-1), torch.ones(3), rtol=0, atol=1e-6)
-    assert torch.equal(found[:2], made.out_proj.bias.expand(2, -1))  # nothing was found: what is left is the bias
+    assert torch.equal(found[:2], attention.out_proj.bias.expand(2, -1))  # no keys: only the bias is left
 
 
 @pytest.mark.parametrize("size", [4, 8, 20])
@@ -388,6 +405,6 @@ def test_heads_of_any_size_go_through_a_kernel_of_multiples_of_8(monkeypatch, si
     torch.manual_seed(0)
     q, k, v = (torch.randn(8, HEADS, size, dtype=torch.float64, requires_grad=True) for _ in range(3))
     for causal in (False, True):
-        got, must = (way(q, k, v, layout, causal) for way in (multihead._varlen_attention, explicit))
-        agree([got], [must], {"q": q, "k": k, "v": v})
+        actual, expected = (way(q, k, v, layout, causal) for way in (multihead._varlen_attention, explicit))
+        agree([actual], [expected], {"q": q, "k": k, "v": v})
     assert all(one % 8 == 0 for one in seen)

@@ -47,8 +47,8 @@ def test_sinusoids_are_the_papers(width):
 def test_single_values_by_hand():
     first, second = Sinusoidal(4)(torch.tensor([0, 3]))
     assert first.tolist() == [0, 1, 0, 1]
-    must = [math.sin(3), math.cos(3), math.sin(3 / 100), math.cos(3 / 100)]
-    torch.testing.assert_close(second, torch.tensor(must), rtol=0, atol=1e-7)
+    expected = [math.sin(3), math.cos(3), math.sin(3 / 100), math.cos(3 / 100)]
+    torch.testing.assert_close(second, torch.tensor(expected), rtol=0, atol=1e-7)
 
 
 def test_the_equation_notices_halves_in_place_of_turns():
@@ -63,9 +63,9 @@ def test_halves_are_the_same_waves_in_another_order(width):
     """As Marian has them, and as exact: the weights that read them are another's."""
     vectors = Sinusoidal(width, halves=True)(torch.arange(2000))
     angle = [[place / 10000 ** (2 * (i // 2) / width) for i in range(width)] for place in range(2000)]
-    must = torch.tensor([[*map(math.sin, row[::2]), *map(math.cos, row[1::2])] for row in angle])
+    expected = torch.tensor([[*map(math.sin, row[::2]), *map(math.cos, row[1::2])] for row in angle])
     assert vectors.dtype == torch.float32
-    torch.testing.assert_close(vectors, must, rtol=0, atol=1e-7)
+    torch.testing.assert_close(vectors, expected, rtol=0, atol=1e-7)
     assert torch.equal(Sinusoidal(width, halves=True).vectors(2000, vectors.device), vectors)
     if width > 2:
         assert not torch.equal(Sinusoidal(width).vectors(2000, vectors.device), vectors)
@@ -80,9 +80,9 @@ def test_sinusoids_have_nothing_to_learn_and_no_limit():
 
 def test_a_vector_depends_on_its_position_alone():
     made, mixed = Sinusoidal(10), torch.tensor([5, 0, 5, 900, 1] * 300)
-    must = torch.cat([made(one[None]) for one in mixed])
+    expected = torch.cat([made(one[None]) for one in mixed])
     for longest in (None, 901, 1000):  # how long a text may be at most changes nothing
-        torch.testing.assert_close(made(mixed, longest), must, rtol=0, atol=1e-6)
+        torch.testing.assert_close(made(mixed, longest), expected, rtol=0, atol=1e-6)
 
 
 def test_learned_positions_are_rows_of_their_table():

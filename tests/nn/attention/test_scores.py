@@ -1,4 +1,4 @@
-"""The six scores against their equations; empty places weigh nothing, and spread nothing."""
+"""The six attention scores against their equations; padding has weight zero, and no influence."""
 
 import math
 
@@ -29,19 +29,19 @@ def test_additive_is_bahdanaus_equation():
     W, U, b, v = (
         value.detach() for value in (score.query.weight, score.key.weight, score.key.bias, score.energy.weight)
     )
-    got = scored(score, query, memory).detach()
+    actual = scored(score, query, memory).detach()
     for row in range(2):
         for place in range(6):
             hidden = [math.tanh(sum(W[a] * query[row]) + sum(U[a] * memory[row, place]) + b[a]) for a in range(5)]
-            must = sum(float(v[0, a]) * hidden[a] for a in range(5))
-            assert got[row, place].item() == pytest.approx(must, abs=1e-12)
+            expected = sum(float(v[0, a]) * hidden[a] for a in range(5))
+            assert actual[row, place].item() == pytest.approx(expected, abs=1e-12)
 
 
 SCORES = ["cosine", "additive", "location", "general", "dot", "scaled-dot"]
 
 
 def by_equation(name, score, query, key, place):
-    """One score, written down from its paper with plain numbers."""
+    """One score by its paper's equation, in plain Python."""
 
     def dot(one, other):
         return sum(float(a) * float(b) for a, b in zip(one, other, strict=True))
@@ -71,18 +71,18 @@ def by_equation(name, score, query, key, place):
 def test_a_score_is_its_equation(name):
     torch.manual_seed(1)
     score, query, memory = make_score(name, 4, positions=9).double(), draw(3, 4), draw(3, 5, 4)
-    got = scored(score, query, memory)
+    actual = scored(score, query, memory)
     for row in range(3):
         for place in range(5):
-            must = by_equation(name, score, query[row].tolist(), memory[row, place].tolist(), place)
-            assert got[row, place].item() == pytest.approx(must, abs=1e-10)
+            expected = by_equation(name, score, query[row].tolist(), memory[row, place].tolist(), place)
+            assert actual[row, place].item() == pytest.approx(expected, abs=1e-10)
 
 
 def test_the_equation_of_another_score_is_caught():
     torch.manual_seed(1)
     score, query, memory = make_score("scaled-dot", 4, positions=9).double(), draw(1, 4), draw(1, 2, 4)
-    got = scored(score, query, memory)[0, 1].item()
-    assert got != pytest.approx(by_equation("dot", score, query[0].tolist(), memory[0, 1].tolist(), 1), abs=1e-3)
+    actual = scored(score, query, memory)[0, 1].item()
+    assert actual != pytest.approx(by_equation("dot", score, query[0].tolist(), memory[0, 1].tolist(), 1), abs=1e-3)
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -102,9 +102,9 @@ def test_scores_and_attend_have_the_gradient_of_their_function(name):
 def test_many_queries_at_once_are_each_of_them_alone(name):
     torch.manual_seed(3)
     score, queries, memory = make_score(name, 4, positions=3).double(), draw(2, 5, 4), draw(2, 6, 4)
-    got = score(queries, score.keys(memory))
+    actual = score(queries, score.keys(memory))
     for step in range(5):
-        torch.testing.assert_close(got[:, step], scored(score, queries[:, step], memory))
+        torch.testing.assert_close(actual[:, step], scored(score, queries[:, step], memory))
 
 
 def test_location_looks_no_further_than_its_positions():
@@ -156,8 +156,8 @@ def test_what_stands_in_empty_places_cannot_matter(dtype):
     empty = torch.tensor([[False, False, True]])
     before = attend(scores, memory, empty)
     scores[0, 0, 2], memory[0, 2] = 6e4, 100.0
-    for got, must in zip(attend(scores, memory, empty), before, strict=True):
-        assert torch.equal(got, must)
+    for actual, expected in zip(attend(scores, memory, empty), before, strict=True):
+        assert torch.equal(actual, expected)
     assert before[0].item() == 2.0
 
 

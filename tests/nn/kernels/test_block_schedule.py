@@ -8,7 +8,7 @@ from weft.nn.kernels.block_schedule import KEY_BLOCK, QUERY_BLOCK, TILE_LENGTHS,
 
 
 def blocks_of(listed, size, lengths):
-    """The tokens that blocks name, as (sequence, place), in order."""
+    """The tokens in the blocks, as (sequence, position), in order."""
     named = [(row, first) for row, first in listed.tolist() if row >= 0]
     return sorted((row, at) for row, first in named for at in range(first, min(first + size, lengths[row])))
 

@@ -11,7 +11,7 @@ GPU = torch.device("cuda")
 
 @pytest.fixture
 def tried(monkeypatch):
-    """Try kernels whose answers are given: what is exact, what the plain way finds, and what they do."""
+    """Run the self-test with given results: exact, of eager PyTorch, and of the kernels."""
 
     def run(*answers, learning=True):
         given = iter(answers)
@@ -32,7 +32,7 @@ def test_without_a_gpu_there_is_nothing_to_try():
 ONES = torch.ones(4)
 
 
-@pytest.mark.parametrize("rounded", [1.0, 0.97])  # by the plain way; the kernels may be off by twice that and a little
+@pytest.mark.parametrize("rounded", [1.0, 0.97])  # by eager PyTorch; the kernels may be off by twice that and a little
 def test_kernels_that_are_as_exact_as_the_plain_way_are_trusted(tried, rounded):
     assert tried([ONES], [ONES * rounded], [ONES * (2 - rounded) * 1.009]) == ""
     assert codegen_triton.believed(learning=True)

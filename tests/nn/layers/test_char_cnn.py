@@ -41,12 +41,14 @@ def feature(cnn: CharCNN, word: str) -> Tensor:
 
 
 def check_definition(cnn: CharCNN, sentences: list[list[str]]) -> None:
-    got = cnn(spelt(*sentences))
-    must = torch.stack([feature(cnn, word) for sentence in sentences for word in sentence])
-    torch.testing.assert_close(got, must, rtol=1e-10, atol=1e-12)
+    actual = cnn(spelt(*sentences))
+    expected = torch.stack([feature(cnn, word) for sentence in sentences for word in sentence])
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
     weights = list(cnn.parameters())
-    pull = torch.randn_like(must)
-    for mine, theirs in zip(*(torch.autograd.grad((out * pull).sum(), weights) for out in (got, must)), strict=True):
+    pull = torch.randn_like(expected)
+    for mine, theirs in zip(
+        *(torch.autograd.grad((out * pull).sum(), weights) for out in (actual, expected)), strict=True
+    ):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
 
 

@@ -70,9 +70,9 @@ def gradients(crf: CRF, scores: Tensor, loss: Tensor) -> list[Tensor]:
 
 
 def check_definition(crf: CRF, scores: Tensor, tags: Tensor, lengths: Tensor) -> None:
-    got, must = crf.loss_sum(scores, tags, lengths), brute_loss(crf, scores, tags, lengths)
-    torch.testing.assert_close(got, must, rtol=1e-10, atol=1e-10)
-    for mine, theirs in zip(gradients(crf, scores, got / 3), gradients(crf, scores, must / 3), strict=True):
+    actual, expected = crf.loss_sum(scores, tags, lengths), brute_loss(crf, scores, tags, lengths)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+    for mine, theirs in zip(gradients(crf, scores, actual / 3), gradients(crf, scores, expected / 3), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-10)
     for mine, theirs in zip(crf.decode(scores, lengths), brute_decode(crf, scores, lengths), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
@@ -108,7 +108,7 @@ def test_the_gradient_is_that_of_small_changes():
 
 @pytest.mark.parametrize("broken", ["transposed", "no end", "no start", "run together"])
 def test_what_is_not_the_definition_is_caught(broken):
-    """The negative controls: a field that differs in one respect is told apart."""
+    """The negative controls: a CRF that differs in one respect is detected."""
     torch.manual_seed(1)
     crf, (scores, tags, lengths) = field(3), batch(3, [3, 4])
     other = field(3)
@@ -118,10 +118,10 @@ def test_what_is_not_the_definition_is_caught(broken):
             other.transitions.copy_(crf.transitions.T)
         elif broken != "run together":
             getattr(other, broken.removeprefix("no ")).zero_()
-    must = brute_loss(crf, scores, tags, lengths)
+    expected = brute_loss(crf, scores, tags, lengths)
     joined = torch.tensor([7]) if broken == "run together" else lengths
-    torch.testing.assert_close(crf.loss_sum(scores, tags, lengths), must)
-    assert not torch.isclose(other.loss_sum(scores, tags, joined), must, rtol=1e-3, atol=0)
+    torch.testing.assert_close(crf.loss_sum(scores, tags, lengths), expected)
+    assert not torch.isclose(other.loss_sum(scores, tags, joined), expected, rtol=1e-3, atol=0)
 
 
 @quick
@@ -166,7 +166,7 @@ def test_a_new_field_is_a_softmax_at_each_token():
 
 
 def padded_loss(crf: CRF, scores: Tensor, tags: Tensor, lengths: Tensor) -> Tensor:
-    """The textbook way: a padded batch, a mask, log-sum-exp, and autograd through the loop."""
+    """The textbook algorithm: a padded batch, a mask, log-sum-exp, and autograd through the loop."""
     cut = lengths.tolist()
     grid, gold = pad_sequence(list(scores.split(cut))), pad_sequence(list(tags.split(cut)))  # (T, B, K), (T, B)
     alpha, taken = crf.start + grid[0], crf.start[gold[0]]
@@ -186,10 +186,10 @@ def test_it_is_the_padded_and_masked_loop(dtype, tolerance):
     torch.manual_seed(0)
     scores, tags, lengths = batch(45, torch.randint(1, 40, (16,)).tolist())
     crf, scores = field(45, dtype=dtype), scores.detach().to(dtype).requires_grad_()
-    got, must = crf.loss_sum(scores, tags, lengths), padded_loss(crf, scores, tags, lengths)
-    assert got.dtype == dtype
-    torch.testing.assert_close(got, must, rtol=tolerance, atol=0)
-    for mine, theirs in zip(gradients(crf, scores, got), gradients(crf, scores, must), strict=True):
+    actual, expected = crf.loss_sum(scores, tags, lengths), padded_loss(crf, scores, tags, lengths)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=0)
+    for mine, theirs in zip(gradients(crf, scores, actual), gradients(crf, scores, expected), strict=True):
         assert mine.dtype == dtype
         torch.testing.assert_close(mine, theirs, rtol=0, atol=tolerance)
 
@@ -217,8 +217,8 @@ def test_it_says_what_pytorch_crf_says():
         "start": [-0.716487511951194, 0.27763382546397386, 0.43885368648721723],
         "end": [-0.8116148049966678, 2.7188570910571643, -1.9072422860604974],
     }
-    for name, must in recorded.items():
-        torch.testing.assert_close(crf.get_parameter(name).grad, torch.tensor(must, dtype=torch.float64), **exact)
+    for name, expected in recorded.items():
+        torch.testing.assert_close(crf.get_parameter(name).grad, torch.tensor(expected, dtype=torch.float64), **exact)
     fourth = torch.tensor([-0.9897073491960967, 0.9140006899432829, 0.07570665925281271], dtype=torch.float64)
     torch.testing.assert_close(scores.grad[3], fourth, **exact)
 

@@ -1,4 +1,4 @@
-"""Masks that last over a sequence, a batch, a walk; on average they change nothing, and out of training never."""
+"""Dropout masks that last for a sequence, a batch, a pass; the mean is unchanged, and evaluation has no dropout."""
 
 from itertools import pairwise
 
@@ -120,12 +120,12 @@ def test_dropped_weights_are_the_same_for_a_whole_walk(name, attention, kernels,
     layer = make_layer(name, attention)
     for real in (None, torch.arange(7)[:, None] < torch.tensor([7, 4, 2])):
         masks.clear()
-        got, state = layer(inputs, None, real)
+        actual, state = layer(inputs, None, real)
         (mask,) = masks
         assert set(mask.unique().tolist()) == {0.0, 2.0}
-        must, other = thinned(make_layer(name, attention), mask)(inputs, None, real)
+        expected, other = thinned(make_layer(name, attention), mask)(inputs, None, real)
         parts = [(one, two) for one, two in zip(state, other, strict=True) if one.is_floating_point()]
-        agree([got, *(one for one, _ in parts)], [must, *(two for _, two in parts)], {"inputs": inputs})
+        agree([actual, *(one for one, _ in parts)], [expected, *(two for _, two in parts)], {"inputs": inputs})
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -134,11 +134,11 @@ def test_a_dropped_weight_gets_no_gradient_and_others_theirs(name, monkeypatch):
     weight = layer.stages()[0].weight
     mask = draw_mask(0.5, weight.shape, weight)
     monkeypatch.setattr(cells, "draw_mask", lambda *_: mask)
-    (got,) = torch.autograd.grad(layer(inputs)[0].square().sum(), weight)
+    (actual,) = torch.autograd.grad(layer(inputs)[0].square().sum(), weight)
     plain = thinned(make_layer(name, "none"), mask)
-    (must,) = torch.autograd.grad(plain(inputs)[0].square().sum(), plain.stages()[0].weight)
-    torch.testing.assert_close(got, must * mask)
-    assert not got[mask == 0].any()
+    (expected,) = torch.autograd.grad(plain(inputs)[0].square().sum(), plain.stages()[0].weight)
+    torch.testing.assert_close(actual, expected * mask)
+    assert not actual[mask == 0].any()
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -162,8 +162,8 @@ def test_the_library_walks_by_the_weights_that_are_left():
         theirs.weight_hh_l0.mul_(mask)
     torch.manual_seed(7)
     outputs, (h, c) = layer(inputs)
-    must, (their_h, their_c) = theirs(inputs)
-    torch.testing.assert_close([outputs, h, c], [must, their_h[0], their_c[0]])
+    expected, (their_h, their_c) = theirs(inputs)
+    torch.testing.assert_close([outputs, h, c], [expected, their_h[0], their_c[0]])
 
 
 @pytest.mark.skipif(not (torch.cuda.is_available() and codegen_triton.available()), reason="needs CUDA and Triton")
@@ -175,11 +175,11 @@ def test_a_gpu_walks_by_the_weights_that_are_left(name, half, tolerance, monkeyp
     layer.drop, weight = 0.5, layer.stages()[0].weight
     mask = draw_mask(0.5, weight.shape, weight)
     monkeypatch.setattr(cells, "draw_mask", lambda p, shape, like: mask.to(like))
-    must, _ = layer.double()(inputs.double())
-    grads = torch.autograd.grad(must.square().sum(), list(layer.parameters()))
+    expected, _ = layer.double()(inputs.double())
+    grads = torch.autograd.grad(expected.square().sum(), list(layer.parameters()))
     there = layer.to("cuda", torch.float32)
     with torch.autocast("cuda", torch.bfloat16, enabled=half):
-        got, _ = there(inputs.cuda())
-    found = torch.autograd.grad(got.float().square().sum(), list(there.parameters()))
-    for one, other in zip((got, *found), (must, *grads), strict=True):
+        actual, _ = there(inputs.cuda())
+    found = torch.autograd.grad(actual.float().square().sum(), list(there.parameters()))
+    for one, other in zip((actual, *found), (expected, *grads), strict=True):
         assert (one.double().cpu() - other.cpu()).norm() <= tolerance * (other.norm().cpu() + 1)

@@ -18,10 +18,10 @@ def test_it_is_torchs_mean_times_the_count_and_the_definition(rows, vocab, smoot
     torch.manual_seed(seed)
     logits = torch.randn(rows, vocab, dtype=torch.float64) * 5
     targets = torch.randint(vocab, (rows,))
-    got = cross_entropy_sum(logits, targets, smoothing)
-    torch.testing.assert_close(got, F.cross_entropy(logits, targets, label_smoothing=smoothing) * rows)
+    actual = cross_entropy_sum(logits, targets, smoothing)
+    torch.testing.assert_close(actual, F.cross_entropy(logits, targets, label_smoothing=smoothing) * rows)
     asked = F.one_hot(targets, vocab) * (1 - smoothing) + smoothing / vocab  # Szegedy et al. 2016, section 7
-    torch.testing.assert_close(got, -(asked * logits.log_softmax(-1)).sum())
+    torch.testing.assert_close(actual, -(asked * logits.log_softmax(-1)).sum())
 
 
 def test_its_gradient_is_softmax_less_target():
@@ -36,19 +36,19 @@ def test_its_gradient_is_softmax_less_target():
 def test_half_precision_is_summed_in_float32(dtype):
     torch.manual_seed(0)
     logits, targets = torch.randn(4096, 7).to(dtype), torch.randint(7, (4096,))
-    got = cross_entropy_sum(logits, targets)
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(got, cross_entropy_sum(logits.double(), targets).float(), rtol=1e-5, atol=0)
+    actual = cross_entropy_sum(logits, targets)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, cross_entropy_sum(logits.double(), targets).float(), rtol=1e-5, atol=0)
     coarse = F.cross_entropy(logits, targets, reduction="sum").float()  # the negative control
-    assert not torch.isclose(got, coarse, rtol=1e-5, atol=0)
+    assert not torch.isclose(actual, coarse, rtol=1e-5, atol=0)
 
 
 def test_with_the_output_layer_it_is_that_of_the_logits():
     torch.manual_seed(0)
     output, states, targets = OutputProjection(8, 13), torch.randn(5, 8), torch.tensor([1, 0, 12, 4, -100])
-    got = read_out_sum(output, states, targets, 0.1)
-    torch.testing.assert_close(got, cross_entropy_sum(output(states), targets, 0.1))
-    assert not torch.isclose(got, read_out_sum(output, states, targets))  # the negative control
+    actual = read_out_sum(output, states, targets, 0.1)
+    torch.testing.assert_close(actual, cross_entropy_sum(output(states), targets, 0.1))
+    assert not torch.isclose(actual, read_out_sum(output, states, targets))  # the negative control
 
 
 def test_no_tokens_cost_nothing():
@@ -65,8 +65,8 @@ def test_weights_multiply_the_terms_of_their_targets(rows, vocab, smoothing, see
     logits, targets = torch.randn(rows, vocab, dtype=torch.float64), torch.randint(vocab, (rows,))
     weights = torch.rand(vocab, dtype=torch.float64) + 0.1
     asked = F.one_hot(targets, vocab) * (1 - smoothing) + smoothing / vocab
-    got = cross_entropy_sum(logits, targets, smoothing, weights)
-    torch.testing.assert_close(got, -(weights[targets, None] * asked * logits.log_softmax(-1)).sum())
+    actual = cross_entropy_sum(logits, targets, smoothing, weights)
+    torch.testing.assert_close(actual, -(weights[targets, None] * asked * logits.log_softmax(-1)).sum())
 
 
 @quick
@@ -102,8 +102,8 @@ def test_what_has_no_target_counts_for_nothing_and_sends_nothing_back(name):
     unread = torch.full((2, *targets.shape[1:]), float("nan") if targets.is_floating_point() else -100).to(targets)
     filled = loss(scores, torch.cat([targets, unread]))
     (grad,) = torch.autograd.grad(filled, scores)
-    must = loss(scores[:3], targets)
-    torch.testing.assert_close(filled, must)
-    torch.testing.assert_close(grad, torch.autograd.grad(must, scores)[0])
+    expected = loss(scores[:3], targets)
+    torch.testing.assert_close(filled, expected)
+    torch.testing.assert_close(grad, torch.autograd.grad(expected, scores)[0])
     assert not grad[3:].any()
-    assert not torch.isclose(loss(scores, torch.cat([targets, targets[:2]])), must)  # the control: they are read
+    assert not torch.isclose(loss(scores, torch.cat([targets, targets[:2]])), expected)  # the control: they are read

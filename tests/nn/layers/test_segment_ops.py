@@ -22,5 +22,5 @@ def test_the_gradient_is_the_softmax_and_an_empty_or_a_closed_group_spoils_nothi
     found = segment_logsumexp(scores, torch.tensor([0, 0, 1, 3, 3]), 4)
     assert found[2] == -torch.inf
     torch.where(torch.tensor([True, True, False, False]), found, 0).sum().backward()
-    must = [*torch.tensor([1.0, 2.0]).softmax(0).tolist(), 1.0, 0.0, 0.0]
-    torch.testing.assert_close(scores.grad, torch.tensor(must))
+    expected = [*torch.tensor([1.0, 2.0]).softmax(0).tolist(), 1.0, 0.0, 0.0]
+    torch.testing.assert_close(scores.grad, torch.tensor(expected))

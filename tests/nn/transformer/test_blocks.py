@@ -79,7 +79,7 @@ def torch_layer(cross, norm, activation, dtype):
 
 
 def padded(x, tokens):
-    """Lay flat (N, D) out as (B, T, D), and say which places are empty."""
+    """Return flat (N, D) as padded (B, T, D), and the padding mask."""
     return pad_sequence(tokens.split(x), batch_first=True), torch.arange(tokens.longest) >= tokens.lengths[:, None]
 
 
@@ -104,22 +104,22 @@ def compare(run, theirs, cross, dtype):
         if cross
         else (AttentionLayout.itself(tokens),)
     )
-    got, must = run(x, *given), read_by_torch(theirs, cross, x, tokens, memory, source)
+    actual, expected = run(x, *given), read_by_torch(theirs, cross, x, tokens, memory, source)
     near, steep = EXACT[dtype]
-    torch.testing.assert_close(got, must, rtol=near, atol=near)
-    weigh, by = torch.randn_like(must), [x, memory] if cross else [x]
-    pairs = (torch.autograd.grad((side * weigh).sum(), by, retain_graph=True) for side in (got, must))
+    torch.testing.assert_close(actual, expected, rtol=near, atol=near)
+    weigh, by = torch.randn_like(expected), [x, memory] if cross else [x]
+    pairs = (torch.autograd.grad((side * weigh).sum(), by, retain_graph=True) for side in (actual, expected))
     for one, other in zip(*pairs, strict=True):
         torch.testing.assert_close(one, other, rtol=steep, atol=steep)
-    return got, must, weigh
+    return actual, expected, weigh
 
 
-def same_gradients(block, theirs, got, must, weigh, dtype):
+def same_gradients(block, theirs, actual, expected, weigh, dtype):
     """Compare the gradients by the weights, laid out as torch's."""
     layer = torch_layer(block.cross_attention is not None, "post", "relu", dtype)
     names, values = zip(*block.named_parameters(), strict=True)
-    mine = torch.autograd.grad((got * weigh).sum(), values, retain_graph=True)
-    yours = torch.autograd.grad((must * weigh).sum(), list(theirs.parameters()), retain_graph=True)
+    mine = torch.autograd.grad((actual * weigh).sum(), values, retain_graph=True)
+    yours = torch.autograd.grad((expected * weigh).sum(), list(theirs.parameters()), retain_graph=True)
     graded = Block(shape_of(), "x", 0, cross=block.cross_attention is not None).to(dtype)
     graded.load_state_dict(dict(zip(names, mine, strict=True)))
     _, steep = EXACT[dtype]
@@ -151,9 +151,9 @@ def test_a_stack_is_torchs_stack(cross, norm, dtype):
         filled(one, block)
     if last is not None:
         theirs.norm.load_state_dict(blocks.norm.state_dict())
-    got, must, weigh = compare(lambda *given: blocks(*given)[-1], theirs, cross, dtype)
+    actual, expected, weigh = compare(lambda *given: blocks(*given)[-1], theirs, cross, dtype)
     for one, block in zip(theirs.layers, blocks.blocks, strict=True):
-        same_gradients(block, one, got, must, weigh, dtype)
+        same_gradients(block, one, actual, expected, weigh, dtype)
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,9 @@ def test_a_stack_is_its_equations(kind, layers, lengths, seed):
     tokens, source = (tokens_of([pair[side] for pair in lengths]) for side in range(2))
     x, memory = drawn(tokens, torch.float64), drawn(source, torch.float64)
     w, rows = weights_of(blocks), zip(tokens.split(x), source.split(memory), strict=True)
-    must = [paper.stack(w, paper.Kind(HEADS, *kind), "decoder", own, other) for own, other in rows]
-    got = blocks(x, AttentionLayout.itself(tokens), memory, AttentionLayout(tokens, source))[-1]
-    agree([got], [torch.cat(must)], {**dict(blocks.named_parameters()), "x": x, "memory": memory})
+    expected = [paper.stack(w, paper.Kind(HEADS, *kind), "decoder", own, other) for own, other in rows]
+    actual = blocks(x, AttentionLayout.itself(tokens), memory, AttentionLayout(tokens, source))[-1]
+    agree([actual], [torch.cat(expected)], {**dict(blocks.named_parameters()), "x": x, "memory": memory})
 
 
 def test_a_stack_returns_what_each_block_makes():
@@ -236,7 +236,7 @@ def test_dropout_is_on_what_a_layer_adds_and_nowhere_else():
 
 
 def test_weights_start_as_in_the_authors_code():
-    """Matrices are Xavier's uniform, query, key and value each by itself; biases are nought."""
+    """Matrices are Xavier's uniform, query, key and value each by itself; biases are zero."""
     torch.manual_seed(0)
     block = Block(BlockConfig(120, 4, 200), "x", 0, cross=True)
     for name, value in block.named_parameters():

@@ -43,9 +43,9 @@ def both(blocks, x, layout):
 
 
 def check(blocks, lengths):
-    got, must = both(blocks, *asked(lengths))
-    assert len(got) == len(must) == 3
-    for one, other in zip(got, must, strict=True):
+    actual, expected = both(blocks, *asked(lengths))
+    assert len(actual) == len(expected) == 3
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 

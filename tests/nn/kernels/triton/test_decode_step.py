@@ -1,4 +1,4 @@
-"""The kernels of a step on CUDA, against the cache's and the blocks' own way in float32."""
+"""The CUDA kernels of a decoding step, against the eager cache and blocks in float32."""
 
 import pytest
 import torch
@@ -51,8 +51,8 @@ def test_a_look_at_what_is_held(rows, columns, heads, size, dtype, tolerance, pl
 
     reach, q = reached(rows, columns), torch.randn(rows, heads, size, device=DEVICE).to(dtype)
     kv = torch.randn(300, 2, heads, size, device=DEVICE).to(dtype)
-    must = plainly(attend_cached, q.float(), kv.float(), reach)
-    torch.testing.assert_close(attend(q, kv, reach).float(), must, rtol=0, atol=tolerance)
+    expected = plainly(attend_cached, q.float(), kv.float(), reach)
+    torch.testing.assert_close(attend(q, kv, reach).float(), expected, rtol=0, atol=tolerance)
     nothing = KVIndex(reach.slots, reach.last, reach.last)
     assert not attend(q, kv, nothing).any()
 
@@ -73,8 +73,8 @@ def test_a_look_that_writes_first(columns, plainly):
     written[places[:, columns - 3].long()] = made[:, 1:]
     found = attend(made[:, 0], kv, KVIndex(places, first, last), made[:, 1:])
     assert torch.equal(kv, written)
-    must = plainly(attend_cached, made[:, 0], written, KVIndex(places, first, last))
-    torch.testing.assert_close(found, must, rtol=0, atol=1e-5)
+    expected = plainly(attend_cached, made[:, 0], written, KVIndex(places, first, last))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_hypotheses_go_on_in_place(plainly):
@@ -119,10 +119,10 @@ def test_a_step_through_a_stack(norm, activation, width, hidden, rows, dtype, to
     x, count = torch.randn(rows, width, device=DEVICE), len(prompt.ids)
     kept, held = ([torch.randn(count, 2, 4 - layer, width // 4, device=DEVICE) for layer in range(2)] for _ in range(2))
     caches = [KVCache.of(prompt, [one.to(kind) for one in kept]).opened() for kind in (torch.float32, dtype)]
-    must = plainly(stack.to(DEVICE).step, x, caches[0], tuple(held), KVIndex.of(prompt))
+    expected = plainly(stack.to(DEVICE).step, x, caches[0], tuple(held), KVIndex.of(prompt))
     half = tuple(one.to(dtype) for one in held)
     found = decode_step.step(stack.to(dtype), x.to(dtype), caches[1], half, KVIndex.of(prompt))
-    torch.testing.assert_close(found.float(), must, rtol=0, atol=tolerance)
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=tolerance)
     own = caches[0].index[:, caches[0].end - 1].long()
     for one, other in zip(caches[1].log.layers, caches[0].log.layers, strict=True):
         torch.testing.assert_close(one.flatten(0, 1)[own].float(), other.flatten(0, 1)[own], rtol=0, atol=tolerance)
@@ -150,11 +150,11 @@ def test_a_step_of_few_through_a_stack(activation, width, rows, read, dtype, tol
         [torch.randn(len(prompt.ids), 2, 4, width // 4, device=DEVICE) for _ in range(2)],
     )
     caches = [KVCache.of(prompt, [one.to(kind) for one in kept]).opened() for kind in (torch.float32, dtype)]
-    must = plainly(stack.step, x, caches[0])
+    expected = plainly(stack.step, x, caches[0])
     assert decode_step_small_batch.fits(stack, x)
     assert not decode_step_small_batch.fits(stack, x.repeat(decode_step_small_batch.ROWS + 1, 1))
     found = decode_step_small_batch.step(stack.to(dtype), x.to(dtype), caches[1])
-    torch.testing.assert_close(found.float(), must, rtol=0, atol=tolerance)
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=tolerance)
     own = caches[0].index[:, caches[0].end - 1].long()
     for one, other in zip(caches[1].log.layers, caches[0].log.layers, strict=True):
         torch.testing.assert_close(one.flatten(0, 1)[own].float(), other.flatten(0, 1)[own], rtol=0, atol=tolerance)

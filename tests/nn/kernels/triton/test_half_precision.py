@@ -37,8 +37,8 @@ def test_the_kernels_pass_their_trial():
     assert codegen_triton.trusted(torch.zeros(1, device="cuda", dtype=torch.bfloat16))
 
 
-def apart(got, must):
-    return float((got.detach().double() - must.detach()).norm() / must.detach().norm().clamp(min=1e-9))
+def apart(actual, expected):
+    return float((actual.detach().double() - expected.detach()).norm() / expected.detach().norm().clamp(min=1e-9))
 
 
 def starts_of(lengths):
@@ -53,13 +53,13 @@ def exactly(*tensors):
     return [None if one is None else one.detach().double().requires_grad_() for one in tensors]
 
 
-def explicit(own, other, shift, asks, holds, causal):
-    """Equation 1, sequence by sequence; over nothing, nought."""
-    shift = shift.view(3, *own.shape[2:])
-    q = own[:, 0] + shift[0]
-    k, v = ((own[:, 1:] if other is None else other) + shift[1:]).unbind(1)
+def explicit(qkv, kv, shift, query_lengths, key_lengths, causal):
+    """Equation 1, sequence by sequence; without keys, zero."""
+    shift = shift.view(3, *qkv.shape[2:])
+    q = qkv[:, 0] + shift[0]
+    k, v = ((qkv[:, 1:] if kv is None else kv) + shift[1:]).unbind(1)
     found = []
-    for Q, K, V in zip(q.split(asks), k.split(holds), v.split(holds), strict=True):
+    for Q, K, V in zip(q.split(query_lengths), k.split(key_lengths), v.split(key_lengths), strict=True):
         scores = torch.einsum("thd,shd->hts", Q, K) / math.sqrt(Q.shape[-1])
         if causal:
             scores = scores.masked_fill(torch.ones_like(scores[0]).triu(1).bool(), -math.inf)
@@ -81,26 +81,26 @@ def test_short_sequences_attend_by_the_equation(name, causal, heads, size):
     from weft.nn.kernels.triton.short_attention import short_attention
 
     torch.manual_seed(0)
-    asks, holds = LOOKS[name][0], LOOKS[name][1] or LOOKS[name][0]
-    own = drawn(sum(asks), 1 if LOOKS[name][1] else 3, heads, size)
-    other = drawn(sum(holds), 2, heads, size) if LOOKS[name][1] else None
-    shift, back = drawn(3 * heads * size, dtype=torch.float32), drawn(sum(asks), heads, size).detach()
-    longest = max(*asks, *holds)
-    got = short_attention(own, other, shift, starts_of(asks), starts_of(holds), longest, causal)[0]
-    read = [one for one in (own, other, shift) if one is not None]
-    exact = exactly(own, other, shift)
-    must = explicit(*exact, asks, holds, causal)
-    wanted = torch.autograd.grad(must, [one for one in exact if one is not None], back.double())
-    grads = torch.autograd.grad(got, read, back)
-    assert apart(got, must) < HALF
+    query_lengths, key_lengths = LOOKS[name][0], LOOKS[name][1] or LOOKS[name][0]
+    qkv = drawn(sum(query_lengths), 1 if LOOKS[name][1] else 3, heads, size)
+    kv = drawn(sum(key_lengths), 2, heads, size) if LOOKS[name][1] else None
+    shift, back = drawn(3 * heads * size, dtype=torch.float32), drawn(sum(query_lengths), heads, size).detach()
+    longest = max(*query_lengths, *key_lengths)
+    actual = short_attention(qkv, kv, shift, starts_of(query_lengths), starts_of(key_lengths), longest, causal)[0]
+    read = [one for one in (qkv, kv, shift) if one is not None]
+    exact = exactly(qkv, kv, shift)
+    expected = explicit(*exact, query_lengths, key_lengths, causal)
+    wanted = torch.autograd.grad(expected, [one for one in exact if one is not None], back.double())
+    grads = torch.autograd.grad(actual, read, back)
+    assert apart(actual, expected) < HALF
     assert max(apart(*pair) for pair in zip(grads, wanted, strict=True)) < BACK
     moved = 2 * exact[2]
     wrong = (
-        explicit(*exact[:2], moved, asks, holds, causal)
-        if other is not None
-        else explicit(*exact, asks, holds, not causal)
+        explicit(*exact[:2], moved, query_lengths, key_lengths, causal)
+        if kv is not None
+        else explicit(*exact, query_lengths, key_lengths, not causal)
     )
-    assert apart(got, wrong) > 10 * HALF  # the negative control
+    assert apart(actual, wrong) > 10 * HALF  # the negative control
 
 
 @pytest.mark.parametrize("size", [64, 16])
@@ -110,18 +110,20 @@ def test_sequences_look_at_themselves_by_the_equation(causal, lengths, size):
     from weft.nn.kernels.triton.varlen_self_attention import varlen_self_attention
 
     torch.manual_seed(0)
-    own, shift = drawn(sum(lengths), 3, 5, size), drawn(15 * size, dtype=torch.float32)
+    qkv, shift = drawn(sum(lengths), 3, 5, size), drawn(15 * size, dtype=torch.float32)
     starts, back = starts_of(lengths), drawn(sum(lengths), 5, size).detach()
-    got = varlen_self_attention(own, shift, starts, *BlockSchedule.of(starts, len(own)), max(lengths), causal)[0]
-    exact = exactly(own, shift)
-    must = explicit(exact[0], None, exact[1], lengths, lengths, causal)
+    actual = varlen_self_attention(qkv, shift, starts, *BlockSchedule.of(starts, len(qkv)), max(lengths), causal)[0]
+    exact = exactly(qkv, shift)
+    expected = explicit(exact[0], None, exact[1], lengths, lengths, causal)
     grads = zip(
-        torch.autograd.grad(got, [own, shift], back), torch.autograd.grad(must, exact, back.double()), strict=True
+        torch.autograd.grad(actual, [qkv, shift], back),
+        torch.autograd.grad(expected, exact, back.double()),
+        strict=True,
     )
-    assert apart(got, must) < HALF
+    assert apart(actual, expected) < HALF
     assert max(apart(*pair) for pair in grads) < BACK
     wrong = explicit(exact[0], None, exact[1], lengths, lengths, not causal)
-    assert apart(got, wrong) > 10 * HALF  # the negative control
+    assert apart(actual, wrong) > 10 * HALF  # the negative control
 
 
 def kept(seed, count, share):
@@ -141,15 +143,15 @@ def test_dropout_sum_and_norm_are_those_of_torch(rows, width, share):
     torch.manual_seed(0)
     x, z, (shift, weight, bias) = drawn(rows, width), drawn(rows, width), drawn(3, width, dtype=torch.float32).unbind()
     seed = torch.randint(2**62, (1,), device="cuda") if share else None
-    got, back = add_norm(x, z, shift, weight, bias, seed, share, 1e-5)[0], drawn(rows, width).detach()
+    actual, back = add_norm(x, z, shift, weight, bias, seed, share, 1e-5)[0], drawn(rows, width).detach()
     exact = exactly(x, z, shift, weight, bias)
     stays = kept(seed, rows * width, share).view(rows, width) if share else torch.ones_like(z)
     assert abs(stays.float().mean() - (1 - share)) < 0.02
-    must = F.layer_norm(exact[0] + (exact[1] + exact[2]) * stays / (1 - share), (width,), exact[3], exact[4])
-    grads = torch.autograd.grad(got, (x, z, shift, weight, bias), back)
-    wanted = torch.autograd.grad(must, exact, back.double())
-    assert all(apart(*pair) < HALF for pair in zip((got, *grads), (must, *wanted), strict=True))
-    assert apart(got, F.layer_norm(exact[0] + exact[1], (width,), exact[3], exact[4])) > 10 * HALF
+    expected = F.layer_norm(exact[0] + (exact[1] + exact[2]) * stays / (1 - share), (width,), exact[3], exact[4])
+    grads = torch.autograd.grad(actual, (x, z, shift, weight, bias), back)
+    wanted = torch.autograd.grad(expected, exact, back.double())
+    assert all(apart(*pair) < HALF for pair in zip((actual, *grads), (expected, *wanted), strict=True))
+    assert apart(actual, F.layer_norm(exact[0] + exact[1], (width,), exact[3], exact[4])) > 10 * HALF
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -161,16 +163,16 @@ def test_dropout_sum_and_the_norm_that_comes_next_are_those_of_torch(rows, width
     x, z = drawn(rows, width, dtype=dtype), drawn(rows, width)
     shift, weight, bias = drawn(3, width, dtype=torch.float32).unbind()
     seed = torch.randint(2**62, (1,), device="cuda") if share else None
-    got = residual_norm(x, z, shift, weight, bias, seed, share, 1e-5)[:2]
+    actual = residual_norm(x, z, shift, weight, bias, seed, share, 1e-5)[:2]
     backs = drawn(rows, width, dtype=dtype).detach(), drawn(rows, width).detach()
     exact = exactly(x, z, shift, weight, bias)
     stays = kept(seed, rows * width, share).view(rows, width) if share else torch.ones_like(z)
     total = exact[0] + (exact[1] + exact[2]) * stays / (1 - share)
-    must = total, F.layer_norm(total, (width,), exact[3], exact[4])
-    grads = torch.autograd.grad(got, (x, z, shift, weight, bias), backs)
-    wanted = torch.autograd.grad(must, exact, [one.double() for one in backs])
-    assert max(apart(*pair) for pair in zip((*got, *grads), (*must, *wanted), strict=True)) < HALF
-    assert apart(got[0], exact[0] + exact[1]) > 10 * HALF  # the negative control
+    expected = total, F.layer_norm(total, (width,), exact[3], exact[4])
+    grads = torch.autograd.grad(actual, (x, z, shift, weight, bias), backs)
+    wanted = torch.autograd.grad(expected, exact, [one.double() for one in backs])
+    assert max(apart(*pair) for pair in zip((*actual, *grads), (*expected, *wanted), strict=True)) < HALF
+    assert apart(actual[0], exact[0] + exact[1]) > 10 * HALF  # the negative control
 
 
 @pytest.mark.parametrize("vocab", [37, 32000])
@@ -180,13 +182,13 @@ def test_the_loss_is_torchs_and_leaves_out_what_is_unread(vocab, smoothing, dtyp
     torch.manual_seed(0)
     logits, targets = drawn(50, vocab, dtype=dtype), torch.randint(vocab, (50,), device="cuda")
     targets[7] = -100
-    got, (exact,) = cross_entropy_sum(logits, targets, smoothing), exactly(logits)
-    must = F.cross_entropy(exact, targets, reduction="sum", label_smoothing=smoothing)
-    torch.testing.assert_close(got.double(), must, rtol=1e-5, atol=0)
-    (grad,), (wanted,) = torch.autograd.grad(0.3 * got, logits), torch.autograd.grad(0.3 * must, exact)
+    actual, (exact,) = cross_entropy_sum(logits, targets, smoothing), exactly(logits)
+    expected = F.cross_entropy(exact, targets, reduction="sum", label_smoothing=smoothing)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=0)
+    (grad,), (wanted,) = torch.autograd.grad(0.3 * actual, logits), torch.autograd.grad(0.3 * expected, exact)
     assert apart(grad, wanted) < HALF
     assert not grad[7].any()
-    assert apart(got, F.cross_entropy(exact, targets.clamp(min=0), reduction="sum")) > 1e-3  # the negative control
+    assert apart(actual, F.cross_entropy(exact, targets.clamp(min=0), reduction="sum")) > 1e-3  # the negative control
 
 
 def test_the_inner_layer_is_a_product_and_what_is_above_nought():
@@ -194,13 +196,13 @@ def test_the_inner_layer_is_a_product_and_what_is_above_nought():
 
     torch.manual_seed(0)
     x, weight, bias = drawn(999, 64), drawn(100, 64), drawn(100, dtype=torch.float32)
-    got, exact, back = linear_relu(x, weight, bias), exactly(x, weight, bias), drawn(999, 100).detach()
-    must = F.relu(F.linear(*exact))
-    grads = torch.autograd.grad(got, (x, weight, bias), back)
-    wanted = torch.autograd.grad(must, exact, back.double())
-    # Where rounding brings a number to the other side of nought, a gradient passes that should not.
-    assert all(apart(*pair) < 4 * HALF for pair in zip((got, *grads), (must, *wanted), strict=True))
-    assert apart(got, F.linear(*exact)) > 10 * HALF
+    actual, exact, back = linear_relu(x, weight, bias), exactly(x, weight, bias), drawn(999, 100).detach()
+    expected = F.relu(F.linear(*exact))
+    grads = torch.autograd.grad(actual, (x, weight, bias), back)
+    wanted = torch.autograd.grad(expected, exact, back.double())
+    # Where rounding changes the sign of a number, a gradient passes that should not.
+    assert all(apart(*pair) < 4 * HALF for pair in zip((actual, *grads), (expected, *wanted), strict=True))
+    assert apart(actual, F.linear(*exact)) > 10 * HALF
 
 
 @pytest.mark.parametrize(("exactness", "plain"), [(True, "none"), (False, "tanh")])
@@ -209,12 +211,12 @@ def test_the_inner_layer_of_bert_and_gpt_is_a_product_and_gelu(exactness, plain)
 
     torch.manual_seed(0)
     x, weight, bias = drawn(999, 64), drawn(100, 64), drawn(100, dtype=torch.float32)
-    got, exact, back = linear_gelu(x, weight, bias, exactness)[0], exactly(x, weight, bias), drawn(999, 100).detach()
-    must = F.gelu(F.linear(*exact), approximate=plain)
-    grads = torch.autograd.grad(got, (x, weight, bias), back)
-    wanted = torch.autograd.grad(must, exact, back.double())
-    assert max(apart(*pair) for pair in zip((got, *grads), (must, *wanted), strict=True)) < BACK
-    assert apart(got, F.linear(*exact)) > 10 * HALF
+    actual, exact, back = linear_gelu(x, weight, bias, exactness)[0], exactly(x, weight, bias), drawn(999, 100).detach()
+    expected = F.gelu(F.linear(*exact), approximate=plain)
+    grads = torch.autograd.grad(actual, (x, weight, bias), back)
+    wanted = torch.autograd.grad(expected, exact, back.double())
+    assert max(apart(*pair) for pair in zip((actual, *grads), (expected, *wanted), strict=True)) < BACK
+    assert apart(actual, F.linear(*exact)) > 10 * HALF
 
 
 def test_an_odd_vocabulary_is_read_out_as_an_even_one():
@@ -222,15 +224,15 @@ def test_an_odd_vocabulary_is_read_out_as_an_even_one():
     output, x, targets = OutputProjection(64, 131).cuda(), drawn(70, 64), torch.randint(131, (70,), device="cuda")
     exact = exactly(x, output.weight)
     scores = F.linear(*exact)
-    must = F.cross_entropy(scores, targets, reduction="sum", label_smoothing=0.1)
+    expected = F.cross_entropy(scores, targets, reduction="sum", label_smoothing=0.1)
     with torch.autocast("cuda", torch.bfloat16):
         logits, loss = output(x), read_out_sum(output, x, targets, 0.1)
     assert apart(logits, scores) < HALF
-    assert apart(loss, must) < HALF
-    wanted = torch.autograd.grad(must, exact, retain_graph=True)
+    assert apart(loss, expected) < HALF
+    wanted = torch.autograd.grad(expected, exact, retain_graph=True)
     grads = torch.autograd.grad(loss, (x, output.weight))
     assert max(apart(*pair) for pair in zip(grads, wanted, strict=True)) < BACK
-    (back,) = torch.autograd.grad(must, scores, retain_graph=True)
+    (back,) = torch.autograd.grad(expected, scores, retain_graph=True)
     through = torch.autograd.grad(logits, (x, output.weight), back.to(logits.dtype))
     assert max(apart(*pair) for pair in zip(through, wanted, strict=True)) < BACK
     (wrong, _) = torch.autograd.grad(F.cross_entropy(scores, targets.flip(0), reduction="sum"), exact)
@@ -242,9 +244,9 @@ def test_an_odd_vocabulary_is_read_out_for_a_step(rows):
     torch.manual_seed(0)
     output, x = OutputProjection(96, 1003).cuda().bfloat16(), drawn(rows, 96)
     with torch.no_grad():
-        got = output(x)
-    assert got.shape == (rows, 1003)
-    assert apart(got, F.linear(*exactly(x, output.weight))) < HALF
+        actual = output(x)
+    assert actual.shape == (rows, 1003)
+    assert apart(actual, F.linear(*exactly(x, output.weight))) < HALF
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -255,12 +257,12 @@ def test_sequences_of_one_length_are_a_dense_batch(causal):
     layout, back = AttentionLayout.itself(tokens), drawn(900, 2, 64).detach()
     assert layout.equal_lengths
     assert not AttentionLayout.itself(Tokens.pack([[0] * 300, [0] * 299])).equal_lengths
-    got, (exact,) = fused(*made.unbind(1), layout, causal), exactly(made)
-    must = explicit(exact, None, exact.new_zeros(3 * 2 * 64), lengths, lengths, causal)
-    (grad,), (wanted,) = torch.autograd.grad(got, made, back), torch.autograd.grad(must, exact, back.double())
-    assert apart(got, must) < HALF
+    actual, (exact,) = fused(*made.unbind(1), layout, causal), exactly(made)
+    expected = explicit(exact, None, exact.new_zeros(3 * 2 * 64), lengths, lengths, causal)
+    (grad,), (wanted,) = torch.autograd.grad(actual, made, back), torch.autograd.grad(expected, exact, back.double())
+    assert apart(actual, expected) < HALF
     assert apart(grad, wanted) < BACK
-    assert apart(got, explicit(exact, None, exact.new_zeros(384), lengths, lengths, not causal)) > 10 * HALF
+    assert apart(actual, explicit(exact, None, exact.new_zeros(384), lengths, lengths, not causal)) > 10 * HALF
 
 
 def learnt(head, batch, kernels=True):
@@ -288,4 +290,4 @@ def test_a_model_learns_with_them_what_it_learns_without(norm):
     plain, wanted = learnt(head, batch.to("cuda"), kernels=False)
     assert abs(loss - plain) < 2e-3 * plain
     assert apart(grad, wanted.double()) < 0.03
-    assert not torch.equal(grad, wanted)  # it was another way
+    assert not torch.equal(grad, wanted)  # it was another kernel
