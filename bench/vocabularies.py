@@ -17,8 +17,8 @@ from typing import Any
 
 from weft.formats.huggingface.bert import BERT_MAP, ROBERTA_MAP
 from weft.formats.huggingface.gpt import GPT2_MAP
+from weft.formats.huggingface.mapping import HFMap
 from weft.formats.huggingface.tokenizer import read_tokenizer
-from weft.models.base import HFMap
 from weft.tasks.mlm.cloze import Blanks
 from weft.tokenization.trainable import Tokenizer
 
