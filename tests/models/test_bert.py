@@ -137,8 +137,8 @@ class Causal(BERT):
 class Mingled(BERT):
     """What others say matters."""
 
-    def _states(self, *asked):
-        return [state + state.max(0).values for state in super()._states(*asked)]
+    def _hidden_states(self, *args):
+        return [state + state.max(0).values for state in super()._hidden_states(*args)]
 
 
 @pytest.mark.usefixtures("wide_bound")

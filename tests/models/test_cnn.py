@@ -71,7 +71,7 @@ def test_a_window_that_reaches_into_the_next_sentence_is_caught(monkeypatch):
         total = int(tokens.lengths.sum())
         return (torch.arange(total)[:, None] + torch.arange(-before, after + 1)).clamp(0, total)
 
-    monkeypatch.setattr(cnn, "_window", leaking)
+    monkeypatch.setattr(cnn, "_window_positions", leaking)
     with pytest.raises(AssertionError, match="not so: a sequence alone answers as in any batch"):
         check_model(CNN, {"width": 6})
 

@@ -133,8 +133,8 @@ def test_it_keeps_what_every_model_keeps(kind):
 class Late(GPT):
     """The next token stands one place too far on."""
 
-    def _next(self, ids, held):
-        return super()._next(ids, kv_cache.replace(held, first=held.first - 1))
+    def _embed_next(self, ids, cache):
+        return super()._embed_next(ids, kv_cache.replace(cache, first=cache.first - 1))
 
 
 class Peeks(GPT):

@@ -166,8 +166,8 @@ def test_it_keeps_what_every_model_keeps(kind, target_vocab):
 class Forgets(Transformer):
     """Positions of the next token are off by one."""
 
-    def _next(self, ids, held):
-        return super()._next(ids, kv_cache.replace(held, first=held.first - 1))
+    def _embed_next(self, ids, cache):
+        return super()._embed_next(ids, kv_cache.replace(cache, first=cache.first - 1))
 
 
 class Peeks(Transformer):

@@ -1,4 +1,4 @@
-"""What a recipe says of a stack of attention: its sizes, how many heads a layer has, and which are left out."""
+"""Configuration of a stack of Transformer blocks: sizes, heads per layer, and pruned heads."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
@@ -9,70 +9,70 @@ from weft.config.schema import Pretrained
 from weft.errors import ConfigError
 
 
-def _worded(value: Any) -> Any:
-    """A layer's number may be written without quotes."""
+def _string_keys(value: Any) -> Any:
+    """Return the mapping with its keys as strings: a layer's number may be written without quotes."""
     if not isinstance(value, Mapping):
         return value
-    worded = {str(key): heads for key, heads in value.items()}
-    if len(worded) < len(value):
+    by_name = {str(key): heads for key, heads in value.items()}
+    if len(by_name) < len(value):
         raise ValueError("names a layer twice, with and without quotes; name it once")
-    return worded
+    return by_name
 
 
-HeadsOff = Annotated[dict[str, tuple[int, ...]], BeforeValidator(_worded)]
+HeadsOff = Annotated[dict[str, tuple[int, ...]], BeforeValidator(_string_keys)]
 
 
 def check_heads(width: int, heads: int) -> None:
-    """Refuse heads that do not share the width evenly."""
+    """Raise ValueError if the number of heads does not divide the width."""
     if width % heads:
-        near = min((one for one in range(1, width + 1) if width % one == 0), key=lambda one: abs(one - heads))
+        near = min((count for count in range(1, width + 1) if width % count == 0), key=lambda count: abs(count - heads))
         raise ValueError(f"model.heads must divide model.width: got {heads} and {width}; try {near}")
 
 
 def check_off(heads_off: Mapping[str, tuple[int, ...]], heads: int, depths: Mapping[str, int]) -> None:
-    """Refuse to leave out what is not there, or all heads of a layer; `depths` are the layers of each place."""
-    known = {"": max(depths.values()), **depths}
+    """Raise ValueError if a pruned head does not exist or a layer loses all heads; `depths`: layers of each stack."""
+    places = {"": max(depths.values()), **depths}
     for key, off in heads_off.items():
         place, _, layer = key.rpartition(".")
-        depth = known.get(place, known[""])
-        if place not in known or key not in {f"{place}.{one}".removeprefix(".") for one in range(depth)}:
+        depth = places.get(place, places[""])
+        if place not in places or key not in {f"{place}.{number}".removeprefix(".") for number in range(depth)}:
             raise ValueError(
                 f"model.heads_off names layers, 0 to {depth - 1}, alone or as in {list(depths)[-1]}.0 "
                 f"({', '.join(depths)}): got {key!r}"
             )
-        everywhere = {*heads_off.get(layer, ()), *off}
-        if not all(0 <= head < heads for head in off) or len(everywhere) == heads:
+        pruned = {*heads_off.get(layer, ()), *off}
+        if not all(0 <= head < heads for head in off) or len(pruned) == heads:
             raise ValueError(
                 f"model.heads_off.{key} names heads, 0 to {heads - 1}, and must leave one on: got {list(off)}"
             )
 
 
 class StackConfig(Pretrained):
-    """One stack, of the sizes that GPT-2 and BERT-base have; `heads_off` leaves heads out: {3: [1, 5]} in layer 3."""
+    """One stack, by default of the size of GPT-2 and BERT-base; `heads_off` prunes heads: {3: [1, 5]} in layer 3."""
 
-    place: ClassVar[str]  # what its attention goes by
+    place: ClassVar[str]  # the name of its attention: "encoder" or "decoder"
 
     width: int = Field(768, ge=1)
     heads: int = Field(12, ge=1)
     layers: int = Field(12, ge=1)
-    hidden: int | None = Field(None, ge=1, validate_default=True)  # inside the feed-forward layers; None: 4 times width
+    hidden: int | None = Field(None, ge=1, validate_default=True)  # width inside the feed-forward layers; None: 4 width
     dropout: float = Field(0.1, ge=0, lt=1)
     tie: bool = True  # one matrix for the embeddings and the output (Press & Wolf 2017)
     heads_off: HeadsOff = Field({})
 
     @field_validator("hidden")
     @classmethod
-    def _fourfold(cls, hidden: int | None, info: ValidationInfo) -> int:
+    def _default_hidden(cls, hidden: int | None, info: ValidationInfo) -> int:
         return 4 * int(info.data.get("width", 1)) if hidden is None else hidden
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> Self:
+    def _check_heads(self) -> Self:
         check_heads(self.width, self.heads)
         check_off(self.heads_off, self.heads, {self.place: self.layers})
         return self
 
     def check_layers(self, layers: Sequence[int]) -> None:
-        """Refuse to give layers that are not there; 0 is the embeddings."""
+        """Raise ConfigError if a layer does not exist; 0 is the embeddings."""
         if not all(-self.layers <= layer + 1 and layer <= self.layers for layer in layers):
             raise ConfigError(
                 f"layers: a {self.name} has 0, the embeddings, to {self.layers} here, but {list(layers)} is asked for"

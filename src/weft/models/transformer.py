@@ -1,15 +1,16 @@
 """The Transformer (Vaswani et al. 2017): an encoder-decoder of attention and feed-forward layers alone.
 
     x_0 = Dropout(√D · E y + PE)                              embeddings and positions (sections 3.4, 3.5 and 5.4)
-    encoder    each token looks at all of its source          MultiHead(x, x, x), then FFN             (section 3.1)
-    decoder    each token looks at those before it, then at the encoder's last layer, then FFN
+    encoder    self-attention over the source                 MultiHead(x, x, x), then FFN             (section 3.1)
+    decoder    causal self-attention, cross-attention to the encoder's last layer, then FFN
     p(y_t | y_<t, x) = softmax(E x_L)                         E is shared with the embeddings (section 3.4)
 
-One vocabulary for both sides shares one E among source, target and output; two vocabularies share the target's alone.
+With one vocabulary for both sides, source, target and output share one E; with two, target and output share theirs.
 
-Departures: positions may be learned, or have their sines before their cosines (`positions: halves`), and the output may
-have a bias, as in Marian (Junczys-Dowmunt et al. 2018); the norm may stand before each layer (`norm: pre`). Weights
-start as in the authors' code: Xavier's uniform for matrices, N(0, 1/D) for embeddings, nought for biases.
+Departures: positions may be learned, or have all sines before all cosines (`positions: halves`), and the output
+projection may have a bias, as in Marian (Junczys-Dowmunt et al. 2018); layer norm may come before each sub-layer
+(`norm: pre`). Initialisation follows the authors' code: Xavier uniform for matrices, N(0, 1/D) for embeddings, zero for
+biases.
 """
 
 from dataclasses import dataclass, replace
@@ -32,9 +33,9 @@ from weft.tokens import Tokens
 
 
 class TransformerConfig(Pretrained):
-    """`layers` are the encoder's, and the decoder's where `decoder_layers` says nothing else.
+    """Sizes of the Transformer; `layers` counts the encoder's, and the decoder's unless `decoder_layers` is set.
 
-    `heads_off` leaves heads out: {3: [1, 5]} in layer 3 wherever it attends, {cross.3: [1, 5]} at one place alone.
+    `heads_off` prunes heads: {3: [1, 5]} in every attention of layer 3, {cross.3: [1, 5]} in its cross-attention alone.
     """
 
     width: int = Field(512, ge=1)
@@ -46,58 +47,58 @@ class TransformerConfig(Pretrained):
     norm: Literal["pre", "post"] = "post"
     dropout: float = Field(0.1, ge=0, lt=1)
     positions: Literal["sinusoidal", "halves", "learned"] = "sinusoidal"  # halves: all sines, then all cosines
-    longest: int = Field(1024, ge=1)  # how many positions are learned
+    longest: int = Field(1024, ge=1)  # number of learned positions
     tie: bool = True  # one matrix for the target's embeddings and the output (Press & Wolf 2017)
-    bias: bool = False  # whether the output has one: how frequent each word is
+    bias: bool = False  # of the output projection: how frequent each word is
     heads_off: HeadsOff = Field({})
 
     @model_validator(mode="after")
-    def _fits(self) -> "TransformerConfig":
+    def _check(self) -> "TransformerConfig":
         check_heads(self.width, self.heads)
-        after = self.decoder_layers or self.layers
-        check_off(self.heads_off, self.heads, {"encoder": self.layers, "decoder": after, "cross": after})
+        decoder = self.decoder_layers or self.layers
+        check_off(self.heads_off, self.heads, {"encoder": self.layers, "decoder": decoder, "cross": decoder})
         return self
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The state of generation: what each hypothesis has read, and what it reaches of the sources, held once."""
+class TransformerState:
+    """The decoding state: key-value cache of the hypotheses, and the sources' keys and values, stored once each."""
 
     cache: KVCache
-    reach: KVIndex
-    sources: tuple[Tensor, ...]  # a layer's keys and values of all sources, (M, 2, H, d)
+    source_index: KVIndex  # which of the sources' keys and values each hypothesis attends to
+    source_kv: tuple[Tensor, ...]  # for each layer the keys and values of all sources, (M, 2, H, d)
 
-    def select(self, rows: Tensor) -> "Reading":
-        """Return the state whose hypothesis b continues the old hypothesis rows[b]; nothing but indices is copied."""
-        return replace(self, cache=self.cache.select(rows), reach=self.reach.select(rows))
+    def select(self, rows: Tensor) -> "TransformerState":
+        """Return the state whose hypothesis b continues the old hypothesis rows[b]; only indices are copied."""
+        return replace(self, cache=self.cache.select(rows), source_index=self.source_index.select(rows))
 
 
 @dataclass(frozen=True)
-class FixedReading(Reading):
-    """A reading that stays where it is in memory (weft.models.base.FixedState)."""
+class StaticTransformerState(TransformerState):
+    """A decoding state at fixed addresses, for CUDA graphs (weft.models.base.FixedState)."""
 
     cache: StaticKVCache
 
     @property
     def room(self) -> int:
-        """How many tokens of a hypothesis it holds."""
+        """The capacity of a hypothesis in tokens."""
         return self.cache.room
 
-    def select(self, rows: Tensor) -> "FixedReading":
-        """Let hypothesis b continue rows[b], of the same source: what it sees of that stays."""
+    def select(self, rows: Tensor) -> "StaticTransformerState":
+        """Return the state whose hypothesis b continues rows[b], of the same source: `source_index` stays."""
         return replace(self, cache=self.cache.select(rows))
 
-    def take(self, state: Reading, rows: Tensor) -> None:
-        """Become the reading whose hypothesis b continues hypothesis rows[b] of the other."""
+    def take(self, state: TransformerState, rows: Tensor) -> None:
+        """Copy `state` in place: hypothesis b continues its hypothesis rows[b]."""
         self.cache.take(state.cache, rows)
-        for mine, theirs in zip(self.reach, state.reach.select(rows), strict=True):
-            mine.copy_(theirs)
-        for mine, theirs in zip(self.sources, state.sources, strict=True):
-            mine.copy_(theirs)
+        for static, index in zip(self.source_index, state.source_index.select(rows), strict=True):
+            static.copy_(index)
+        for static, kv in zip(self.source_kv, state.source_kv, strict=True):
+            static.copy_(kv)
 
 
 class Transformer(Model):
-    """Embeddings and positions, encoder, decoder."""
+    """Embeddings and positions, encoder, decoder, output projection."""
 
     Config: ClassVar[type[Named]] = TransformerConfig
     supports_compile: ClassVar[bool] = True
@@ -109,107 +110,109 @@ class Transformer(Model):
         width = config.width
         self.embed = nn.Embedding(vocab, width)
         self.target_embed = self.embed if target_vocab is None else nn.Embedding(target_vocab, width)
-        self.positions = self._positions(config)
+        self.positions = self._make_positions(config)
         self.dropout = nn.Dropout(config.dropout)
-        shape = BlockConfig(
+        block = BlockConfig(
             width, config.heads, config.hidden, config.activation, config.norm, config.dropout, config.heads_off
         )
-        self.encoder = Blocks(shape, config.layers, "encoder")
-        self.decoder = Blocks(shape, config.decoder_layers or config.layers, "decoder", causal=True, cross=True)
+        self.encoder = Blocks(block, config.layers, "encoder")
+        self.decoder = Blocks(block, config.decoder_layers or config.layers, "decoder", causal=True, cross=True)
         self.output = OutputProjection(width, self.target_vocab, bias=config.bias)
         if config.bias:
             nn.init.zeros_(self.output.bias)
         if config.tie:
             self.output.weight = self.target_embed.weight
-        # In this order, each once: of a set of tensors, the order would differ from run to run.
-        for matrix in dict.fromkeys((self.embed.weight, self.target_embed.weight, self.output.weight)):
-            nn.init.normal_(matrix, std=width**-0.5)
-        self._looks = tuple(part for part in self.modules() if isinstance(part, MultiHeadAttention))
+        # Each once, in this order: the order of a set of tensors would differ from run to run.
+        for weight in dict.fromkeys((self.embed.weight, self.target_embed.weight, self.output.weight)):
+            nn.init.normal_(weight, std=width**-0.5)
+        self._attentions = tuple(module for module in self.modules() if isinstance(module, MultiHeadAttention))
 
     @staticmethod
-    def _positions(config: TransformerConfig) -> Sinusoidal | Learned:
+    def _make_positions(config: TransformerConfig) -> Sinusoidal | Learned:
         if config.positions == "learned":
             return Learned(config.longest, config.width)
         return Sinusoidal(config.width, halves=config.positions == "halves")
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
-        """Say what it can do: score and generate, given a source."""
+        """Return its roles: a sequence-to-sequence language model that generates."""
         return frozenset({Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR})
 
     def layer_groups(self) -> list[list[nn.Module]]:
-        """The embeddings, then each layer of the encoder, then each of the decoder."""
-        below: list[nn.Module] = [self.embed, self.target_embed, self.positions, self.dropout]
-        return [below, *self.encoder.layer_groups(), *self.decoder.layer_groups()]
+        """Return the embeddings, then each layer of the encoder, then each of the decoder."""
+        embeddings: list[nn.Module] = [self.embed, self.target_embed, self.positions, self.dropout]
+        return [embeddings, *self.encoder.layer_groups(), *self.decoder.layer_groups()]
 
     def logits(self, tokens: Tokens, source: Tokens, at: Tensor | None = None) -> Tensor:
-        """Score what follows each token, given the source: (N, V), or (len(at), V) at the flat positions `at`."""
-        last = self.states(tokens, source)[1][-1]
-        scores: Tensor = self.output(last if at is None else last[at])
-        return scores
+        """Return the logits of the next tokens, given the source: (N, V), or (len(at), V) at positions `at`."""
+        hidden = self.states(tokens, source)[1][-1]
+        logits: Tensor = self.output(hidden if at is None else hidden[at])
+        return logits
 
     def states(self, tokens: Tokens, source: Tokens) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what goes into the first layer and what comes out of each, of the encoder and of the decoder."""
-        inside: list[Tensor] = self.encoder(self._embedded(source, self.embed), AttentionLayout.itself(source))
-        layouts = self._layouts(tokens, inside[-1], source)
-        return inside, self.decoder(self._embedded(tokens, self.target_embed), *layouts)
+        """Return the hidden states of the encoder and of the decoder: the embeddings, then each layer's output."""
+        encoder_states: list[Tensor] = self.encoder(
+            self._embed_tokens(source, self.embed), AttentionLayout.itself(source)
+        )
+        layouts = self._layouts(tokens, encoder_states[-1], source)
+        return encoder_states, self.decoder(self._embed_tokens(tokens, self.target_embed), *layouts)
 
-    def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, Reading]:
-        """Encode the source and read the prompts; return the logits (B, V) of what follows, and the state."""
+    def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, TransformerState]:
+        """Encode the sources; return the logits (B, V) of the token after each prompt, and the decoding state."""
         return self.step(prompt.ids[prompt.starts[1:].long() - 1], self.prime(prompt, source))
 
-    def prime(self, prompt: Tokens, source: Tokens | None = None) -> Reading:
-        """Encode the source and read the prompts up to their last tokens."""
+    def prime(self, prompt: Tokens, source: Tokens | None = None) -> TransformerState:
+        """Encode the sources; return the state after all prompt tokens but the last."""
         assert source is not None
-        memory, before = self._encoded(source), but_last(prompt)
-        keep = [memory.new_zeros(0, 2, *shape) for shape in self.decoder.shapes] if not len(before.ids) else []
-        if len(before.ids):
-            layout, _, across = self._layouts(before, memory, source)
-            self.decoder(self._embedded(before, self.target_embed), layout, memory, across, keep)
-        sources = tuple(one.detach() for one in self.decoder.remember(memory))
-        return Reading(KVCache.of(before, keep), KVIndex.of(source), sources)
+        memory, prefix = self._encode_source(source), but_last(prompt)
+        kv = [memory.new_zeros(0, 2, *shape) for shape in self.decoder.shapes] if not len(prefix.ids) else []
+        if len(prefix.ids):
+            layout, _, cross = self._layouts(prefix, memory, source)
+            self.decoder(self._embed_tokens(prefix, self.target_embed), layout, memory, cross, kv)
+        source_kv = tuple(layer.detach() for layer in self.decoder.remember(memory))
+        return TransformerState(KVCache.of(prefix, kv), KVIndex.of(source), source_kv)
 
-    def fixed(self, state: Reading, rows: int, room: int) -> "FixedReading":
-        """Make a state that stays where it is, for so many hypotheses of so many tokens."""
+    def fixed(self, state: TransformerState, rows: int, room: int) -> "StaticTransformerState":
+        """Return a state at fixed addresses for `rows` hypotheses of up to `room` tokens."""
         if isinstance(self.positions, Learned):
-            check_position(int(state.cache.at) + 1, self.config.longest)  # `end` of a fixed one is its room
+            check_position(int(state.cache.at) + 1, self.config.longest)  # `end` of a static cache is its capacity
             room = min(room, self.config.longest)
-        reach = KVIndex(*(one.new_zeros(rows, *one.shape[1:]) for one in state.reach))
-        sources = tuple(torch.zeros_like(one) for one in state.sources)
-        return FixedReading(StaticKVCache.like(state.cache, rows, room), reach, sources)
+        index = KVIndex(*(tensor.new_zeros(rows, *tensor.shape[1:]) for tensor in state.source_index))
+        source_kv = tuple(torch.zeros_like(kv) for kv in state.source_kv)
+        return StaticTransformerState(StaticKVCache.like(state.cache, rows, room), index, source_kv)
 
     @property
     def steady(self) -> bool:
-        """Whether what reads the sources never asks how long they are, as in half precision on CUDA."""
+        """Whether the encoder can be captured: in half precision on CUDA it never reads lengths on the host."""
         return in_half(self.embed.weight) and not self.training
 
     @property
     def reads(self) -> int | None:
-        """How many positions were learned."""
+        """The number of learned positions; None with sinusoidal ones."""
         return self.config.longest if isinstance(self.positions, Learned) else None
 
-    def step(self, ids: Tensor, state: Reading) -> tuple[Tensor, Reading]:
-        """Read one more token a hypothesis."""
+    def step(self, ids: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
+        """Append one token to each hypothesis, ids (B,); return the logits (B, V) of the next one, and the state."""
         cache = state.cache.opened()
         if isinstance(self.positions, Learned):
             check_position(cache.end, self.config.longest)
-        states = self.decoder.step(self._next(ids, cache), cache, state.sources, state.reach)
-        return self.output(states), replace(state, cache=cache)
+        hidden = self.decoder.step(self._embed_next(ids, cache), cache, state.source_kv, state.source_index)
+        return self.output(hidden), replace(state, cache=cache)
 
     def flops(self, tokens: Tokens, source: Tokens | None = None) -> int:
-        """Count the matrices by the tokens that meet them, and 4 D for each pair of tokens of which one may see one."""
+        """Return the FLOPs: each matrix for the tokens of its side, and 4 D for each query-key pair of an attention."""
         assert source is not None
-        read, given = tokens.lengths, source.lengths
-        pairs = {"encoder": given * given, "decoder": read * (read + 1) // 2, "cross": read * given}
-        looks = self._looks
-        memory = sum(matrix_numbers(look.kv_proj) for look in looks if look.kv_proj is not None)
-        per_source = matrix_numbers(self.encoder) + memory
-        per_target = matrix_numbers(self.decoder) - memory + matrix_numbers(self.output)
-        met = 2 * (per_source * int(given.sum()) + per_target * int(read.sum()))
-        return met + sum(4 * len(look.kept) * look.size * int(pairs[look.place].sum()) for look in looks)
+        targets, sources = tokens.lengths, source.lengths
+        pairs = {"encoder": sources * sources, "decoder": targets * (targets + 1) // 2, "cross": targets * sources}
+        kv_size = sum(matrix_numbers(layer.kv_proj) for layer in self._attentions if layer.kv_proj is not None)
+        per_source = matrix_numbers(self.encoder) + kv_size
+        per_target = matrix_numbers(self.decoder) - kv_size + matrix_numbers(self.output)
+        products = 2 * (per_source * int(sources.sum()) + per_target * int(targets.sum()))
+        attentions = ((len(layer.kept) * layer.size, pairs[layer.place]) for layer in self._attentions)
+        return products + sum(4 * width * int(count.sum()) for width, count in attentions)
 
-    def _encoded(self, source: Tokens) -> Tensor:
-        memory: Tensor = self.encoder(self._embedded(source, self.embed), AttentionLayout.itself(source))[-1]
+    def _encode_source(self, source: Tokens) -> Tensor:
+        memory: Tensor = self.encoder(self._embed_tokens(source, self.embed), AttentionLayout.itself(source))[-1]
         return memory
 
     def _layouts(
@@ -217,21 +220,20 @@ class Transformer(Model):
     ) -> tuple[AttentionLayout, Tensor, AttentionLayout]:
         return AttentionLayout.itself(tokens), memory, AttentionLayout(tokens, source)
 
-    def _embedded(self, tokens: Tokens, table: nn.Embedding) -> Tensor:
+    def _embed_tokens(self, tokens: Tokens, table: nn.Embedding) -> Tensor:
         self.positions.check(tokens)
-        return self._placed(table(tokens.ids), self.positions(positions_of(tokens), tokens.longest))
+        return self._add_positions(table(tokens.ids), self.positions(positions_of(tokens), tokens.longest))
 
-    def _next(self, ids: Tensor, cache: KVCache) -> Tensor:
-        """Embed one token a hypothesis, which stands in the cache's last column."""
-        words = self.target_embed.weight
-        if on_triton(words) and not self.training:
+    def _embed_next(self, ids: Tensor, cache: KVCache) -> Tensor:
+        """Return the embeddings (B, D) of one token a hypothesis, at the cache's last position."""
+        table = self.target_embed.weight
+        if on_triton(table) and not self.training:
             from weft.nn.kernels.triton.decode_step import placed
 
-            places = self.positions.vectors(cache.log.room, words.device)
-            return placed(ids, words, places, cache, self.config.width**0.5)
-        return self._placed(self.target_embed(ids), self.positions(cache.position))
+            positions = self.positions.vectors(cache.log.room, table.device)
+            return placed(ids, table, positions, cache, self.config.width**0.5)
+        return self._add_positions(self.target_embed(ids), self.positions(cache.position))
 
-    def _placed(self, embedded: Tensor, places: Tensor) -> Tensor:
-        x = embedded * self.config.width**0.5 + places.to(embedded.dtype)
-        found: Tensor = self.dropout(x)
-        return found
+    def _add_positions(self, embedded: Tensor, positions: Tensor) -> Tensor:
+        x: Tensor = self.dropout(embedded * self.config.width**0.5 + positions.to(embedded.dtype))
+        return x
