@@ -167,13 +167,13 @@ def test_an_input_that_is_fed_wrongly_is_caught(layers, monkeypatch):
     """The negative control: the first step gets what the last one read out."""
     monkeypatch.setattr(scan, "FUSED", torch.float64)
     model = scattered(4, cell="peephole", width=4, layers=layers, place="after", input_feeding=True)
-    begin = Seq2Seq._begin
+    begin = Seq2Seq._initial_state
 
     def wrong(self: Seq2Seq, source: Tokens) -> object:
         state = begin(self, source)
         return dataclasses.replace(state, read=state.read + 1)
 
-    monkeypatch.setattr(Seq2Seq, "_begin", wrong)
+    monkeypatch.setattr(Seq2Seq, "_initial_state", wrong)
     with pytest.raises(AssertionError):
         check_against_reference(model, RAGGED)
 

@@ -1,4 +1,4 @@
-"""The decoder of the recurrent encoder-decoder: what it remembers, how it looks at the source, steps and reads out.
+"""Decoder of the recurrent encoder-decoder: its state, attention over the source, recurrent layers and readout.
 
 Equations and names are those of `weft.models.seq2seq.model`.
 """
@@ -27,22 +27,22 @@ class Memory:
     """The encoded source, held once however many hypotheses read it."""
 
     states: Tensor  # (B, S, D)
-    keys: Tensor  # (B, S, A) the states as the score sees them
-    empty: Tensor  # (B, S) True where a shorter source has ended
+    keys: Tensor  # (B, S, A) the states projected for the attention score
+    empty: Tensor  # (B, S) the padding mask: True past the end of a source
 
     def rows(self, owner: Tensor) -> "Memory":
-        """Read the rows that the hypotheses belong to."""
+        """Return the memory with a row for each hypothesis."""
         return Memory(*(part.index_select(0, owner) for part in (self.states, self.keys, self.empty)))
 
 
 @dataclass(frozen=True)
 class DecoderState:
-    """Per hypothesis: the layers' states, what was last read out, and which source it belongs to."""
+    """Per hypothesis: the layers' states, the last readout, and the index of its source."""
 
     layers: tuple[State, ...]
-    read: Tensor  # (B, D) for input feeding
+    read: Tensor  # (B, D) h~_{t-1}, for input feeding
     owner: Tensor  # (B,) row of the memory
-    vector: Tensor  # (sources, D)
+    vector: Tensor  # (sources, D) v
     memory: Memory | None
 
     def select(self, rows: Tensor) -> "DecoderState":
@@ -52,7 +52,7 @@ class DecoderState:
 
 
 class Decoder(nn.Module):
-    """The layers of the decoder and, with attention, the look back at the source."""
+    """Recurrent layers, attention over the source (optional), readout and output projection."""
 
     def __init__(self, config: "Seq2SeqConfig", embed: nn.Embedding | None, vocab: int) -> None:
         super().__init__()
@@ -74,22 +74,22 @@ class Decoder(nn.Module):
 
     @property
     def first(self) -> Cell:
-        """The layer that attends, where attention stands before the cell."""
+        """The first layer, which attends where attention comes before the cell."""
         layer = self.layers[0]
         assert isinstance(layer, Cell)
         return layer
 
     def remember(self, states: Tensor, grid: Grid) -> Memory | None:
-        """Lay the encoder's flat states out for attention, and project the keys once."""
+        """Return the encoder's flat states (N, D) padded for attention, with their keys; None without attention."""
         if self.score is None:
             return None
-        laid = grid.lay(states).masked_fill(~grid.real[..., None], 0).transpose(0, 1).contiguous()  # (B, S, D)
-        return Memory(laid, self.score.keys(laid), ~grid.real.T)
+        padded = grid.lay(states).masked_fill(~grid.real[..., None], 0).transpose(0, 1).contiguous()  # (B, S, D)
+        return Memory(padded, self.score.keys(padded), ~grid.real.T)
 
     def forward(self, ids: Tensor, state: DecoderState, real: Tensor | None = None) -> tuple[Tensor, DecoderState]:
-        """Read ids (T, B) from `state` on; return the readout (T, B, D), and the state after each row's `real` steps.
+        """Run ids (T, B) from `state` on; return the readout (T, B, D), and each row's state after its last real step.
 
-        Without `real` every step is.
+        `real` (T, B) is the padding mask; None: all steps are real.
         """
         inputs = self._inputs(ids, state)
         if not len(ids):
@@ -97,25 +97,25 @@ class Decoder(nn.Module):
         memory = state.memory.rows(state.owner) if state.memory else None
         if self.feeds:
             assert memory is not None
-            return self._fed(inputs, state, memory, real)
+            return self._run_input_feeding(inputs, state, memory, real)
         if memory is None:
-            top, layers = self._walk(inputs, state.layers, real)
+            top, layers = self._run(inputs, state.layers, real)
             parts = [top, inputs]
         elif self.before:
-            first, context, after = self._attend_and_step(inputs, state.layers[0], memory, real)
-            top, above = self._walk(first, state.layers[1:], real, depth=1)
-            parts, layers = [top, context, inputs], (after, *above)
+            hidden, context, last = self._attend_and_step(inputs, state.layers[0], memory, real)
+            top, upper = self._run(hidden, state.layers[1:], real, depth=1)
+            parts, layers = [top, context, inputs], (last, *upper)
         else:
-            top, layers = self._walk(inputs, state.layers, real)
-            context, weights = self._look(top, memory)
+            top, layers = self._run(inputs, state.layers, real)
+            context, weights = self._attend(top, memory)
             record("cross", weights)
             parts = [top, context]
-        return self.dropout(self._read(parts)), replace(state, layers=layers)
+        return self.dropout(self._read_out(parts)), replace(state, layers=layers)
 
     def logits(self, read: Tensor) -> Tensor:
-        """Score the target's vocabulary: (..., D) to (..., V)."""
-        scores: Tensor = self.output(read)
-        return scores
+        """Return the logits over the target vocabulary: (..., D) to (..., V)."""
+        logits: Tensor = self.output(read)
+        return logits
 
     def _inputs(self, ids: Tensor, state: DecoderState) -> Tensor:
         if self.embed is None:
@@ -124,31 +124,31 @@ class Decoder(nn.Module):
         embedded: Tensor = self.dropout(self.embed(ids))
         return embedded  # (T, B, D)
 
-    def _read(self, parts: Sequence[Tensor]) -> Tensor:
+    def _read_out(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.tanh(self.readout(torch.cat(list(parts), -1)))
 
-    def _walk(
+    def _run(
         self, inputs: Tensor, states: Sequence[State], real: Tensor | None, depth: int = 0
     ) -> tuple[Tensor, tuple[State, ...]]:
-        """Run the layers from `depth` on, each over all steps at once."""
-        after = []
+        """Run the layers from `depth` on, each over all steps at once; return the top outputs and the states."""
+        last = []
         for number, (layer, state) in enumerate(zip(list(self.layers)[depth:], states, strict=True), start=depth):
             inputs, state = layer(self.dropout(inputs) if number else inputs, state, real)
-            after.append(state)
-        return inputs, tuple(after)
+            last.append(state)
+        return inputs, tuple(last)
 
-    def _look(self, queries: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-        """Attend with all queries (T, B, D) at once: the contexts (T, B, D) and, where they are looked at, weights."""
+    def _attend(self, queries: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+        """Attend with all queries (T, B, D) at once; return the contexts (T, B, D) and, if captured, the weights."""
         assert self.score is not None
-        at = self._sight(memory, memory.states.new_zeros(0, queries.shape[-1]))
-        if at and isinstance(self.score, Additive) and not queries.is_cuda and worthwhile(queries):
-            return attend_all(queries, at), queries.new_zeros(0)
+        spec = self._attention_spec(memory, memory.states.new_zeros(0, queries.shape[-1]))
+        if spec and isinstance(self.score, Additive) and not queries.is_cuda and worthwhile(queries):
+            return attend_all(queries, spec), queries.new_zeros(0)
         scores = self.score(queries.transpose(0, 1), memory.keys)
         context, weights = attend(scores, memory.states, memory.empty)
         return context.transpose(0, 1), weights
 
-    def _sight(self, memory: Memory, into_step: Tensor) -> AttentionSpec | None:
-        """Say how the fused walk looks at the memory; None if it cannot, or if someone wants to see the weights."""
+    def _attention_spec(self, memory: Memory, into_step: Tensor) -> AttentionSpec | None:
+        """Return the fused scan's attention; None if it has no such score, or if attention weights are captured."""
         assert self.score is not None
         if capturing():
             return None
@@ -157,58 +157,58 @@ class Decoder(nn.Module):
     def _attend_and_step(
         self, inputs: Tensor, state: State, memory: Memory, real: Tensor | None
     ) -> tuple[Tensor, Tensor, State]:
-        """Look, then step, with the first layer; return its outputs, the contexts, and its state."""
+        """Run the first layer with attention before each step; return its outputs, the contexts, and its last state."""
         assert self.score is not None
         cell = self.first
         weight, bias = cell.from_input()
         from_input, from_context = weight.chunk(2, 1)
-        # What the inputs alone decide is one product for all steps; a step adds what its context and state decide.
-        ahead = F.linear(inputs, from_input, bias)  # (T, B, G·D)
-        at = self._sight(memory, from_context)
-        if at and worthwhile(ahead):
-            *parts, context = scan_fused(cell, ahead, state, at)
+        # The inputs' share of the gates is one product for all steps; a step adds that of its context and state.
+        gates = F.linear(inputs, from_input, bias)  # (T, B, G·D)
+        spec = self._attention_spec(memory, from_context)
+        if spec and worthwhile(gates):
+            *parts, context = scan_fused(cell, gates, state, spec)
             return parts[0], context, tuple(at_last(*pair, real) for pair in zip(parts, state, strict=True))
-        begun, walked, contexts, looks = state, [], [], []
-        for known in ahead:
+        initial, states, contexts, maps = state, [], [], []
+        for gate in gates:
             context, weights = attend(self.score(state[0][:, None], memory.keys), memory.states, memory.empty)
-            state = cell.step(known + F.linear(context[:, 0], from_context), state)
-            walked.append(state)
+            state = cell.step(gate + F.linear(context[:, 0], from_context), state)
+            states.append(state)
             contexts.append(context[:, 0])
-            looks.append(weights)
-        record("cross", torch.cat(looks, 1))  # (B, T, S)
-        parts = [torch.stack(part) for part in zip(*walked, strict=True)]
-        after = tuple(at_last(part, start, real) for part, start in zip(parts, begun, strict=True))
-        return parts[0], torch.stack(contexts), after
+            maps.append(weights)
+        record("cross", torch.cat(maps, 1))  # (B, T, S)
+        parts = [torch.stack(part) for part in zip(*states, strict=True)]
+        last = tuple(at_last(part, start, real) for part, start in zip(parts, initial, strict=True))
+        return parts[0], torch.stack(contexts), last
 
-    def _fed(
+    def _run_input_feeding(
         self, inputs: Tensor, state: DecoderState, memory: Memory, real: Tensor | None
     ) -> tuple[Tensor, DecoderState]:
-        """Step through all layers, look, read out, and feed that into the next step."""
+        """Run all layers with input feeding: each step attends, and its readout is an input of the next."""
         weight, bias = self.first.from_input()
         from_input, from_read = weight.chunk(2, 1)
-        at = self._sight(memory, from_read)
-        if at and len(self.layers) == 1 and not state.read.requires_grad:
-            ahead = F.linear(inputs, from_input, bias)
-            if worthwhile(ahead):
-                feeding = InputFeedingSpec(at, self.readout.weight, self.readout.bias, state.read)
-                *parts, walked = scan_fused(self.first, ahead, state.layers[0], feeding)
-                after = tuple(at_last(*pair, real) for pair in zip(parts, state.layers[0], strict=True))
-                return self.dropout(walked), replace(state, layers=(after,), read=at_last(walked, state.read, real))
-        layers, read, reads, looks = state.layers, state.read, [], []
+        spec = self._attention_spec(memory, from_read)
+        if spec and len(self.layers) == 1 and not state.read.requires_grad:
+            gates = F.linear(inputs, from_input, bias)
+            if worthwhile(gates):
+                feeding = InputFeedingSpec(spec, self.readout.weight, self.readout.bias, state.read)
+                *parts, output = scan_fused(self.first, gates, state.layers[0], feeding)
+                last = tuple(at_last(*pair, real) for pair in zip(parts, state.layers[0], strict=True))
+                return self.dropout(output), replace(state, layers=(last,), read=at_last(output, state.read, real))
+        layers, read, outputs, maps = state.layers, state.read, [], []
         for step, embedded in enumerate(inputs):
-            top, new = self._walk(torch.cat([embedded, read], -1)[None], layers, None)
-            context, weights = self._look(top, memory)
-            reads.append(self._read([top, context])[0])
-            looks.append(weights)
-            read = _moved(real, step, reads[-1], read)
+            top, new = self._run(torch.cat([embedded, read], -1)[None], layers, None)
+            context, weights = self._attend(top, memory)
+            outputs.append(self._read_out([top, context])[0])
+            maps.append(weights)
+            read = _where_real(real, step, outputs[-1], read)
             layers = tuple(
-                tuple(_moved(real, step, *parts) for parts in zip(*pair, strict=True))
+                tuple(_where_real(real, step, *parts) for parts in zip(*pair, strict=True))
                 for pair in zip(new, layers, strict=True)
             )
-        record("cross", torch.cat(looks, 1))
-        return self.dropout(torch.stack(reads)), replace(state, layers=layers, read=read)
+        record("cross", torch.cat(maps, 1))
+        return self.dropout(torch.stack(outputs)), replace(state, layers=layers, read=read)
 
 
-def _moved(real: Tensor | None, step: int, new: Tensor, old: Tensor) -> Tensor:
-    """Move on only the rows whose sequence reaches this step."""
+def _where_real(real: Tensor | None, step: int, new: Tensor, old: Tensor) -> Tensor:
+    """Return the new state where the step is real, and the old one where it is padding."""
     return new if real is None else torch.where(real[step][:, None], new, old)

@@ -1,14 +1,14 @@
-"""The recurrent encoder-decoder, with and without attention.
+"""Recurrent encoder-decoder (seq2seq), with and without attention.
 
 Encoder: deep and bidirectional over the source x_1..x_S; h_j = [h→_j ; h←_j] (Bahdanau et al. 2015, section 3.2). Its
-last outputs, [h→_S ; h←_1] of each layer, are the vector v that starts the decoder's layer. Both sides are made of one
-of the five cells of `weft.nn.rnn.cells`.
+final outputs, [h→_S ; h←_1] of each layer, are the vector v that initialises the decoder's layer. Both sides use one of
+the five cells of `weft.nn.rnn.cells`.
 
-`attention: none`: all that the decoder knows of the source is that one fixed vector (Sutskever, Vinyals & Le 2014):
+`attention: none`: the decoder is conditioned on that one fixed vector alone (Sutskever, Vinyals & Le 2014):
 
     s_t = cell(E y_{t-1}, s_{t-1})                  p(y_t | y_<t, x) = softmax(W_o tanh(W_r [s_t ; E y_{t-1}]))
 
-Otherwise the decoder looks at the source again at each step, by one of the six scores of `weft.nn.attention.scores`:
+Otherwise the decoder attends to the source at each step, with one of the six scores of `weft.nn.attention.scores`:
 
     e_tj = score(q_t, h_j)      α_t = softmax(e_t)      c_t = Σ_j α_tj h_j
 
@@ -16,18 +16,18 @@ Otherwise the decoder looks at the source again at each step, by one of the six 
 
     q_t = s_{t-1}    s_t = cell([E y_{t-1} ; c_t], s_{t-1})    p(y_t) = softmax(W_o tanh(W_r [s_t ; c_t ; E y_{t-1}]))
 
-`place: after` the cell (Luong et al. 2015, section 3, eqs. 5 and 6), where all steps attend in one product:
+`place: after` the cell (Luong et al. 2015, section 3, eqs. 5 and 6), where all steps attend in one batched product:
 
     s_t = cell(E y_{t-1}, s_{t-1})      q_t = s_t      h~_t = tanh(W_c [s_t ; c_t])      p(y_t) = softmax(W_o h~_t)
 
-and with `input_feeding` (section 3.3) s_t = cell([E y_{t-1} ; h~_{t-1}], s_{t-1}), which must go step by step again.
+and with `input_feeding` (section 3.3) s_t = cell([E y_{t-1} ; h~_{t-1}], s_{t-1}), which is sequential again.
 
-`feedback: false` is the decoder of the Keras course listing: it reads v at every step, and none of its own output.
+`feedback: false` is the decoder of the Keras course listing: its input at every step is v, and never its own output.
 
-Departures: Bahdanau et al. have a GRU, a readout by maxout from s_{t-1}, and start from h←_1 alone; Sutskever et al.
-have a one-directional encoder that reads the source reversed. `bridge: true` puts a dense layer with tanh between
-encoder and decoder; without it the vector itself is each part of the first state. In a deep decoder the query is the
-first layer's state before the cell, and the last layer's after it.
+Departures: Bahdanau et al. have a GRU, a maxout readout from s_{t-1}, and an initial state from h←_1 alone; Sutskever
+et al. have a unidirectional encoder that reads the source reversed. `bridge: true` puts a dense layer with tanh between
+encoder and decoder; without it v itself is each part of the initial state. In a deep decoder the query is the first
+layer's state with `place: before`, and the last layer's with `place: after`.
 """
 
 from typing import ClassVar, Literal
@@ -46,22 +46,22 @@ from weft.tokens import Tokens
 
 
 class Seq2SeqConfig(Named):
-    """`width` is that of embeddings, of encoder and decoder states, and of the attention's hidden layer."""
+    """`width` is that of the embeddings, the encoder and decoder states, and the attention's hidden layer."""
 
     cell: Literal["elman", "jordan", "lstm", "peephole", "gru"] = "lstm"
     width: int = Field(256, ge=2)
     layers: int = Field(1, ge=1)
     attention: Literal["none", "cosine", "additive", "location", "general", "dot", "scaled-dot"] = "additive"
-    place: Literal["before", "after"] = "before"  # of attention: before the cell or after it
-    input_feeding: bool = False  # after the cell: what was read out goes into the next step
-    locations: int = Field(256, ge=1)  # location: how many positions of a source can be attended to
-    feedback: bool = True  # False: the decoder reads the source's vector at every step, and not its own output
+    place: Literal["before", "after"] = "before"  # of the attention, relative to the cell
+    input_feeding: bool = False  # place: after; the readout h~ is an input of the next step
+    locations: int = Field(256, ge=1)  # location: how many source positions it can attend to
+    feedback: bool = True  # False: the decoder's input is v at every step, not its own output
     dropout: float = Field(0.0, ge=0, lt=1)
     bridge: bool = True
     tie: bool = False  # one matrix for the target's embeddings and the output (Press & Wolf 2017)
 
     @model_validator(mode="after")
-    def _fits(self) -> "Seq2SeqConfig":
+    def _check(self) -> "Seq2SeqConfig":
         if self.width % 2:
             near = self.width + 1
             raise ValueError(f"model.width must be even, half for each direction: got {self.width}; try {near}")
@@ -77,7 +77,7 @@ class Seq2SeqConfig(Named):
 
 
 class Encoder(nn.Module):
-    """Embeddings and deep bidirectional layers."""
+    """Embeddings and stacked bidirectional layers."""
 
     def __init__(self, config: Seq2SeqConfig, embed: nn.Embedding) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Encoder(nn.Module):
         self.recurrent = RecurrentStack(config.cell, width, width, config.layers, "both", config.dropout)
 
     def forward(self, source: Tokens) -> tuple[Tensor, Tensor, Grid]:
-        """Return the states h_j (N, D), each layer's vector (L, B, D), and the grid they lie on."""
+        """Return the states h_j (N, D), each layer's vector v (L, B, D), and the time-major layout of the source."""
         grid = Grid(source)
         outputs, vectors = self.recurrent(self.dropout(self.embed(source.ids)), grid)
         return outputs[-1], torch.stack(vectors), grid
@@ -101,59 +101,60 @@ class Seq2Seq(Model):
     def __init__(self, config: Seq2SeqConfig, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__(config, vocab, target_vocab)
         source = nn.Embedding(vocab, config.width)
-        shared = target_vocab is None  # one vocabulary for both sides: one matrix too
+        shared = target_vocab is None  # one vocabulary for both sides: shared embeddings
         self.encoder = Encoder(config, source)
         target = source if shared else nn.Embedding(self.target_vocab, config.width)
         self.decoder = Decoder(config, target if config.feedback else None, self.target_vocab)
         self.states = self.decoder.first.states
         self.bridge = nn.Linear(config.width, self.states * config.width) if config.bridge else None
-        # Inputs of unit size teach a recurrent net fastest; a matrix that is also the output's must not score high.
+        # Unit-variance embeddings train a recurrent net fastest; as a tied output projection they need small weights.
         if config.tie:
             nn.init.normal_(target.weight, std=config.width**-0.5)
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
-        """Say what it can do: score and generate, given a source."""
+        """Return its roles: a sequence-to-sequence language model that generates."""
         return frozenset({Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR})
 
     def flops(self, tokens: Tokens, source: Tokens | None = None) -> int:
-        """Count matrices for the tokens of their side, the bridge for each vector, two products for each look."""
+        """Return the FLOPs: matrices for the tokens of their side, the bridge for each v, attention for each pair."""
         assert source is not None
-        decoder, score, seen = self.decoder, self.decoder.score, source.lengths
-        keys = matrix_numbers(score.key) if isinstance(score, Additive | General) else 0  # these are of the source
-        paired = matrix_numbers(score.energy) if isinstance(score, Additive) else 0  # v meets pairs, not tokens
-        if isinstance(score, Location):  # of W a row for each place that there is
-            paired, seen = matrix_numbers(score.place), seen.clamp(max=score.place.out_features)
-        by_target = (matrix_numbers(decoder) - keys - paired) * int(tokens.lengths.sum())
+        decoder, score, attended = self.decoder, self.decoder.score, source.lengths
+        keys = matrix_numbers(score.key) if isinstance(score, Additive | General) else 0  # applied to source tokens
+        energy = matrix_numbers(score.energy) if isinstance(score, Additive) else 0  # v multiplies pairs, not tokens
+        if isinstance(score, Location):  # W has a row for each position
+            energy, attended = matrix_numbers(score.place), attended.clamp(max=score.place.out_features)
+        by_target = (matrix_numbers(decoder) - keys - energy) * int(tokens.lengths.sum())
         by_source = (matrix_numbers(self.encoder) + keys) * int(source.lengths.sum())
-        bridged = matrix_numbers(self.bridge) * len(decoder.layers) * len(source) if self.bridge else 0
-        looks = 2 * decoder.output.in_features * int((tokens.lengths * seen).sum()) if score else 0
-        return 2 * (by_target + by_source + bridged + looks)
+        bridge = matrix_numbers(self.bridge) * len(decoder.layers) * len(source) if self.bridge else 0
+        attention = 2 * decoder.output.in_features * int((tokens.lengths * attended).sum()) if score else 0
+        return 2 * (by_target + by_source + bridge + attention)
 
     def logits(self, tokens: Tokens, source: Tokens, at: Tensor | None = None) -> Tensor:
-        """Score what follows each token, given the source: (N, V), or (len(at), V) at the flat positions `at`."""
+        """Return the logits of the next tokens, given the source: (N, V), or (len(at), V) at positions `at`."""
         grid = Grid(tokens)
-        read, _ = self.decoder(grid.lay(tokens.ids), self._begin(source))
-        flat = grid.gather(read)
+        output, _ = self.decoder(grid.lay(tokens.ids), self._initial_state(source))
+        flat = grid.gather(output)
         return self.decoder.logits(flat if at is None else flat[at])
 
     def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, DecoderState]:
-        """Encode the source and read the prompts; return the logits (B, V) of what follows, and the state."""
+        """Encode the sources; return the logits (B, V) of the token after each prompt, and the decoding state."""
         assert source is not None
         grid = Grid(prompt)
-        read, state = self.decoder(grid.lay(prompt.ids), self._begin(source), None if grid.full else grid.real)
-        return self.decoder.logits(grid.last(read)), state
+        real = None if grid.full else grid.real
+        output, state = self.decoder(grid.lay(prompt.ids), self._initial_state(source), real)
+        return self.decoder.logits(grid.last(output)), state
 
     def step(self, ids: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """Read one more token a hypothesis."""
-        read, state = self.decoder(ids[None], state)
-        return self.decoder.logits(read[0]), state
+        """Append one token to each hypothesis, ids (B,); return the logits (B, V) of the next one, and the state."""
+        output, state = self.decoder(ids[None], state)
+        return self.decoder.logits(output[0]), state
 
-    def _begin(self, source: Tokens) -> DecoderState:
+    def _initial_state(self, source: Tokens) -> DecoderState:
         states, vectors, grid = self.encoder(source)
-        starts = torch.tanh(self.bridge(vectors)).chunk(self.states, -1) if self.bridge else [vectors] * self.states
+        parts = torch.tanh(self.bridge(vectors)).chunk(self.states, -1) if self.bridge else [vectors] * self.states
         owner = torch.arange(len(source), device=source.device)
-        layers = tuple(zip(*(part.unbind() for part in starts), strict=True))
+        layers = tuple(zip(*(part.unbind() for part in parts), strict=True))
         return DecoderState(
             layers, torch.zeros_like(vectors[0]), owner, vectors[-1], self.decoder.remember(states, grid)
         )
