@@ -341,11 +341,11 @@ def test_select_copies_neither_the_sources_nor_what_was_read():
     model = make()
     _, state = model.start(Tokens.pack([[1], [2]]), Tokens.pack([[3, 4], [5]]))
     picked = state.select(torch.tensor([1, 0, 1, 1]))
-    assert all(one is other for one, other in zip(picked.sources, state.sources, strict=True))
+    assert all(one is other for one, other in zip(picked.source_kv, state.source_kv, strict=True))
     assert picked.cache.log is state.cache.log
-    assert sum(len(one) for one in picked.sources) == model.config.layers * 3  # once a source's token, not a hypothesis
+    assert sum(len(kv) for kv in picked.source_kv) == model.config.layers * 3  # once a source token, not a hypothesis
     _, after = model.step(torch.tensor([1, 2, 3, 4]), picked)
-    assert all(one is other for one, other in zip(after.sources, state.sources, strict=True))
+    assert all(one is other for one, other in zip(after.source_kv, state.source_kv, strict=True))
 
 
 @torch.no_grad()

@@ -170,7 +170,7 @@ def test_a_large_vocabulary_takes_wider_words():
 
 
 def test_more_n_grams_than_a_pointer_holds_are_refused(monkeypatch):
-    monkeypatch.setattr(counting, "MOST", 10)
+    monkeypatch.setattr(counting, "MAX_NGRAMS", 10)
     with pytest.raises(TrainingError, match=r"more than its tables hold, 10; lower model\.order"):
         fit(TEXTS, order=3)
 

@@ -1,12 +1,12 @@
-"""Sorted runs: the windows of a piece of a corpus, each once, in order, with its count; and many runs merged to one.
+"""External merge sort of n-gram windows: sorted runs with counts, and their k-way merge.
 
-A window is the n words from one place on, cut at its document's end. A run is sorted word by word: with r_k(t) the rank
-of the k words from place t on among all such, the keys
+A window is the n words from one position on, cut at its document's end. A run, the distinct windows of a part of the
+corpus with their counts, is sorted one word at a time: with r_k(t) the rank of the k words from position t on, the keys
 
-    r_{k-1}(t) · w(t + k - 1) · t        in one 64-bit number, the place last
+    r_{k-1}(t) · w(t + k - 1) · t        concatenated in one 64-bit integer, the position last
 
-give, sorted as plain numbers, the next ranks. Threads share the first words of windows among them, so that their parts
-of a run need no merging.
+give, sorted as integers, the next ranks. Threads divide the windows by their first words, so that their parts of a run
+need no merging.
 """
 
 import os
@@ -25,20 +25,20 @@ T = TypeVar("T")
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a loop, once for all processes; where nothing can be written, for this one."""
+    """Compile a function with numba, cached on disk where that is writable."""
     try:
         return njit(nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:  # there is no folder for it
+    except RuntimeError:  # no writable cache folder
         return njit(nogil=True, error_model="numpy")(function)
 
 
 def word_type(vocab: int) -> type[np.unsignedinteger[Any]]:
-    """Return the smallest type that holds a word, and one more."""
+    """Return the smallest unsigned type that holds ids 0 to `vocab`: a word's id and 1."""
     return np.uint16 if vocab < 2**16 else np.uint32
 
 
-def share(parts: int, work: Callable[[int], T]) -> list[T]:
-    """Do the parts of some work side by side."""
+def run_threads(parts: int, work: Callable[[int], T]) -> list[T]:
+    """Return work(0) to work(parts - 1), each computed in a thread."""
     if parts == 1:
         return [work(0)]
     with ThreadPoolExecutor(parts) as pool:
@@ -46,25 +46,25 @@ def share(parts: int, work: Callable[[int], T]) -> list[T]:
 
 
 @dataclass(frozen=True)
-class Room:
-    """Where arrays lie: in memory, or in unnamed files of a folder, mapped."""
+class Allocator:
+    """Allocates arrays in memory, or, where `mapped`, as memory-mapped unnamed files in a folder."""
 
     mapped: bool = False
     folder: Path | None = None
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Array:
-        """Make an array."""
+        """Return an uninitialised array."""
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if not self.mapped or not size:
             return np.empty(shape, dtype)
         with tempfile.TemporaryFile(dir=self.folder) as file:
-            if hasattr(os, "posix_fallocate"):  # a disk that is full says so now, and not by a fault later
+            if hasattr(os, "posix_fallocate"):  # a full disk raises now, not as SIGBUS later
                 os.posix_fallocate(file.fileno(), 0, size)
             return np.memmap(file, dtype, "w+", shape=shape).view(np.ndarray)
 
 
 class Windows(NamedTuple):
-    """Distinct windows in order, and how often each is there; a word is its id and 1, and 0 is past the end."""
+    """Distinct windows in lexicographic order with their counts; a word is stored as id + 1, and 0 is padding."""
 
     words: Array  # (M, n)
     counts: Array  # (M,)
@@ -72,95 +72,104 @@ class Windows(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents end to end, each after bos; the eos that ends each is not in the ids."""
+    """Concatenated documents, each starting with bos; the eos that ends each is not in the ids."""
 
     ids: Array  # (N,)
     starts: Array  # (documents + 1,)
     eos: int
     vocab: int
 
-    def run(self, start: int, stop: int, order: int, threads: int) -> Windows:
-        """Sort and count the windows that begin from one place to another."""
-        text, own = self._lay(start, stop, order)
-        reach = _reach(text, order)
-        passed = np.bincount(text[:own], minlength=self.vocab + 2)[1:].cumsum()  # places with a word up to each
-        cuts = [1 + int(np.searchsorted(passed, passed[-1] * part // threads)) for part in range(threads)]
+    def sorted_run(self, start: int, stop: int, order: int, threads: int) -> Windows:
+        """Return the sorted windows, with counts, that begin at ids[start:stop]."""
+        text, size = self._padded_text(start, stop, order)
+        lengths, firsts = _window_lengths(text, order), text[:size]
+        cumulative = np.bincount(firsts, minlength=self.vocab + 2)[1:].cumsum()  # windows up to each first word
+        cuts = [1 + int(np.searchsorted(cumulative, cumulative[-1] * part // threads)) for part in range(threads)]
         cuts = [1, *cuts[1:], self.vocab + 2]
 
         def sort(part: int) -> Windows:
-            firsts = text[:own]
-            places = np.flatnonzero((cuts[part] <= firsts) & (firsts < cuts[part + 1]))
-            return sorted_windows(text, reach, places, order, self.vocab)
+            positions = np.flatnonzero((cuts[part] <= firsts) & (firsts < cuts[part + 1]))
+            return sorted_windows(text, lengths, positions, order, self.vocab)
 
-        parts = share(threads, sort)
+        parts = run_threads(threads, sort)
         return Windows(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
-    def _lay(self, start: int, stop: int, order: int) -> tuple[Array, int]:
-        """Lay out the words that windows reach, as w + 1, with 0 after each end; say where the next run's begin."""
-        ahead = min(stop + order - 1, len(self.ids))
+    def _padded_text(self, start: int, stop: int, order: int) -> tuple[Array, int]:
+        """Return the words of all windows as id + 1, with eos and 0 after each document, and where the next run begins.
+
+        The text goes past `stop` by the words that the last windows need.
+        """
+        last = min(stop + order - 1, len(self.ids))
         ends = self.starts[1:]
-        ends = np.unique(ends[np.searchsorted(ends, start, "right") : np.searchsorted(ends, ahead, "right")])
-        closing = ends - start + 2 * np.arange(len(ends))
-        text = np.zeros(ahead - start + 2 * len(ends) + 1, np.uint32)
+        ends = np.unique(ends[np.searchsorted(ends, start, "right") : np.searchsorted(ends, last, "right")])
+        eos_positions = ends - start + 2 * np.arange(len(ends))
+        text = np.zeros(last - start + 2 * len(ends) + 1, np.uint32)
         inside = np.ones(len(text), bool)
-        inside[closing] = inside[closing + 1] = inside[-1] = False
-        text[inside] = self.ids[start:ahead]
+        inside[eos_positions] = inside[eos_positions + 1] = inside[-1] = False
+        text[inside] = self.ids[start:last]
         text[inside] += 1
-        text[closing] = self.eos + 1
+        text[eos_positions] = self.eos + 1
         return text, stop - start + 2 * int((ends <= stop).sum())
 
-    def pieces(self, at_once: int) -> list[tuple[int, int]]:
-        """Cut into runs: of so many words, or fewer where a key would not hold their places."""
+    def run_bounds(self, at_once: int) -> list[tuple[int, int]]:
+        """Return the bounds of runs of `at_once` words, or fewer where a key's bits would not hold their positions."""
         size = min(at_once, 1 << ((61 - self.vocab.bit_length()) // 2))
         return [(start, min(start + size, len(self.ids))) for start in range(0, len(self.ids), size)]
 
 
-def sorted_windows(text: Array, reach: Array, places: Array, order: int, vocab: int) -> Windows:
-    """Sort the windows that begin at `places`, and count equal ones."""
-    bits, low = (vocab + 1).bit_length(), len(places).bit_length()
-    ranks = text[places].astype(np.uint64) if order > 1 else np.zeros(len(places), np.uint64)
-    keys = np.empty(len(places), np.uint64)
+def sorted_windows(text: Array, lengths: Array, positions: Array, order: int, vocab: int) -> Windows:
+    """Return the distinct windows that begin at `positions`, sorted, with their counts."""
+    word_bits, index_bits = (vocab + 1).bit_length(), len(positions).bit_length()
+    ranks = text[positions].astype(np.uint64) if order > 1 else np.zeros(len(positions), np.uint64)
+    keys = np.empty(len(positions), np.uint64)
     for length in range(min(2, order), order + 1):
-        _make_keys(places, ranks, text, reach, length, bits, low, keys)
+        _make_keys(positions, ranks, text, lengths, length, word_bits, index_bits, keys)
         keys.sort()
         if length < order:
-            _rank(keys, low, ranks)
-    words, counts = np.empty((len(places), order), word_type(vocab)), np.empty(len(places), np.uint32)
-    size = _collect(keys, low, places, text, reach, words, counts)
+            _rank(keys, index_bits, ranks)
+    words, counts = np.empty((len(positions), order), word_type(vocab)), np.empty(len(positions), np.uint32)
+    size = _collect(keys, index_bits, positions, text, lengths, words, counts)
     return Windows(words[:size], counts[:size])
 
 
-def merge(words: Array, counts: Array, bounds: list[int], room: Room) -> Windows:
-    """Merge runs that lie end to end, from one of the bounds to the next."""
-    merged = Windows(room.empty(words.shape, words.dtype), room.empty(len(counts), np.int64))
-    size = _merge(words, counts, np.array(bounds), *merged)
+def merge(words: Array, counts: Array, offsets: list[int], allocator: Allocator) -> Windows:
+    """Return the merge of concatenated runs, each from one of the offsets to the next."""
+    merged = Windows(allocator.empty(words.shape, words.dtype), allocator.empty(len(counts), np.int64))
+    size = _merge(words, counts, np.array(offsets), *merged)
     return Windows(merged.words[:size], merged.counts[:size])
 
 
 @compiled
-def _reach(text: Array, order: int) -> Array:
-    """Say how many words a window has from each place on."""
-    reach = np.zeros(len(text), np.uint8)
-    for place in range(len(text) - 2, -1, -1):
-        if text[place]:
-            reach[place] = min(order, reach[place + 1] + 1)
-    return reach
+def _window_lengths(text: Array, order: int) -> Array:
+    """Return the number of words of the window at each position: n, or fewer at a document's end."""
+    lengths = np.zeros(len(text), np.uint8)
+    for position in range(len(text) - 2, -1, -1):
+        if text[position]:
+            lengths[position] = min(order, lengths[position + 1] + 1)
+    return lengths
 
 
 @compiled
 def _make_keys(
-    places: Array, ranks: Array, text: Array, reach: Array, length: int, bits: int, low: int, keys: Array
+    positions: Array,
+    ranks: Array,
+    text: Array,
+    lengths: Array,
+    length: int,
+    word_bits: int,
+    index_bits: int,
+    keys: Array,
 ) -> None:
-    for number in range(len(places)):
-        place = places[number]
-        word = np.uint64(text[place + length - 1]) if length <= reach[place] else np.uint64(0)
-        keys[number] = (((ranks[number] << np.uint64(bits)) | word) << np.uint64(low)) | np.uint64(number)
+    for index in range(len(positions)):
+        position = positions[index]
+        word = np.uint64(text[position + length - 1]) if length <= lengths[position] else np.uint64(0)
+        keys[index] = (((ranks[index] << np.uint64(word_bits)) | word) << np.uint64(index_bits)) | np.uint64(index)
 
 
 @compiled
-def _rank(keys: Array, low: int, ranks: Array) -> None:
-    """Number the keys in order, equal ones alike, their last bits aside, which say whose they are."""
-    rank, shift, mask = np.uint64(0), np.uint64(low), (np.uint64(1) << np.uint64(low)) - np.uint64(1)
+def _rank(keys: Array, index_bits: int, ranks: Array) -> None:
+    """Write the rank of each window, equal ones alike; the last bits of a key are the window's index."""
+    rank, shift, mask = np.uint64(0), np.uint64(index_bits), (np.uint64(1) << np.uint64(index_bits)) - np.uint64(1)
     for number in range(len(keys)):
         if number and keys[number] >> shift != keys[number - 1] >> shift:
             rank += np.uint64(1)
@@ -168,24 +177,27 @@ def _rank(keys: Array, low: int, ranks: Array) -> None:
 
 
 @compiled
-def _collect(keys: Array, low: int, places: Array, text: Array, reach: Array, words: Array, counts: Array) -> int:
-    shift, mask = np.uint64(low), (np.uint64(1) << np.uint64(low)) - np.uint64(1)
+def _collect(
+    keys: Array, index_bits: int, positions: Array, text: Array, lengths: Array, words: Array, counts: Array
+) -> int:
+    """Write the distinct windows and their counts; return how many there are."""
+    shift, mask = np.uint64(index_bits), (np.uint64(1) << np.uint64(index_bits)) - np.uint64(1)
     size = 0
     for number in range(len(keys)):
         if number and keys[number] >> shift == keys[number - 1] >> shift:
             counts[size - 1] += 1
             continue
-        place = places[keys[number] & mask]
+        position = positions[keys[number] & mask]
         for word in range(words.shape[1]):
-            words[size, word] = text[place + word] if word < reach[place] else 0
+            words[size, word] = text[position + word] if word < lengths[position] else 0
         counts[size] = 1
         size += 1
     return size
 
 
 @compiled
-def shared(words: Array, a: int, b: int) -> int:
-    """Count the words that two windows begin with alike."""
+def common_prefix(words: Array, a: int, b: int) -> int:
+    """Return the number of words in the common prefix of two windows."""
     same = 0
     while same < words.shape[1] and words[a, same] == words[b, same]:
         same += 1
@@ -193,41 +205,41 @@ def shared(words: Array, a: int, b: int) -> int:
 
 
 @compiled
-def _before(words: Array, a: int, b: int) -> bool:
-    same = shared(words, a, b)
+def _less(words: Array, a: int, b: int) -> bool:
+    same = common_prefix(words, a, b)
     return bool(same < words.shape[1] and words[a, same] < words[b, same])
 
 
 @compiled
-def _merge(words: Array, counts: Array, bounds: Array, merged: Array, sums: Array) -> int:
-    """Take the least window of all runs again and again; the heap holds where each run stands."""
-    at = bounds[:-1].copy()
-    heap = np.flatnonzero(bounds[1:] > bounds[:-1])
-    size, left = 0, len(heap)
-    for top in range(left // 2 - 1, -1, -1):
-        _sink(heap, left, top, words, at)
-    while left:
+def _merge(words: Array, counts: Array, offsets: Array, merged: Array, sums: Array) -> int:
+    """Merge runs with a binary heap; `rows` is the next window of each run. Return the number of distinct windows."""
+    rows = offsets[:-1].copy()
+    heap = np.flatnonzero(offsets[1:] > offsets[:-1])
+    size, active = 0, len(heap)
+    for parent in range(active // 2 - 1, -1, -1):
+        _sift_down(heap, active, parent, words, rows)
+    while active:
         run = heap[0]
-        if size and (merged[size - 1] == words[at[run]]).all():
-            sums[size - 1] += counts[at[run]]
+        if size and (merged[size - 1] == words[rows[run]]).all():
+            sums[size - 1] += counts[rows[run]]
         else:
-            merged[size], sums[size] = words[at[run]], counts[at[run]]
+            merged[size], sums[size] = words[rows[run]], counts[rows[run]]
             size += 1
-        at[run] += 1
-        if at[run] == bounds[run + 1]:
-            left -= 1
-            heap[0] = heap[left]
-        _sink(heap, left, 0, words, at)
+        rows[run] += 1
+        if rows[run] == offsets[run + 1]:
+            active -= 1
+            heap[0] = heap[active]
+        _sift_down(heap, active, 0, words, rows)
     return size
 
 
 @compiled
-def _sink(heap: Array, left: int, top: int, words: Array, at: Array) -> None:
-    while 2 * top + 1 < left:
-        low = 2 * top + 1
-        if low + 1 < left and _before(words, at[heap[low + 1]], at[heap[low]]):
-            low += 1
-        if not _before(words, at[heap[low]], at[heap[top]]):
+def _sift_down(heap: Array, size: int, parent: int, words: Array, rows: Array) -> None:
+    while 2 * parent + 1 < size:
+        child = 2 * parent + 1
+        if child + 1 < size and _less(words, rows[heap[child + 1]], rows[heap[child]]):
+            child += 1
+        if not _less(words, rows[heap[child]], rows[heap[parent]]):
             return
-        heap[top], heap[low] = heap[low], heap[top]
-        top = low
+        heap[parent], heap[child] = heap[child], heap[parent]
+        parent = child

@@ -1,10 +1,10 @@
-"""N-gram language models: how often words stood after the n - 1 before them, smoothed for what was never seen.
+"""N-gram language models: maximum likelihood, add-k, and interpolated modified Kneser-Ney.
 
 A document is w_0 w_1 … w_T with w_0 = bos and w_T = eos. A context u is the last n - 1 words, or all from bos on where
-there are fewer; u' is u without its first word, |V| the words that can follow (all but bos), c(u w) how often u w was
-seen, Σ goes over all w.
+there are fewer; u' is u without its first word, |V| the number of predictable words (all but bos), c(u w) the count of
+u w, and Σ runs over all w.
 
-Maximum likelihood, `mle`: where u has never been seen before any word, u' speaks for it.
+Maximum likelihood, `mle`, backs off to u' where u was never seen before any word:
 
     p(w | u) = c(u w) / Σ c(u w)
 
@@ -16,16 +16,17 @@ Interpolated modified Kneser-Ney, `kneser-ney` (Chen & Goodman 1999, section 3 a
 KenLM's lmplz estimates it (Heafield et al. 2013):
 
     p(w | u) = (a(u w) - D(a(u w))) / Σ a(u w) + γ(u) p(w | u')
-    γ(u)     = (D_1 N_1(u) + D_2 N_2(u) + D_3 N_3+(u)) / Σ a(u w)          N_r: how many u w have a(u w) = r
-    a(g)     = c(g) where g has n words or begins with bos, else |{v: c(v g) > 0}|, the words it was seen after
+    γ(u)     = (D_1 N_1(u) + D_2 N_2(u) + D_3 N_3+(u)) / Σ a(u w)          N_r: the number of u w with a(u w) = r
+    a(g)     = c(g) where g has n words or begins with bos, else |{v: c(v g) > 0}|, its continuation count
     D_r      = r - (r + 1) Y n_{r+1} / n_r,  Y = n_1 / (n_1 + 2 n_2)         n_r: how many g of that order have a(g) = r
     p(w | )  = the same with the empty context, and 1 / |V| for p(w | u') there
 
 D(a) is D_1, D_2 or, from 3 on, D_3 of the order; where an order has no such estimate, 0.5, 1 and 1.5, as lmplz has them
-by --discount_fallback. All are kept as p(w | u) of what was seen, and γ(u): what was not has γ(u) p(w | u').
+by --discount_fallback. All are stored as p(w | u) of the n-grams seen, and the back-off weights γ(u): an unseen u w has
+γ(u) p(w | u').
 
-`prune` drops n-grams seen no more often than it says, one number an order, the last for all that follow; what they take
-from a Kneser-Ney distribution goes to γ(u), and with `mle` and `add-k` they count as never seen. A word alone stays.
+`prune` drops n-grams with counts up to a threshold, one number an order, the last for all higher orders. Their mass
+goes to γ(u) in a Kneser-Ney distribution, and with `mle` and `add-k` they count as unseen. Unigrams are never dropped.
 """
 
 import math
@@ -43,7 +44,7 @@ from weft.errors import RoleError
 from weft.models.base import Budget, Direction, Model, Pass, Role
 from weft.models.ngram.counting import Trie, count
 from weft.models.ngram.external_sort import Corpus
-from weft.models.ngram.smoothing import among, kneser_ney, relative, seen_often, tables_of, without
+from weft.models.ngram.smoothing import above_thresholds, add_k, kneser_ney, make_tables, prune_estimate, prune_trie
 from weft.models.ngram.trie import Tables, uniform
 from weft.tokens import Tokens
 
@@ -51,16 +52,16 @@ BUFFERS = ("orders", "words", "first", "logp", "codes", "values")
 
 
 class NGramConfig(Named):
-    """`order` is n; `at_once`, how many words are sorted in memory at a time, the rest is on the disk."""
+    """`order` is n; `at_once` is the number of words sorted in memory at a time, the rest is on disk."""
 
     order: int = Field(5, ge=1, le=64)
     smoothing: Literal["kneser-ney", "add-k", "mle"] = "kneser-ney"
     k: float = Field(1.0, gt=0)
-    prune: tuple[Annotated[int, Field(ge=0)], ...] = ()  # counts up to these are dropped
+    prune: tuple[Annotated[int, Field(ge=0)], ...] = ()  # thresholds by order: counts up to these are dropped
     at_once: int = Field(1 << 24, ge=1)
 
     @model_validator(mode="after")
-    def _fits(self) -> "NGramConfig":
+    def _check(self) -> "NGramConfig":
         if len(self.prune) > self.order:
             raise ValueError(f"model.prune has a number an order: got {len(self.prune)} for model.order {self.order}")
         if list(self.prune) != sorted(self.prune):
@@ -69,13 +70,13 @@ class NGramConfig(Named):
 
     @property
     def thresholds(self) -> tuple[int, ...]:
-        """One number an order: counts up to it are dropped."""
+        """The threshold of each order: counts up to it are dropped."""
         return (*self.prune, *[self.prune[-1] if self.prune else 0] * (self.order - len(self.prune)))
 
 
 @dataclass(frozen=True)
 class NGramState:
-    """The numbers of each hypothesis's last word, its last two, and so on, (B, n - 1); -1 where they were not seen."""
+    """The trie nodes of each hypothesis's last word, its last two, and so on, (B, n - 1); -1: unseen."""
 
     contexts: Tensor
 
@@ -85,7 +86,7 @@ class NGramState:
 
 
 class NGram(Model):
-    """Tables, and nothing else: they stay on the CPU, in their own types."""
+    """N-gram tables (`weft.models.ngram.trie`) as buffers, which stay on the CPU in their own dtypes."""
 
     Config: ClassVar[type[Named]] = NGramConfig
     data_sized_buffers: ClassVar[bool] = True
@@ -107,16 +108,16 @@ class NGram(Model):
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
-        """It scores and generates."""
+        """Return its roles: language model and generator."""
         return frozenset({Role.LANGUAGE_MODEL, Role.GENERATOR})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "NGram":
-        """Stay as it is: no device and no type is better for a table than those it has."""
+        """Ignore moves to other devices and dtypes: tables stay as they are."""
         return self
 
     @property
     def tables(self) -> Tables:
-        """The tables as arrays."""
+        """The tables as numpy arrays."""
         return Tables(*(getattr(self, name).numpy() for name in BUFFERS))
 
     @tables.setter
@@ -125,77 +126,78 @@ class NGram(Model):
             setattr(self, name, torch.from_numpy(getattr(tables, name)))
 
     def is_consistent(self) -> bool:
-        """Say whether the tables fit together."""
+        """Return whether the tables are consistent with each other and with the configuration."""
         return self.tables.is_consistent(self.vocab, self.config.order) and self.discounts.shape == (
             self.config.order,
             3,
         )
 
     def fit(self, data: PackedItems, budget: Budget) -> Iterator[Pass]:
-        """Count and estimate: one pass over the data is all there is."""
+        """Count n-grams and estimate probabilities, in one pass over the data."""
         assert budget.eos is not None, "documents have an end"
         if budget.done or not len(data.ids):
             return
         corpus = Corpus(data.ids, data.starts, budget.eos, self.vocab)
         trie, words = yield from self._count(corpus, budget)
-        self._learn(trie, int(data.ids[0]), budget.eos, budget.threads)
+        self._estimate(trie, int(data.ids[0]), budget.eos, budget.threads)
         yield Pass(1.0, math.nan, words, whole=True)
 
     def _count(self, corpus: Corpus, budget: Budget) -> Generator[Pass, None, tuple[Trie, int]]:
-        """Count; report each run but the last, whose words are returned with the counts."""
+        """Count n-grams; report each run but the last, whose number of words is returned with the trie."""
         runs = count(corpus, self.config.order, self.config.at_once, budget.threads, budget.folder)
         read, words = 0, next(runs)
         while True:
             try:
-                following = next(runs)
+                next_words = next(runs)
             except StopIteration as end:
                 return end.value, words
             read += words
             yield Pass(read / len(corpus.ids), math.nan, words)
-            words = following
+            words = next_words
 
-    def _learn(self, trie: Trie, bos: int, eos: int, threads: int) -> None:
-        """Turn counts into tables."""
-        kept, pruned = seen_often(trie, self.config.thresholds, eos), any(self.config.thresholds)
+    def _estimate(self, trie: Trie, bos: int, eos: int, threads: int) -> None:
+        """Set the tables from counts."""
+        kept, pruned = above_thresholds(trie, self.config.thresholds, eos), any(self.config.thresholds)
         if self.config.smoothing == "kneser-ney":
-            found = kneser_ney(trie, bos, eos, kept, threads)
-            trie, found = (without(trie, kept), among(trie, found, kept)) if pruned else (trie, found)
+            estimate = kneser_ney(trie, bos, eos, kept, threads)
+            if pruned:
+                trie, estimate = prune_trie(trie, kept), prune_estimate(trie, estimate, kept)
         else:
-            trie = without(trie, kept) if pruned else trie
-            found = relative(trie, bos, eos, self.config.k if self.config.smoothing == "add-k" else 0.0)
-        self.tables = tables_of(trie, found)
-        self.discounts = torch.from_numpy(found.discounts).float()
+            trie = prune_trie(trie, kept) if pruned else trie
+            estimate = add_k(trie, bos, eos, self.config.k if self.config.smoothing == "add-k" else 0.0)
+        self.tables = make_tables(trie, estimate)
+        self.discounts = torch.from_numpy(estimate.discounts).float()
 
     def log_prob(self, tokens: Tokens, targets: Tensor, direction: Direction = "forward") -> Tensor:
-        """Look up the log-probability (N,) of each target."""
+        """Return the log-probability (N,) of each target."""
         check_forward(direction)
-        ids, starts, wanted = (one.cpu().numpy() for one in (tokens.ids, tokens.starts, targets))
-        return torch.from_numpy(self.tables.score(ids, starts, wanted, torch.get_num_threads())).to(tokens.device)
+        ids, starts, target_ids = (tensor.cpu().numpy() for tensor in (tokens.ids, tokens.starts, targets))
+        return torch.from_numpy(self.tables.score(ids, starts, target_ids, torch.get_num_threads())).to(tokens.device)
 
     def logits(self, tokens: Tokens, at: Tensor | None = None, direction: Direction = "forward") -> Tensor:
-        """Return the log-probabilities of what follows each token, (N, V), or (len(at), V)."""
+        """Return the log-probabilities of the next tokens, (N, V), or (len(at), V)."""
         check_forward(direction)
         contexts = self._contexts(tokens)
-        return self._rows(contexts if at is None else contexts[at.cpu()], tokens.device)
+        return self._log_probs(contexts if at is None else contexts[at.cpu()], tokens.device)
 
     def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, NGramState]:
-        """Read the prompts; return the log-probabilities (B, V) of what follows, and the state."""
+        """Return the log-probabilities (B, V) of the token after each prompt, and the state."""
         last = self._contexts(prompt)[prompt.starts[1:].cpu().long() - 1]
-        return self._rows(last, prompt.device), NGramState(last)
+        return self._log_probs(last, prompt.device), NGramState(last)
 
     def step(self, ids: Tensor, state: NGramState) -> tuple[Tensor, NGramState]:
-        """Read one more token a hypothesis."""
+        """Append one token to each hypothesis, ids (B,); return the log-probabilities (B, V), and the state."""
         contexts = torch.from_numpy(self.tables.step(state.contexts.numpy(), ids.cpu().numpy()))
-        return self._rows(contexts, ids.device), NGramState(contexts)
+        return self._log_probs(contexts, ids.device), NGramState(contexts)
 
     def _contexts(self, tokens: Tokens) -> Tensor:
         return torch.from_numpy(self.tables.contexts(tokens.ids.cpu().numpy(), tokens.starts.cpu().numpy()))
 
-    def _rows(self, contexts: Tensor, device: torch.device) -> Tensor:
+    def _log_probs(self, contexts: Tensor, device: torch.device) -> Tensor:
         return torch.from_numpy(self.tables.rows(contexts.numpy())).to(device)
 
 
 def check_forward(direction: Direction) -> None:
-    """Refuse to go backward."""
+    """Raise RoleError for any direction but forward."""
     if direction != "forward":
         raise RoleError(f"model: an n-gram model goes forward, but {direction!r} is asked for")

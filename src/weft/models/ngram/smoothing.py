@@ -1,7 +1,8 @@
-"""From counts to probabilities: the equations at the head of `weft.models.ngram.model`, over a trie of n-grams.
+"""Smoothing of n-gram counts: the equations of `weft.models.ngram.model` over a trie.
 
-With g = u w an n-gram's number, what follows u lies side by side, and `links` lead from u w to u' w. So each order is
-estimated by one walk over the contexts, which adds up what follows each, and reads p(w | u') of the order before.
+With g = u w the node of an n-gram, the children of u are contiguous, and suffix links lead from u w to u' w. So each
+order is estimated in one pass over its contexts u, which sums the counts of u's children and reads p(w | u') of the
+order below.
 """
 
 from collections.abc import Sequence
@@ -11,64 +12,65 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.models.ngram.counting import Trie
-from weft.models.ngram.external_sort import Array, compiled, share
+from weft.models.ngram.external_sort import Array, compiled, run_threads
 from weft.models.ngram.trie import Tables, coded
 
 _BLOCK = 1 << 22
-FALLBACK = (0.5, 1.0, 1.5)  # discounts where an order has too few n-grams to tell: lmplz --discount_fallback
+FALLBACK = (0.5, 1.0, 1.5)  # discounts where an order has too few n-grams: lmplz --discount_fallback
 
 
 class Estimate(NamedTuple):
-    """What is known of each n-gram."""
+    """Probabilities and back-off weights of all n-grams."""
 
     p: Array  # (G,) p(w | u) of g = u w
-    gamma: Array  # (orders[n - 1],) γ(g)
+    gamma: Array  # (orders[n - 1],) the back-off weight γ(g)
     discounts: Array  # (n, 3)
 
 
 def kneser_ney(trie: Trie, bos: int, eos: int, kept: Array, threads: int) -> Estimate:
-    """Interpolated modified Kneser-Ney."""
-    order, p = len(trie.orders) - 1, trie.room.empty(len(trie.words), np.float64)
-    gamma = trie.room.empty(int(trie.orders[order - 1]), np.float64)
-    links = link(trie, threads)
-    a = adjusted(trie, links, bos)
-    discounts = np.array([discounts_of(_histogram(a[trie.level(length)])) for length in range(1, order + 1)])
-    _words(a[trie.level(1)], kept[trie.level(1)], discounts[0], _follow_at_all(trie, bos, eos), p[trie.level(1)])
+    """Return the interpolated modified Kneser-Ney estimate (Chen & Goodman 1999)."""
+    order, p = len(trie.orders) - 1, trie.allocator.empty(len(trie.words), np.float64)
+    gamma = trie.allocator.empty(int(trie.orders[order - 1]), np.float64)
+    links = suffix_links(trie, threads)
+    a = adjusted_counts(trie, links, bos)
+    discounts = np.array([estimate_discounts(_histogram(a[trie.level(length)])) for length in range(1, order + 1)])
+    first, words = trie.first, trie.level(1)
+    _unigrams(a[words], kept[words], discounts[0], _predictable(trie, bos, eos), p[words])
     for length in range(2, order + 1):
         d = np.append(0.0, discounts[length - 1])
         cuts = _cuts(trie, length - 1, threads)
-        share(threads, lambda part: _interpolate(trie.first, a, kept, links, d, cuts[part], cuts[part + 1], p, gamma))  # noqa: B023
+        run_threads(threads, lambda part: _interpolate(first, a, kept, links, d, *cuts[part : part + 2], p, gamma))  # noqa: B023
     return Estimate(p, gamma, discounts)
 
 
-def link(trie: Trie, threads: int) -> Array:
-    """Return the number of each n-gram without its first word."""
-    links = trie.room.empty(len(trie.words), np.uint32)
+def suffix_links(trie: Trie, threads: int) -> Array:
+    """Return for each n-gram the node of its suffix, the n-gram without its first word."""
+    links = trie.allocator.empty(len(trie.words), np.uint32)
     for length in range(2, len(trie.orders)):
         if length == 2:
             links[trie.level(2)] = trie.words[trie.level(2)]
             continue
         cuts = _cuts(trie, length - 1, threads)
-        share(threads, lambda part: _suffixes(trie.words, trie.first, cuts[part], cuts[part + 1], links))  # noqa: B023
+        run_threads(threads, lambda part: _link_children(trie.words, trie.first, cuts[part], cuts[part + 1], links))  # noqa: B023
     return links
 
 
-def adjusted(trie: Trie, links: Array, bos: int) -> Array:
-    """Return a(g): its count, or where it is a part of longer ones, how many words it was seen after."""
-    order, a = len(trie.orders) - 1, trie.room.empty(len(trie.words), np.int64)
+def adjusted_counts(trie: Trie, links: Array, bos: int) -> Array:
+    """Return a(g): the count of the highest order and after bos, otherwise the continuation count."""
+    order, a = len(trie.orders) - 1, trie.allocator.empty(len(trie.words), np.int64)
     begin, stop = bos, bos + 1  # the n-grams that begin with bos
     a[:] = trie.counts
     for length in range(1, order):
         a[trie.level(length)] = 0
-        _tally(links[trie.level(length + 1)], a)
+        _count_links(links[trie.level(length + 1)], a)
         if length > 1:
             begin, stop = int(trie.first[begin]), int(trie.first[stop])
             a[begin:stop] = trie.counts[begin:stop]
     return a
 
 
-def discounts_of(n: Array) -> tuple[float, ...]:
-    """Return D_1, D_2 and D_3 from how many n-grams have an a(g) of 1, 2, 3 and 4: Chen & Goodman 1999, eq. 26."""
+def estimate_discounts(n: Array) -> tuple[float, ...]:
+    """Return D_1, D_2 and D_3 from n_r, the number of n-grams with a(g) = r: Chen & Goodman 1999, eq. 26."""
     if not n[1:4].all():
         return FALLBACK
     y = n[1] / (n[1] + 2 * n[2])
@@ -76,89 +78,90 @@ def discounts_of(n: Array) -> tuple[float, ...]:
     return d if all(0 <= d[r - 1] <= r for r in (1, 2, 3)) else FALLBACK
 
 
-def relative(trie: Trie, bos: int, eos: int, k: float) -> Estimate:
-    """Add-k, and with k = 0 maximum likelihood.
+def add_k(trie: Trie, bos: int, eos: int, k: float) -> Estimate:
+    """Return the add-k estimate, which with k = 0 is maximum likelihood.
 
-    With add-k what a shorter context knows has no part in it: there p is 1 / |V|, unless it is short as bos begins it.
+    Add-k does not back off to shorter contexts: their p is 1 / |V|, except for contexts that are short because they
+    begin with bos.
     """
-    order, follow = len(trie.orders) - 1, _follow_at_all(trie, bos, eos)
-    p, gamma = trie.room.empty(len(trie.words), np.float64), trie.room.empty(int(trie.orders[order - 1]), np.float64)
-    p[:], gamma[:] = 1 / follow.sum(), 1.0
+    order, predictable = len(trie.orders) - 1, _predictable(trie, bos, eos)
+    p, gamma = (trie.allocator.empty(size, np.float64) for size in (len(trie.words), int(trie.orders[order - 1])))
+    p[:], gamma[:] = 1 / predictable.sum(), 1.0
     counts = trie.counts[trie.level(1)]
     if order == 1 or not k:
-        p[trie.level(1)] = (counts + k) / (counts.sum() + k * follow.sum())
-    p[trie.level(1)] *= follow
+        p[trie.level(1)] = (counts + k) / (counts.sum() + k * predictable.sum())
+    p[trie.level(1)] *= predictable
     begin, stop = bos, bos + 1
     for length in range(1, order):
         if not k or length == order - 1:
             begin, stop = int(trie.orders[length - 1]), int(trie.orders[length])
-        _relate(trie.first, trie.counts, k, k * follow.sum(), begin, stop, p, gamma)
+        _add_k_order(trie.first, trie.counts, k, k * predictable.sum(), begin, stop, p, gamma)
         begin, stop = int(trie.first[begin]), int(trie.first[stop])
     return Estimate(p, gamma, np.zeros((order, 3)))
 
 
-def _follow_at_all(trie: Trie, bos: int, eos: int) -> Array:
-    """Say which words can follow: all but bos, unless it is what ends a text too."""
-    follow = np.ones(int(trie.orders[1]), bool)
-    follow[bos] = bos == eos
-    return follow
+def _predictable(trie: Trie, bos: int, eos: int) -> Array:
+    """Return the mask (V,) of predictable words: all but bos, unless it is eos, too."""
+    mask = np.ones(int(trie.orders[1]), bool)
+    mask[bos] = bos == eos
+    return mask
 
 
-def _words(a: Array, kept: Array, discounts: Array, follow: Array, p: Array) -> None:
-    """Estimate words with no context."""
+def _unigrams(a: Array, kept: Array, discounts: Array, predictable: Array, p: Array) -> None:
+    """Write the Kneser-Ney probabilities of words with an empty context."""
     d = np.append(0.0, discounts)[np.minimum(a, 3)]
     gamma = np.where(kept, d, a).sum() / a.sum()
-    p[:] = np.where(kept, a - d, 0) / a.sum() + gamma / follow.sum()
-    p *= follow
+    p[:] = np.where(kept, a - d, 0) / a.sum() + gamma / predictable.sum()
+    p *= predictable
 
 
-def seen_often(trie: Trie, prune: Sequence[int], eos: int) -> Array:
-    """Say which n-grams were seen more often than `prune` has it, one number an order; an end always was."""
-    kept = trie.room.empty(len(trie.words), bool)
-    for length, most in enumerate(prune, 1):
-        np.greater(trie.counts[trie.level(length)], most, out=kept[trie.level(length)])
+def above_thresholds(trie: Trie, prune: Sequence[int], eos: int) -> Array:
+    """Return the mask (G,) of n-grams with counts above the threshold of their order in `prune`; eos always is."""
+    kept = trie.allocator.empty(len(trie.words), bool)
+    for length, threshold in enumerate(prune, 1):
+        np.greater(trie.counts[trie.level(length)], threshold, out=kept[trie.level(length)])
     kept[eos] = True
     return kept
 
 
-def without(trie: Trie, kept: Array) -> Trie:
-    """Leave out n-grams that are not kept; words alone stay, as never seen."""
-    kept, words = kept.copy(), trie.level(1)
-    trie.counts[words] *= kept[words]
-    kept[words] = True
+def prune_trie(trie: Trie, kept: Array) -> Trie:
+    """Return the trie of the n-grams that are kept; pruned unigrams stay, with count 0."""
+    kept, unigrams = kept.copy(), trie.level(1)
+    trie.counts[unigrams] *= kept[unigrams]
+    kept[unigrams] = True
     orders = np.append(0, [np.count_nonzero(kept[: int(end)]) for end in trie.orders[1:]])
-    first = trie.room.empty(int(orders[-2]) + 1, np.uint32)
+    first = trie.allocator.empty(int(orders[-2]) + 1, np.uint32)
     _renumber(trie.first, kept, first)
-    return replace(
-        trie, orders=orders, words=_chosen(trie, trie.words, kept), first=first, counts=_chosen(trie, trie.counts, kept)
-    )
+    words, counts = _select(trie, trie.words, kept), _select(trie, trie.counts, kept)
+    return replace(trie, orders=orders, words=words, first=first, counts=counts)
 
 
-def among(trie: Trie, found: Estimate, kept: Array) -> Estimate:
-    """Leave out what is known of n-grams that are not kept."""
+def prune_estimate(trie: Trie, estimate: Estimate, kept: Array) -> Estimate:
+    """Return the estimate of the n-grams that are kept."""
     kept = kept.copy()
     kept[trie.level(1)] = True
-    return found._replace(p=_chosen(trie, found.p, kept), gamma=_chosen(trie, found.gamma, kept[: len(found.gamma)]))
+    p, gamma = _select(trie, estimate.p, kept), _select(trie, estimate.gamma, kept[: len(estimate.gamma)])
+    return estimate._replace(p=p, gamma=gamma)
 
 
-def _chosen(trie: Trie, values: Array, kept: Array) -> Array:
-    out, at = trie.room.empty(int(np.count_nonzero(kept)), values.dtype), 0
+def _select(trie: Trie, values: Array, kept: Array) -> Array:
+    """Return values[kept], a block at a time."""
+    out, size = trie.allocator.empty(int(np.count_nonzero(kept)), values.dtype), 0
     for start in range(0, len(values), _BLOCK):
-        part = values[start : start + _BLOCK][kept[start : start + _BLOCK]]
-        out[at : at + len(part)] = part
-        at += len(part)
+        block = values[start : start + _BLOCK][kept[start : start + _BLOCK]]
+        out[size : size + len(block)] = block
+        size += len(block)
     return out
 
 
-def tables_of(trie: Trie, found: Estimate) -> Tables:
-    """Write probabilities as tables."""
-    return Tables(
-        trie.orders, trie.words, trie.first, _logarithms(trie, found.p), *coded(_logarithms(trie, found.gamma))
-    )
+def make_tables(trie: Trie, estimate: Estimate) -> Tables:
+    """Return the look-up tables of an estimate."""
+    return Tables(trie.orders, trie.words, trie.first, _log(trie, estimate.p), *coded(_log(trie, estimate.gamma)))
 
 
-def _logarithms(trie: Trie, values: Array) -> Array:
-    out = trie.room.empty(len(values), np.float32)
+def _log(trie: Trie, values: Array) -> Array:
+    """Return log(values), a block at a time."""
+    out = trie.allocator.empty(len(values), np.float32)
     with np.errstate(divide="ignore"):  # log 0 is -inf
         for start in range(0, len(values), _BLOCK):
             out[start : start + _BLOCK] = np.log(values[start : start + _BLOCK])
@@ -166,19 +169,20 @@ def _logarithms(trie: Trie, values: Array) -> Array:
 
 
 def _cuts(trie: Trie, length: int, parts: int) -> list[int]:
+    """Return the bounds of equal parts of the nodes of an order."""
     begin, stop = int(trie.orders[length - 1]), int(trie.orders[length])
     return [begin + (stop - begin) * part // parts for part in range(parts + 1)]
 
 
 @compiled
-def _suffixes(words: Array, first: Array, begin: int, stop: int, links: Array) -> None:
-    """For the n-grams that go on from those from number `begin` to `stop`, find them without their first word."""
+def _link_children(words: Array, first: Array, begin: int, stop: int, links: Array) -> None:
+    """Write the suffix links of the children of nodes `begin` to `stop`."""
     for node in range(begin, stop):
         shorter = np.int64(links[node])
         low, high = np.int64(first[shorter]), np.int64(first[shorter + 1])
         for longer in range(first[node], first[node + 1]):
             word, step = words[longer], np.int64(1)
-            while low + step < high and words[low + step] < word:  # both are in order: gallop on from the last
+            while low + step < high and words[low + step] < word:  # both are sorted: galloping search from the last one
                 low, step = low + step, step * 2
             end = min(low + step, high - 1)
             while low < end:
@@ -192,7 +196,7 @@ def _suffixes(words: Array, first: Array, begin: int, stop: int, links: Array) -
 
 @compiled
 def _histogram(a: Array) -> Array:
-    """Count the numbers from 0 to 4."""
+    """Return how often each of 0 to 4 occurs."""
     n = np.zeros(5, np.int64)
     for g in range(len(a)):
         if a[g] < 5:
@@ -201,7 +205,7 @@ def _histogram(a: Array) -> Array:
 
 
 @compiled
-def _tally(links: Array, a: Array) -> None:
+def _count_links(links: Array, a: Array) -> None:
     for g in range(len(links)):
         a[links[g]] += 1
 
@@ -210,39 +214,41 @@ def _tally(links: Array, a: Array) -> None:
 def _interpolate(
     first: Array, a: Array, kept: Array, links: Array, d: Array, begin: int, stop: int, p: Array, gamma: Array
 ) -> None:
+    """Write p and γ of the contexts `begin` to `stop`: the first two Kneser-Ney equations."""
     for u in range(begin, stop):
-        total, left = 0, 0.0
+        total, discounted = 0, 0.0
         for g in range(first[u], first[u + 1]):
             total += a[g]
-            left += d[min(a[g], 3)] if kept[g] else a[g]
-        gamma[u] = left / total if total else 1.0
+            discounted += d[min(a[g], 3)] if kept[g] else a[g]
+        gamma[u] = discounted / total if total else 1.0
         for g in range(first[u], first[u + 1]):
-            own = (a[g] - d[min(a[g], 3)]) / total if kept[g] and total else 0.0
-            p[g] = own + gamma[u] * p[links[g]]
+            higher = (a[g] - d[min(a[g], 3)]) / total if kept[g] and total else 0.0
+            p[g] = higher + gamma[u] * p[links[g]]
 
 
 @compiled
-def _relate(
-    first: Array, counts: Array, k: float, spread: float, begin: int, stop: int, p: Array, gamma: Array
+def _add_k_order(
+    first: Array, counts: Array, k: float, added: float, begin: int, stop: int, p: Array, gamma: Array
 ) -> None:
+    """Write p and γ of the contexts `begin` to `stop`; `added` is k |V|."""
     for u in range(begin, stop):
-        total = spread
+        total = added
         for g in range(first[u], first[u + 1]):
             total += counts[g]
         if total > 0:
-            gamma[u] = spread / total
+            gamma[u] = added / total
         for g in range(first[u], first[u + 1]):
             p[g] = (counts[g] + k) / total
 
 
 @compiled
 def _renumber(first: Array, kept: Array, out: Array) -> None:
-    """Say where what goes on from each begins, once what is not kept is left out."""
-    at, passed, left = 0, 0, 0  # at: of all n-grams; passed: of those that stay; left: of contexts that stay
+    """Write `first` for the nodes that are kept, in their new numbers."""
+    node, kept_nodes, kept_contexts = 0, 0, 0
     for u in range(len(first)):
-        while at < first[u]:
-            passed += kept[at]
-            at += 1
+        while node < first[u]:
+            kept_nodes += kept[node]
+            node += 1
         if u == len(first) - 1 or kept[u]:
-            out[left] = passed
-            left += 1
+            out[kept_contexts] = kept_nodes
+            kept_contexts += 1
