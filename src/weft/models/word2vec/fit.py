@@ -1,8 +1,8 @@
-"""What word2vec learns from, and how a fit goes through it: counts, tables, pieces, rates and threads.
+"""Training loop of word2vec: word counts, sampling tables, learning-rate schedule and threads.
 
 With counts n(w), a word of the text is kept with probability √(t/f) + t/f, f = n(w) / Σ n and t the sub-sampling
-(word2vec's own code; the paper has √(t/f) alone), and drawn as a wrong one with q(w) ∝ n(w)^exponent. The learning
-rate falls in a line from the first to nothing over all passes, or over the time where that is the budget.
+(word2vec's own code; the paper has √(t/f) alone), and drawn as a negative with q(w) ∝ n(w)^exponent. The learning rate
+decays linearly to zero over all passes, or over the time where that is the budget.
 """
 
 import math
@@ -20,32 +20,34 @@ from weft.data.batching.packed import PackedItems
 from weft.errors import DataError
 from weft.models.base import Budget, Pass
 
-PIECE = 1 << 21  # tokens that a thread, or a GPU, learns from between two reports
-LEAST = 1e-4  # of the first learning rate, at the end
+PIECE = 1 << 21  # tokens that a thread, or a GPU, trains on between two reports
+MIN_RATE = 1e-4  # the minimum learning rate, relative to the initial one
 Array = np.ndarray[Any, Any]
-HEARD = 64  # the loss is taken at one place in so many: a logarithm takes as long as a product
+LOSS_EVERY = 64  # the loss is computed at one position in so many: a logarithm costs as much as a product
 
-Rates = tuple[float, float]  # at the first place, and after the last
-Hyperparameters = tuple[bool, int, int, int]  # cbow?, window, sides (1: left alone), drawn words
-Learn = Callable[[int, int, Rates, int], tuple[float, float]]  # from, to, rates, seed: the loss heard, how often
+Rates = tuple[float, float]  # learning rates at the first position, and after the last
+Hyperparameters = tuple[bool, int, int, int]  # cbow?, window, sides (1: left only), negatives
+Learn = Callable[
+    [int, int, Rates, int], tuple[float, float]
+]  # start, stop, rates, seed -> summed loss, number of losses
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The stream of documents with what is counted in it; `end` is what ends a document and stands not in the ids."""
+    """Concatenated documents and their word counts; `end` is the eos of each document, which is not in the ids."""
 
     ids: Array
     starts: Array  # (documents + 1,)
-    counts: Array  # (V,) how often each is read
-    guessed: Array  # (V,) how often each is to be guessed: as often, but for what only begins documents
+    counts: Array  # (V,) of each word as context
+    guessed: Array  # (V,) of each word as target: bos is none
     end: int | None = None
 
     @classmethod
     def of(cls, data: PackedItems, vocab: int, end: int | None = None) -> "Corpus":
-        """Count, a part of the data at a time."""
+        """Return the corpus with its counts, computed a block at a time."""
         ids, counts = data.ids, np.zeros(vocab, np.int64)
-        for at in range(0, len(ids), PIECE):
-            counts += np.bincount(ids[at : at + PIECE], minlength=vocab)
+        for start in range(0, len(ids), PIECE):
+            counts += np.bincount(ids[start : start + PIECE], minlength=vocab)
         guessed = counts.copy()
         if end is not None:
             starts = data.starts[:-1][np.diff(data.starts) > 0]
@@ -57,27 +59,27 @@ class Corpus:
         return cls(ids, data.starts, counts, guessed, end)
 
     def documents(self, low: int, high: int) -> Array:
-        """Return where the documents of ids[low:high] begin and where the last one ends, counted from `low`."""
+        """Return the starts of the documents in ids[low:high], and the end of the last one, relative to `low`."""
         first, last = np.searchsorted(self.starts, low, side="right") - 1, np.searchsorted(self.starts, high)
         return np.array(self.starts[first : last + 1], np.int64) - low
 
     def kept(self, subsample: float) -> Array:
-        """Return the probability (V,) that a word is kept, 1 for one that does not occur."""
+        """Return the probability (V,) that sub-sampling keeps a word; 1 for one that does not occur."""
         if not subsample:
             return np.ones(len(self.counts))
         rarity = subsample * self.counts.sum() / np.maximum(self.counts, 1)  # t / f
-        found: Array = np.minimum(np.sqrt(rarity) + rarity, 1.0)
-        return found
+        probabilities: Array = np.minimum(np.sqrt(rarity) + rarity, 1.0)
+        return probabilities
 
     def noise(self, exponent: float, least: float = 0.0) -> Array:
-        """Return the probability (V,) that a word is drawn, where each is taken to occur `least` times or more."""
+        """Return the noise distribution q (V,); a word that is never a target has the weight `least`."""
         weights = np.where(self.guessed > 0, np.maximum(self.guessed, 1) ** exponent, least)
-        found: Array = weights / weights.sum()
-        return found
+        probabilities: Array = weights / weights.sum()
+        return probabilities
 
 
 def alias_table(probabilities: Array) -> tuple[Array, Array]:
-    """Make the table of Walker 1977: each place's own word is taken with cut / 2^32, else the other."""
+    """Return the alias table (Walker 1977): slot i yields i with probability cuts[i] / 2^32, else others[i]."""
     size = len(probabilities)
     scaled, cuts, others = probabilities * size, np.full(size, 2**32 - 1, np.uint32), np.arange(size, dtype=np.int32)
     small, large = np.flatnonzero(scaled < 1).tolist(), np.flatnonzero(scaled >= 1).tolist()
@@ -87,24 +89,24 @@ def alias_table(probabilities: Array) -> tuple[Array, Array]:
         scaled[high] -= 1 - scaled[low]
         if scaled[high] < 1:
             small.append(large.pop())
-    for low in small:  # what rounding has left over: 1, unless it is never to be drawn
+    for low in small:  # left over by rounding: probability 1, or 0 for words that are never drawn
         if not probabilities[low]:
             cuts[low], others[low] = 0, int(probabilities.argmax())
     return cuts, others
 
 
 def thresholds(kept: Array) -> Array:
-    """Turn probabilities into what 32 random bits must not be above."""
-    found: Array = np.minimum(kept * 2**32, 2**32 - 1).astype(np.uint32)
-    return found
+    """Return probabilities as the maxima of 32 random bits."""
+    bits: Array = np.minimum(kept * 2**32, 2**32 - 1).astype(np.uint32)
+    return bits
 
 
-def passes(corpus: Corpus, budget: Budget, learn: Learn, piece: int, kept: Callable[[], None]) -> Iterator[Pass]:
-    """Go through the corpus piece by piece, pass by pass; `kept` is called when a pass is whole, before it is told."""
-    began, total = time.perf_counter() - budget.elapsed, len(corpus.ids)
+def passes(corpus: Corpus, budget: Budget, learn: Learn, piece: int, store: Callable[[], None]) -> Iterator[Pass]:
+    """Train `piece` tokens at a time; yield reports. `store` is called after each pass, before its report."""
+    started, total = time.perf_counter() - budget.elapsed, len(corpus.ids)
 
     def spent(done: float) -> float:
-        timed = 0.0 if budget.seconds is None else (time.perf_counter() - began) / budget.seconds
+        timed = 0.0 if budget.seconds is None else (time.perf_counter() - started) / budget.seconds
         return max(done / budget.passes, timed)
 
     for number in range(budget.done, budget.passes):
@@ -113,17 +115,17 @@ def passes(corpus: Corpus, budget: Budget, learn: Learn, piece: int, kept: Calla
             before, after = number + low / total, number + high / total
             first = spent(before)
             rates = _rate(budget.lr, first), _rate(budget.lr, max(first, after / budget.passes))
-            loss, heard = learn(low, high, rates, _seed(budget.seed, number, low))
+            loss, count = learn(low, high, rates, _seed(budget.seed, number, low))
             whole = high == total
             if whole:
-                kept()
-            yield Pass(after, loss / heard if heard else math.nan, high - low, whole)
+                store()
+            yield Pass(after, loss / count if count else math.nan, high - low, whole)
         if budget.seconds is not None and spent(0) >= 1:
             return
 
 
 def _rate(lr: float, spent: float) -> float:
-    return lr * max(1 - spent, LEAST)
+    return lr * max(1 - spent, MIN_RATE)
 
 
 def _seed(*parts: int) -> int:
@@ -138,22 +140,22 @@ def fit_on_cpu(
     kept: Array,
     budget: Budget,
 ) -> Iterator[Pass]:
-    """Learn with threads that share the weights; these are brought up to date after each whole pass."""
+    """Train with threads that share padded weights, copied back to `weights` after each pass; yield reports."""
     from weft.models.word2vec import numba as kernels
 
-    rows = _padded(weights[0], kernels.ROW), _padded(weights[1], kernels.ROW)
-    reader = _Reader(corpus, rows, (thresholds(kept), *alias_table(noise)), shape)
+    rows = _pad_rows(weights[0], kernels.ROW), _pad_rows(weights[1], kernels.ROW)
+    worker = _Worker(corpus, rows, (thresholds(kept), *alias_table(noise)), shape)
 
     def learn(low: int, high: int, rates: Rates, seed: int) -> tuple[float, float]:
         cuts = np.linspace(low, high, budget.threads + 1).astype(int).tolist()
         parts = [part for part in pairwise(cuts) if part[0] < part[1]]
-        made = [pool.submit(reader.learn, *part, rates, _seed(seed, number)) for number, part in enumerate(parts)]
-        heard = [one.result() for one in made]
-        return sum(loss for loss, _ in heard), sum(times for _, times in heard)
+        futures = [pool.submit(worker.learn, *part, rates, _seed(seed, number)) for number, part in enumerate(parts)]
+        losses = [future.result() for future in futures]
+        return sum(loss for loss, _ in losses), sum(count for _, count in losses)
 
     def store() -> None:
-        for one, padded in zip(weights, rows, strict=True):
-            one.copy_(torch.from_numpy(padded[:, : one.shape[1]]))
+        for weight, padded in zip(weights, rows, strict=True):
+            weight.copy_(torch.from_numpy(padded[:, : weight.shape[1]]))
 
     with ThreadPoolExecutor(budget.threads) as pool:
         yield from passes(corpus, budget, learn, PIECE * budget.threads, store)
@@ -167,39 +169,40 @@ def measure(
     kept: Array,
     seed: int,
 ) -> float:
-    """Return the mean loss of all guesses in the data, learning nothing: at a rate of 0."""
+    """Return the mean loss of all predictions in the data, with a learning rate of 0."""
     from weft.models.word2vec import numba as kernels
 
-    rows = _padded(weights[0], kernels.ROW), _padded(weights[1], kernels.ROW)
+    rows = _pad_rows(weights[0], kernels.ROW), _pad_rows(weights[1], kernels.ROW)
     corpus = Corpus(data.ids, data.starts, np.zeros(0), np.zeros(0))
-    reader = _Reader(corpus, rows, (thresholds(kept), *alias_table(noise)), shape)
-    loss, heard = reader.learn(0, len(data.ids), (0.0, 0.0), seed, every=1)
-    return loss / heard if heard else math.nan
+    worker = _Worker(corpus, rows, (thresholds(kept), *alias_table(noise)), shape)
+    loss, count = worker.learn(0, len(data.ids), (0.0, 0.0), seed, every=1)
+    return loss / count if count else math.nan
 
 
 @dataclass(frozen=True)
-class _Reader:
-    """All that the CPU's kernel is given, but for what it is to read now."""
+class _Worker:
+    """The fixed arguments of the CPU kernel."""
 
     corpus: Corpus
     rows: tuple[Array, Array]
     tables: tuple[Array, Array, Array]
     shape: Hyperparameters
 
-    def learn(self, low: int, high: int, rates: Rates, seed: int, every: int = HEARD) -> tuple[float, float]:
+    def learn(self, low: int, high: int, rates: Rates, seed: int, every: int = LOSS_EVERY) -> tuple[float, float]:
+        """Train on ids[low:high]; return the summed loss and the number of losses."""
         from weft.models.word2vec import numba as kernels
 
-        corpus, heard, state = self.corpus, np.zeros(2), np.array([seed], np.uint64)
+        corpus, losses, state = self.corpus, np.zeros(2), np.array([seed], np.uint64)
         shape = (*self.shape, -1 if corpus.end is None else corpus.end, every)
-        # Copies: so the kernel is compiled for one kind of array, wherever the data lies.
+        # Copies, so that the kernel is compiled for one array type, memory-mapped data or not.
         ids, starts = np.array(corpus.ids[low:high], np.int32), corpus.documents(low, high)
-        kernels.learn(ids, starts, self.rows, self.tables, shape, rates, state, heard)
-        return float(heard[0]), float(heard[1])
+        kernels.learn(ids, starts, self.rows, self.tables, shape, rates, state, losses)
+        return float(losses[0]), float(losses[1])
 
 
-def _padded(weight: torch.Tensor, multiple: int) -> Array:
-    """Copy a matrix to rows of a multiple of so many numbers, zeros behind."""
+def _pad_rows(weight: torch.Tensor, multiple: int) -> Array:
+    """Return a copy of a matrix with its rows zero-padded to a multiple of so many elements."""
     vocab, width = weight.shape
-    found = np.zeros((vocab, -(-width // multiple) * multiple), np.float32)
-    found[:, :width] = weight.float().cpu().numpy()
-    return found
+    padded = np.zeros((vocab, -(-width // multiple) * multiple), np.float32)
+    padded[:, :width] = weight.float().cpu().numpy()
+    return padded
