@@ -1,4 +1,4 @@
-"""BERT and its family against a plain reference of the equations, and what each member has of its own."""
+"""BERT and its family against a plain reference of the equations, and the particulars of each member."""
 
 import pytest
 import torch
@@ -53,21 +53,21 @@ def draw(lengths: list[int], seed: int = 5) -> Tokens:
 
 
 def layers_of(w: Weights, config: BERTConfig, ids: Tensor, segments: Tensor) -> list[Tensor]:
-    """Return what enters the first layer and what leaves each, of one sequence, by the papers."""
+    """Return the embeddings and each layer's output of one sequence, by the papers' equations."""
     x = w["embed.weight"][ids] + w["positions.table.weight"][config.offset + torch.arange(len(ids))]
     if config.segments:
         x = x + w["segments.weight"][segments if config.segments > 1 else torch.zeros_like(segments)]
     x = paper.layer_norm(below(w, "norm"), x)
-    found = [paper.affine(w, "project", x) if config.embedding else x]
+    states = [paper.affine(w, "project", x) if config.embedding else x]
     kind = paper.Kind(config.heads, "post", config.activation)
     for layer in range(config.layers):
         held = below(w, f"encoder.blocks.{0 if config.shared else layer}")
-        found.append(paper.block(held, kind, ("encoder", layer), found[-1]))
-    return found
+        states.append(paper.block(held, kind, ("encoder", layer), states[-1]))
+    return states
 
 
 def reference(model: BERT, tokens: Tokens, config: BERTConfig) -> list[Tensor]:
-    """Return all layers, summaries and logits of a batch, sequence by sequence."""
+    """Return all hidden states, pooled outputs and logits of a batch, computed one sequence at a time."""
     w = weights_of(model)
     rows = list(zip(tokens.split(), tokens.split(tokens.segments), strict=True))
     each = [layers_of(w, config, *row) for row in rows]
@@ -82,8 +82,8 @@ def reference(model: BERT, tokens: Tokens, config: BERTConfig) -> list[Tensor]:
 
 def check_against_reference(model: BERT, lengths: list[int], config: BERTConfig | None = None) -> None:
     tokens = draw(lengths)
-    got = [model.encode(tokens, model.mixable_layers), model.summary(tokens), model.logits(tokens)]
-    agree(got, reference(model, tokens, config or model.config), dict(model.named_parameters()))
+    actual = [model.encode(tokens, model.mixable_layers), model.summary(tokens), model.logits(tokens)]
+    agree(actual, reference(model, tokens, config or model.config), dict(model.named_parameters()))
 
 
 @pytest.mark.parametrize("kind", [one for one in KINDS if one != "bare"])
@@ -112,7 +112,7 @@ def test_it_is_so_for_any_configuration_and_lengths(config, lengths):
 
 @pytest.mark.parametrize("change", [{"offset": 1}, {"activation": "gelu-tanh"}, {"pooler": "relu"}, {"segments": 1}])
 def test_another_configuration_is_caught(change):
-    """The negative control of the reference: it is told something else."""
+    """Negative control: the reference gets another configuration."""
     with pytest.raises(AssertionError, match="not close"):
         check_against_reference(make(), [4, 7], config_of(**change))
 
@@ -120,13 +120,13 @@ def test_another_configuration_is_caught(change):
 @pytest.mark.usefixtures("narrow_bound")
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_keeps_what_every_model_keeps(kind):
-    found = check_model(BERT, {**SMALL, **KINDS[kind]}, VOCAB)
+    passed = check_model(BERT, {**SMALL, **KINDS[kind]}, VOCAB)
     assert BERT.roles(config_of()) == {Role.ENCODER, Role.MASKED_LM}
-    assert len(found) == sum(needs <= {Role.ENCODER, Role.MASKED_LM, "masked"} for needs in PROPERTIES.values())
+    assert len(passed) == sum(needs <= {Role.ENCODER, Role.MASKED_LM, "masked"} for needs in PROPERTIES.values())
 
 
 class Causal(BERT):
-    """A token sees only what stands before it."""
+    """Broken: its attention is causal."""
 
     def __init__(self, *given):
         super().__init__(*given)
@@ -135,7 +135,7 @@ class Causal(BERT):
 
 
 class Mingled(BERT):
-    """What others say matters."""
+    """Broken: sequences of a batch influence each other."""
 
     def _hidden_states(self, *args):
         return [state + state.max(0).values for state in super()._hidden_states(*args)]
@@ -165,7 +165,7 @@ def test_one_that_does_not_keep_it_is_caught(kind):
     ],
 )
 def test_the_presets_have_the_published_sizes(preset, vocab, numbers):
-    """With the pooler and without what fills, as the papers' code counts."""
+    """With the pooler and without the masked-LM head, as the papers' code counts."""
     with torch.device("meta"):
         model = BERT(read_section(BERTConfig, read_preset(preset), "model"), vocab)
     model.keep({Role.ENCODER})
@@ -197,8 +197,8 @@ def test_the_loss_of_chosen_places_is_that_of_their_logits():
     model, tokens = make(), draw([4, 9, 2])
     at, targets = torch.tensor([0, 3, 8, 14, 0]), torch.tensor([1, 5, 2, 7, IGNORE_INDEX])
     loss, summary = model.fill_loss(tokens, at, targets)
-    must = F.cross_entropy(model.logits(tokens)[at], targets, ignore_index=IGNORE_INDEX, reduction="sum")
-    torch.testing.assert_close(loss, must)
+    expected = F.cross_entropy(model.logits(tokens)[at], targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(summary, model.summary(tokens))
 
 

@@ -35,8 +35,8 @@ def reference(model, ids):
         weight = layer.weight.view(len(layer.bias), size, -1).transpose(1, 2)
         padded = F.pad(embedded.T, ((size - 1) // 2, size // 2))
         maps.append(F.conv1d(padded[None], weight, layer.bias)[0].T)
-    found = torch.cat(maps, 1).clamp(min=0)
-    return found, found.amax(0)
+    features = torch.cat(maps, 1).clamp(min=0)
+    return features, features.amax(0)
 
 
 @pytest.mark.usefixtures("narrow_bound")
@@ -60,8 +60,10 @@ def test_it_is_a_convolution_and_a_maximum_over_time_of_each_sentence(kernels):
     parameters = list(model.parameters())
     weights = torch.randn(len(RAGGED), model.width, dtype=torch.float64)
     ours = torch.autograd.grad((summary * weights).sum() + maps.square().sum(), parameters)
-    must = sum((one * weight).sum() + every.square().sum() for (every, one), weight in zip(alone, weights, strict=True))
-    for mine, yours in zip(ours, torch.autograd.grad(must, parameters), strict=True):
+    expected = sum(
+        (one * weight).sum() + every.square().sum() for (every, one), weight in zip(alone, weights, strict=True)
+    )
+    for mine, yours in zip(ours, torch.autograd.grad(expected, parameters), strict=True):
         torch.testing.assert_close(mine, yours)
 
 
@@ -102,11 +104,11 @@ def test_layers_that_it_lacks_or_cannot_stack_are_refused():
 def test_empty_sequences_among_others_change_nothing_and_spoil_no_gradient():
     model, tokens = make(), draw()
     gaps = Tokens.flat(tokens.ids, torch.tensor([0, 4, 1, 0, 7, 2, 0]))
-    got, must = model.summary(gaps), model.summary(tokens)
-    torch.testing.assert_close(got[[1, 2, 4, 5]], must)
-    assert not got[[0, 3, 6]].any()
+    actual, expected = model.summary(gaps), model.summary(tokens)
+    torch.testing.assert_close(actual[[1, 2, 4, 5]], expected)
+    assert not actual[[0, 3, 6]].any()
     parameters = list(model.parameters())
-    ours, theirs = (torch.autograd.grad(side.square().sum(), parameters) for side in (got, must))
+    ours, theirs = (torch.autograd.grad(side.square().sum(), parameters) for side in (actual, expected))
     for mine, yours in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, yours)
     nothing = Tokens.pack([[], []])
@@ -132,7 +134,7 @@ def test_it_runs_in_half_precision_too():
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"),
+    ("raw", "message"),
     [
         ({"width": 7}, "model: model.width must be a multiple of 3, the kernels: got 7; try 9"),
         ({"kernels": []}, r"model.kernels must be widths of 1 or more, but is \[\]; try \[3, 4, 5\]"),
@@ -140,6 +142,6 @@ def test_it_runs_in_half_precision_too():
         ({"filters": 3}, "model.filters: unknown key"),
     ],
 )
-def test_a_wrong_config_is_refused_with_the_remedy(raw, told):
-    with pytest.raises(ConfigError, match=told):
+def test_a_wrong_config_is_refused_with_the_remedy(raw, message):
+    with pytest.raises(ConfigError, match=message):
         read_section(CNNConfig, {"name": "cnn", **raw}, "model")

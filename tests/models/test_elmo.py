@@ -31,7 +31,7 @@ def table():
     return chars
 
 
-def made(seed=0, **config):
+def make(seed=0, **config):
     torch.manual_seed(seed)
     model = ELMo(ELMoConfig(name="elmo", **{**SMALL, **config}), len(WORDS)).double().eval()
     scatter(model, seed)
@@ -66,9 +66,9 @@ CONFIGS = [
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("chars", [True, False])
 def test_it_is_its_equations_forward_and_backward(config, chars):
-    model, tokens = made(1, **config), packed(chars=chars)
-    got = list(model.encode(tokens, model.mixable_layers))
-    agree(got, reference(model), {name: value for name, value in model.named_parameters() if "output" not in name})
+    model, tokens = make(1, **config), packed(chars=chars)
+    actual = list(model.encode(tokens, model.mixable_layers))
+    agree(actual, reference(model), {name: value for name, value in model.named_parameters() if "output" not in name})
 
 
 def test_it_is_so_in_kernels_too(monkeypatch):
@@ -77,33 +77,33 @@ def test_it_is_so_in_kernels_too(monkeypatch):
 
 
 def test_one_softmax_scores_what_follows_and_what_was_before():
-    model, tokens = made(2), packed()
+    model, tokens = make(2), packed()
     ahead, back = reference(model)[-1].chunk(2, -1)
-    must = [states @ model.output.weight.T + model.output.bias for states in (ahead, back)]
-    got = [model.logits(tokens, direction=one) for one in ("forward", "backward")]
-    agree(got, must, dict(model.named_parameters()))
-    for one, other in zip(model.logits_each(tokens, ("forward", "backward")), got, strict=True):
+    expected = [states @ model.output.weight.T + model.output.bias for states in (ahead, back)]
+    actual = [model.logits(tokens, direction=one) for one in ("forward", "backward")]
+    agree(actual, expected, dict(model.named_parameters()))
+    for one, other in zip(model.logits_each(tokens, ("forward", "backward")), actual, strict=True):
         torch.testing.assert_close(one, other)
     with pytest.raises(RoleError, match="both"):
         model.logits(tokens, direction="both")
 
 
 def test_a_summary_is_where_each_direction_has_read_all():
-    model, tokens = made(3), packed([*SENTENCES, []])
+    model, tokens = make(3), packed([*SENTENCES, []])
     states = model.encode(tokens)[0]
-    must = [torch.cat([one[-1, :3], one[0, 3:]]) for one in tokens.split(states)[:-1]]
-    torch.testing.assert_close(model.summary(tokens), torch.stack([*must, torch.zeros(6).double()]))
+    expected = [torch.cat([one[-1, :3], one[0, 3:]]) for one in tokens.split(states)[:-1]]
+    torch.testing.assert_close(model.summary(tokens), torch.stack([*expected, torch.zeros(6).double()]))
 
 
 class Unbounded(ELMo):
-    """The bound of cells and projections is forgotten."""
+    """Broken: cells and projections are not clipped."""
 
     def __init__(self, config, vocab, target_vocab=None):
         super().__init__(config.model_copy(update={"clip": 0}), vocab)
 
 
 class Meeting(ELMo):
-    """The second layer of each direction reads what both have found."""
+    """Broken: the second layer of each direction reads both directions."""
 
     def encode(self, tokens, layers=(-1,)):
         embedded, grid = self._embed(tokens), Grid(tokens)
@@ -113,7 +113,7 @@ class Meeting(ELMo):
 
 
 class Silent(ELMo):
-    """What begins and ends a text is spelt as nothing."""
+    """Broken: bos and eos have no characters."""
 
     def _chars(self, tokens):
         return tokens.chars
@@ -121,7 +121,7 @@ class Silent(ELMo):
 
 @pytest.mark.parametrize("broken", [Unbounded, Meeting, Silent])
 def test_the_equations_tell_a_broken_one(broken):
-    model = made(4, clip=0.2)
+    model = make(4, clip=0.2)
     other = broken(model.config, len(WORDS)).double().eval()
     other.load_state_dict(model.state_dict())
     other.set_char_table(table())
@@ -129,15 +129,15 @@ def test_the_equations_tell_a_broken_one(broken):
 
 
 def test_single_precision_is_close_to_the_reference():
-    model = made(5, cells=24, width=16)
+    model = make(5, cells=24, width=16)
     single = ELMo(model.config, len(WORDS))
     single.load_state_dict(model.state_dict())
     single.set_char_table(table())
     learning = single.eval().encode(packed())[0]  # in kernels
     with torch.no_grad():
-        asked = single.encode(packed())[0]
-    for got in (learning, asked):
-        torch.testing.assert_close(got.double(), reference(model)[-1], rtol=1e-4, atol=1e-5)
+        inferred = single.encode(packed())[0]
+    for actual in (learning, inferred):
+        torch.testing.assert_close(actual.double(), reference(model)[-1], rtol=1e-4, atol=1e-5)
 
 
 # Properties.
@@ -151,7 +151,7 @@ def test_it_keeps_what_every_model_keeps(config):
 
 
 class Peeking(ELMo):
-    """It scores from both directions."""
+    """Broken: its logits see both directions."""
 
     def logits(self, tokens, at=None, direction="forward"):
         ahead, back = self.encode(tokens)[0].chunk(2, -1)
@@ -160,7 +160,7 @@ class Peeking(ELMo):
 
 
 class Turned(ELMo):
-    """Its backward direction reads forward."""
+    """Broken: its backward LSTM reads forward."""
 
     def __init__(self, config, vocab, target_vocab=None):
         super().__init__(config, vocab)
@@ -168,7 +168,7 @@ class Turned(ELMo):
 
 
 class Batched(ELMo):
-    """Words are spelt in as many places as the longest of the batch."""
+    """Broken: words are padded to the longest of the batch."""
 
     def __init__(self, config, vocab, target_vocab=None):
         super().__init__(config, vocab)
@@ -177,20 +177,20 @@ class Batched(ELMo):
 
 @pytest.mark.usefixtures("wide_bound")
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "message"),
     [
         (Peeking, "future tokens change nothing"),
         (Turned, "past tokens change nothing"),
         (Batched, "a sequence alone answers as in any batch"),
     ],
 )
-def test_a_broken_one_is_caught(broken, said):
-    with pytest.raises(AssertionError, match=said):
+def test_a_broken_one_is_caught(broken, message):
+    with pytest.raises(AssertionError, match=message):
         check_model(broken, {**SMALL, "filters": {1: 2, 2: 3}})
 
 
 def test_a_word_is_its_spelling_and_not_its_number():
-    model, tokens = made(6), packed()
+    model, tokens = make(6), packed()
     other = Tokens.pack([[3] * len(sentence) for sentence in SENTENCES]).spelt(
         [spell(["begin", *sentence[1:-1], "end"]) for sentence in SENTENCES]
     )
@@ -211,34 +211,34 @@ def test_it_is_told_where_there_is_no_spelling():
 
 
 def test_nothing_to_read_gives_nothing():
-    model = made()
+    model = make()
     empty = Tokens.pack([[], []])
     assert model.encode(empty).shape == (1, 0, 6)
     assert not model.summary(empty).any()
 
 
 def test_operations_are_those_of_products():
-    model, tokens = made(), packed()
+    model, tokens = make(), packed()
     count, signs = len(tokens.ids), int((model._chars(tokens) != PAD).sum())
     filters = 3 * (1 * 2 + 2 * 3 + 5 * 2)
     rest = 2 * 2 * 7 * 7 + 7 * 3 + 2 * 2 * (5 * 4 * (3 + 3) + 5 * 3) + 2 * 3 * len(WORDS)
     assert model.flops(tokens) == 2 * (filters * signs + rest * count)
-    model = made()
+    model = make()
     model.keep(set())
     assert model.flops(tokens) == 2 * (filters * signs + (rest - 2 * 3 * len(WORDS)) * count)
 
 
 @pytest.mark.parametrize("chars", [True, False])
 def test_operations_of_a_batch_are_counted_where_it_is_and_not_where_the_model_is(chars):
-    model, tokens = made(), packed(chars=chars)
-    must = model.flops(tokens)
+    model, tokens = make(), packed(chars=chars)
+    expected = model.flops(tokens)
     assert model.to("meta").spelling.is_meta  # what is on it cannot be read, as what is on a GPU should not be
-    assert model.flops(tokens) == must
+    assert model.flops(tokens) == expected
 
 
 @pytest.mark.parametrize(("size", "millions"), [("original", 93.6), ("medium", 28.0), ("small", 13.6)])
 def test_sizes_are_the_published(size, millions):
-    """The list of models at AllenNLP: the softmax is left out."""
+    """The sizes of AllenNLP's list of models, without the softmax."""
     config = resolve("model", "elmo").Config(**expand_preset({"preset": f"elmo-{size}"}))
     with torch.device("meta"):
         model = ELMo(config, 3)
@@ -247,7 +247,7 @@ def test_sizes_are_the_published(size, millions):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"width": 7}, "model.width must be even, half for each direction: got 7; try 8"),
         ({"filters": {}}, "model.filters: must say how many filters there are of each width"),
@@ -255,8 +255,8 @@ def test_sizes_are_the_published(size, millions):
         ({"filters": {2: 0}}, "model.filters"),
     ],
 )
-def test_mistakes_are_named(change, said, recipe):
-    with pytest.raises(ConfigError, match=said):
+def test_mistakes_are_named(change, message, recipe):
+    with pytest.raises(ConfigError, match=message):
         Run.parse({**recipe, "task": {"name": "lm"}, "model": {"name": "elmo", **change}})
 
 
@@ -279,13 +279,13 @@ def trained(tmp_path_factory):
 
 def test_it_learns_both_directions_and_goes_on_forwards(trained):
     pipeline, run = trained
-    found = pipeline.evaluate()
-    assert found["perplexity"] < 3
-    assert found["backward_perplexity"] < 3
+    metrics = pipeline.evaluate()
+    assert metrics["perplexity"] < 3
+    assert metrics["backward_perplexity"] < 3
     assert pipeline("the cat sat")[0]["text"].strip().split()[:3] == ["on", "the", "mat"]
     again = weft.load(run, device="cpu")
     assert again("a dog") == pipeline("a dog")
-    assert again.evaluate() == pytest.approx(found)
+    assert again.evaluate() == pytest.approx(metrics)
 
 
 def test_what_is_unknown_is_read_by_its_letters(trained):

@@ -1,4 +1,4 @@
-"""Operations counted from lengths, against what torch counts while the products are made; and what is not counted."""
+"""FLOPs computed from lengths, against torch's FLOP counter; and what is not counted."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def draw(lengths, vocab=VOCAB):
 
 
 def counted(read):
-    """Count what torch sees of a forward pass: float64, no gradients and a look make every product one of its own."""
+    """Return torch's FLOPs of a forward pass; float64, no gradients and captured attention prevent fused kernels."""
     with FlopCounterMode(display=False) as counter, capture(), torch.no_grad():
         read()
     return counter.get_total_flops()
@@ -50,7 +50,7 @@ def test_a_number_counts_once_and_only_where_it_multiplies():
 
 
 class Pair(Model):
-    """A user's own model; it says nothing of operations."""
+    """A user's own model without a `flops` method."""
 
     Config = Named
 
@@ -157,7 +157,7 @@ def test_a_source_is_looked_at_as_far_as_there_are_locations():
 
 
 def test_what_is_looked_up_for_nothing_would_be_caught():
-    """The default of the base would take the keys of the source for the target's, and forget the looks."""
+    """Negative control: the base class would count the source's keys for the target, and no attention."""
     model = seq2seq(attention="general", place="after")
     tokens, source = draw([STEPS] * ROWS, TARGET_VOCAB), draw([SOURCES] * ROWS)
     assert Model.flops(model, tokens, source) != counted(lambda: model.logits(tokens, source))

@@ -1,4 +1,4 @@
-"""GPT against a plain reference of its equations, its cache against reading all anew, and its searches in place."""
+"""GPT against a plain reference of its equations, its cache against recomputation, and its searches in place."""
 
 import math
 
@@ -40,7 +40,7 @@ def config_of(**config: object) -> GPTConfig:
 
 
 def make(seed: int = 0, **config: object) -> GPT:
-    """Make one in which no weight is nought or one, or as another is."""
+    """Return a model in which no weight is zero or one, or equal to another."""
     torch.manual_seed(seed)
     model = GPT(config_of(**config), VOCAB).double().eval()
     with torch.no_grad():
@@ -55,7 +55,7 @@ def draw(lengths: list[int], seed: int = 5) -> Tokens:
 
 
 def reference(model: GPT, tokens: Tokens, kind: paper.Kind | None = None) -> Tensor:
-    """Score text by text: no batch, no mask of empty places, no cache."""
+    """Return the logits one sequence at a time: no batch, no padding mask, no cache."""
     config, w = model.config, weights_of(model)
     kind = kind or paper.Kind(config.heads, config.norm, config.activation)
     states = [
@@ -99,12 +99,12 @@ def test_it_is_so_for_any_configuration_and_lengths(config, lengths, seed):
 
 
 @pytest.mark.parametrize(
-    "said", [paper.Kind(3, "post", "gelu-tanh"), paper.Kind(3, "pre", "gelu"), paper.Kind(2, "pre", "gelu-tanh")]
+    "kind", [paper.Kind(3, "post", "gelu-tanh"), paper.Kind(3, "pre", "gelu"), paper.Kind(2, "pre", "gelu-tanh")]
 )
-def test_another_configuration_is_caught(said):
-    """The negative control: even the two kinds of GELU are told apart."""
+def test_another_configuration_is_caught(kind):
+    """Negative control: the test distinguishes even the two kinds of GELU."""
     with pytest.raises(AssertionError, match="not close"):
-        check_against_reference(make(), RAGGED, said)
+        check_against_reference(make(), RAGGED, kind)
 
 
 def test_the_gradient_is_the_difference_of_the_loss():
@@ -124,21 +124,21 @@ def test_the_gradient_is_the_difference_of_the_loss():
 @pytest.mark.usefixtures("narrow_bound")
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_it_keeps_what_every_model_keeps(kind):
-    found = check_model(GPT, {**SMALL, **kind}, VOCAB)
+    passed = check_model(GPT, {**SMALL, **kind}, VOCAB)
     roles = {Role.ENCODER, Role.LANGUAGE_MODEL, Role.GENERATOR}
     assert GPT.roles(config_of(**kind)) == roles
-    assert len(found) == sum(needs <= {*roles, "forward"} for needs in PROPERTIES.values())
+    assert len(passed) == sum(needs <= {*roles, "forward"} for needs in PROPERTIES.values())
 
 
 class Late(GPT):
-    """The next token stands one place too far on."""
+    """Broken: the position of the next token is off by one."""
 
     def _embed_next(self, ids, cache):
         return super()._embed_next(ids, kv_cache.replace(cache, first=cache.first - 1))
 
 
 class Peeks(GPT):
-    """A token sees what comes."""
+    """Broken: its attention is not causal."""
 
     def __init__(self, *given):
         super().__init__(*given)
@@ -184,13 +184,13 @@ def test_a_step_is_the_whole_at_every_position_where_the_cache_grows(kind, monke
 @torch.no_grad()
 def test_layers_are_the_embeddings_and_what_comes_out_of_each_block():
     model, tokens = make(), draw([5, 3])
-    found = model.encode(tokens, (0, 1, 2, -1, -3))
-    assert torch.equal(found[2], found[3])
-    assert torch.equal(found[0], found[4])
+    states = model.encode(tokens, (0, 1, 2, -1, -3))
+    assert torch.equal(states[2], states[3])
+    assert torch.equal(states[0], states[4])
     places = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2])
-    torch.testing.assert_close(found[0], model.embed(tokens.ids) + model.positions.table.weight[places])
-    assert torch.equal(model.output(found[2]), model.logits(tokens))
-    assert torch.equal(model.summary(tokens), found[2][[4, 7]])
+    torch.testing.assert_close(states[0], model.embed(tokens.ids) + model.positions.table.weight[places])
+    assert torch.equal(model.output(states[2]), model.logits(tokens))
+    assert torch.equal(model.summary(tokens), states[2][[4, 7]])
     with pytest.raises(ConfigError, match=r"a gpt has 0, the embeddings, to 2 here, but \[3\] is asked for"):
         model.encode(tokens, [3])
 
@@ -221,14 +221,14 @@ def test_weights_start_as_the_papers_say():
 
 
 def test_positions_end():
-    model, said = make(longest=4), "a sequence has 5 tokens, but the model has learned 4 positions"
+    model, message = make(longest=4), "a sequence has 5 tokens, but the model has learned 4 positions"
     for call in (model.logits, model.start, model.encode):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             call(draw([5]))
     _, state = model.start(draw([4]))
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         model.step(torch.tensor([1]), state)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         model.fixed(state, 1, 8)
     assert model.reads == 4
 
@@ -241,8 +241,8 @@ def test_it_looks_where_its_equations_look():
     with capture() as maps:
         model.logits(tokens)
     assert set(maps.weights) == {("decoder", 0), ("decoder", 1)}
-    for place, must in kind.seen.items():
-        torch.testing.assert_close(maps.weights[place][0][0].double(), must, rtol=0, atol=1e-6)
+    for place, expected in kind.seen.items():
+        torch.testing.assert_close(maps.weights[place][0][0].double(), expected, rtol=0, atol=1e-6)
 
 
 @torch.no_grad()
@@ -251,13 +251,13 @@ def test_it_answers_in_fewer_bits(precision, apart):
     torch.manual_seed(0)
     model = GPT(config_of(width=48), VOCAB).eval()
     tokens = draw(RAGGED)
-    must = model.logits(tokens)
+    expected = model.logits(tokens)
     lower(model, precision)
-    got = model.logits(tokens).float()
-    assert 0 < (got - must).norm() / must.norm() < apart
+    actual = model.logits(tokens).float()
+    assert 0 < (actual - expected).norm() / expected.norm() < apart
     logits, _ = model.start(tokens)
     last = tokens.starts[1:].long() - 1
-    torch.testing.assert_close(logits.float(), got[last], rtol=0.05, atol=0.05)
+    torch.testing.assert_close(logits.float(), actual[last], rtol=0.05, atol=0.05)
 
 
 # Searches.
@@ -287,7 +287,7 @@ def test_ragged_prompts_go_on_as_each_alone_and_in_place(options, lengths, monke
 
 
 def test_a_cache_in_place_that_forgets_is_caught(monkeypatch):
-    """The negative control: hypotheses keep what they have read themselves."""
+    """Negative control: hypotheses keep their own caches."""
     model, prompts, options = make(2), draw([2, 3], 3), SEARCHES[2]
     together = generate(model, prompts, EOS, options)
     monkeypatch.setattr(generation, "capturable", lambda model, prompt: True)
@@ -308,7 +308,7 @@ def test_operations_are_matrices_and_pairs():
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"heads": 5}, "model.heads must divide model.width: got 5 and 12; try 4"),
         (
@@ -320,8 +320,8 @@ def test_operations_are_matrices_and_pairs():
         ({"activation": "gelu_new"}, "did you mean"),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_refused(config, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_configuration_that_does_not_fit_is_refused(config, message):
+    with pytest.raises(ConfigError, match=message):
         config_of(**config)
 
 

@@ -68,18 +68,18 @@ def reference(model: RNN, ids: list[int]) -> tuple[list[Tensor], Tensor, Tensor]
 
 
 def check(model: RNN, lengths: list[int]) -> None:
-    """Everything that reads a text whole: encode, summary, logits, and their gradients."""
+    """Compare all that reads whole sequences: encode, summary, logits, and their gradients."""
     tokens, deep = draw(lengths), model.config.layers
     alone = [reference(model, ids.tolist()) for ids in tokens.split() if len(ids)]
     full = torch.tensor(lengths) > 0
-    got, must = [model.summary(tokens)[full]], [torch.stack([summary for _, summary, _ in alone])]
+    actual, expected = [model.summary(tokens)[full]], [torch.stack([summary for _, summary, _ in alone])]
     for layer in [layer for layer in range(1, deep + 1) if layer == deep or model.width == model.config.width]:
-        got.append(model.encode(tokens, layers=(layer,))[0])
-        must.append(torch.cat([layers[layer] for layers, _, _ in alone]))
+        actual.append(model.encode(tokens, layers=(layer,))[0])
+        expected.append(torch.cat([layers[layer] for layers, _, _ in alone]))
     if model.output is not None:
-        got.append(model.logits(tokens, direction=model.config.direction))
-        must.append(torch.cat([logits for _, _, logits in alone]))
-    agree(got, must, dict(model.named_parameters()))
+        actual.append(model.logits(tokens, direction=model.config.direction))
+        expected.append(torch.cat([logits for _, _, logits in alone]))
+    agree(actual, expected, dict(model.named_parameters()))
     assert not model.summary(tokens)[~full].any()
 
 
@@ -118,7 +118,7 @@ def test_it_is_so_deep_tied_and_with_ways_around(config):
 @pytest.mark.parametrize("attention", ["none", "dot", "scaled-dot", "cosine"])
 @pytest.mark.parametrize("cell", ["peephole", "jordan"])
 def test_it_is_so_in_kernels_too(cell, attention, monkeypatch):
-    """They are made for single precision, unless told otherwise; tests/nn/test_scan.py has them for every cell."""
+    """By default they run in single precision only; tests/nn/test_scan.py has them for every cell."""
     monkeypatch.setattr(scan, "FUSED", torch.float64)
     for direction in DIRECTIONS:
         check(make(4, cell=cell, attention=attention, direction=direction, layers=2), RAGGED)
@@ -129,10 +129,10 @@ def test_single_precision_is_close_to_the_reference(attention):
     model, tokens = make(5, cell="peephole", attention=attention), draw([9, 4, 7])
     single = make(5, cell="peephole", attention=attention).float()
     single.load_state_dict(model.state_dict())
-    got, must = single.logits(tokens), torch.cat([reference(model, ids.tolist())[2] for ids in tokens.split()])
-    torch.testing.assert_close(got.double(), must, rtol=1e-4, atol=1e-4)
-    mine = torch.autograd.grad(got.square().sum(), list(single.parameters()))
-    yours = torch.autograd.grad(must.square().sum(), list(model.parameters()))
+    actual, expected = single.logits(tokens), torch.cat([reference(model, ids.tolist())[2] for ids in tokens.split()])
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-4)
+    mine = torch.autograd.grad(actual.square().sum(), list(single.parameters()))
+    yours = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
     for one, other in zip(mine, yours, strict=True):
         assert (one.double() - other).norm() < 1e-4 * other.norm()
 
@@ -159,14 +159,14 @@ def test_it_is_so_for_any_configuration_and_lengths(config, lengths, seed):
 
 
 def test_another_direction_residual_or_cell_is_caught():
-    """The negative control: the reference is told something else."""
-    for had, told in (
+    """Negative control: the reference gets another configuration."""
+    for had, change in (
         ({"direction": "both", "layers": 2, "apart": True}, {"residual": True}),
         ({"residual": True}, {"residual": False}),
         ({"attention": "dot"}, {"attention": "scaled-dot"}),
     ):
         model = make(4, **had)
-        model.config = model.config.model_copy(update=told)
+        model.config = model.config.model_copy(update=change)
         with pytest.raises(AssertionError, match="not close"):
             check(model, RAGGED)
 
@@ -174,7 +174,7 @@ def test_another_direction_residual_or_cell_is_caught():
 @pytest.mark.parametrize(("cell", "kind"), [("elman", nn.RNN), ("lstm", nn.LSTM), ("gru", nn.GRU)])
 @pytest.mark.parametrize("direction", ["forward", "both"])
 def test_it_is_embeddings_and_torchs_own_network(cell, kind, direction):
-    """Another witness: torch.nn.RNN, LSTM and GRU over packed sequences."""
+    """A second reference: torch.nn.RNN, LSTM and GRU over packed sequences."""
     model, tokens, ways = make(5, cell=cell, direction=direction, layers=2), draw(RAGGED), 1 + (direction == "both")
     theirs = kind(4, 4 // ways, 2, bidirectional=ways == 2, dtype=torch.float64)
     with torch.no_grad():
@@ -183,8 +183,8 @@ def test_it_is_embeddings_and_torchs_own_network(cell, kind, direction):
             theirs.get_parameter(f"{own[:-1]}{depth}{'_reverse' if way == '1' else ''}").copy_(weight)
         walked, _ = theirs(pack_sequence(tokens.split(model.embed(tokens.ids)), enforce_sorted=False))
         rows = pad_packed_sequence(walked)[0].unbind(1)
-        must = torch.cat([row[:length] for row, length in zip(rows, RAGGED, strict=True)])
-        torch.testing.assert_close(model.encode(tokens)[0], must, rtol=1e-12, atol=1e-12)
+        expected = torch.cat([row[:length] for row, length in zip(rows, RAGGED, strict=True)])
+        torch.testing.assert_close(model.encode(tokens)[0], expected, rtol=1e-12, atol=1e-12)
 
 
 COVERING = [  # every value of every key, and every cell
@@ -219,13 +219,13 @@ def test_every_property_of_its_roles_holds(config):
 
 
 def pieces(tokens: Tokens, cuts: list[list[int]]) -> list[Tokens]:
-    """Cut each sequence in pieces of these lengths; the pieces with the same number make a batch."""
+    """Return batches of segments: each sequence is cut into these lengths, and equal numbers make a batch."""
     rows = [ids.split(lengths) for ids, lengths in zip(tokens.split(), cuts, strict=True)]
     return [Tokens.pack([part.tolist() for part in parts]) for parts in zip(*rows, strict=True)]
 
 
 def in_order(read: list[Tensor], cuts: list[list[int]]) -> Tensor:
-    """Lay the logits of the pieces as those of the whole."""
+    """Return the logits of the segments in the order of the whole sequences."""
     parts = [one.split([lengths[number] for lengths in cuts]) for number, one in enumerate(read)]
     return torch.cat([part[row] for row in range(len(cuts)) for part in parts])
 
@@ -250,19 +250,19 @@ def test_a_text_in_pieces_with_a_carried_state_reads_as_the_whole(cell, layers, 
     model, tokens = make(6, cell=cell, layers=layers, residual=True), draw([sum(lengths) for lengths in cuts])
     whole, after = model.read(tokens)
     torch.testing.assert_close(whole, model.logits(tokens), rtol=1e-12, atol=1e-12)
-    got, state = read_in_pieces(model, tokens, cuts, carry=True)
-    torch.testing.assert_close(got, whole, rtol=1e-12, atol=1e-12)
+    actual, state = read_in_pieces(model, tokens, cuts, carry=True)
+    torch.testing.assert_close(actual, whole, rtol=1e-12, atol=1e-12)
     for one, other in zip(state.layers, after.layers, strict=True):
-        for part, must in zip(one, other, strict=True):
-            torch.testing.assert_close(part, must, rtol=1e-12, atol=1e-12)
+        for part, expected in zip(one, other, strict=True):
+            torch.testing.assert_close(part, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("attention", SCORES)
 @pytest.mark.parametrize("cell", ["gru", "peephole"])
 def test_with_attention_it_does_so_with_the_whole_state(cell, attention):
     model, tokens = make(7, cell=cell, layers=2, attention=attention), draw([sum(lengths) for lengths in CUTS])
-    got, _ = read_in_pieces(model, tokens, CUTS, carry=False)
-    torch.testing.assert_close(got, model.logits(tokens), rtol=1e-12, atol=1e-12)
+    actual, _ = read_in_pieces(model, tokens, CUTS, carry=False)
+    torch.testing.assert_close(actual, model.logits(tokens), rtol=1e-12, atol=1e-12)
 
 
 def test_with_attention_a_carried_state_is_one_step_to_look_back_at():
@@ -271,17 +271,17 @@ def test_with_attention_a_carried_state_is_one_step_to_look_back_at():
     first, second = pieces(tokens, [[4, 2], [3, 2]])
     _, state = model.read(first)
     carried = model.carried(state)
-    got, _ = model.read(second, carried)
+    actual, _ = model.read(second, carried)
     assert [tuple(part.shape) for part in carried.layers[0]] == [(2, 1, 4), (2, 1, 4), (2, 1), (2, 4)]
-    w, must = weights_of(model), []
+    w, expected = weights_of(model), []
     for row, ids in enumerate(second.split()):
         *tapes, _, mixed = (part[row] for part in carried.layers[0])
         inputs = [w["embed.weight"][token] for token in ids]
         one = [(tapes[0][0], tapes[1][0])]
         tape, _, _ = equations.intra("lstm", "additive", below(w, "recurrent.layers.0.0"), inputs, one, mixed)
-        must += [affine(w, "output", h) for h, _ in tape[1:]]
-    torch.testing.assert_close(got, torch.stack(must), rtol=1e-10, atol=1e-12)
-    assert not torch.allclose(got, model.read(second, state)[0])
+        expected += [affine(w, "output", h) for h, _ in tape[1:]]
+    torch.testing.assert_close(actual, torch.stack(expected), rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(actual, model.read(second, state)[0])
 
 
 @quick
@@ -294,8 +294,8 @@ def test_with_attention_a_carried_state_is_one_step_to_look_back_at():
 def test_any_two_pieces_read_as_the_whole(cell, cuts, looks, seed):
     model, cuts = make(seed, cell=cell, attention="dot" if looks else "none"), [list(lengths) for lengths in cuts]
     tokens = draw([sum(lengths) for lengths in cuts])
-    got, _ = read_in_pieces(model, tokens, cuts, carry=not looks)
-    torch.testing.assert_close(got, model.logits(tokens), rtol=1e-11, atol=1e-12)
+    actual, _ = read_in_pieces(model, tokens, cuts, carry=not looks)
+    torch.testing.assert_close(actual, model.logits(tokens), rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("attention", ["none", "general"])
@@ -395,8 +395,8 @@ def test_a_summary_is_what_each_walk_ends_in(direction):
     model, tokens = make(15, direction=direction, layers=2), draw(RAGGED)
     parts = tokens.split(model.encode(tokens)[0])
     first, last = torch.stack([part[0] for part in parts]), torch.stack([part[-1] for part in parts])
-    must = {"forward": last, "backward": first, "both": torch.cat([last[:, :2], first[:, 2:]], 1)}[direction]
-    assert torch.equal(model.summary(tokens), must)
+    expected = {"forward": last, "backward": first, "both": torch.cat([last[:, :2], first[:, 2:]], 1)}[direction]
+    assert torch.equal(model.summary(tokens), expected)
     assert model.summary(tokens).shape == (len(RAGGED), model.width)
 
 
@@ -406,12 +406,12 @@ def test_empty_sequences_among_others_change_nothing_and_spoil_no_gradient(direc
     model, tokens = make(16, direction=direction, attention=attention, layers=2), draw([4, 1, 6])
     gaps = Tokens.flat(tokens.ids, torch.tensor([0, 4, 1, 0, 6, 0]))
     kept = [1, 2, 4]
-    got = [model.summary(gaps)[kept], model.encode(gaps)]
-    must = [model.summary(tokens), model.encode(tokens)]
+    actual = [model.summary(gaps)[kept], model.encode(gaps)]
+    expected = [model.summary(tokens), model.encode(tokens)]
     if direction == "forward":
-        got += [model.read(gaps)[0], model.start(gaps)[0][kept]]
-        must += [model.read(tokens)[0], model.start(tokens)[0]]
-    agree(got, must, dict(model.named_parameters()))
+        actual += [model.read(gaps)[0], model.start(gaps)[0][kept]]
+        expected += [model.read(tokens)[0], model.start(tokens)[0]]
+    agree(actual, expected, dict(model.named_parameters()))
     assert not model.summary(gaps)[[0, 3, 5]].any()
 
 
@@ -452,7 +452,7 @@ def test_what_stands_in_empty_places_changes_no_answer(cell, attention, monkeypa
 
 @pytest.mark.parametrize("attention", ["none", "additive"])
 def test_longest_may_be_more_than_the_longest(attention):
-    """Compiled batches round it up."""
+    """Compiled batches round `longest` up."""
     model, tokens = make(18, attention=attention, layers=2), draw(RAGGED)
     wide = Tokens(tokens.ids, tokens.starts, tokens.lengths, tokens.longest + 3)
     for method in (model.logits, model.summary, lambda one: model.read(one)[0], lambda one: model.start(one)[0]):
@@ -553,7 +553,7 @@ def test_dropout_is_active_in_training_only():
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"),
+    ("raw", "message"),
     [
         ({"width": 7, "direction": "both"}, "model.width must be even, half for each direction: got 7; try 8"),
         ({"width": 1}, "model.width: should be greater than or equal to 2, but is 1 instead"),
@@ -570,10 +570,10 @@ def test_dropout_is_active_in_training_only():
     ],
     ids=str,
 )
-def test_a_wrong_config_is_refused_with_the_remedy(raw, told):
+def test_a_wrong_config_is_refused_with_the_remedy(raw, message):
     with pytest.raises(ConfigError) as caught:
         read_section(RNNConfig, {"name": "rnn", **raw}, "model")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,11 @@ def awd_lstm(model: RNN, row: int, ids: list[int], masks: list[Tensor]) -> Tenso
 def check_awd(model: RNN, lengths: list[int], ask: str, drawn: list[tuple[float, Tensor]]) -> None:
     tokens = draw(lengths)
     drawn.clear()
-    got = model.logits(tokens) if ask == "logits" else model.read(tokens)[0]
+    actual = model.logits(tokens) if ask == "logits" else model.read(tokens)[0]
     assert [p for p, _ in drawn] == [0.2, 0.3, 0.6, 0.4, 0.6, 0.4, 0.6, 0.5]
     masks = [mask for _, mask in drawn]
-    must = [awd_lstm(model, row, ids.tolist(), masks) for row, ids in enumerate(tokens.split())]
-    agree([got], [torch.cat(must)], dict(model.named_parameters()))
+    expected = [awd_lstm(model, row, ids.tolist(), masks) for row, ids in enumerate(tokens.split())]
+    agree([actual], [torch.cat(expected)], dict(model.named_parameters()))
 
 
 @pytest.mark.parametrize("ask", ["logits", "read"])
@@ -127,10 +127,10 @@ def test_on_average_nothing_changes(own):
             part.mul_(1e-4)  # tanh x = x
         model.output.weight.mul_(1e4)
         tokens = draw([3])
-        must, model = model.logits(tokens), model.train()
-        found = torch.stack([model.logits(tokens) for _ in range(1000)])
-    error = found.std(0) / 1000**0.5
-    assert ((found.mean(0) - must).abs() < 5 * error + 1e-6).all()
+        expected, model = model.logits(tokens), model.train()
+        samples = torch.stack([model.logits(tokens) for _ in range(1000)])
+    error = samples.std(0) / 1000**0.5
+    assert ((samples.mean(0) - expected).abs() < 5 * error + 1e-6).all()
     assert (error > 0).any()
 
 
@@ -161,8 +161,8 @@ def test_a_text_in_pieces_reads_as_the_whole_with_every_dropout_configured():
     first, second = (Tokens.pack([ids[part].tolist() for ids in tokens.split()]) for part in (slice(5), slice(5, 8)))
     one, state = model.read(first)
     two, _ = model.read(second, model.carried(state))
-    got = torch.cat([part for pair in zip(one.split(5), two.split(3), strict=True) for part in pair])
-    torch.testing.assert_close(got, model.logits(tokens), rtol=1e-12, atol=1e-12)
+    actual = torch.cat([part for pair in zip(one.split(5), two.split(3), strict=True) for part in pair])
+    torch.testing.assert_close(actual, model.logits(tokens), rtol=1e-12, atol=1e-12)
 
 
 # The three directions.
@@ -176,10 +176,12 @@ def mirrored(tokens: Tokens) -> Tokens:
 def test_backward_is_forward_over_the_text_reversed(cell):
     ahead, back = (make(7, cell=cell, layers=2, residual=True, direction=way) for way in ("forward", "backward"))
     tokens = draw(RAGGED)
-    got = back.logits(tokens, direction="backward").split(RAGGED)
-    must = ahead.logits(mirrored(tokens)).split(RAGGED)
-    torch.testing.assert_close(torch.cat(got), torch.cat([part.flip(0) for part in must]), rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(torch.cat(got), torch.cat(must))
+    actual = back.logits(tokens, direction="backward").split(RAGGED)
+    expected = ahead.logits(mirrored(tokens)).split(RAGGED)
+    torch.testing.assert_close(
+        torch.cat(actual), torch.cat([part.flip(0) for part in expected]), rtol=1e-12, atol=1e-12
+    )
+    assert not torch.allclose(torch.cat(actual), torch.cat(expected))
 
 
 @quick
@@ -226,14 +228,18 @@ def test_a_lone_word_is_given_from_nothing():
     torch.testing.assert_close(model.logits(draw([1]), direction="both")[0], model.output.bias)
 
 
-@pytest.mark.parametrize(("direction", "asked"), [("forward", "both"), ("backward", "forward"), ("both", "forward")])
-def test_another_direction_than_its_own_is_refused(direction, asked):
-    with pytest.raises(RoleError, match=f"direction: this rnn reads {direction}, but is asked for {asked}; see model"):
-        make(direction=direction).logits(draw(RAGGED), direction=asked)
+@pytest.mark.parametrize(
+    ("direction", "requested"), [("forward", "both"), ("backward", "forward"), ("both", "forward")]
+)
+def test_another_direction_than_its_own_is_refused(direction, requested):
+    with pytest.raises(
+        RoleError, match=f"direction: this rnn reads {direction}, but is asked for {requested}; see model"
+    ):
+        make(direction=direction).logits(draw(RAGGED), direction=requested)
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward", "both"])
 def test_log_prob_is_that_of_the_targets(direction):
     model, tokens, targets = make(10, direction=direction), draw(RAGGED), torch.randint(VOCAB, (sum(RAGGED),))
-    must = model.logits(tokens, direction=direction).log_softmax(-1)[torch.arange(len(targets)), targets]
-    torch.testing.assert_close(model.log_prob(tokens, targets, direction), must)
+    expected = model.logits(tokens, direction=direction).log_softmax(-1)[torch.arange(len(targets)), targets]
+    torch.testing.assert_close(model.log_prob(tokens, targets, direction), expected)

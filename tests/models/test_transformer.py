@@ -1,4 +1,4 @@
-"""The Transformer against a plain reference of its equations, its cache against reading all anew, and its heads."""
+"""The Transformer against a plain reference of its equations, its cache against recomputation, and pruned heads."""
 
 import re
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ KINDS = [
 ]
 
 
-def told(value: object) -> str:
+def config_id(value: object) -> str:
     return " ".join(f"{key}={one}" for key, one in value.items()) if isinstance(value, dict) else str(value)
 
 
@@ -54,7 +54,7 @@ def make(seed: int = 0, target_vocab: int | None = TARGET_VOCAB, **config: objec
 
 
 def spread(model: Transformer, seed: int = 0) -> Transformer:
-    """Draw every weight anew, so that none is nought or one, or as another is."""
+    """Draw all weights anew, so that none is zero or one, or equal to another."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -72,17 +72,17 @@ def pairs(lengths: list[tuple[int, int]], seed: int = 5) -> tuple[Tokens, Tokens
 
 
 def off_by_place(config: TransformerConfig) -> dict[paper.Place, set[int]]:
-    """Say of every place which heads are off, as the docstring of the configuration has it."""
-    found = {}
+    """Return the pruned heads of every attention, as the configuration's docstring defines them."""
+    pruned = {}
     for place in ("encoder", "decoder", "cross"):
         for layer in range(max(config.layers, config.decoder_layers or 0)):
             off = {*config.heads_off.get(str(layer), ()), *config.heads_off.get(f"{place}.{layer}", ())}
-            found[place, layer] = off
-    return found
+            pruned[place, layer] = off
+    return pruned
 
 
 def reference(model: Transformer, tokens: Tokens, source: Tokens, kind: paper.Kind | None = None) -> Tensor:
-    """Score sentence by sentence, by the paper. Positions are the model's own: tests/nn/test_positions.py has those."""
+    """Return the logits sentence by sentence, by the paper; positions are the model's (tests/nn/test_positions.py)."""
     config, w = model.config, weights_of(model)
     kind = kind or paper.Kind(config.heads, config.norm, config.activation)
     places = model.positions(torch.arange(max(tokens.longest, source.longest))).to(w["output.weight"].dtype)
@@ -98,7 +98,7 @@ def check_against_reference(model: Transformer, lengths: list[tuple[int, int]], 
 # The equations.
 
 
-@pytest.mark.parametrize("kind", KINDS[:4], ids=told)
+@pytest.mark.parametrize("kind", KINDS[:4], ids=config_id)
 def test_it_is_its_equations(kind):
     check_against_reference(spread(make(**kind).double()), RAGGED)
 
@@ -126,14 +126,14 @@ def test_it_is_so_for_any_configuration_and_lengths(config, lengths, target_voca
 
 
 @pytest.mark.parametrize(
-    ("had", "said"),
+    ("had", "kind"),
     [({"norm": "pre"}, paper.Kind(3, "post")), ({}, paper.Kind(3, activation="gelu")), ({}, paper.Kind(2))],
     ids=["norm", "activation", "heads"],
 )
-def test_another_configuration_is_caught(had, said):
-    """The negative control of the reference: it is told something else."""
+def test_another_configuration_is_caught(had, kind):
+    """Negative control: the reference gets another configuration."""
     with pytest.raises(AssertionError, match="not close"):
-        check_against_reference(spread(make(**had).double()), RAGGED, said)
+        check_against_reference(spread(make(**had).double()), RAGGED, kind)
 
 
 def test_single_precision_is_close_to_the_reference():
@@ -141,10 +141,10 @@ def test_single_precision_is_close_to_the_reference():
     exact = make(norm="pre").double()
     exact.load_state_dict(model.state_dict())
     tokens, source = pairs(RAGGED)
-    got, must = model.logits(tokens, source), reference(exact, tokens, source)
-    torch.testing.assert_close(got.double(), must, rtol=1e-5, atol=1e-5)
-    mine = torch.autograd.grad(got.square().sum(), list(model.parameters()))
-    yours = torch.autograd.grad(must.square().sum(), list(exact.parameters()))
+    actual, expected = model.logits(tokens, source), reference(exact, tokens, source)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+    mine = torch.autograd.grad(actual.square().sum(), list(model.parameters()))
+    yours = torch.autograd.grad(expected.square().sum(), list(exact.parameters()))
     for one, other in zip(mine, yours, strict=True):
         assert (one.double() - other).norm() <= 1e-4 * other.norm()
 
@@ -157,21 +157,21 @@ def test_single_precision_is_close_to_the_reference():
     ("kind", "target_vocab"), [*((kind, None) for kind in KINDS), (KINDS[0], TARGET_VOCAB), (KINDS[3], TARGET_VOCAB)]
 )
 def test_it_keeps_what_every_model_keeps(kind, target_vocab):
-    found = check_model(Transformer, {**SMALL, **kind}, VOCAB, target_vocab)
+    passed = check_model(Transformer, {**SMALL, **kind}, VOCAB, target_vocab)
     roles = {Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR}
     assert Transformer.roles(config_of(**kind)) == roles
-    assert len(found) == sum(needs <= {*roles, "forward"} for needs in PROPERTIES.values())
+    assert len(passed) == sum(needs <= {*roles, "forward"} for needs in PROPERTIES.values())
 
 
 class Forgets(Transformer):
-    """Positions of the next token are off by one."""
+    """Broken: positions of the next token are off by one."""
 
     def _embed_next(self, ids, cache):
         return super()._embed_next(ids, kv_cache.replace(cache, first=cache.first - 1))
 
 
 class Peeks(Transformer):
-    """The decoder sees what comes."""
+    """Broken: the decoder's self-attention is not causal."""
 
     def __init__(self, *given):
         super().__init__(*given)
@@ -221,8 +221,8 @@ def alone(model: Transformer, tokens: Tokens, source: Tokens) -> Tensor:
     return torch.cat([model.logits(Tokens.pack([own]), Tokens.pack([other])) for own, other in rows])
 
 
-def apart(got: Tensor, must: Tensor) -> float:
-    return float((got - must).abs().max() / must.abs().max())
+def apart(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).abs().max() / expected.abs().max())
 
 
 @quick
@@ -237,16 +237,16 @@ def test_alone_as_in_any_batch(lengths, kind):
 def test_a_batch_that_sees_its_filling_is_not_as_alone(monkeypatch):
     """The negative control."""
     model, (tokens, source) = make(), pairs(RAGGED)
-    must, kernel = alone(model, tokens, source), multihead.F.scaled_dot_product_attention
+    expected, kernel = alone(model, tokens, source), multihead.F.scaled_dot_product_attention
     monkeypatch.setattr(
         multihead.F,
         "scaled_dot_product_attention",
         lambda q, k, v, attn_mask=None, is_causal=False: kernel(q, k, v, is_causal=is_causal),
     )
-    assert apart(model.logits(tokens, source), must) > 1e-3
+    assert apart(model.logits(tokens, source), expected) > 1e-3
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=told)
+@pytest.mark.parametrize("kind", KINDS, ids=config_id)
 @torch.no_grad()
 def test_what_others_say_changes_nothing_exactly(kind):
     model, (tokens, source) = make(**kind), pairs(RAGGED)
@@ -260,7 +260,7 @@ def test_what_others_say_changes_nothing_exactly(kind):
         assert [torch.equal(*two) for two in zip(before, after, strict=True)] == [row == kept for row in range(4)]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=told)
+@pytest.mark.parametrize("kind", KINDS, ids=config_id)
 @torch.no_grad()
 def test_future_tokens_change_nothing_exactly(kind):
     model, (tokens, source) = make(**kind), pairs(RAGGED)
@@ -281,8 +281,8 @@ def test_an_empty_source_is_read_as_nothing():
     assert logits.isfinite().all()
     ids = torch.tensor([3, 2, 1])
     step, _ = model.step(ids, state)
-    must = model.logits(Tokens.pack([[1, 3], [2, 3, 2], [4, 1]]), sources)[[1, 4, 6]]
-    torch.testing.assert_close(step, must, rtol=0, atol=1e-5)
+    expected = model.logits(Tokens.pack([[1, 3], [2, 3, 2], [4, 1]]), sources)[[1, 4, 6]]
+    torch.testing.assert_close(step, expected, rtol=0, atol=1e-5)
     _, state = model.start(prompts, Tokens.pack([[], [], []]))
     assert model.step(ids, state)[0].isfinite().all()
 
@@ -291,7 +291,7 @@ def test_an_empty_source_is_read_as_nothing():
 
 
 def read_on(model: Transformer, rows: list[list[int]], sources: list[list[int]], steps: int):
-    """Yield, step by step, the logits of a state that reads on, and of reading all anew."""
+    """Yield at each step the logits of incremental decoding, and of recomputation."""
     source = Tokens.pack(sources)
     logits, state = model.start(Tokens.pack(rows), source)
     for _ in range(steps):
@@ -301,28 +301,28 @@ def read_on(model: Transformer, rows: list[list[int]], sources: list[list[int]],
         logits, state = model.step(ids, state)
 
 
-@pytest.mark.parametrize("kind", [{}, {"norm": "pre", "positions": "learned", "longest": 99}], ids=told)
+@pytest.mark.parametrize("kind", [{}, {"norm": "pre", "positions": "learned", "longest": 99}], ids=config_id)
 @torch.no_grad()
 def test_a_step_is_the_whole_at_every_position(kind):
-    """In single precision, over prompts of different lengths, and past the room that a cache has at first."""
+    """In single precision, over prompts of different lengths, and past the initial capacity of a cache."""
     model = spread(make(**kind))
     torch.manual_seed(1)
     rows, sources = [[1, 2, 3, 4, 5], [6], [7, 8]], [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10] * 3]
     steps = 0
-    for got, must in read_on(model, rows, sources, kv_cache.ROOM + 8):
-        torch.testing.assert_close(got, must, rtol=1e-5, atol=1e-5)
+    for actual, expected in read_on(model, rows, sources, kv_cache.ROOM + 8):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
         steps += 1
     assert steps == kv_cache.ROOM + 8
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=told)
+@pytest.mark.parametrize("kind", KINDS, ids=config_id)
 @torch.no_grad()
 def test_so_it_is_in_double_precision_where_the_cache_grows(kind, monkeypatch):
     monkeypatch.setattr(kv_cache, "ROOM", 2)
     model = spread(make(**kind).double())
     torch.manual_seed(1)
-    for got, must in read_on(model, [[1, 2, 3, 4, 5], [6], [7, 8]], [[1, 2], [4], [5, 6, 7, 8]], 12):
-        torch.testing.assert_close(got, must, rtol=1e-9, atol=1e-9)
+    for actual, expected in read_on(model, [[1, 2, 3, 4, 5], [6], [7, 8]], [[1, 2], [4], [5, 6, 7, 8]], 12):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()
@@ -357,24 +357,24 @@ def test_two_steps_from_one_state_go_their_own_ways():
     for first in (7, 8, 9):
         ways[first] = model.step(torch.tensor([first, first]), state)[1]
     for first, way in ways.items():
-        got, _ = model.step(torch.tensor([0, 1]), way)
-        must = model.logits(Tokens.pack([[1, first, 0], [2, 6, first, 1]]), source)[[2, 6]]
-        torch.testing.assert_close(got, must, rtol=1e-9, atol=1e-9)
+        actual, _ = model.step(torch.tensor([0, 1]), way)
+        expected = model.logits(Tokens.pack([[1, first, 0], [2, 6, first, 1]]), source)[[2, 6]]
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()
 def test_learned_positions_end():
     model = make(positions="learned", longest=4)
-    said = "a sequence has 5 tokens, but the model has learned 4 positions"
+    message = "a sequence has 5 tokens, but the model has learned 4 positions"
     source = Tokens.pack([[1, 2], [3, 4, 5, 6]])
     _, state = model.start(Tokens.pack([[1, 2, 3], [1]]), source)
     _, state = model.step(torch.tensor([1, 1]), state)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         model.step(torch.tensor([1, 1]), state)
     for tokens, read in (([[1] * 5], [[1]]), ([[1]], [[1] * 5])):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             model.logits(Tokens.pack(tokens), Tokens.pack(read))
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             model.start(Tokens.pack(tokens), Tokens.pack(read))
 
 
@@ -392,7 +392,7 @@ class Rows:
 
 
 class Anew:
-    """Generates by reading everything anew at each step."""
+    """Generates by recomputing the whole sequence at each step."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
@@ -415,8 +415,8 @@ def searched(model, options: DecodingConfig, rows: int = 5) -> list[list[tuple[t
     lengths = torch.randint(1, 9, (rows,)).tolist()
     source, prompt = draw(lengths, TARGET_VOCAB), draw([1 + row % 3 for row in range(rows)], TARGET_VOCAB)
     with torch.no_grad():
-        found = generate(model, prompt, EOS, options, source, forbid=[1])
-    return [[(one.ids, one.logprob) for one in candidates] for candidates in found]
+        outputs = generate(model, prompt, EOS, options, source, forbid=[1])
+    return [[(one.ids, one.logprob) for one in candidates] for candidates in outputs]
 
 
 def same_search(one, other) -> None:
@@ -435,17 +435,17 @@ SEARCHES = [
 
 
 @pytest.mark.parametrize("options", SEARCHES, ids=["beam 5", "beam 3", "greedy", "sampled"])
-@pytest.mark.parametrize("kind", [{}, {"norm": "pre", "heads_off": OFF}], ids=told)
+@pytest.mark.parametrize("kind", [{}, {"norm": "pre", "heads_off": OFF}], ids=config_id)
 def test_a_search_finds_what_it_finds_without_a_cache(kind, options, monkeypatch):
     monkeypatch.setattr(kv_cache, "ROOM", 4)
     model = spread(make(**kind).double(), 1)
-    got = searched(model, options)
-    same_search(got, searched(Anew(model), options))
-    assert len({len(ids) for row in got for ids, _ in row}) > 1
+    actual = searched(model, options)
+    same_search(actual, searched(Anew(model), options))
+    assert len({len(ids) for row in actual for ids, _ in row}) > 1
 
 
 def test_a_search_on_a_cache_that_forgets_is_caught(monkeypatch):
-    """The negative control: each hypothesis goes on with what the one in its row had read."""
+    """Negative control: each hypothesis continues the cache of its row."""
     model = spread(make().double(), 1)
     own = kv_cache.KVCache.select
     monkeypatch.setattr(
@@ -466,7 +466,7 @@ def saved(model: Transformer, folder) -> None:
 OFFS = [{0: [1]}, {"cross.1": [0, 2]}, OFF, {"encoder.0": [0], "decoder.0": [1, 2], "1": [2]}]
 
 
-@pytest.mark.parametrize("off", OFFS, ids=told)
+@pytest.mark.parametrize("off", OFFS, ids=config_id)
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @torch.no_grad()
 def test_weights_of_all_heads_are_cut_and_the_rest_is_as_if_they_said_nothing(norm, off, tmp_path):
@@ -474,11 +474,11 @@ def test_weights_of_all_heads_are_cut_and_the_rest_is_as_if_they_said_nothing(no
     saved(whole, tmp_path)
     contents.load_weights(tmp_path, cut)
     tokens, source = pairs(RAGGED)
-    got = cut.logits(tokens, source)
+    actual = cut.logits(tokens, source)
     kind = paper.Kind(3, norm, off=off_by_place(cut.config))
     silenced = reference(whole, tokens, source, kind)
-    assert apart(got, silenced) < 1e-6
-    assert apart(got, whole.logits(tokens, source)) > 1e-3  # the negative control: what they say counts
+    assert apart(actual, silenced) < 1e-6
+    assert apart(actual, whole.logits(tokens, source)) > 1e-3  # the negative control: what they say counts
     fewer = sum(value.numel() for value in whole.parameters()) - sum(value.numel() for value in cut.parameters())
     heads = sum(
         len(off_by_place(cut.config)[part.place, part.layer])
@@ -500,7 +500,7 @@ def test_what_is_cut_is_saved_and_read_as_it_is(tmp_path):
 
 @torch.no_grad()
 def test_the_heads_of_another_layer_are_caught(tmp_path):
-    """The negative control: the reference silences another head."""
+    """Negative control: the reference prunes another head."""
     whole, cut = spread(make()), make(heads_off={"encoder.0": [1]})
     saved(whole, tmp_path)
     contents.load_weights(tmp_path, cut)
@@ -531,8 +531,10 @@ def test_looking_on_names_every_place_layer_and_head(tmp_path):
     for row, (target, origin) in enumerate(zip(tokens.split(), source.split(), strict=True)):
         reference(whole, Tokens.pack([target]), Tokens.pack([origin]), kind)
         for place, heads in maps.numbers.items():
-            (weights,), must = maps.weights[place], kind.seen[place][heads].float()
-            torch.testing.assert_close(weights[row, :, : must.shape[1], : must.shape[2]], must, rtol=0, atol=1e-6)
+            (weights,), expected = maps.weights[place], kind.seen[place][heads].float()
+            torch.testing.assert_close(
+                weights[row, :, : expected.shape[1], : expected.shape[2]], expected, rtol=0, atol=1e-6
+            )
     with capture(layers=[1], heads=[0, 1]) as maps:
         cut.logits(tokens, source)
     assert maps.numbers == {("encoder", 1): [0, 1], ("decoder", 1): [0, 1], ("cross", 1): [1]}
@@ -542,7 +544,7 @@ def test_looking_on_names_every_place_layer_and_head(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"width": 500, "heads": 12}, "model.heads must divide model.width: got 12 and 500; try 10"),
         (
@@ -576,8 +578,8 @@ def test_looking_on_names_every_place_layer_and_head(tmp_path):
     ],
     ids=str,
 )
-def test_a_configuration_that_does_not_fit_is_refused(config, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
+def test_a_configuration_that_does_not_fit_is_refused(config, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         config_of(**config)
 
 

@@ -1,4 +1,4 @@
-"""The Transformer beside another's: transformers' MarianMTModel, with the same fresh weights, over a padded batch.
+"""The Transformer against transformers' MarianMTModel, with the same random weights, over a padded batch.
 
 Marian lays the sines of a position in the first half of the width and its cosines in the second, where the paper turns
 them about. So its width is ours in another order: every axis of a weight that is the width is taken by `HALVES`.
@@ -50,34 +50,34 @@ def ours(seed=0, activation="relu"):
 
 
 def block_of(w, here, there):
-    """Name the weights of one block as Marian does, with its width in halves."""
-    found = {}
+    """Return the weights of one block under Marian's names, with the width reordered by HALVES."""
+    renamed = {}
     for kind in ("weight", "bias"):
         for part, norm in NORMS.items():
             if f"{here}.{part}_residual.norm.{kind}" in w:
-                found[f"{there}.{norm}.{kind}"] = w[f"{here}.{part}_residual.norm.{kind}"][HALVES]
+                renamed[f"{there}.{norm}.{kind}"] = w[f"{here}.{part}_residual.norm.{kind}"][HALVES]
         for part, (look, names) in LOOKS.items():
             if f"{here}.{part}.in_proj.{kind}" in w:
                 rows = w[f"{here}.{part}.in_proj.{kind}"].split(WIDTH)
                 if part == "cross_attention":
                     rows, names = (*rows, *w[f"{here}.cross_attention.kv_proj.{kind}"].split(WIDTH)), ["q", "k", "v"]
                 for name, value in zip(names, rows, strict=True):
-                    found[f"{there}.{look}.{name}_proj.{kind}"] = value[:, HALVES] if kind == "weight" else value
-                found[f"{there}.{look}.out_proj.{kind}"] = w[f"{here}.{part}.out_proj.{kind}"][HALVES]
-    found[f"{there}.fc1.weight"] = w[f"{here}.feed_forward.fc1.weight"][:, HALVES]
-    found[f"{there}.fc1.bias"] = w[f"{here}.feed_forward.fc1.bias"]
+                    renamed[f"{there}.{look}.{name}_proj.{kind}"] = value[:, HALVES] if kind == "weight" else value
+                renamed[f"{there}.{look}.out_proj.{kind}"] = w[f"{here}.{part}.out_proj.{kind}"][HALVES]
+    renamed[f"{there}.fc1.weight"] = w[f"{here}.feed_forward.fc1.weight"][:, HALVES]
+    renamed[f"{there}.fc1.bias"] = w[f"{here}.feed_forward.fc1.bias"]
     for kind in ("weight", "bias"):
-        found[f"{there}.fc2.{kind}"] = w[f"{here}.feed_forward.fc2.{kind}"][HALVES]
-    return found
+        renamed[f"{there}.fc2.{kind}"] = w[f"{here}.feed_forward.fc2.{kind}"][HALVES]
+    return renamed
 
 
 def as_marian(w):
-    """Name all our weights, or their gradients, as Marian does."""
-    found = {"model.shared.weight": w["embed.weight"][:, HALVES]}
+    """Return all our weights, or their gradients, under Marian's names."""
+    renamed = {"model.shared.weight": w["embed.weight"][:, HALVES]}
     for side, layers in (("encoder", LAYERS), ("decoder", DECODER_LAYERS)):
         for layer in range(layers):
-            found |= block_of(w, f"{side}.blocks.{layer}", f"model.{side}.layers.{layer}")
-    return found
+            renamed |= block_of(w, f"{side}.blocks.{layer}", f"model.{side}.layers.{layer}")
+    return renamed
 
 
 def theirs(model, activation="relu"):
@@ -101,14 +101,14 @@ def theirs(model, activation="relu"):
         forced_eos_token_id=None,
         attn_implementation="eager",  # the one that says where it looks
     )
-    made = transformers.MarianMTModel(config).eval()
-    own, given = dict(made.named_parameters()), as_marian(weights_of(model))
+    marian = transformers.MarianMTModel(config).eval()
+    own, given = dict(marian.named_parameters()), as_marian(weights_of(model))
     assert {name for name in own if "embed_positions" not in name} == set(given)
     with torch.no_grad():
         for name, value in given.items():
             own[name].copy_(value)
-    assert not made.final_logits_bias.any()
-    return made
+    assert not marian.final_logits_bias.any()
+    return marian
 
 
 def texts(seed=3):
@@ -137,23 +137,25 @@ def read_by_marian(marian, tokens, source):
 
 def check_outputs(model, marian):
     tokens, source = texts()
-    got, (told, real) = model.logits(tokens, source), read_by_marian(marian, tokens, source)
-    must = told.logits[real]
-    torch.testing.assert_close(got, must, rtol=1e-5, atol=1e-5)
-    return got, must
+    actual, (output, real) = model.logits(tokens, source), read_by_marian(marian, tokens, source)
+    expected = output.logits[real]
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    return actual, expected
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_logits_and_gradients_are_marians(activation):
     model = ours(activation=activation)
     marian = theirs(model, activation)
-    got, must = check_outputs(model, marian)
-    weigh, names = torch.randn_like(must), [name for name, _ in model.named_parameters()]
-    mine = torch.autograd.grad((got * weigh).sum(), list(model.parameters()))
-    (must * weigh).sum().backward()
+    actual, expected = check_outputs(model, marian)
+    weigh, names = torch.randn_like(expected), [name for name, _ in model.named_parameters()]
+    mine = torch.autograd.grad((actual * weigh).sum(), list(model.parameters()))
+    (expected * weigh).sum().backward()
     own = dict(marian.named_parameters())
     for name, value in as_marian(dict(zip(names, mine, strict=True))).items():
-        torch.testing.assert_close(value, own[name].grad, rtol=1e-4, atol=1e-4, msg=lambda told, n=name: f"{n}: {told}")
+        torch.testing.assert_close(
+            value, own[name].grad, rtol=1e-4, atol=1e-4, msg=lambda message, n=name: f"{n}: {message}"
+        )
 
 
 def test_another_activation_or_order_of_the_width_is_caught():
@@ -173,18 +175,18 @@ def test_it_looks_where_marian_looks():
     model, (tokens, source) = ours(), texts()
     with capture() as maps:
         model.logits(tokens, source)
-    told, real = read_by_marian(theirs(model), tokens, source)
+    output, real = read_by_marian(theirs(model), tokens, source)
     seen = padded(source)[1].bool()
     places = {
-        "encoder": (told.encoder_attentions, seen, LAYERS),
-        "decoder": (told.decoder_attentions, real, DECODER_LAYERS),
-        "cross": (told.cross_attentions, real, DECODER_LAYERS),
+        "encoder": (output.encoder_attentions, seen, LAYERS),
+        "decoder": (output.decoder_attentions, real, DECODER_LAYERS),
+        "cross": (output.cross_attentions, real, DECODER_LAYERS),
     }
-    for place, (must, asked, layers) in places.items():
+    for place, (expected, queries, layers) in places.items():
         for layer in range(layers):
             (weights,) = maps.weights[place, layer]
             # Marian lets a place past the end look too.
-            torch.testing.assert_close(weights, must[layer] * asked[:, None, :, None], rtol=0, atol=1e-5)
+            torch.testing.assert_close(weights, expected[layer] * queries[:, None, :, None], rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -192,7 +194,7 @@ def test_greedy_generation_is_marians_step_by_step():
     model, (_, source) = ours(), texts()
     model.eval()
     given, seen = padded(source)
-    found = theirs(model).generate(
+    generated = theirs(model).generate(
         input_ids=given,
         attention_mask=seen,
         max_new_tokens=12,
@@ -203,13 +205,13 @@ def test_greedy_generation_is_marians_step_by_step():
     )
     prompt = Tokens.pack([[BOS]] * len(source))
     ours_found = generate(model, prompt, EOS, DecodingConfig(max_length=12), source)
-    read = found.sequences[:, 1:].tolist()
+    read = generated.sequences[:, 1:].tolist()
     ended = [row[: row.index(EOS)] if EOS in row else row for row in read]
     assert [list(candidates[0].ids) for candidates in ours_found] == ended
     assert any(EOS in row for row in read)
     assert len(set(map(tuple, ended))) > 1
     logits, state = model.start(prompt, source)
-    for step, must in enumerate(found.logits):
+    for step, expected in enumerate(generated.logits):
         live = torch.tensor([EOS not in row[:step] for row in read])  # after its end, a row is filled with padding
-        torch.testing.assert_close(logits[live], must[live], rtol=1e-5, atol=1e-5)
-        logits, state = model.step(found.sequences[:, step + 1], state)
+        torch.testing.assert_close(logits[live], expected[live], rtol=1e-5, atol=1e-5)
+        logits, state = model.step(generated.sequences[:, step + 1], state)

@@ -1,4 +1,4 @@
-"""N-gram models against their equations in float64, in memory and from the disk, and by what all models promise."""
+"""N-gram models against their equations in float64, in memory and from the disk, and the properties of all models."""
 
 import math
 from itertools import product
@@ -41,19 +41,19 @@ def fit(texts, vocab: int = VOCAB, bos: int = BOS, eos: int = EOS, threads: int 
 
 
 def contexts(order: int, vocab: int = VOCAB, bos: int = BOS):
-    """All beginnings of texts of up to two words, and all contexts of three from their middle."""
+    """Return all prefixes of texts of up to two words, and all contexts of three from their middle."""
     words = [word for word in range(vocab) if word not in (bos, EOS)]
     begun = [(bos, *rest) for length in range(3) for rest in product(words, repeat=length)]
     return begun + [(bos, 4, 4, 4, *rest) for rest in product(words, repeat=min(order, 3) - 1)]
 
 
-def distributions(model: NGram, asked) -> np.ndarray:
-    return model.start(Tokens.pack(asked))[0].double().exp().numpy()
+def distributions(model: NGram, queries) -> np.ndarray:
+    return model.start(Tokens.pack(queries))[0].double().exp().numpy()
 
 
-def expect(model: NGram, p, asked) -> None:
-    must = np.array([[p(word, u) for word in range(model.vocab)] for u in asked])
-    np.testing.assert_allclose(distributions(model, asked), must, rtol=2e-5, atol=1e-12)
+def expect(model: NGram, p, queries) -> None:
+    must = np.array([[p(word, u) for word in range(model.vocab)] for u in queries])
+    np.testing.assert_allclose(distributions(model, queries), must, rtol=2e-5, atol=1e-12)
 
 
 # Against the equations.
@@ -102,16 +102,16 @@ def test_discounts_have_estimates_where_there_is_enough_text():
     assert all(d != [0.5, 1.0, 1.5] for d in must.discounts)
     model = fit(texts, 304, order=3)
     np.testing.assert_allclose(model.discounts.numpy(), must.discounts, rtol=1e-6)
-    asked = [(BOS, *text[:length]) for text in texts[:3] for length in (0, 1, 5)]
-    expect(model, lambda w, u: must.kneser_ney(w, must.context(u)), asked)
+    queries = [(BOS, *text[:length]) for text in texts[:3] for length in (0, 1, 5)]
+    expect(model, lambda w, u: must.kneser_ney(w, must.context(u)), queries)
 
 
 @quick
 @given(documents, st.integers(1, 5), st.sampled_from(["kneser-ney", "add-k", "mle"]), st.sampled_from([(), (0, 1, 2)]))
 def test_probabilities_sum_to_one_after_every_context(texts, order, smoothing, prune):
     model = fit(texts, order=order, smoothing=smoothing, prune=prune[:order])
-    asked = [*contexts(order), (3,), (4, 3), (6, 5, 4, 3, 3)]  # some that begin in the middle of a text
-    p = distributions(model, asked)
+    queries = [*contexts(order), (3,), (4, 3), (6, 5, 4, 3, 3)]  # some that begin in the middle of a text
+    p = distributions(model, queries)
     np.testing.assert_allclose(p.sum(1), 1.0, rtol=1e-5)
     assert not p[:, BOS].any()
 
@@ -125,9 +125,9 @@ def test_a_word_that_no_text_had_is_as_likely_as_any_other_such():
 def test_one_token_may_begin_and_end_texts():
     texts = [[3, 4, 5], [3, 3], [5, 4, 3, 4]]
     model, must = fit(texts, bos=BOS, eos=BOS, order=3), Equations(texts, VOCAB, 3, eos=BOS)
-    asked = [u for u in contexts(3) if u.count(BOS) == 1]
-    expect(model, lambda w, u: must.kneser_ney(w, must.context(u)), asked)
-    np.testing.assert_allclose(distributions(model, asked).sum(1), 1, rtol=1e-5)
+    queries = [u for u in contexts(3) if u.count(BOS) == 1]
+    expect(model, lambda w, u: must.kneser_ney(w, must.context(u)), queries)
+    np.testing.assert_allclose(distributions(model, queries).sum(1), 1, rtol=1e-5)
 
 
 # How it is counted changes nothing.
@@ -163,9 +163,9 @@ def test_a_large_vocabulary_takes_wider_words():
     model = fit(texts, 70_000, order=3)
     assert model.words.dtype == torch.uint32
     must = Equations(texts, 70_000, 3)
-    asked, found = [BOS, 69_999, 3], [69_999, 3, 69_998]
-    logp = model.log_prob(Tokens.pack([asked]), torch.tensor(found))
-    wanted = [must.kneser_ney(w, must.context(asked[: place + 1])) for place, w in enumerate(found)]
+    queries, targets = [BOS, 69_999, 3], [69_999, 3, 69_998]
+    logp = model.log_prob(Tokens.pack([queries]), torch.tensor(targets))
+    wanted = [must.kneser_ney(w, must.context(queries[: place + 1])) for place, w in enumerate(targets)]
     np.testing.assert_allclose(logp.exp().numpy(), wanted, rtol=1e-5)
 
 
@@ -221,8 +221,8 @@ def test_log_prob_looks_up_what_logits_spread_out(texts, rows):
     model, tokens = fit(texts, order=3), Tokens.pack(rows)
     logits = model.logits(tokens)
     for targets in (torch.arange(len(tokens.ids)) % VOCAB, tokens.ids.roll(-1)):  # some are the next word, some not
-        found = model.log_prob(tokens, targets)
-        assert torch.equal(found, logits.gather(1, targets[:, None])[:, 0])
+        log_probs = model.log_prob(tokens, targets)
+        assert torch.equal(log_probs, logits.gather(1, targets[:, None])[:, 0])
 
 
 def test_threads_score_alike():
@@ -274,7 +274,7 @@ def test_tables_are_taken_from_the_file_as_they_are(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "told"),
+    ("name", "damage", "message"),
     [
         ("words", lambda x: (x.int() + 100).to(torch.uint16), "do not fit together"),
         ("first", lambda x: x.long().flip(0).to(torch.uint32), "do not fit together"),
@@ -290,19 +290,19 @@ def test_tables_are_taken_from_the_file_as_they_are(tmp_path):
         ("values", None, "values: the file lacks it"),
     ],
 )
-def test_damaged_tables_are_refused(tmp_path, name, damage, told):
-    found = weights(fit(TEXTS, order=3))
-    found = {key: value for key, value in found.items() if key != name} | (
-        {name: damage(found[name])} if damage else {}
+def test_damaged_tables_are_refused(tmp_path, name, damage, message):
+    tensors = weights(fit(TEXTS, order=3))
+    tensors = {key: value for key, value in tensors.items() if key != name} | (
+        {name: damage(tensors[name])} if damage else {}
     )
-    save_file(found, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=told):
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
         load_weights(tmp_path, NGram(NGramConfig(name="ngram", order=3), VOCAB))
     assert load_file(tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"order": 0}, "model.order: .*greater than or equal to 1"),
         ({"smoothing": "kneser"}, "did you mean 'kneser-ney'"),
@@ -311,8 +311,8 @@ def test_damaged_tables_are_refused(tmp_path, name, damage, told):
         ({"k": 0}, "model.k"),
     ],
 )
-def test_a_wrong_recipe_is_refused(config, told):
-    with pytest.raises(ConfigError, match=told):
+def test_a_wrong_recipe_is_refused(config, message):
+    with pytest.raises(ConfigError, match=message):
         read_section(NGramConfig, {"name": "ngram", **config}, "model")
 
 

@@ -57,8 +57,8 @@ PLACES = [
 ]
 
 
-def told(config: object) -> str:
-    """Name a configuration by what it says."""
+def config_id(config: object) -> str:
+    """Return the test id of a configuration."""
     return " ".join(f"{key}={value}" for key, value in config.items()) if isinstance(config, dict) else str(config)
 
 
@@ -80,7 +80,7 @@ def begin(w: equations.Weights, cell: str, vector: Tensor) -> tuple[Tensor, ...]
 
 
 def reference(model: Seq2Seq, target: list[int], source: list[int]) -> tuple[Tensor, Tensor]:
-    """Score one sentence, (T, V); with attention, return where each step looked, (T, S)."""
+    """Return the logits (T, V) of one sentence and, with attention, the weights (T, S)."""
     w, config = weights_of(model), model.config
     h, vectors = encode(w, config, source)
     states = [begin(w, config.cell, vector) for vector in vectors]
@@ -109,8 +109,8 @@ def reference(model: Seq2Seq, target: list[int], source: list[int]) -> tuple[Ten
 def check_against_reference(model: Seq2Seq, lengths: list[tuple[int, int]]) -> None:
     tokens, source = pairs(lengths)
     rows = zip(tokens.split(), source.split(), strict=True)
-    must = torch.cat([reference(model, target.tolist(), origin.tolist())[0] for target, origin in rows])
-    agree([model.logits(tokens, source)], [must], dict(model.named_parameters()))
+    expected = torch.cat([reference(model, target.tolist(), origin.tolist())[0] for target, origin in rows])
+    agree([model.logits(tokens, source)], [expected], dict(model.named_parameters()))
 
 
 def scattered(seed: int, **config: object) -> Seq2Seq:
@@ -119,20 +119,20 @@ def scattered(seed: int, **config: object) -> Seq2Seq:
     return model
 
 
-@pytest.mark.parametrize("place", PLACES, ids=told)
+@pytest.mark.parametrize("place", PLACES, ids=config_id)
 @pytest.mark.parametrize("cell", CELLS)
 def test_every_cell_is_its_equations_in_every_place(cell, place):
     check_against_reference(scattered(1, cell=cell, width=4, layers=2, locations=3, **place), RAGGED)
 
 
-@pytest.mark.parametrize("place", [{}, {"place": "after"}, {"place": "after", "input_feeding": True}], ids=told)
+@pytest.mark.parametrize("place", [{}, {"place": "after"}, {"place": "after", "input_feeding": True}], ids=config_id)
 @pytest.mark.parametrize("feedback", [True, False], ids=["feedback", "none"])
 @pytest.mark.parametrize("attention", SCORES)
 def test_every_score_is_its_equation_in_every_place(attention, feedback, place):
     check_against_reference(scattered(2, cell="gru", attention=attention, feedback=feedback, width=4, **place), RAGGED)
 
 
-@pytest.mark.parametrize("place", PLACES[:4], ids=told)
+@pytest.mark.parametrize("place", PLACES[:4], ids=config_id)
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("bridge", [True, False], ids=["bridge", "no bridge"])
 def test_it_is_so_however_deep_and_with_and_without_a_bridge(bridge, layers, place):
@@ -142,7 +142,7 @@ def test_it_is_so_however_deep_and_with_and_without_a_bridge(bridge, layers, pla
 @pytest.mark.parametrize("attention", ["none", *SCORES])
 @pytest.mark.parametrize("cell", ["peephole", "jordan"])
 def test_it_is_so_in_kernels_too(cell, attention, monkeypatch):
-    """They are made for single precision, unless told otherwise; tests/nn/test_scan.py has them for every cell."""
+    """By default they run in single precision only; tests/nn/test_scan.py has them for every cell."""
     monkeypatch.setattr(scan, "FUSED", torch.float64)
     check_against_reference(scattered(4, cell=cell, width=4, layers=2, attention=attention, bridge=False), RAGGED)
 
@@ -150,7 +150,7 @@ def test_it_is_so_in_kernels_too(cell, attention, monkeypatch):
 @pytest.mark.parametrize("attention", ["additive", "general", "scaled-dot"])
 @pytest.mark.parametrize("cell", ["peephole", "gru"])
 def test_so_is_input_feeding(cell, attention, monkeypatch):
-    """One layer feeds in kernels; several step by step."""
+    """Input feeding is fused with one layer, and step by step with several."""
     monkeypatch.setattr(scan, "FUSED", torch.float64)
     fed = {"place": "after", "input_feeding": True}
     check_against_reference(scattered(4, cell=cell, width=4, attention=attention, **fed), RAGGED)
@@ -164,7 +164,7 @@ def test_so_is_the_additive_look_after_the_cell(cell, monkeypatch):
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_an_input_that_is_fed_wrongly_is_caught(layers, monkeypatch):
-    """The negative control: the first step gets what the last one read out."""
+    """Negative control: the first step gets the last readout."""
     monkeypatch.setattr(scan, "FUSED", torch.float64)
     model = scattered(4, cell="peephole", width=4, layers=layers, place="after", input_feeding=True)
     begin = Seq2Seq._initial_state
@@ -184,11 +184,11 @@ def test_single_precision_is_close_to_the_reference(attention):
     single = make(5, cell="peephole", attention=attention).float()
     single.load_state_dict(model.state_dict())
     rows = zip(tokens.split(), source.split(), strict=True)
-    must = torch.cat([reference(model, target.tolist(), origin.tolist())[0] for target, origin in rows])
-    got = single.logits(tokens, source)
-    torch.testing.assert_close(got.double(), must, rtol=1e-4, atol=1e-4)
-    mine = torch.autograd.grad(got.square().sum(), list(single.parameters()))
-    yours = torch.autograd.grad(must.square().sum(), list(model.parameters()))
+    expected = torch.cat([reference(model, target.tolist(), origin.tolist())[0] for target, origin in rows])
+    actual = single.logits(tokens, source)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-4)
+    mine = torch.autograd.grad(actual.square().sum(), list(single.parameters()))
+    yours = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
     for one, other in zip(mine, yours, strict=True):
         assert (one.double() - other).norm() < 1e-4 * other.norm()
 
@@ -221,7 +221,7 @@ def test_it_is_so_for_any_configuration_and_lengths(config, lengths, target_voca
 
 
 def test_attention_over_empty_places_is_caught(monkeypatch):
-    """The negative control: attention over empty places too."""
+    """Negative control: attention over padding, too."""
     attend = decoder_module.attend
     monkeypatch.setattr(
         decoder_module, "attend", lambda scores, memory, empty: attend(scores, memory, torch.zeros_like(empty))
@@ -232,19 +232,19 @@ def test_attention_over_empty_places_is_caught(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("had", "said"),
+    ("had", "change"),
     [
         ({"attention": "dot"}, {"attention": "scaled-dot"}),
         ({"attention": "dot", "place": "after"}, {"attention": "scaled-dot"}),
         ({"attention": "dot", "place": "after", "input_feeding": True}, {"attention": "scaled-dot"}),
         ({"attention": "none"}, {"feedback": False}),
     ],
-    ids=told,
+    ids=config_id,
 )
-def test_another_configuration_is_caught(had, said):
-    """The negative control of the reference: it is told something else."""
+def test_another_configuration_is_caught(had, change):
+    """Negative control: the reference gets another configuration."""
     model = scattered(1, **had)
-    model.config = model.config.model_copy(update=said)
+    model.config = model.config.model_copy(update=change)
     with pytest.raises(AssertionError, match="not close"):
         check_against_reference(model, RAGGED)
 
@@ -252,7 +252,7 @@ def test_another_configuration_is_caught(had, said):
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(("cell", "kind"), [("elman", nn.RNN), ("lstm", nn.LSTM), ("gru", nn.GRU)])
 def test_the_fixed_vector_model_is_two_of_torchs_own_networks(cell, kind, layers):
-    """Another witness: torch.nn.RNN, LSTM and GRU over one padded batch."""
+    """A second reference: torch.nn.RNN, LSTM and GRU over one padded batch."""
     model = scattered(2, cell=cell, attention="none", layers=layers)
     encoder = kind(6, 3, layers, bidirectional=True, dtype=torch.float64)
     decoder = kind(6, 6, layers, dtype=torch.float64)
@@ -272,11 +272,11 @@ def test_the_fixed_vector_model_is_two_of_torchs_own_networks(cell, kind, layers
     inputs = pad_sequence(tokens.split(model.decoder.embed(tokens.ids)))
     top, _ = decoder(inputs, begun if cell == "lstm" else begun[0])
     padded = model.decoder.output(torch.tanh(model.decoder.readout(torch.cat([top, inputs], -1))))
-    must = torch.cat([padded[:length, row] for row, length in enumerate(tokens.lengths.tolist())])
-    torch.testing.assert_close(model.logits(tokens, source), must, rtol=1e-12, atol=1e-12)
+    expected = torch.cat([padded[:length, row] for row, length in enumerate(tokens.lengths.tolist())])
+    torch.testing.assert_close(model.logits(tokens, source), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("place", PLACES[:4], ids=told)
+@pytest.mark.parametrize("place", PLACES[:4], ids=config_id)
 def test_its_gradient_is_that_of_its_function(place):
     model = make(3, width=2, cell="gru", **place)
     tokens, source = pairs([(2, 3), (1, 2)])
@@ -315,7 +315,7 @@ COVERING = [  # every value of every key; tests/test_testing.py has more of the 
 ]
 
 
-@pytest.mark.parametrize("config", COVERING, ids=told)
+@pytest.mark.parametrize("config", COVERING, ids=config_id)
 def test_every_property_of_its_roles_holds(config):
     held = check_model(Seq2Seq, {"width": 4, **config}, target_vocab=13 if config["cell"] == "gru" else None)
     # It scores, generates and takes a source: it is promised all but what is of other directions.
@@ -416,7 +416,7 @@ def test_dropout_is_active_in_training_only():
         assert torch.equal(still.logits(tokens, source), still.eval().logits(tokens, source))
 
 
-@pytest.mark.parametrize("place", PLACES, ids=told)
+@pytest.mark.parametrize("place", PLACES, ids=config_id)
 def test_dropout_stands_on_embeddings_between_layers_and_on_the_readout(place):
     model, seen = make(dropout=0.5, layers=3, **place), []
     for part in (model.encoder, model.encoder.recurrent, model.decoder):
@@ -459,7 +459,7 @@ def test_a_wrong_config_is_refused_with_the_remedy(raw, answer):
 # Looking at attention.
 
 
-@pytest.mark.parametrize("place", [place for place in PLACES if place["attention"] != "none"], ids=told)
+@pytest.mark.parametrize("place", [place for place in PLACES if place["attention"] != "none"], ids=config_id)
 @pytest.mark.parametrize("cell", ["lstm", "jordan"])
 def test_capture_records_where_each_step_looked_and_changes_nothing(cell, place):
     model, (tokens, source) = make(4, cell=cell, layers=2, locations=4, **place), pairs(RAGGED)
@@ -472,18 +472,18 @@ def test_capture_records_where_each_step_looked_and_changes_nothing(cell, place)
     torch.testing.assert_close(weights.sum(-1), torch.ones(len(RAGGED), 5, dtype=torch.float64))
     for row, (target, origin) in enumerate(zip(tokens.split(), source.split(), strict=True)):
         assert not weights[row, :, len(origin) :].any()
-        must = reference(model, target.tolist(), origin.tolist())[1]
-        torch.testing.assert_close(weights[row, : len(target), : len(origin)], must.detach())
+        expected = reference(model, target.tolist(), origin.tolist())[1]
+        torch.testing.assert_close(weights[row, : len(target), : len(origin)], expected.detach())
 
 
 @pytest.mark.parametrize("attention", SCORES)
 def test_capture_sees_the_same_where_a_kernel_would_have_walked(attention, monkeypatch):
     model, (tokens, source) = make(4, attention=attention, locations=4), pairs(RAGGED)
     with capture() as maps:
-        must = model.logits(tokens, source)
+        expected = model.logits(tokens, source)
     monkeypatch.setattr(scan, "FUSED", torch.float64)
     with capture() as again:
-        torch.testing.assert_close(model.logits(tokens, source), must)
+        torch.testing.assert_close(model.logits(tokens, source), expected)
     torch.testing.assert_close(again.weights["cross", 0], maps.weights["cross", 0])
 
 
@@ -519,7 +519,7 @@ def flat(state: decoder_module.DecoderState) -> list[Tensor]:
     return [*(part for layer in state.layers for part in layer), state.read]
 
 
-@pytest.mark.parametrize("place", PLACES[:5], ids=told)
+@pytest.mark.parametrize("place", PLACES[:5], ids=config_id)
 @pytest.mark.parametrize("cell", CELLS)
 def test_ragged_and_even_prompts_take_different_ways_to_the_same_place(cell, place):
     model, (prompt, source) = make(5, cell=cell, layers=2, **place), pairs([(3, 4), (3, 2)])
@@ -531,14 +531,14 @@ def test_ragged_and_even_prompts_take_different_ways_to_the_same_place(cell, pla
     torch.testing.assert_close(ragged, torch.cat([even, alone]))
     assert len(ragged_state.layers) == 2
     assert [len(layer) for layer in ragged_state.layers] == [equations.STATES[cell]] * 2
-    for got, *parts in zip(flat(ragged_state), flat(even_state), flat(alone_state), strict=True):
-        torch.testing.assert_close(got, torch.cat(parts))
+    for actual, *parts in zip(flat(ragged_state), flat(even_state), flat(alone_state), strict=True):
+        torch.testing.assert_close(actual, torch.cat(parts))
 
 
 # Empty places.
 
 
-@pytest.mark.parametrize("place", PLACES[:5], ids=told)
+@pytest.mark.parametrize("place", PLACES[:5], ids=config_id)
 @pytest.mark.parametrize("cell", CELLS)
 def test_what_stands_in_empty_places_changes_no_answer(cell, place, monkeypatch):
     model, (tokens, source) = make(6, cell=cell, layers=2, **place), pairs(RAGGED)
@@ -560,7 +560,7 @@ def test_what_stands_in_empty_places_changes_no_answer(cell, place, monkeypatch)
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["by steps", "in kernels"])
-@pytest.mark.parametrize("place", PLACES, ids=told)
+@pytest.mark.parametrize("place", PLACES, ids=config_id)
 def test_empty_sequences_among_others_change_nothing_and_spoil_no_gradient(place, kernels, monkeypatch):
     monkeypatch.setattr(scan, "FUSED", torch.float64 if kernels else None)
     model, (tokens, source) = make(7, cell="peephole", layers=1 + kernels, **place), pairs(RAGGED)
@@ -572,7 +572,7 @@ def test_empty_sequences_among_others_change_nothing_and_spoil_no_gradient(place
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["by steps", "in kernels"])
-@pytest.mark.parametrize("place", PLACES, ids=told)
+@pytest.mark.parametrize("place", PLACES, ids=config_id)
 def test_an_empty_source_is_answered_for_itself_alone(place, kernels, monkeypatch):
     monkeypatch.setattr(scan, "FUSED", torch.float64 if kernels else None)
     model, target = make(8, **place), [1, 2, 3, 4]
@@ -586,19 +586,19 @@ def test_an_empty_source_is_answered_for_itself_alone(place, kernels, monkeypatc
     assert all(grad.isfinite().all() for grad in grads)
 
 
-@pytest.mark.parametrize("place", PLACES, ids=told)
+@pytest.mark.parametrize("place", PLACES, ids=config_id)
 def test_a_batch_with_nothing_said_yet_is_answered(place):
     model, nothing, source = make(10, **place), Tokens.pack([[], []]), draw([3, 2], VOCAB)
     assert model.logits(nothing, source).shape == (0, TARGET_VOCAB)
     logits, state = model.start(nothing, source)
     torch.testing.assert_close(logits, model.decoder.output.bias.expand(2, -1))  # as of a row with no token
-    said = torch.tensor([1, 2])
-    torch.testing.assert_close(model.step(said, state)[0], model.start(Tokens.pack([[1], [2]]), source)[0])
+    ids = torch.tensor([1, 2])
+    torch.testing.assert_close(model.step(ids, state)[0], model.start(Tokens.pack([[1], [2]]), source)[0])
 
 
-@pytest.mark.parametrize("place", PLACES, ids=told)
+@pytest.mark.parametrize("place", PLACES, ids=config_id)
 def test_longest_may_be_more_than_the_longest(place):
-    """Compiled batches round it up."""
+    """Compiled batches round `longest` up."""
     model, (tokens, source) = make(9, cell="jordan", **place), pairs(RAGGED)
     wide = [Tokens(one.ids, one.starts, one.lengths, one.longest + 3) for one in (tokens, source)]
     torch.testing.assert_close(model.logits(*wide), model.logits(tokens, source))

@@ -30,7 +30,7 @@ def make(vocab=12, **config):
 
 
 def topics(documents=400, seed=0, vocab=12):
-    """Documents of one of two halves of the vocabulary: words of a half stand together."""
+    """Return documents of words from one of two halves of the vocabulary."""
     rng = np.random.default_rng(seed)
     half = vocab // 2
     return [rng.integers(0, half, 12).astype(np.int32) + half * int(rng.integers(2)) for _ in range(documents)]
@@ -45,7 +45,7 @@ def fit(model, documents, **budget):
 
 
 def updated(method, rows, targets, rate, dtype=torch.float64):
-    """Return weights before, after one place, and the loss, by autograd of the paper's equation 4."""
+    """Return the weights before and after one position, and the loss, by autograd of the paper's equation 4."""
     rng = np.random.default_rng(len(rows) * 31 + len(targets))
     first = [torch.tensor(rng.normal(0, 0.5, (9, WIDTH)), dtype=dtype) for _ in range(2)]
     inputs, outputs = (one.clone().requires_grad_() for one in first)
@@ -61,12 +61,12 @@ def updated(method, rows, targets, rate, dtype=torch.float64):
 
 
 def by_kernel(method, weights, rows, targets, rate):
-    made = tuple(one.numpy().astype(np.float32) for one in weights)
+    arrays = tuple(one.numpy().astype(np.float32) for one in weights)
     work, around = kernels.make_workspace(WIDTH, 5, len(targets) - 1), np.array([*rows, *[0] * 10], np.int64)
     padded = np.array([*targets, 0, 0], np.int64)
     step = kernels.skipgram if method == "skipgram" else kernels.cbow
-    loss = step(made, around, len(rows), padded, len(targets), rate, work, True)
-    return made, loss
+    loss = step(arrays, around, len(rows), padded, len(targets), rate, work, True)
+    return arrays, loss
 
 
 @quick
@@ -82,10 +82,10 @@ def test_a_place_is_a_step_down_the_gradient(method, rows, order, drawn, again):
     if again and drawn > 1:
         targets[1] = targets[0]  # the right word, drawn: it counts for nothing
     before, after, loss = updated(method, rows, targets, 0.1)
-    made, heard = by_kernel(method, before, rows, targets, 0.1)
-    assert heard == pytest.approx(loss, rel=1e-5)
-    for got, must in zip(made, after, strict=True):
-        np.testing.assert_allclose(got, must.numpy(), atol=2e-6)
+    weights, actual_loss = by_kernel(method, before, rows, targets, 0.1)
+    assert actual_loss == pytest.approx(loss, rel=1e-5)
+    for actual, expected in zip(weights, after, strict=True):
+        np.testing.assert_allclose(actual, expected.numpy(), atol=2e-6)
 
 
 @pytest.mark.parametrize("method", ["skipgram", "cbow"])
@@ -93,21 +93,23 @@ def test_a_wrong_gradient_would_be_seen(method):
     """The negative control of the test above: half a step, and one from other rows, are far away."""
     before, after, _ = updated(method, [1, 2, 3], [4, 5, 6], 0.1)
     for rows, rate in (([1, 2, 3], 0.05), ([1, 2, 2], 0.1)):
-        made, _ = by_kernel(method, before, rows, [4, 5, 6], rate)
-        assert max(np.abs(got - must.numpy()).max() for got, must in zip(made, after, strict=True)) > 1e-3
+        weights, _ = by_kernel(method, before, rows, [4, 5, 6], rate)
+        assert (
+            max(np.abs(actual - expected.numpy()).max() for actual, expected in zip(weights, after, strict=True)) > 1e-3
+        )
 
 
 def test_a_drawn_word_that_comes_twice_counts_twice_in_skipgram():
     before, after, _ = updated("skipgram", [1, 1, 2], [4, 5, 5, 6], 0.1)
-    made, _ = by_kernel("skipgram", before, [1, 1, 2], [4, 5, 5, 6], 0.1)
-    np.testing.assert_allclose(made[1], after[1].numpy(), atol=2e-6)
+    weights, _ = by_kernel("skipgram", before, [1, 1, 2], [4, 5, 5, 6], 0.1)
+    np.testing.assert_allclose(weights[1], after[1].numpy(), atol=2e-6)
 
 
 def test_the_sigmoid_is_one():
     x = np.linspace(-40, 40, 4001).astype(np.float32)
-    got = x.copy()
-    kernels.sigmoid(got, len(got))
-    np.testing.assert_allclose(got, 1 / (1 + np.exp(-x.astype(np.float64))), atol=1e-6)
+    actual = x.copy()
+    kernels.sigmoid(actual, len(actual))
+    np.testing.assert_allclose(actual, 1 / (1 + np.exp(-x.astype(np.float64))), atol=1e-6)
 
 
 # What is drawn and what is kept.
@@ -119,9 +121,9 @@ def test_the_alias_table_has_the_probabilities(counts):
     p = np.array(counts) / sum(counts)
     cuts, others = alias_table(p)
     own = cuts / 2**32
-    got = (own + np.bincount(others, 1 - own, len(p))) / len(p)
-    np.testing.assert_allclose(got, p, atol=1e-8)
-    assert not got[p == 0].any()
+    actual = (own + np.bincount(others, 1 - own, len(p))) / len(p)
+    np.testing.assert_allclose(actual, p, atol=1e-8)
+    assert not actual[p == 0].any()
 
 
 def test_words_are_drawn_by_the_table():
@@ -182,7 +184,7 @@ def test_a_run_gone_on_with_is_the_run(method):
 
 
 def apart(model):
-    """How much nearer words are to those of their own half than to the others."""
+    """Return how much more similar words are within their half than across."""
     unit = F.normalize(model.embed.weight.detach(), dim=1)
     near = unit @ unit.T
     half = len(near) // 2
@@ -219,12 +221,12 @@ def test_the_loss_is_that_of_texts_not_learnt_from():
 
 
 def test_time_ends_a_fit():
-    made = fit(make(), topics(), passes=1 << 31, seconds=0.05)
-    assert 1 <= len(made) < 1000
+    reports = fit(make(), topics(), passes=1 << 31, seconds=0.05)
+    assert 1 <= len(reports) < 1000
 
 
 def test_windows_do_not_cross_documents_and_what_begins_one_is_never_guessed():
-    """Two words that never share a document keep their output vectors apart; a mark's output stays where it was."""
+    """Two words that never share a document keep their output vectors apart; the output vector of bos is unchanged."""
     documents = [np.array([0, 3, 4], np.int32), np.array([0, 5, 6], np.int32)] * 50
     model = make(vocab=8, method="cbow", context="left", negatives=1, exponent=1.0)
     before = model.embed.weight.detach().clone()
@@ -240,9 +242,9 @@ def test_windows_do_not_cross_documents_and_what_begins_one_is_never_guessed():
 def test_a_long_document_is_read_in_parts(threads):
     long = np.concatenate(topics(3 * kernels.LONGEST // 12))
     model = make()
-    (made,) = fit(model, [long], passes=1, threads=threads)
-    assert made.tokens == len(long)
-    assert np.isfinite(made.loss)
+    (report,) = fit(model, [long], passes=1, threads=threads)
+    assert report.tokens == len(long)
+    assert np.isfinite(report.loss)
     assert apart(model) > 0.5
 
 
@@ -287,12 +289,12 @@ def test_logits_are_of_noise_and_scores_of_the_mean_of_the_last_words():
     for one in (model.output.weight, model.noise, model.kept):
         torch.nn.init.normal_(one)
     text = [3, 1, 4, 1, 5]
-    got = model.logits(Tokens.pack([[7], text]))[1:]
+    actual = model.logits(Tokens.pack([[7], text]))[1:]
     for place in range(len(text)):
         mean = model.embed.weight[text[max(0, place - 1) : place + 1]].mean(0)
         odds = model.output.weight @ mean + model.noise + math.log(5)
-        must = F.logsigmoid(odds) - model.kept
-        torch.testing.assert_close(got[place], must)
+        expected = F.logsigmoid(odds) - model.kept
+        torch.testing.assert_close(actual[place], expected)
     with pytest.raises(RoleError, match="asked for backward"):
         model.logits(Tokens.pack([text]), direction="backward")
 
@@ -319,7 +321,7 @@ def replace_noise(model):
 
 
 def test_subsampling_is_made_good_in_the_language_model():
-    """Frequent words are left out of the training three times in four, and have their probability all the same."""
+    """Sub-sampling drops frequent words three times in four, and they keep their probability."""
     rng = np.random.default_rng(0)
     p = np.array([0.8, 0.1, 0.1])
     documents = [np.array([3, *rng.choice(3, 50, p=p)], np.int32) for _ in range(400)]

@@ -19,32 +19,32 @@ RATE, WIDTH, ROWS, USED = 0.05, 100, [1, 2, 4, 5, 5], [3, 9, 10, 11, 12]
 
 
 def place(method):
-    """Learn from the one place 2 of a text, with the right word among the drawn ones; return weights and the loss."""
+    """Train on position 2 of a text, with the target among the negatives; return the weights and the loss."""
     from weft.models.word2vec import triton as kernels
 
     torch.manual_seed(0)
     weights = [(torch.randn(30, WIDTH) * 0.3).cuda() for _ in range(2)]
     before = [one.double().clone().requires_grad_() for one in weights]
     words, documents = (torch.tensor(one, dtype=torch.int32).cuda() for one in ([1, 2, 3, 4, 5, 5, 7], [0] * 6 + [1]))
-    reaches = torch.tensor([0, 0, 3, 0, 0, 0, 0], dtype=torch.int32).cuda()
-    drawn, heard = torch.tensor([[9, 10, 3, 11, 12]] * 7, dtype=torch.int32).cuda(), torch.zeros(1, 2).cuda()
+    radii = torch.tensor([0, 0, 3, 0, 0, 0, 0], dtype=torch.int32).cuda()
+    negatives, losses = torch.tensor([[9, 10, 3, 11, 12]] * 7, dtype=torch.int32).cuda(), torch.zeros(1, 2).cuda()
     shape = (method == "cbow", 5, 2, 5)
     kernels._learn[(1,)](
-        words, documents, reaches, drawn, *weights, heard, 7, 7, RATE, RATE, 2, 5, 5, WIDTH, shape[0],
+        words, documents, radii, negatives, *weights, losses, 7, 7, RATE, RATE, 2, 5, 5, WIDTH, shape[0],
         *kernels.tiles(shape, WIDTH),
     )  # fmt: skip
-    return before, weights, float(heard[0, 0])
+    return before, weights, float(losses[0, 0])
 
 
 @pytest.mark.parametrize("method", ["skipgram", "cbow"])
 def test_a_place_is_a_step_down_the_gradient(method):
-    (inputs, outputs), after, heard = place(method)
+    (inputs, outputs), after, actual_loss = place(method)
     read = inputs[ROWS].mean(0, keepdim=True) if method == "cbow" else inputs[ROWS]
     signs = torch.tensor([1.0, -1, -1, -1, -1]).cuda()
     loss = -F.logsigmoid(signs * (read @ outputs[USED].T)).sum()
     loss.backward()
     whole = len(ROWS) if method == "cbow" else 1
-    assert heard == pytest.approx(loss.item(), rel=1e-5)
+    assert actual_loss == pytest.approx(loss.item(), rel=1e-5)
     assert (after[0] - (inputs - RATE * whole * inputs.grad)).abs().max() < 1e-6
     assert (after[1] - (outputs - RATE * outputs.grad)).abs().max() < 1e-6
 
