@@ -8,8 +8,8 @@ from tests.conftest import recipe_for, write_pairs
 
 import weft
 from weft.config.schema import Run, read_recipe
-from weft.training.estimate import Plan, _lasting, _scaled, plan_run
-from weft.training.flops import Work
+from weft.training.estimate import Plan, _format_duration, _format_si, plan_run
+from weft.training.flops import TrainingCost
 from weft.training.reporting import read_metrics
 from weft.training.run import train_run
 
@@ -113,8 +113,8 @@ def plan_of(seconds=0.5, **train):
     run = Run.parse(read_recipe(recipe_for("pairs.tsv"), changes))
     return Plan(
         train=run.train, place="cpu", parameters=1000, vocabulary=(10,), items=80, epoch=8.0, measured=20,
-        step=Work(200, 3_000_000, seconds), peak_flops=1e9, start=4.0, memory=10**9, resident=False, held=16_000,
-        evaluation=2.0, checkpoint=12_000,
+        step=TrainingCost(200, 3_000_000, seconds), peak_flops=1e9, start=4.0, memory=10**9, resident=False,
+        held=16_000, evaluation=2.0, checkpoint=12_000,
     )  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def test_patience_may_end_it_sooner():
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (123456, "123 kB"), (1e9, "1 GB"), (2.5e21, "2.5e+03 EB")],
 )
 def test_large_numbers_are_short(value, text):
-    assert _scaled(value, "B") == text
+    assert _format_si(value, "B") == text
 
 
 @pytest.mark.parametrize(
@@ -179,4 +179,4 @@ def test_large_numbers_are_short(value, text):
     ],
 )  # fmt: skip
 def test_times_are_read_at_a_glance(seconds, text):
-    assert _lasting(seconds) == text
+    assert _format_duration(seconds) == text

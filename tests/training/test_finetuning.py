@@ -20,8 +20,8 @@ from weft.registry import resolve
 from weft.tasks.factory import build, make_task
 from weft.tasks.inference import evaluate
 from weft.tasks.prepare import fit_tokenizer
-from weft.training.finetuning import frozen, rates, renewed
-from weft.training.flops import Work
+from weft.training.finetuning import frozen, lr_factors, reinitialized
+from weft.training.flops import TrainingCost
 from weft.training.optim import make_optimizer, set_lr
 from weft.training.reporting import Notice, Step, read_metrics
 from weft.training.run import settle
@@ -226,7 +226,7 @@ def test_less_work_is_counted(folder):
     items = [
         task.encode(task.Example(text="a lovely day", label="good"), task.tokenizer, TruncationPolicy(16, "error"))[0]
     ]
-    batch, whole, part = task.collate(items, None), Work(), Work()
+    batch, whole, part = task.collate(items, None), TrainingCost(), TrainingCost()
     whole.add(head, [batch])
     assert whole.flops == 3 * head.flops(batch)
     with frozen(head, run.train):
@@ -292,7 +292,7 @@ def group_of(optimizer, one):
 def listed(folder, model):
     """List the learning rate and the weight decay of each parameter, with decay 0.5 of a rate of 0.08."""
     run, _, head = head_of(reviews(folder, model), "train.layer_decay=0.5", "train.weight_decay=0.01")
-    optimizer = make_optimizer(head, run.train, rates(head, run.train.layer_decay))
+    optimizer = make_optimizer(head, run.train, lr_factors(head, run.train.layer_decay))
     set_lr(optimizer, 0.08)
     groups = {name: group_of(optimizer, one) for name, one in head.named_parameters()}
     return {name: (group["lr"], group["weight_decay"]) for name, group in groups.items()}
@@ -341,7 +341,7 @@ def learn(folder, make, decay=1.0):
 
 
 def ours(head, train):
-    return make_optimizer(head, train, rates(head, train.layer_decay))
+    return make_optimizer(head, train, lr_factors(head, train.layer_decay))
 
 
 def test_a_decay_of_one_changes_not_one_bit(folder):
@@ -410,7 +410,7 @@ def test_fresh_layers_hang_on_the_seed_alone(pretrained, folder, tmp_path):
 def test_what_is_tied_to_a_lower_floor_stays(folder):
     recipe = reviews(folder, "gpt")
     body = resolve("model", "gpt")(read_run(recipe).model, 11)
-    with renewed(body, 3):
+    with reinitialized(body, 3):
         for one in body.parameters():
             one.data.fill_(0.5)
     assert (body.embed.weight == 0.5).all()

@@ -12,7 +12,7 @@ from weft.data.batching.static_shape import StaticShape
 from weft.data.truncation import TruncationPolicy
 from weft.models.base import matrix_numbers
 from weft.tasks.prepare import read_whole
-from weft.training.flops import PASSES, Work, peak_flops
+from weft.training.flops import PASSES, TrainingCost, peak_flops
 from weft.training.reporting import Step, read_metrics
 from weft.training.run import train_run
 
@@ -54,7 +54,7 @@ def test_deterministic_kernels_can_be_asked_for(fresh):
         torch.use_deterministic_algorithms(False)
 
 
-# Work.
+# TrainingCost.
 
 
 class Listener:
@@ -80,7 +80,7 @@ def first_batch(recipe):
 
 def test_learning_takes_three_times_the_operations_of_reading(recipe):
     head, batch = first_batch(recipe)
-    work = Work()
+    work = TrainingCost()
     work.add(head, [batch, batch])
     assert PASSES == 3
     assert work.flops == 2 * 3 * head.body.flops(batch.tokens, batch.source)
@@ -92,7 +92,7 @@ def test_what_fills_a_batch_up_is_no_work(recipe):
     sizes = [len(side.ids) + 9 for side in (batch.source, batch.tokens)]
     filled = batch.to_static_shape(StaticShape(tuple(sizes), (9, 9), rows=len(batch.tokens), fillers=3))
     assert len(filled.tokens.ids) > len(batch.tokens.ids)
-    bare, full, careless = Work(), Work(), Work()
+    bare, full, careless = TrainingCost(), TrainingCost(), TrainingCost()
     bare.add(head, [batch])
     full.add(head, [filled])
     careless.add(head, [replace(filled, unpadded=None)])

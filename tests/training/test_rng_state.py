@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from weft.training.distributed import World
-from weft.training.rng_state import carried_parts, go_on_drawing, random_states, seed_all
+from weft.training.rng_state import gather_carried, gather_rng_states, restore_rng_state, seed_all
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 
@@ -12,10 +12,10 @@ ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 def test_random_numbers_go_on_from_where_they_stood():
     seed_all(3, ALONE)
     torch.rand(5)
-    kept = random_states(ALONE)
+    kept = gather_rng_states(ALONE)
     must = torch.rand(4)
     assert not torch.equal(torch.rand(4), must)
-    assert go_on_drawing(kept, ALONE)
+    assert restore_rng_state(kept, ALONE)
     assert torch.equal(torch.rand(4), must)
 
 
@@ -23,7 +23,7 @@ def test_random_numbers_go_on_from_where_they_stood():
 def test_those_of_other_processes_are_left_alone(names):
     seed_all(3, ALONE)
     before = torch.get_rng_state()
-    assert not go_on_drawing(dict.fromkeys(names, before), ALONE)
+    assert not restore_rng_state(dict.fromkeys(names, before), ALONE)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -37,7 +37,7 @@ def test_each_rank_draws_its_own():
 
 def test_what_is_carried_is_named_by_part_and_rank():
     parts = [torch.ones(2, 3).T, torch.zeros(1)]
-    found = carried_parts(parts, ALONE)
+    found = gather_carried(parts, ALONE)
     assert list(found) == ["0.0", "1.0"]
     assert found["0.0"].is_contiguous()
     assert torch.equal(found["0.0"], parts[0])

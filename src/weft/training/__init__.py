@@ -1,1 +1,1 @@
-"""The loop, and what it stands on."""
+"""Training: the loop, optimizers, distributed processes, checkpoint selection and reports."""

@@ -1,6 +1,6 @@
-"""What is done once the budget is spent: the mean of the last checkpoints is judged and, if better, is the best model.
+"""Checkpoint averaging at the end of training: if the mean of the last checkpoints is better, it is the best model.
 
-The training itself does not feel it: `last` is what the last step left, so that a larger budget goes on exactly.
+Training is not affected: `last` is the checkpoint of the last step, so that a larger budget continues exactly from it.
 """
 
 from pathlib import Path
@@ -14,17 +14,17 @@ from weft.training.reporting import Notice, Saved
 from weft.training.trainer import Trainer
 
 
-def try_average(trainer: Trainer, most: int) -> None:
-    """Make the mean of the last checkpoints, `most` at most, `best` if it is better; the main process alone does."""
+def try_average(trainer: Trainer, count: int) -> None:
+    """Evaluate the mean of the last `count` checkpoints, or fewer, and save it as `best` if better; main rank only."""
     store, step = trainer.store, trainer.progress.step
     assert store, "there are no checkpoints without a store"
     best = store.best()
     if best and best.name == average_name(step):
-        return  # the run was finished already
-    folders = regular_checkpoints(trainer)[-most:]
+        return  # it was averaged already
+    folders = regular_checkpoints(trainer)[-count:]
     if len(folders) < 2:
-        told = "there is one checkpoint alone, the last; save more often by train.save_every"
-        trainer.report(Notice(f"train.average: nothing to average: {told}"))
+        reason = "there is one checkpoint alone, the last; save more often by train.save_every"
+        trainer.report(Notice(f"train.average: nothing to average: {reason}"))
         return
     for folder in folders:
         verify(folder)
@@ -35,13 +35,13 @@ def try_average(trainer: Trainer, most: int) -> None:
         about = About([folder.name for folder in folders], rank)
         path = store.save_average(step, lambda folder: _write(trainer, folder, about))
         trainer.report(Saved(step, path))
-    trainer.report(Notice(f"the average of the last {len(folders)} checkpoints {_told(trainer, rank, before)}"))
+    trainer.report(Notice(f"the average of the last {len(folders)} checkpoints {_verdict(trainer, rank, before)}"))
 
 
 def regular_checkpoints(trainer: Trainer) -> list[Path]:
-    """List the checkpoints that `train.save_every` made and the one at the end, oldest first; not that of step 0.
+    """List the checkpoints of `train.save_every` and the one at the end, oldest first; not that of step 0.
 
-    A signal's are left out: a run that was stopped and resumed has the average of one that was not.
+    Those saved on a signal are left out, so that a resumed run has the same average as one without interruption.
     """
     assert trainer.store
     every, end = trainer.save_every, trainer.progress.step
@@ -55,11 +55,11 @@ def _write(trainer: Trainer, folder: Path, about: About) -> None:
     write_about(folder, about)
 
 
-def _told(trainer: Trainer, rank: list[float] | None, before: list[float] | None) -> str:
+def _verdict(trainer: Trainer, rank: list[float] | None, before: list[float] | None) -> str:
     if rank is None or before is None:
         return "is the best model: there is no validation data to judge it by"
-    found = f"it has {_score(trainer, rank)}, the best so far {_score(trainer, before)}"
-    return f"is the best model: {found}" if rank < before else f"is no better: {found}"
+    scores = f"it has {_score(trainer, rank)}, the best so far {_score(trainer, before)}"
+    return f"is the best model: {scores}" if rank < before else f"is no better: {scores}"
 
 
 def _score(trainer: Trainer, rank: list[float]) -> str:

@@ -1,4 +1,4 @@
-"""Training in one compiled graph: when that can be, and batches of one shape for it (`data.batching.static_shape`)."""
+"""`torch.compile` for training: when it is possible, and batches of a static shape (`data.batching.static_shape`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,43 +18,43 @@ from weft.training.distributed import World
 
 
 def make_loader(run: Run, task: Task, body: Model, data: PackedItems, world: World) -> Loader[Batch]:
-    """Cut the data into batches: of like lengths, or of one shape where the run is compiled."""
+    """Return the loader: batches of similar lengths, or of one static shape if the run is compiled."""
     train, pin = run.train, world.device.type == "cuda" and run.data.workers > 0
     loader: Loader[Batch] = Loader(
         data, task.collate, train.batch_tokens, train.seed, world.rank, world.size, run.data.workers, pin
     )
     loader.reading = task.reading(data, run, world.size)
     lengths, frame = task.sequence_lengths(data), loader.reading.frame if loader.reading else None
-    hindrance = _hindrance(run, task, body, lengths is not None or frame is not None, world.device)
-    if train.compile and hindrance:
-        raise ConfigError(f"train.compile: {hindrance}; leave it out, or set it to false")
-    if not hindrance and train.compile is not False:
+    reason = _why_not_compiled(run, task, body, lengths is not None or frame is not None, world.device)
+    if train.compile and reason:
+        raise ConfigError(f"train.compile: {reason}; leave it out, or set it to false")
+    if not reason and train.compile is not False:
         loader.lengths = lengths
         loader.frame = frame or StaticShape.of(lengths, train.batch_tokens)  # type: ignore[arg-type]
         loader.collate = Framed(task, loader.frame)
     return loader
 
 
-def _hindrance(run: Run, task: Task, body: Model, alike: bool, device: torch.device) -> str:
-    """Say why a run cannot be compiled; nothing if it can."""
+def _why_not_compiled(run: Run, task: Task, body: Model, static: bool, device: torch.device) -> str:
+    """Return the reason why a run cannot be compiled; "" if it can. `static`: its batches can have one shape."""
     if device.type != "cuda" or run.train.precision != "bf16":
         return f"pays on a GPU in bf16, but this is {device.type} in {run.train.precision}"
     if torch.cuda.is_available() and not (available() and ampere(device)):
         return "needs Triton, and a GPU of Ampere or newer"
     if not body.supports_compile:
         return f"the model {run.model.name!r} does not go into one graph"
-    if not alike:
+    if not static:
         return f"the batches of the task {run.task.name!r} have no one shape"
     return ""
 
 
 @dataclass(frozen=True)
 class Framed:
-    """A task's collate, with batches brought to one shape."""
+    """A task's collate function, followed by padding to a static shape."""
 
     task: Task
     frame: StaticShape
 
     def __call__(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
-        """Join items to a batch, and fill it up."""
+        """Collate items to a batch and pad it."""
         return self.task.collate(items, rng).to_static_shape(self.frame, self.task.places(self.frame))

@@ -1,8 +1,8 @@
-"""How an update went, read when the device has come that far.
+"""Loss and gradient norm of an update, copied to the CPU asynchronously and read one step later.
 
-To read a number from a GPU is to wait until all that was asked of it is done, and while it waits it has nothing to do.
-So the update is decided there (where loss or gradient are not finite, the optimiser's kernel leaves everything as it
-is), and the numbers set out for the CPU at once, to be looked at when the next update is on its way.
+Reading a number from a GPU waits until all queued kernels are done, and meanwhile no new ones are launched. So the GPU
+decides on the update (if loss or gradient are not finite, the optimiser's kernel changes nothing), their copy to
+the CPU starts at once, and the CPU reads them after it has launched the next update.
 """
 
 from dataclasses import dataclass
@@ -15,36 +15,36 @@ from weft.tasks.base import Batch
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The loss and its gradient's norm at a step, and what the step was made of."""
+class DeferredLoss:
+    """The loss and the gradient norm of a step, and the batches it was made of."""
 
     step: int
-    drawn: list[LoadedBatch[Batch]]
+    loaded: list[LoadedBatch[Batch]]
     lr: float
-    numbers: Tensor  # (2,) on the CPU, there once `ready` has come
+    loss_and_norm: Tensor  # (2,): loss and gradient norm, on the CPU, valid once `ready` has happened
     ready: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, step: int, drawn: list[LoadedBatch[Batch]], lr: float, numbers: Tensor) -> "Outcome":
-        """Send the numbers (2,) to the CPU."""
-        sent, ready = numbers.to("cpu", non_blocking=True), None
-        if numbers.is_cuda:
+    def of(cls, step: int, loaded: list[LoadedBatch[Batch]], lr: float, loss_and_norm: Tensor) -> "DeferredLoss":
+        """Start copying loss and norm (2,) to the CPU."""
+        on_cpu, ready = loss_and_norm.to("cpu", non_blocking=True), None
+        if loss_and_norm.is_cuda:
             ready = torch.cuda.Event()
-            ready.record(torch.cuda.current_stream(numbers.device))
-        return cls(step, drawn, lr, sent, ready)
+            ready.record(torch.cuda.current_stream(loss_and_norm.device))
+        return cls(step, loaded, lr, on_cpu, ready)
 
     def read(self) -> tuple[float, float]:
-        """Wait for the loss and the norm."""
+        """Wait for the copy; return the loss and the norm."""
         if self.ready is not None:
             self.ready.synchronize()
-        loss, norm = self.numbers.tolist()
+        loss, norm = self.loss_and_norm.tolist()
         return loss, norm
 
     @property
-    def place(self) -> str:
-        """Name the batches, and the first items in them."""
+    def location(self) -> str:
+        """The batches and the first items in them, for messages."""
         return "; ".join(
-            f"epoch {one.draw.position.epoch}, batch {one.draw.position.batch} "
-            f"(items {', '.join(map(str, one.draw.items[:5].tolist()))}{', …' if len(one.draw.items) > 5 else ''})"
-            for one in self.drawn
+            f"epoch {draw.position.epoch}, batch {draw.position.batch} "
+            f"(items {', '.join(map(str, draw.items[:5].tolist()))}{', …' if len(draw.items) > 5 else ''})"
+            for draw in (batch.draw for batch in self.loaded)
         )

@@ -1,4 +1,4 @@
-"""Several processes as one: what `torchrun` started, or a world of one."""
+"""Distributed data-parallel training: the processes that `torchrun` started, or a single one."""
 
 import os
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from weft.errors import ConfigError
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among `size`."""
+    """The rank of this process, the number of processes, and the device."""
 
     rank: int
     size: int
     device: torch.device
-    joined: bool = False  # whether it is for this one to take the process group down
+    joined: bool = False  # whether `leave_world` destroys the process group
 
     @property
     def main(self) -> bool:
@@ -28,13 +28,13 @@ class World:
         return self.rank == 0
 
     def wrap(self, head: nn.Module) -> nn.Module:
-        """Make gradients the mean over the world."""
+        """Wrap in DistributedDataParallel, which averages gradients over the ranks; a single process needs none."""
         if self.size == 1:
             return head
         return DistributedDataParallel(head, device_ids=[self.device] if self.device.type == "cuda" else None)
 
     def sum(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """Add numbers up over the world, exactly for counts below 2^53."""
+        """Return each number summed over the ranks (all-reduce in float64: exact for counts below 2^53)."""
         if self.size == 1:
             return dict(numbers)
         names = sorted(numbers)
@@ -43,41 +43,41 @@ class World:
         return dict(zip(names, total.tolist(), strict=True))
 
     def total(self, value: Tensor) -> Tensor:
-        """Add a tensor up over the world, on its device: nobody waits for it."""
+        """Sum a tensor over the ranks in place, on its device and without synchronisation; return it."""
         if self.size > 1:
             distributed.all_reduce(value)
         return value
 
     def gather(self, value: Tensor) -> list[Tensor]:
-        """Collect one tensor of like shape from every rank."""
+        """Return the tensors of all ranks, in order, on the CPU; all have one shape."""
         if self.size == 1:
             return [value]
-        found = [torch.empty_like(value, device=self.device) for _ in range(self.size)]
-        distributed.all_gather(found, value.to(self.device))
-        return [one.cpu() for one in found]
+        gathered = [torch.empty_like(value, device=self.device) for _ in range(self.size)]
+        distributed.all_gather(gathered, value.to(self.device))
+        return [tensor.cpu() for tensor in gathered]
 
     def barrier(self) -> None:
-        """Wait for the others."""
+        """Wait for the other ranks."""
         if self.size > 1:
             distributed.barrier()
 
     def no_sync(self, wrapped: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """Hold the gradient exchange back until the last of several backward passes."""
+        """Return a context that skips the gradient all-reduce, except for the last of several backward passes."""
         if isinstance(wrapped, DistributedDataParallel) and not last:
-            held: AbstractContextManager[None] = wrapped.no_sync()
-            return held
+            context: AbstractContextManager[None] = wrapped.no_sync()
+            return context
         return nullcontext()
 
 
 def pick_device(name: str, place: str = "train.device") -> torch.device:
-    """Read `auto`, `cpu`, `cuda` or `cuda:1`."""
+    """Return the device of a name (`auto`, `cpu`, `cuda`, `cuda:1`), checked; `place` is its key in errors."""
     if name == "auto":
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).tolist()  # which a device without memory, such as meta, cannot do
+        torch.zeros(1, device=device).tolist()  # fails on a device without memory, such as meta
         if device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)  # kernels, graphs and events go to the device that is current
+            torch.cuda.set_device(device)  # kernels, graphs and events use the current device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{place}: {name!r} cannot be used here: {reason}; try auto or cpu") from None
@@ -85,25 +85,25 @@ def pick_device(name: str, place: str = "train.device") -> torch.device:
 
 
 def join_world(device: str) -> World:
-    """Join the processes that `torchrun` started, if it did; inside a world that is joined already, stay in it."""
-    here = pick_device(device)
-    size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
+    """Join the process group of `torchrun`, if there is one and this process has not joined it already."""
+    picked = pick_device(device)
+    size, rank = _read_env("WORLD_SIZE", 1), _read_env("RANK", 0)
     joins = size > 1 and not distributed.is_initialized()
     if joins:
-        # The others wait while the first evaluates, however long that takes.
-        distributed.init_process_group("nccl" if here.type == "cuda" else "gloo", timeout=timedelta(days=1))
-    return World(rank, size, here, joins)
+        # The other ranks wait while the main rank evaluates, however long that takes.
+        distributed.init_process_group("nccl" if picked.type == "cuda" else "gloo", timeout=timedelta(days=1))
+    return World(rank, size, picked, joins)
 
 
-def _number(name: str, least: int) -> int:
-    """Read a number that `torchrun` sets."""
-    text = os.environ.get(name, str(least))
-    if not text.isdigit() or int(text) < least or (name != "RANK" and int(text) > 1 and "RANK" not in os.environ):
+def _read_env(name: str, minimum: int) -> int:
+    """Return the integer of an environment variable that `torchrun` sets; `minimum` if it is not set."""
+    text = os.environ.get(name, str(minimum))
+    if not text.isdigit() or int(text) < minimum or (name != "RANK" and int(text) > 1 and "RANK" not in os.environ):
         raise ConfigError(f"{name}={text!r} in the environment is not torchrun's; unset it, or start with torchrun")
     return int(text)
 
 
 def leave_world(world: World) -> None:
-    """Take the process group down, if joining made it."""
+    """Destroy the process group, if `join_world` created it."""
     if world.joined and distributed.is_initialized():
         distributed.destroy_process_group()

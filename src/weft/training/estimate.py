@@ -1,8 +1,8 @@
-"""What a run will take, said before it is trained: counted where that can be, measured on a few updates where not.
+"""Estimate of a run's time, memory and disk space (`--plan`), counted where possible, else measured on a few updates.
 
-The updates are made as in a training, by the same trainer, on the run's own batches, and then thrown away: nothing is
-written. The first is made on the longest items, since they take the most memory; it and the second, which are
-slowed by what is done once, are not timed.
+The updates are made by the same trainer as in a training, on the run's own batches, and then discarded: nothing is
+written. The first update is on the longest items, which take the most memory. It and the second are not timed, since
+one-time work (compilation, allocation) slows them.
 """
 
 import math
@@ -30,44 +30,44 @@ from weft.tasks.pretrained_embeddings import check_vectors
 from weft.training.distributed import join_world, leave_world
 from weft.training.finetuning import check_tuning
 from weft.training.fit_loop import Fitting
-from weft.training.flops import Work, peak_flops
+from weft.training.flops import TrainingCost, peak_flops
 from weft.training.reporting import Notice, Record
 from weft.training.run import make_tokenizer, make_trainer, settle
 from weft.training.trainer import Trainer
 
-MOST_STEPS, MOST_SECONDS = 20, 5.0  # that are timed; of slow ones, two at the least
-EXAMPLES = 64  # of the validation data, for the time of an evaluation
+MOST_STEPS, MOST_SECONDS = 20, 5.0  # limits of the timed updates; at least two are timed
+EXAMPLES = 64  # of the validation data on which an evaluation is timed
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will take; `step` is the mean of an update, over all processes."""
+    """The estimated cost of a run; `step` is the mean cost of an update, over all processes."""
 
     train: Train
     place: str  # the device, and how many processes
     parameters: int
-    vocabulary: tuple[int, ...]  # of the source side and, where it has its own, of the target's
+    vocabulary: tuple[int, ...]  # sizes: the source's and, if it has its own, the target's
     items: int
-    epoch: float  # steps to read all items once
-    measured: int  # steps
-    step: Work
+    epoch: float  # steps per epoch
+    measured: int  # number of timed steps
+    step: TrainingCost
     peak_flops: float
     start: float  # seconds to read and encode the data, to build the model, and of the first step
     memory: int  # bytes at the peak
-    resident: bool  # whether that is of the whole process, not of a GPU
-    held: int  # bytes of it that weights, gradients and optimiser hold all the time
+    resident: bool  # whether `memory` is the resident set of the process, not GPU memory
+    held: int  # bytes of it for weights, gradients and optimiser state
     evaluation: float | None  # seconds each, at most; None where there is nothing to evaluate on
     checkpoint: int  # bytes each
 
     @property
     def steps(self) -> int:
-        """The updates that the budget allows."""
+        """The number of updates within the budget."""
         by_time = math.inf if self.train.time is None else self.train.time / self.step.seconds
         return max(1, math.ceil(min(self.train.steps or math.inf, by_time)))
 
     @property
     def mfu(self) -> float:
-        """The share of the ceiling that is made use of."""
+        """Model FLOPs utilisation: the share of the measured peak."""
         return self.step.flops / self.step.seconds / self.peak_flops
 
     @property
@@ -76,7 +76,7 @@ class Plan:
         return self.steps * self.step.seconds
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return headers and rows: what, how much, and how that is known."""
+        """Return headers and rows: quantity, value, and how it was obtained."""
         step, train = self.step, self.train
         rows = [
             ["parameters", f"{self.parameters:,}", ""],
@@ -84,15 +84,15 @@ class Plan:
             ["data", f"{self.items:,} items", f"{self.epoch:,.1f} steps an epoch"],
             ["steps", f"{self.steps:,}", f"{self.steps / self.epoch:,.1f} epochs; {self._budget()}"],
             ["tokens a step", f"{step.tokens:,}", f"mean of {self.measured} steps"],
-            ["operations a step", _scaled(step.flops, "FLOP"), "useful ones, forward and backward"],
-            ["operations in all", _scaled(step.flops * self.steps, "FLOP"), ""],
+            ["operations a step", _format_si(step.flops, "FLOP"), "useful ones, forward and backward"],
+            ["operations in all", _format_si(step.flops * self.steps, "FLOP"), ""],
             ["speed", f"{step.tokens / step.seconds:,.0f} tokens/s", f"{self.measured} steps measured"],
             [
                 "MFU",
                 f"{100 * self.mfu:.3g}%",
-                f"of {_scaled(self.peak_flops, 'FLOP/s')}, measured in {train.precision}",
+                f"of {_format_si(self.peak_flops, 'FLOP/s')}, measured in {train.precision}",
             ],
-            ["memory", _scaled(self.memory, "B"), self._memory()],
+            ["memory", _format_si(self.memory, "B"), self._memory()],
             *self._times(),
             ["checkpoints", *self._checkpoints()],
         ]
@@ -101,11 +101,11 @@ class Plan:
     def _budget(self) -> str:
         if self.train.steps is not None and self.steps == self.train.steps:
             return f"train.steps{', or fewer by train.patience' if self.train.patience else ''}"
-        return f"train.time, {_lasting(self.train.time or 0)}, at this speed"
+        return f"train.time, {_format_duration(self.train.time or 0)}, at this speed"
 
     def _memory(self) -> str:
-        where = "resident peak of this process" if self.resident else "peak of what the GPU held"
-        return f"{where}; weights, gradients and optimiser {_scaled(self.held, 'B')}"
+        kind = "resident peak of this process" if self.resident else "peak of what the GPU held"
+        return f"{kind}; weights, gradients and optimiser {_format_si(self.held, 'B')}"
 
     @property
     def _evaluations(self) -> int:
@@ -113,28 +113,32 @@ class Plan:
 
     def _times(self) -> list[list[str]]:
         rows = [
-            ["start", _lasting(self.start), "reading, tokenizer, model, first step"],
-            ["training", _lasting(self.training), f"{_lasting(self.step.seconds)} a step"],
+            ["start", _format_duration(self.start), "reading, tokenizer, model, first step"],
+            ["training", _format_duration(self.training), f"{_format_duration(self.step.seconds)} a step"],
         ]
         total = self.start + self.training
         if self.evaluation is not None:
-            each = f"{self._evaluations:,}, at most {_lasting(self.evaluation)} each, by up to {EXAMPLES} examples"
-            rows.append(["evaluations", _lasting(self._evaluations * self.evaluation), each])
+            each = (
+                f"{self._evaluations:,}, at most {_format_duration(self.evaluation)} each, by up to {EXAMPLES} examples"
+            )
+            rows.append(["evaluations", _format_duration(self._evaluations * self.evaluation), each])
             total += self._evaluations * self.evaluation
         seeds = self.train.seeds
         each = f"{seeds} trainings, one after the other; " if seeds > 1 else ""
-        return [*rows, ["in all", _lasting(seeds * total), f"{each}saving is not measured"]]
+        return [*rows, ["in all", _format_duration(seeds * total), f"{each}saving is not measured"]]
 
     def _checkpoints(self) -> tuple[str, str]:
         train = self.train
-        saved = 1 + max(1, self._evaluations) + (self.steps // train.save_every if train.save_every else 0)
-        most = min(max(train.keep, train.average or 0) + 2, saved)  # the newest, the best, and the one being written
-        return _scaled(most * self.checkpoint, "B"), f"at most {most} at a time, {_scaled(self.checkpoint, 'B')} each"
+        written = 1 + max(1, self._evaluations) + (self.steps // train.save_every if train.save_every else 0)
+        kept = min(max(train.keep, train.average or 0) + 2, written)  # the newest, the best, and the one being written
+        return _format_si(
+            kept * self.checkpoint, "B"
+        ), f"at most {kept} at a time, {_format_si(self.checkpoint, 'B')} each"
 
 
 @dataclass(frozen=True)
 class _Notices:
-    """A reporter that passes on what the user should know."""
+    """A reporter that passes on notices alone."""
 
     tell: Callable[[str], object]
 
@@ -147,7 +151,7 @@ class _Notices:
 
 
 def plan_run(run: Run, tell: Callable[[str], object]) -> Plan:
-    """Make a few updates of a run, and say what all of it will take; `tell` gets notices on the data."""
+    """Make a few updates of a run and return the estimate for all of it; `tell` is called with notices on the data."""
     began = time.perf_counter()
     check_tuning(run)
     run = settle(run, make_task(run))
@@ -160,88 +164,92 @@ def plan_run(run: Run, tell: Callable[[str], object]) -> Plan:
         trainer = make_trainer(run, tokenizer, world, None, stack, None, _Notices(tell))
         if isinstance(trainer, Fitting):
             raise ConfigError(f"--plan: measures updates, but {run.model.name!r} is fitted: train it at once")
-        return _measured(trainer, time.perf_counter() - began)
+        return _measure(trainer, time.perf_counter() - began)
 
 
-def _measured(trainer: Trainer, start: float) -> Plan:
+def _measure(trainer: Trainer, start: float) -> Plan:
+    """Time updates and an evaluation; return the estimate. `start` is the seconds of preparation so far."""
     run, world, head, loader = trainer.run, trainer.world, trainer.head, trainer.loader
-    fastest = world.sum({"all": peak_flops(world.device, run.train.precision)})["all"]
+    peak = world.sum({"all": peak_flops(world.device, run.train.precision)})["all"]
     batches = loader.epoch(0)
-    first, steps = _some_steps(trainer, _longest(loader, batches))
-    done = world.sum({"tokens": trainer.work.tokens, "operations": trainer.work.flops})
+    first_seconds, steps = _time_steps(trainer, _longest_batch(loader, batches))
+    totals = world.sum({"tokens": trainer.cost.tokens, "flops": trainer.cost.flops})
     weights, state = _bytes(contents.weights(head)), _bytes(contents.optimizer_tensors(trainer.optimizer, head))
-    still = _bytes({name: one for name, one in head.named_parameters() if not one.requires_grad})  # has no gradient
-    tokenizer, peak = trainer.task.tokenizer, _peak(world.device)
+    frozen = _bytes({name: value for name, value in head.named_parameters() if not value.requires_grad})  # no gradient
+    tokenizer, memory = trainer.task.tokenizer, _peak_memory(world.device)
     return Plan(
         train=run.train,
         place=f"{world.device}, {world.size} processes" if world.size > 1 else str(world.device),
         parameters=sum(parameter.numel() for parameter in head.parameters()),
-        vocabulary=tuple(len(one) for one in dict.fromkeys([tokenizer, tokenizer.target])),
+        vocabulary=tuple(map(len, dict.fromkeys([tokenizer, tokenizer.target]))),
         items=len(loader.data),
         epoch=len(batches) / (run.train.accumulate * world.size),
         measured=steps,
-        step=Work(round(done["tokens"] / steps), round(done["operations"] / steps), trainer.work.seconds / steps),
-        peak_flops=fastest,
-        start=start + first,
-        memory=peak,
+        step=TrainingCost(
+            round(totals["tokens"] / steps), round(totals["flops"] / steps), trainer.cost.seconds / steps
+        ),
+        peak_flops=peak,
+        start=start + first_seconds,
+        memory=memory,
         resident=world.device.type != "cuda",
-        held=2 * weights - still + state,
-        evaluation=_evaluation(trainer),
+        held=2 * weights - frozen + state,
+        evaluation=_time_evaluation(trainer),
         checkpoint=weights + state,
     )
 
 
-def _longest(loader: Loader[Batch], batches: list[np.ndarray]) -> Position:
-    """Say where the batch with the longest item stands."""
-    return Position(0, max(range(len(batches)), key=lambda number: int(loader.data.sizes[batches[number]].max())))
+def _longest_batch(loader: Loader[Batch], batches: list[np.ndarray]) -> Position:
+    """Return the position of the batch with the longest item."""
+    return Position(0, max(range(len(batches)), key=lambda index: int(loader.data.sizes[batches[index]].max())))
 
 
-def _some_steps(trainer: Trainer, longest: Position) -> tuple[float, int]:
-    """Make updates; return the seconds of the first, and how many count, of which `trainer.work` has the sum."""
+def _time_steps(trainer: Trainer, longest: Position) -> tuple[float, int]:
+    """Make updates; return the seconds of the first, and the number of timed ones, whose sum is in `trainer.cost`."""
     if trainer.world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(trainer.world.device)
     trainer.head.train()
     trainer.update(trainer.loader.stream(longest))
-    batches, first, steps = trainer.loader.stream(), trainer.work.seconds, 0
+    batches, first_seconds, steps = trainer.loader.stream(), trainer.cost.seconds, 0
     trainer.update(batches)
-    trainer.work = Work()
-    while steps < 2 or (steps < MOST_STEPS and trainer.work.seconds < MOST_SECONDS):
+    trainer.cost = TrainingCost()
+    while steps < 2 or (steps < MOST_STEPS and trainer.cost.seconds < MOST_SECONDS):
         trainer.update(batches)
         steps += 1
-    return first, steps
+    return first_seconds, steps
 
 
-def _evaluation(trainer: Trainer) -> float | None:
-    """Measure an evaluation on some of the examples; a model that knows no end yet writes long, so it is a bound."""
+def _time_evaluation(trainer: Trainer) -> float | None:
+    """Return the seconds of an evaluation, timed on a sample; an upper bound, for an untrained model generates long."""
     run, task = trainer.run, trainer.task
     if trainer.evaluate is None or not trainer.world.main:
         return None
     examples, _ = read_whole(run.data, "valid", task, task.tokenizer)
-    some = examples[:: math.ceil(len(examples) / EXAMPLES)]
+    sample = examples[:: math.ceil(len(examples) / EXAMPLES)]
     began = time.perf_counter()
-    evaluate(task, trainer.head, some, TruncationPolicy(run.data.longest, run.data.too_long))
-    return (time.perf_counter() - began) * len(examples) / len(some)
+    evaluate(task, trainer.head, sample, TruncationPolicy(run.data.longest, run.data.too_long))
+    return (time.perf_counter() - began) * len(examples) / len(sample)
 
 
-def _peak(device: torch.device) -> int:
+def _peak_memory(device: torch.device) -> int:
+    """Return the peak of GPU memory, or on the CPU of the resident set, in bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024  # bytes there, kilobytes elsewhere
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS reports bytes, others kilobytes
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def _scaled(value: float, unit: str) -> str:
-    """Write 1234567890 operations as 1.23 GFLOP."""
+def _format_si(value: float, unit: str) -> str:
+    """Return a value with an SI prefix: 1234567890 FLOP as 1.23 GFLOP."""
     power = min(6, int(math.log10(max(value, 1)) / 3))
     return f"{value / 1000**power:.3g} {' kMGTPE'[power].strip()}{unit}"
 
 
-def _lasting(seconds: float) -> str:
-    """Write 4000 seconds as 1 h 6 min."""
+def _format_duration(seconds: float) -> str:
+    """Return a duration in words: 4000 seconds as 1 h 6 min."""
     if seconds < 60:
         return f"{seconds:.2g} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
     if seconds < 3600:

@@ -1,16 +1,16 @@
-"""Fine-tuning: which part of a body learns, how fast, and what of it starts afresh.
+"""Fine-tuning: frozen layers, layer-wise learning rates, and re-initialised top layers.
 
-A body stands on floors (`Model.layer_groups`): its embeddings, then each layer. What is in none of them stands on top:
-what the task adds, and of the body what is made of its last layer, such as a pooler or an output.
+A body has layer groups (`Model.layer_groups`), bottom to top: its embeddings, then each layer. Parameters in no group
+are on top: what the task adds, and the body's parts after its last layer, such as a pooler or an output projection.
 
-    freeze        the lowest floors stay as they are: no gradient, no dropout, no state in the optimiser
-    layer_decay   η_l = ξ η_{l+1}, from the top down: each floor learns more slowly than the one above it
+    freeze        the lowest groups are not trained: no gradient, no dropout, no optimiser state
+    layer_decay   η_l = ξ η_{l+1}, from the top down: each group has a smaller learning rate than the one above it
                   (Howard & Ruder 2018, section 3.2, with ξ = 1 / 2.6; Clark et al. 2020, appendix B)
-    reinit        the top layers of pre-trained weights, and what the body has above them, are drawn anew
+    reinit        the top layers of pre-trained weights, and the body's parts above them, are re-initialised
                   (Zhang et al. 2021, section 5)
 
-A frozen floor has no trained one below it, so no graph is made of it and nothing is kept for a backward pass. How many
-floors are frozen is asked for once, where a training begins.
+No trained group is below a frozen one, so autograd records no graph for frozen groups and saves no activations. The
+number of frozen groups is read once, when training begins.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,11 +25,11 @@ from weft.errors import ConfigError
 from weft.models.base import Model
 from weft.tasks.base import Head
 
-Floor = list[nn.Module]
+LayerGroup = list[nn.Module]
 
 
 def check_tuning(run: Run) -> None:
-    """Refuse what cannot be, before any data is read."""
+    """Refuse `train.reinit` without pre-trained weights, before any data is read."""
     train = run.train
     if train.reinit and getattr(run.model, "weights", None) is None:
         raise ConfigError(
@@ -38,73 +38,73 @@ def check_tuning(run: Run) -> None:
         )
 
 
-def frozen_floors(body: Model, train: Train) -> list[Floor]:
-    """Return the floors that are to stay as they are, the lowest first."""
-    floors, asked = body.layer_groups(), train.freeze
-    if asked is None:
+def frozen_groups(body: Model, train: Train) -> list[LayerGroup]:
+    """Return the layer groups that `train.freeze` freezes, the lowest first."""
+    groups, freeze = body.layer_groups(), train.freeze
+    if freeze is None:
         return []
-    if asked != "body" and abs(asked) > len(floors):
+    if freeze != "body" and abs(freeze) > len(groups):
         raise ConfigError(
-            f"train.freeze: must be body, or from {-len(floors)} to {len(floors)}, for the body has "
-            f"{count(len(floors), 'floor')}, its embeddings the first, but is {asked} instead"
+            f"train.freeze: must be body, or from {-len(groups)} to {len(groups)}, for the body has "
+            f"{count(len(groups), 'floor')}, its embeddings the first, but is {freeze} instead"
         )
-    chosen = floors if asked == "body" else floors[:asked]
-    most = max(0, len(floors) - train.reinit)
-    if len(chosen) > most:
+    chosen = groups if freeze == "body" else groups[:freeze]
+    limit = max(0, len(groups) - train.reinit)
+    if len(chosen) > limit:
         raise ConfigError(
-            f"train.freeze: {len(chosen)} of {count(len(floors), 'floor')} are frozen, but of these some start afresh "
-            f"by train.reinit={train.reinit}, and would never learn; freeze {most} at most"
+            f"train.freeze: {len(chosen)} of {count(len(groups), 'floor')} are frozen, but of these some start afresh "
+            f"by train.reinit={train.reinit}, and would never learn; freeze {limit} at most"
         )
     return chosen
 
 
 @contextmanager
 def frozen(head: Head, train: Train) -> Iterator[str]:
-    """Let the lowest floors stay as they are inside, and say how much learns; nothing where nothing is frozen."""
-    parts = [part for floor in frozen_floors(head.body, train) for part in floor]
-    fixed = [one for one in _parameters(parts) if one.requires_grad]
-    for one in fixed:
-        one.requires_grad_(False)
-    left = sum(one.numel() for one in head.parameters() if one.requires_grad)
-    head.frozen = tuple(parts)
+    """Freeze the lowest layer groups inside the context; yield a notice of how many parameters are trained, or ""."""
+    modules = [module for group in frozen_groups(head.body, train) for module in group]
+    fixed = [parameter for parameter in _parameters(modules) if parameter.requires_grad]
+    for parameter in fixed:
+        parameter.requires_grad_(False)
+    trained = sum(parameter.numel() for parameter in head.parameters() if parameter.requires_grad)
+    head.frozen = tuple(modules)
     try:
-        if parts and not left:
+        if modules and not trained:
             raise ConfigError(f"train.freeze: {train.freeze} leaves nothing to learn; freeze fewer floors")
-        whole = sum(one.numel() for one in head.parameters())
-        yield f"train.freeze: {left:,} of {whole:,} parameters learn" if parts else ""
+        total = sum(parameter.numel() for parameter in head.parameters())
+        yield f"train.freeze: {trained:,} of {total:,} parameters learn" if modules else ""
     finally:
         head.frozen = ()
-        for one in fixed:
-            one.requires_grad_(True)
+        for parameter in fixed:
+            parameter.requires_grad_(True)
 
 
-def rates(head: Head, decay: float) -> dict[nn.Parameter, float]:
-    """Say by which factor the parameters of each floor learn more slowly; what stands on top has none."""
+def lr_factors(head: Head, decay: float) -> dict[nn.Parameter, float]:
+    """Return the factor of the learning rate for the parameters of each layer group; those on top have none (1)."""
     if decay == 1:
         return {}
-    found: dict[nn.Parameter, float] = {}
-    for above, floor in enumerate(reversed(head.body.layer_groups()), 1):
-        found |= dict.fromkeys(_parameters(floor), decay**above)  # of one on several floors, that of the lowest
-    return found
+    factors: dict[nn.Parameter, float] = {}
+    for depth, group in enumerate(reversed(head.body.layer_groups()), 1):
+        factors |= dict.fromkeys(_parameters(group), decay**depth)  # a parameter in several groups: the lowest counts
+    return factors
 
 
 @contextmanager
-def renewed(body: Model, layers: int) -> Iterator[None]:
-    """Let the top layers of a fresh body, and what it has above them, come out as they go in, whatever is loaded."""
-    floors = body.layer_groups()
-    if layers > len(floors) - 1:
+def reinitialized(body: Model, layers: int) -> Iterator[None]:
+    """Keep the initial weights of the top layers and of the parts above them, whatever is loaded inside the context."""
+    groups = body.layer_groups()
+    if layers > len(groups) - 1:
         raise ConfigError(
-            f"train.reinit: the body has {count(len(floors) - 1, 'layer')} above its embeddings, but {layers} are to "
+            f"train.reinit: the body has {count(len(groups) - 1, 'layer')} above its embeddings, but {layers} are to "
             "start afresh; ask for fewer"
         )
-    kept = set(_parameters(part for floor in floors[: len(floors) - layers] for part in floor))
-    fresh = {one: one.detach().clone() for one in body.parameters() if layers and one not in kept}
+    loaded = set(_parameters(module for group in groups[: len(groups) - layers] for module in group))
+    initial = {p: p.detach().clone() for p in body.parameters() if layers and p not in loaded}
     yield
     with torch.no_grad():
-        for one, value in fresh.items():
-            one.copy_(value)
+        for parameter, value in initial.items():
+            parameter.copy_(value)
 
 
-def _parameters(parts: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """List the parameters of some parts, each once."""
-    return list(dict.fromkeys(one for part in parts for one in part.parameters()))
+def _parameters(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """List the parameters of some modules, each once."""
+    return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))

@@ -1,7 +1,7 @@
-"""A run of a model that learns by counting, or by updates of its own (`weft.models.base.Fitted`): passes, not steps.
+"""Training loop of models with a `fit` of their own (`weft.models.base.Fitted`): n-gram counts, word2vec.
 
-`train.steps` is the number of passes over the data. After each whole pass there is a checkpoint, and a run that is gone
-on with makes the passes that are left.
+`train.steps` is the number of passes over the data. After each complete pass there is a checkpoint, and a resumed run
+makes the remaining passes.
 """
 
 import time
@@ -30,7 +30,7 @@ ENDLESS = 1 << 31  # passes, where time alone is the budget
 
 @dataclass
 class Fitting:
-    """One run: `fit` lets the model learn until the budget is spent."""
+    """The training loop of one run: `fit` trains until the budget is spent."""
 
     run: Run
     task: Task
@@ -50,7 +50,7 @@ class Fitting:
                 raise ConfigError(f"train.{key}: {self.run.model.name!r} is fitted, not trained; leave it out")
 
     def begin(self, folder: Path | None, digest: str) -> None:
-        """Begin, or go on where the checkpoint left off."""
+        """Start, or restore weights and progress from the checkpoint in `folder`."""
         self.progress.data = digest
         if self.store:
             self.store.write_text("run.yaml", write_yaml(self.run.dump()))
@@ -59,30 +59,30 @@ class Fitting:
         contents.load_weights(folder, self.head)
         self.progress = contents.load_progress(folder)
         contents.check_data(folder, self.progress.data, digest)
-        self.progress.done = self.progress.done and self._spent  # a larger budget goes on
+        self.progress.done = self.progress.done and self._spent  # with a larger budget training continues
 
     @property
     def _spent(self) -> bool:
-        """Whether the budget is gone, of passes or of time."""
+        """Whether the budget of passes or of time is used up."""
         train, progress = self.run.train, self.progress
-        timed = train.time is not None and progress.elapsed >= train.time
-        return timed or (train.steps is not None and progress.step >= train.steps)
+        by_time = train.time is not None and progress.elapsed >= train.time
+        return by_time or (train.steps is not None and progress.step >= train.steps)
 
     def fit(self) -> Progress:
-        """Learn until the budget is spent; a signal ends it at the last whole pass."""
+        """Train until the budget is spent; after a signal, the last complete pass is what remains."""
         began, budget = time.perf_counter(), self._budget()
         with Signals() as signals:
             if not self.progress.done:
                 self.report(Notice(f"model: {self.run.model.name!r} is fitted: a step is a pass over the data"))
-            for made in self.head.body.fit(self.data, budget) if not self._spent else ():
+            for state in self.head.body.fit(self.data, budget) if not self._spent else ():
                 seconds, began = time.perf_counter() - began, time.perf_counter()
                 self.progress.elapsed += seconds
-                self._after(made, seconds, budget.passes)
+                self._after_pass(state, seconds, budget.passes)
                 if signals.got:
                     raise Interrupted(signals.got)
             self.progress.elapsed += time.perf_counter() - began  # since the last report
             if not self.progress.done:
-                self._end()
+                self._finish()
         return self.progress
 
     def _budget(self) -> Budget:
@@ -99,31 +99,31 @@ class Fitting:
             elapsed=progress.elapsed,
         )
 
-    def _after(self, made: Pass, seconds: float, passes: int) -> None:
-        """Report; after a whole pass save, too."""
+    def _after_pass(self, state: Pass, seconds: float, passes: int) -> None:
+        """Report; after a complete pass also save."""
         step = Step(
-            step=int(made.done),
-            loss=made.loss,
+            step=int(state.done),
+            loss=state.loss,
             lr=self.run.train.lr,
             grad_norm=float("nan"),
-            tokens_per_s=round(made.tokens / max(seconds, 1e-9), 1),
+            tokens_per_s=round(state.tokens / max(seconds, 1e-9), 1),
             mfu=float("nan"),
-            epoch=int(made.done),
+            epoch=int(state.done),
             elapsed=round(self.progress.elapsed, 3),
-            spent=min(1.0, made.done / passes),
+            spent=min(1.0, state.done / passes),
         )
         self.report(step)
-        if made.whole:
-            self.progress.step = int(made.done)
+        if state.whole:
+            self.progress.step = int(state.done)
             self._save(best=False)
 
-    def _end(self) -> None:
-        """Judge what was learned: there is one model, and it is the best."""
+    def _finish(self) -> None:
+        """Evaluate and save the model; there is only one, so it is the best."""
         self.progress.done = True
         if self.evaluate is not None:
-            found = self.evaluate(self.head)
-            self.progress.best, self.progress.best_step = rank_of(self.run, self.task, found), self.progress.step
-            self.report(Eval(self.progress.step, found, best=True))
+            metrics = self.evaluate(self.head)
+            self.progress.best, self.progress.best_step = rank_of(self.run, self.task, metrics), self.progress.step
+            self.report(Eval(self.progress.step, metrics, best=True))
         self._save(best=True)
 
     def _save(self, best: bool) -> None:
@@ -138,5 +138,5 @@ class Fitting:
 
 
 def threads() -> int:
-    """Say how many threads may work."""
+    """Return the number of threads for a fit."""
     return torch.get_num_threads()

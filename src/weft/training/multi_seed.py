@@ -1,11 +1,11 @@
-"""Several trainings that differ in their seed alone: how good a recipe is, and how much of that is luck.
+"""Training with several seeds: mean and standard deviation of the metrics of a recipe.
 
-    seed-1/, seed-2/, …           each a run's directory, of the seeds train.seed, train.seed + 1, …
+    seed-1/, seed-2/, …           the run directories of the seeds train.seed, train.seed + 1, …
     seeds.json                    the metrics of each, their mean and their standard deviation
     best, last, metrics.jsonl     links into the run that is the best by validation
 
-Fine-tuning on few examples may fail with one seed and not with the next (Dodge et al. 2020), so that one figure says
-little. The standard deviation is that of a sample: its divisor is n - 1.
+Fine-tuning on few examples may fail with one seed and not with the next (Dodge et al. 2020), so that the result of one
+seed says little. The standard deviation is that of a sample: its divisor is n - 1.
 """
 
 import json
@@ -29,23 +29,23 @@ from weft.training.reporting import Notice, Reporter
 from weft.training.run import Trained, train_run
 
 FILE = "seeds.json"
-MOST = 2**32  # seeds there are
+MOST = 2**32  # seeds are below this
 
 Judge = Callable[[Trained], dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Seeded:
-    """One of the trainings: where it is, and how good its best model."""
+    """The run of one seed: its folder and the metrics of its best model."""
 
     seed: int
     folder: str
-    metrics: dict[str, float | None]  # None: what is no number
+    metrics: dict[str, float | None]  # None: not finite
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """All trainings that have ended, and the folder of the one that is the best by validation, by its `metric`."""
+    """The runs that have ended, and the folder of the best by the validation `metric`."""
 
     metric: str
     best: str
@@ -56,35 +56,35 @@ class Seeds:
         return {name: sum(values) / len(values) for name, values in self._values().items()}
 
     def deviation(self) -> dict[str, float]:
-        """Return the standard deviation of each metric; of one training it is no number."""
+        """Return the standard deviation of each metric; NaN for a single run."""
         return {name: _deviation(values) for name, values in self._values().items()}
 
     def _values(self) -> dict[str, list[float]]:
-        """Collect what each metric was."""
-        return {name: [_number(one.metrics.get(name)) for one in self.runs] for name in self.runs[0].metrics}
+        """Return the values of each metric, one per run."""
+        return {name: [_to_float(run.metrics.get(name)) for run in self.runs] for name in self.runs[0].metrics}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return headers and rows: each training, and what they have in common."""
+        """Return headers and rows: each run, then mean and standard deviation."""
         names, mean, deviation = list(self.mean()), self.mean(), self.deviation()
-        rows = [[self._name(one), *(f"{_number(one.metrics.get(name)):.4f}" for name in names)] for one in self.runs]
-        both = ["mean ± std", *(f"{mean[name]:.4f} ± {deviation[name]:.4f}" for name in names)]
-        return ["seed", *names], [*rows, both]
+        rows = [[self._label(run), *(f"{_to_float(run.metrics.get(name)):.4f}" for name in names)] for run in self.runs]
+        summary = ["mean ± std", *(f"{mean[name]:.4f} ± {deviation[name]:.4f}" for name in names)]
+        return ["seed", *names], [*rows, summary]
 
-    def _name(self, one: Seeded) -> str:
-        return f"{one.seed} (best)" if one.folder == self.best else str(one.seed)
+    def _label(self, run: Seeded) -> str:
+        return f"{run.seed} (best)" if run.folder == self.best else str(run.seed)
 
     def text(self) -> str:
-        """Return what `seeds.json` holds."""
-        shared = {"mean": _plain(self.mean()), "std": _plain(self.deviation())}
-        return json.dumps({**asdict(self), **shared}, indent=1)
+        """Return the contents of `seeds.json`."""
+        statistics = {"mean": _finite(self.mean()), "std": _finite(self.deviation())}
+        return json.dumps({**asdict(self), **statistics}, indent=1)
 
 
-def _number(value: float | None) -> float:
+def _to_float(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _plain(values: Mapping[str, float]) -> dict[str, float | None]:
-    """JSON has no word for what is not a number: it becomes null."""
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Replace NaN and infinity by None, since JSON has neither."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
@@ -96,31 +96,31 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def read_seeds(out: Path) -> Seeds | None:
-    """Read what trainings of several seeds have left in a directory; None, if it holds none."""
+    """Read `seeds.json` in a directory; return None if there is none."""
     path = out / FILE
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if not (out / raw["best"]).is_dir():
-            return None  # it tells of what is no longer there
+            return None  # the runs that it describes were deleted
         return Seeds(raw["metric"], raw["best"], TypeAdapter(list[Seeded]).validate_python(raw["runs"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
-        told = str(error).splitlines()[0]
-        raise CheckpointError(f"{path}: cannot be read: {told}; delete it, and run again with --resume") from None
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{path}: cannot be read: {reason}; delete it, and run again with --resume") from None
 
 
 def check_single(out: Path) -> None:
-    """Refuse to train once where several were trained."""
-    if held := _held(out):
+    """Refuse to train one seed in a directory that holds runs of several seeds."""
+    if folders := _started_runs(out):
         raise CheckpointError(
-            f"{out}: holds trainings of several seeds, such as {held[0].name}; go on with them by train.seeds and "
+            f"{out}: holds trainings of several seeds, such as {folders[0].name}; go on with them by train.seeds and "
             "--resume, or choose another --out"
         )
 
 
 def train_seeds(run: Run, out: Path, resume: bool, report: Reporter | None, judge: Judge) -> Trained:
-    """Train with each seed, or go on where that stopped; return the best by validation, as `judge` measures all."""
+    """Train with each seed, or resume; return the best run by validation. `judge` computes the metrics of each."""
     _check(run, out, resume)
     world, store = join_world(run.train.device), Store(out)
     with ExitStack() as stack:
@@ -128,28 +128,29 @@ def train_seeds(run: Run, out: Path, resume: bool, report: Reporter | None, judg
         if world.main:
             stack.enter_context(store.lock())
             store.write_text("run.yaml", write_yaml(run.dump()))
-        world.barrier()  # all have seen what was there
+        world.barrier()  # every rank has read the directory before the main rank writes to it
         best = _train_all(run, store, resume, report if world.main else None, judge, world)
         world.barrier()
     return best
 
 
 def _train_all(run: Run, store: Store, resume: bool, report: Reporter | None, judge: Judge, world: World) -> Trained:
-    done: list[Seeded] = []
-    best, leader = None, store.root
-    for number in range(run.train.seeds):
-        folder = store.root / f"seed-{number + 1}"
-        own = run.train.model_copy(update={"seed": run.train.seed + number, "seeds": 1})
+    """Train the seeds one after the other; after each, write `seeds.json` and link the best run so far."""
+    runs: list[Seeded] = []
+    best, best_folder = None, store.root
+    for index in range(run.train.seeds):
+        folder = store.root / f"seed-{index + 1}"
+        train = run.train.model_copy(update={"seed": run.train.seed + index, "seeds": 1})
         if report:
-            report(Notice(f"train.seeds: {number + 1} of {run.train.seeds}, with seed {own.seed}, in {folder}"))
-        known = best.task.tokenizer if best else None
-        trained = train_run(run.model_copy(update={"train": own}), folder, resume, report, known)
+            report(Notice(f"train.seeds: {index + 1} of {run.train.seeds}, with seed {train.seed}, in {folder}"))
+        tokenizer = best.task.tokenizer if best else None
+        trained = train_run(run.model_copy(update={"train": train}), folder, resume, report, tokenizer)
         if best is None or (trained.rank or []) < (best.rank or []):
-            best, leader = trained, folder
-        if world.main:  # the others wait where the next training begins
-            done.append(Seeded(own.seed, folder.name, _plain(judge(trained))))
-            store.write_text(FILE, Seeds(metric_of(run, trained.task), leader.name, done).text())
-            store.adopt(leader)
+            best, best_folder = trained, folder
+        if world.main:  # the other ranks wait at the start of the next run
+            runs.append(Seeded(train.seed, folder.name, _finite(judge(trained))))
+            store.write_text(FILE, Seeds(metric_of(run, trained.task), best_folder.name, runs).text())
+            store.adopt(best_folder)
     assert best, "there is one seed at least"
     if report and best.rank is None:
         report(Notice(f"train.seeds: there is no validation data to judge by, so {store.root / 'best'} is the first"))
@@ -157,7 +158,7 @@ def _train_all(run: Run, store: Store, resume: bool, report: Reporter | None, ju
 
 
 def _check(run: Run, out: Path, resume: bool) -> None:
-    """Refuse a directory that holds something else, and seeds that are none."""
+    """Refuse a directory that holds other runs, and seeds that are out of range."""
     check_tuning(run)
     make_task(run)
     if run.train.seed + run.train.seeds > MOST:
@@ -167,10 +168,10 @@ def _check(run: Run, out: Path, resume: bool) -> None:
         )
     if Store(out).checkpoints():
         raise CheckpointError(f"{out}: holds a run of one seed; choose another --out, or leave train.seeds out")
-    if not resume and (held := _held(out)):
-        raise CheckpointError(f"{held[0]}: holds a run already; go on with it by --resume, or choose another --out")
+    if not resume and (folders := _started_runs(out)):
+        raise CheckpointError(f"{folders[0]}: holds a run already; go on with it by --resume, or choose another --out")
 
 
-def _held(out: Path) -> list[Path]:
-    """List the trainings in a directory that have begun."""
+def _started_runs(out: Path) -> list[Path]:
+    """List the folders of seeds in a directory that hold a checkpoint."""
     return [folder for folder in sorted(out.glob("seed-*")) if Store(folder).last()]

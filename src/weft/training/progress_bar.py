@@ -1,4 +1,4 @@
-"""A progress bar on the terminal: loss, speed, time left. It goes to stderr, and only where that is a terminal."""
+"""Progress bar with loss, speed and remaining time, on stderr if that is a terminal."""
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -8,7 +8,7 @@ from weft.training.reporting import Eval, Notice, Record, Step
 
 
 class ProgressBar:
-    """A reporter that draws; in a pipe or a file it prints the notices alone."""
+    """A reporter that draws a bar; in a pipe or a file it prints notices alone."""
 
     def __init__(self, title: str) -> None:
         self._console = Console(stderr=True)
@@ -25,7 +25,7 @@ class ProgressBar:
         self._metrics = ""
 
     def __call__(self, record: Record) -> None:
-        """Show one record; the first starts the bar, so that an error before it finds the terminal as it was."""
+        """Show one record; the first starts the bar, so that an error before it leaves the terminal unchanged."""
         self._bar.start()
         if isinstance(record, Step):
             speed = f"{record.tokens_per_s:,.0f} tokens/s  {100 * record.mfu:.2g}% MFU"
@@ -33,8 +33,8 @@ class ProgressBar:
                 self._task, completed=record.spent, status=f"loss {record.loss:.3f}  {speed}{self._metrics}"
             )
         elif isinstance(record, Eval):
-            shown = next(((name, value) for name, value in record.metrics.items() if name != "loss"), None)
-            self._metrics = f"  {shown[0]} {shown[1]:.3g}" if shown else ""
+            metric = next(((name, value) for name, value in record.metrics.items() if name != "loss"), None)
+            self._metrics = f"  {metric[0]} {metric[1]:.3g}" if metric else ""
         elif isinstance(record, Notice):
             self._console.print(record.text, highlight=False, markup=False)
 

@@ -1,7 +1,7 @@
-"""What the trainer says while it runs, and who listens.
+"""Training records and the reporters that write them.
 
-The trainer emits `Step`, `Eval` and `Saved`; a reporter writes them to a file, a terminal or TensorBoard. Nothing else
-holds the trainer.
+The trainer emits `Step`, `Eval`, `Saved` and `Notice`; a reporter writes them to a file, a terminal or TensorBoard. The
+trainer has no other output beside checkpoints.
 """
 
 import json
@@ -18,18 +18,18 @@ from weft.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Step:
-    """The state of training at a report: the loss is the mean over the steps since the one before."""
+    """The state of training at a report; the loss is the mean over the steps since the previous report."""
 
     step: int
     loss: float
     lr: float
     grad_norm: float
     tokens_per_s: float
-    mfu: float  # share of what this machine's products could do: see `weft.training.flops`
+    mfu: float  # model FLOPs utilisation, 0 to 1: see `weft.training.flops`
     epoch: int
-    elapsed: float  # seconds of training, evaluation and saving not counted
+    elapsed: float  # seconds of training, without evaluation and saving
     spent: float  # share of the budget, 0 to 1
-    valid: dict[str, float] = field(default_factory=dict)  # where an evaluation was due
+    valid: dict[str, float] = field(default_factory=dict)  # metrics, if an evaluation was due
 
     def row(self) -> dict[str, Any]:
         """Return the row of `metrics.jsonl`."""
@@ -37,15 +37,15 @@ class Step:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no word for what is not a number: it becomes null."""
+    """Replace NaN and infinity by None, since JSON has neither."""
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)
 class Eval:
-    """An evaluation is under way or done: `metrics` is empty while it runs."""
+    """An evaluation: `metrics` is empty while it runs."""
 
     step: int
     metrics: dict[str, float]
@@ -62,7 +62,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that the user should know, in one line."""
+    """A message for the user, in one line."""
 
     text: str
 
@@ -71,43 +71,44 @@ Record = Step | Eval | Saved | Notice
 
 
 class Reporter(Protocol):
-    """Anything that takes records."""
+    """A callable that takes training records."""
 
     def __call__(self, record: Record) -> None:
         """Take one record."""
         ...
 
     def close(self) -> None:
-        """Write out what is held back."""
+        """Flush buffers and close files."""
         ...
 
 
 class MetricsFile:
-    """`metrics.jsonl`: a row a report."""
+    """Writer of `metrics.jsonl`: one row per report."""
 
     def __init__(self, path: Path, upto: int) -> None:
-        """Open for appending; rows beyond the step `upto`, which a resumed run will repeat, are cut off first."""
+        """Open for appending; first remove rows after step `upto`, which a resumed run will repeat."""
         self._path = path
-        with _written(path):
+        with _write_errors(path):
             if path.exists():
-                _cut_back(path, upto)
+                _truncate_after(path, upto)
             self._file = path.open("a", encoding="utf-8")
 
     def __call__(self, record: Record) -> None:
         """Write a `Step`."""
         if isinstance(record, Step):
-            with _written(self._path):
+            with _write_errors(self._path):
                 self._file.write(json.dumps(record.row()) + "\n")
                 self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        with suppress(OSError):  # what could not be flushed was told already
+        with suppress(OSError):  # a failure to flush was reported already
             self._file.close()
 
 
 @contextmanager
-def _written(path: Path) -> Iterator[None]:
+def _write_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a CheckpointError."""
     try:
         yield
     except OSError as error:
@@ -117,7 +118,7 @@ def _written(path: Path) -> Iterator[None]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of `metrics.jsonl`; a line that a kill cut short, or that is no row, is left out."""
+    """Return the rows of `metrics.jsonl`; incomplete lines (after a kill) and lines that are no row are left out."""
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
@@ -129,15 +130,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _cut_back(path: Path, upto: int) -> None:
+def _truncate_after(path: Path, upto: int) -> None:
+    """Remove the rows after step `upto`, atomically."""
     kept = [row for row in read_metrics(path) if row["step"] <= upto]
-    beside = path.with_suffix(".tmp")
-    beside.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-    beside.replace(path)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    temporary.replace(path)
 
 
 class TensorBoard:
-    """Event files beside the metrics, where TensorBoard is installed."""
+    """Writer of TensorBoard event files, if TensorBoard is installed."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -146,7 +148,7 @@ class TensorBoard:
 
     @staticmethod
     def installed() -> bool:
-        """Say whether TensorBoard can be imported."""
+        """Return whether TensorBoard can be imported."""
         return find_spec("tensorboard") is not None
 
     def __call__(self, record: Record) -> None:
@@ -163,13 +165,13 @@ class TensorBoard:
 
 
 class Reporters:
-    """Several reporters as one."""
+    """A reporter that passes records on to several."""
 
     def __init__(self, reporters: Iterable[Reporter]) -> None:
         self._reporters: Sequence[Reporter] = list(reporters)
 
     def __call__(self, record: Record) -> None:
-        """Pass a record on."""
+        """Pass a record on to all."""
         for reporter in self._reporters:
             reporter(record)
 

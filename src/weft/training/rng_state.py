@@ -1,7 +1,7 @@
-"""What each process has of its own beside the weights: where its random numbers stand, and what it carries on.
+"""Per-process state beside the weights: random number generators and the carried recurrent state.
 
-A checkpoint holds it for all of them, by names that end in the process's rank. With it a run goes on exactly, if there
-are as many processes as there were.
+A checkpoint holds it for all processes, under names that end in the rank. With it a run resumes exactly, if the number
+of processes is the same.
 """
 
 import os
@@ -14,7 +14,7 @@ from weft.training.distributed import World
 
 
 def seed_all(seed: int, world: World, deterministic: bool = False) -> None:
-    """Seed what draws at random; each rank draws its own dropout."""
+    """Seed the random number generators; each rank draws its own dropout masks."""
     torch.manual_seed(seed * 1_000_003 + world.rank)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -22,29 +22,29 @@ def seed_all(seed: int, world: World, deterministic: bool = False) -> None:
         torch.backends.cudnn.benchmark = False
 
 
-def random_states(world: World) -> dict[str, Tensor]:
-    """Say where the random numbers of every rank stand."""
+def gather_rng_states(world: World) -> dict[str, Tensor]:
+    """Return the generator states of all ranks, as `cpu.<rank>` and `cuda.<rank>`."""
     states = {"cpu": torch.get_rng_state()}
     if world.device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(world.device)
-    return _of_all(states, world)
+    return _gather_all(states, world)
 
 
-def go_on_drawing(random: Mapping[str, Tensor], world: World) -> bool:
-    """Draw on from where this rank stood; say whether it could: not where there were more processes, or fewer."""
-    if f"cpu.{world.size - 1}" not in random or f"cpu.{world.size}" in random:
+def restore_rng_state(states: Mapping[str, Tensor], world: World) -> bool:
+    """Restore this rank's generator states; return False, changing nothing, if the number of processes differs."""
+    if f"cpu.{world.size - 1}" not in states or f"cpu.{world.size}" in states:
         return False
-    torch.set_rng_state(random[f"cpu.{world.rank}"])
-    if world.device.type == "cuda" and f"cuda.{world.rank}" in random:
-        torch.cuda.set_rng_state(random[f"cuda.{world.rank}"], world.device)
+    torch.set_rng_state(states[f"cpu.{world.rank}"])
+    if world.device.type == "cuda" and f"cuda.{world.rank}" in states:
+        torch.cuda.set_rng_state(states[f"cuda.{world.rank}"], world.device)
     return True
 
 
-def carried_parts(parts: Sequence[Tensor], world: World) -> dict[str, Tensor]:
-    """Name what every rank carries on to its next batch, part by part."""
-    return _of_all({str(number): part.contiguous() for number, part in enumerate(parts)}, world)
+def gather_carried(parts: Sequence[Tensor], world: World) -> dict[str, Tensor]:
+    """Return the carried recurrent state of all ranks, as `<part>.<rank>`."""
+    return _gather_all({str(index): part.contiguous() for index, part in enumerate(parts)}, world)
 
 
-def _of_all(own: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
-    gathered = ((name, world.gather(value)) for name, value in own.items())
+def _gather_all(local: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
+    gathered = ((name, world.gather(value)) for name, value in local.items())
     return {f"{name}.{rank}": value for name, values in gathered for rank, value in enumerate(values)}

@@ -1,4 +1,4 @@
-"""A training from recipe to result: the data, the tokenizer, the head, the directory of the run, and the loop."""
+"""A training run from recipe to best model: data, tokenizer, head, run directory, training loop."""
 
 import hashlib
 from contextlib import ExitStack, suppress
@@ -29,39 +29,39 @@ from weft.tokenization.trainable import Tokenizer, load_tokenizer
 from weft.training.checkpoint_averaging import try_average
 from weft.training.compile import make_loader
 from weft.training.distributed import World, join_world, leave_world
-from weft.training.finetuning import check_tuning, frozen, renewed
+from weft.training.finetuning import check_tuning, frozen, reinitialized
 from weft.training.fit_loop import Fitting
 from weft.training.optim import schedule_uses_budget
 from weft.training.reporting import MetricsFile, Notice, Reporter, Reporters, TensorBoard
 from weft.training.rng_state import seed_all
 from weft.training.trainer import Evaluate, Trainer
 
-FREE = {"data.workers", "train.keep"}  # what may change on resume without changing a number
+FREE = {"data.workers", "train.keep"}  # recipe keys that may change on resume, since they do not affect the result
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training leaves: the recipe with what the data settled, the best head, and where the run stands."""
+    """The result of a training: the recipe as completed from the data, the best head, and the progress of the run."""
 
     run: Run
     task: Task
     head: Head
     progress: Progress
-    rank: list[float] | None = None  # how good the best head is, as in `Progress.best`
+    rank: list[float] | None = None  # of the best head, as in `Progress.best`; smaller is better
 
 
 def train_run(
     run: Run, out: Path, resume: bool = False, report: Reporter | None = None, known: Tokenizer | None = None
 ) -> Trained:
-    """Train in the directory `out`, and return the best model; `resume` goes on from the last checkpoint there.
+    """Train in the directory `out` and return the best model; `resume` continues from the last checkpoint there.
 
-    `known` is the tokenizer of another training on the same data, which need not be made again.
+    `known` is the tokenizer of another training on the same data, so that it is not trained again.
     """
     check_tuning(run)
     run = settle(run, make_task(run))
     task = make_task(run)
     world = join_world(run.train.device)
-    store = _store(run, out)
+    store = _make_store(run, out)
     with ExitStack() as stack:
         stack.callback(leave_world, world)
         if world.main:
@@ -69,7 +69,7 @@ def train_run(
             store.prepare()
         stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
         folder = _resume_from(store, run, resume)
-        world.barrier()  # before the first of them saves, all have seen what was there
+        world.barrier()  # every rank has read the directory before the main rank saves to it
         if not folder:
             check_vectors(run)
         tokenizer = load_tokenizer(run.tokenizer, folder) if folder else known or make_tokenizer(run, task)
@@ -87,11 +87,12 @@ def train_run(
 
 
 def make_tokenizer(run: Run, task: Task) -> Tokenizer:
-    """Take the tokenizer that comes with `model.weights`, or train one."""
+    """Return the tokenizer that comes with `model.weights`, or train one."""
     return started_tokenizer(run) or fit_tokenizer(run.tokenizer, run.data, task)
 
 
-def _store(run: Run, out: Path) -> Store:
+def _make_store(run: Run, out: Path) -> Store:
+    """Return the store of a run; it keeps the checkpoints that `train.average` needs."""
     train = run.train
     if not train.average:
         return Store(out, train.keep)
@@ -99,12 +100,12 @@ def _store(run: Run, out: Path) -> Store:
 
 
 def settle(run: Run, task: Task) -> Run:
-    """Fill in what the recipe leaves to the training data, so that a checkpoint is whole in itself."""
+    """Return the recipe with task fields filled in from the training data, so that a checkpoint is self-contained."""
     return run.model_copy(update={"task": settled(run.data, task)})
 
 
 def _resume_from(store: Store, run: Run, resume: bool) -> Path | None:
-    """Return the checkpoint to go on from, verified; a directory that is in use without `resume` is refused."""
+    """Return the verified checkpoint to resume from, or None; without `resume`, refuse a directory that holds a run."""
     if not resume:
         if store.last():
             raise CheckpointError(
@@ -118,15 +119,15 @@ def _resume_from(store: Store, run: Run, resume: bool) -> Path | None:
 
 
 def check_recipe(then: dict[str, Any], now: Run, folder: Path) -> None:
-    """Refuse to resume with another recipe, except for what changes no step already made."""
+    """Refuse to resume with another recipe, except for keys that do not affect the steps already made."""
     free = FREE if schedule_uses_budget(now.train) else FREE | {"train.steps", "train.time"}
-    with suppress(ConfigError):  # what it did not say is what a recipe that says nothing means now
+    with suppress(ConfigError):  # keys that the old recipe lacks take today's defaults
         then = Run.parse(then, trust=False).dump()
     changed = {key: pair for key, pair in contents.differences(then, now.dump()).items() if key not in free}
-    for key, (was, now_is) in changed.items():
+    for key, (old, new) in changed.items():
         raise CheckpointError(
-            f"{folder}: the recipe has changed since this checkpoint was written: {key} was {was!r} and is "
-            f"{now_is!r} now ({len(changed)} such in all); set it back, or train afresh in another --out"
+            f"{folder}: the recipe has changed since this checkpoint was written: {key} was {old!r} and is "
+            f"{new!r} now ({len(changed)} such in all); set it back, or train afresh in another --out"
         )
 
 
@@ -140,83 +141,88 @@ def make_trainer(
     report: Reporter | None,
     resume: bool = False,
 ) -> Trainer | Fitting:
-    """Put the parts together, at the beginning or where the checkpoint left off; a fresh run saves its step 0.
+    """Build the trainer, fresh or from the checkpoint in `folder`; a fresh run saves a checkpoint of step 0.
 
     Without a store nothing is written.
     """
     seed_all(run.train.seed, world, run.train.deterministic)
-    own = len(tokenizer)
+    trained_vocab = len(tokenizer)  # before words of pre-trained vectors are added
     if not folder:
         learn_words(run, tokenizer)
     task, head = build(run, tokenizer)
-    fixed = stack.enter_context(frozen(head, run.train))
-    started = None if folder else _start(run, head, tokenizer, own)
-    packed, notice = pack_split(run.data, "train", task, tokenizer, store.root if store else None)
+    freeze_notice = stack.enter_context(frozen(head, run.train))
+    start_notice = None if folder else _load_pretrained(run, head, tokenizer, trained_vocab)
+    packed, data_notice = pack_split(run.data, "train", task, tokenizer, store.root if store else None)
     _check_lengths(run, task, head.body, packed)
-    listening = _reporters(store, world, folder, report)
-    stack.callback(listening.close)
+    reporters = _make_reporters(store, world, folder, report)
+    stack.callback(reporters.close)
     afresh = f"{store.root}: there is no checkpoint to go on from: training starts afresh" if store else ""
-    for told in (notice and f"data.train: {notice}", started, fixed, afresh if resume and not folder else ""):
-        if told:
-            listening(Notice(told))
+    resume_notice = afresh if resume and not folder else ""
+    for message in (data_notice and f"data.train: {data_notice}", start_notice, freeze_notice, resume_notice):
+        if message:
+            reporters(Notice(message))
     head.to(world.device)
-    examples = _validation(run, task, listening)
-    if run.train.metric and (why := task.unavailable_metric(run.train.metric, examples)):
-        raise ConfigError(f"train.metric: {run.train.metric} will not be given for data.valid: {why}; choose another")
+    examples = _read_validation(run, task, reporters)
+    if run.train.metric and (reason := task.unavailable_metric(run.train.metric, examples)):
+        raise ConfigError(
+            f"train.metric: {run.train.metric} will not be given for data.valid: {reason}; choose another"
+        )
     if task.supports_fit and isinstance(head.body, Fitted):
-        fitting = Fitting(run, task, head, packed, world, listening, store, _evaluator(run, task, examples))
+        fitting = Fitting(run, task, head, packed, world, reporters, store, _make_evaluate(run, task, examples))
         fitting.begin(folder, _digest(packed.digest, examples))
         return fitting
     loader = make_loader(run, task, head.body, packed, world)
-    trainer = Trainer(run, task, head, loader, world, listening, store, _evaluator(run, task, examples))
+    trainer = Trainer(run, task, head, loader, world, reporters, store, _make_evaluate(run, task, examples))
     trainer.progress.data = _digest(packed.digest, examples)
-    _begin(trainer, folder, world)
+    _resume_or_save(trainer, folder, world)
     return trainer
 
 
-def _start(run: Run, head: Head, tokenizer: Tokenizer, own: int) -> str | None:
-    """Give a fresh head the weights or the vectors that the recipe names, and say what it got."""
-    with renewed(head.body, run.train.reinit):
-        return start_from_weights(run, head) or start_from_vectors(run, tokenizer, head.body, own)
+def _load_pretrained(run: Run, head: Head, tokenizer: Tokenizer, trained_vocab: int) -> str | None:
+    """Load the pre-trained weights or word vectors that the recipe names into a fresh head; return a notice."""
+    with reinitialized(head.body, run.train.reinit):
+        return start_from_weights(run, head) or start_from_vectors(run, tokenizer, head.body, trained_vocab)
 
 
 def _check_lengths(run: Run, task: Task, body: Model, packed: PackedItems) -> None:
-    """Refuse now what the model could not read when it meets it, in the middle of the training or at its end."""
-    reads = getattr(body, "reads", None)
-    if reads is None or task.longest_of(packed) is None:
+    """Refuse sequences longer than the model has positions, before training rather than in the middle of it."""
+    max_positions = getattr(body, "reads", None)
+    if max_positions is None or task.longest_of(packed) is None:
         return
-    writes = 0 if task.reads_itself else getattr(task.options(), "max_length", 0)  # such is judged as it is read
-    if writes > reads and has_split(run.data, "valid"):
+    max_length = 0 if task.reads_itself else getattr(task.options(), "max_length", 0)  # 0: evaluation generates nothing
+    if max_length > max_positions and has_split(run.data, "valid"):
         raise ConfigError(
-            f"task.decode.max_length: {writes} tokens may be written, but the model learns {reads} positions; set it "
-            f"to {reads} or less, or raise model.longest"
+            f"task.decode.max_length: {max_length} tokens may be written, but the model learns {max_positions} "
+            f"positions; set it to {max_positions} or less, or raise model.longest"
         )
     valid = [("valid", pack_split(run.data, "valid", task, task.tokenizer)[0])] if has_split(run.data, "valid") else []
     for split, data in (("train", packed), *valid):
         longest = task.longest_of(data) or 0
-        if longest > reads:
+        if longest > max_positions:
             raise DataError(
-                f"data.{split}: a sequence has {longest} tokens, its mark included, but the model learns {reads} "
-                f"positions; set data.longest to {reads - task.num_special_tokens} and data.too_long to cut or drop, "
-                "or raise model.longest"
+                f"data.{split}: a sequence has {longest} tokens, its mark included, but the model learns "
+                f"{max_positions} positions; set data.longest to {max_positions - task.num_special_tokens} and "
+                "data.too_long to cut or drop, or raise model.longest"
             )
 
 
-def _begin(trainer: Trainer, folder: Path | None, world: World) -> None:
+def _resume_or_save(trainer: Trainer, folder: Path | None, world: World) -> None:
+    """Resume from the checkpoint in `folder`, or save a checkpoint of step 0."""
     if world.main and trainer.store:
         trainer.store.write_text("run.yaml", write_yaml(trainer.run.dump()))
     if folder:
         trainer.resume(folder)
         return
-    # Saving at once shows a full or read-only disk now, not after the first hour. Room for the next must be there too.
-    numbers = sum(parameter.numel() for parameter in trainer.head.parameters())
+    # Saving at once fails on a full or read-only disk now, not after an hour. There must be room for two checkpoints,
+    # each of weights and two optimizer states in fp32.
+    parameters = sum(parameter.numel() for parameter in trainer.head.parameters())
     if world.main and trainer.store:
-        trainer.store.check_space(2 * numbers * 4 * 3)
+        trainer.store.check_space(2 * parameters * 4 * 3)
     seed_all(trainer.train.seed, world)
     trainer.save()
 
 
-def _reporters(store: Store | None, world: World, folder: Path | None, report: Reporter | None) -> Reporters:
+def _make_reporters(store: Store | None, world: World, folder: Path | None, report: Reporter | None) -> Reporters:
     if not world.main:
         return Reporters([])
     given = [report] if report else []
@@ -229,7 +235,7 @@ def _reporters(store: Store | None, world: World, folder: Path | None, report: R
     return Reporters([*reporters, *given])
 
 
-def _validation(run: Run, task: Task, report: Reporter) -> list[Any]:
+def _read_validation(run: Run, task: Task, report: Reporter) -> list[Any]:
     if not has_split(run.data, "valid") or prepared_folder(run.data, "valid"):
         return []
     examples, notice = read_whole(run.data, "valid", task, task.tokenizer)
@@ -238,16 +244,16 @@ def _validation(run: Run, task: Task, report: Reporter) -> list[Any]:
     return examples
 
 
-def _evaluator(run: Run, task: Task, examples: list[Any]) -> Evaluate | None:
+def _make_evaluate(run: Run, task: Task, examples: list[Any]) -> Evaluate | None:
     limit = TruncationPolicy(run.data.longest, run.data.too_long)
     if prepared := prepared_split(run.data, "valid", task, task.tokenizer):
         return lambda head: judge_prepared(task, head, prepared[0], "data.valid").metrics
     return (lambda head: evaluate(task, head, examples, limit)) if examples else None
 
 
-def _digest(trained: str, examples: list[Any]) -> str:
-    """Sum up all the data: other validation data would make another model the best."""
-    found = hashlib.sha256(trained.encode())
+def _digest(train_digest: str, examples: list[Any]) -> str:
+    """Return a digest of training and validation data: other validation data could make another model the best."""
+    digest = hashlib.sha256(train_digest.encode())
     for example in examples:
-        found.update(repr(example).encode("utf-8", "surrogatepass"))
-    return found.hexdigest()
+        digest.update(repr(example).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C end a training between two steps, with a checkpoint."""
+"""Signal handling: SIGTERM and Ctrl-C stop a training between two steps, with a checkpoint."""
 
 import signal
 import threading
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Interrupted(BaseException):
-    """A signal asked the training to stop, and it was saved. Its exit code is the shell's own for that signal."""
+    """A signal stopped training, after a checkpoint. The exit code is the shell's for that signal, 128 + number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}; saved")
@@ -15,22 +15,22 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Inside, the first SIGTERM or SIGINT is noted in `got`; a second one acts at once, as it would have."""
+    """Context that stores the first SIGTERM or SIGINT in `got`; a second one has its original effect."""
 
     def __init__(self) -> None:
         self.got: int | None = None
-        self._before: dict[int, Any] = {}
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._note)
+                self._handlers[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.got = number
-        signal.signal(number, self._before[number])
+        signal.signal(number, self._handlers[number])

@@ -1,7 +1,7 @@
 """The training loop.
 
-A step reads `accumulate` batches on each rank. Counts are summed over all of them before the first backward, and the
-loss is Σ sum / count over its parts, so that K accumulation steps or N processes give the gradient of the one
+A step reads `accumulate` batches on each rank. Target counts are summed over all of them before the first backward
+pass, and the loss is Σ sum / count over its parts, so that K accumulation steps or N processes give the gradient of one
 large batch, up to rounding.
 """
 
@@ -28,14 +28,14 @@ from weft.nn.kernels.self_test import try_kernels
 from weft.nn.rnn.cells import lacking_half_kernels
 from weft.tasks.base import Batch, Head, Task
 from weft.training import asgd
-from weft.training.deferred_loss import Outcome
+from weft.training.deferred_loss import DeferredLoss
 from weft.training.distributed import World
-from weft.training.finetuning import rates
-from weft.training.flops import Work, peak_flops
+from weft.training.finetuning import lr_factors
+from weft.training.flops import TrainingCost, peak_flops
 from weft.training.model_selection import rank_of
 from weft.training.optim import clip, lr_factor, make_optimizer, set_lr
 from weft.training.reporting import Eval, Notice, Reporter, Saved, Step
-from weft.training.rng_state import carried_parts, go_on_drawing, random_states, seed_all
+from weft.training.rng_state import gather_carried, gather_rng_states, restore_rng_state, seed_all
 from weft.training.signals import Interrupted, Signals
 
 Evaluate = Callable[[Head], dict[str, float]]
@@ -43,7 +43,7 @@ Evaluate = Callable[[Head], dict[str, float]]
 
 @dataclass
 class Trainer:
-    """One run: `fit` trains until the budget is spent."""
+    """The training loop of one run: `fit` trains until the budget is spent."""
 
     run: Run
     task: Task
@@ -58,25 +58,26 @@ class Trainer:
     def __post_init__(self) -> None:
         self.train = self.run.train
         self.wrapped = self.world.wrap(self.head)
-        # The head itself stays as it is, for evaluation.
+        # Evaluation uses the uncompiled head.
         self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.frame else self.wrapped
-        self.optimizer = make_optimizer(self.head, self.train, rates(self.head, self.train.layer_decay))
+        self.optimizer = make_optimizer(self.head, self.train, lr_factors(self.head, self.train.layer_decay))
         asgd.check(self.optimizer, self.evaluate is not None)
-        self.work = Work()  # since the last report
-        self._ceiling = math.nan
+        self.cost = TrainingCost()  # since the last report
+        self._peak_flops = math.nan
         self._lr, self._norm = 0.0, math.nan  # of the last update
-        self._made: Outcome | None = None  # the last update, if nobody has looked yet how it went
-        self._late = self.world.device.type == "cuda" and self.train.optimizer != "adagrad"  # it looks one step late
-        self._carry: Any = None  # what the next batch of the same streams goes on from
-        self._averaged: list[float] | None = None  # how good `best` is, where it is an average of checkpoints
+        self._pending: DeferredLoss | None = None  # of the last update, if its loss and norm have not been read yet
+        # Read loss and norm one step late, to keep the GPU busy. The foreach Adagrad ignores `found_inf`.
+        self._late = self.world.device.type == "cuda" and self.train.optimizer != "adagrad"
+        self._carry: Any = None  # recurrent state for the next batch of the same streams (truncated BPTT)
+        self._averaged: list[float] | None = None  # the rank of `best`, where it is an average of checkpoints
 
     def fit(self) -> Progress:
-        """Train until the budget or the patience is spent; a signal saves and raises `Interrupted`."""
+        """Train until the budget or the patience is spent; on a signal, save and raise `Interrupted`."""
         self.head.train()
         with Signals() as signals:
-            self._ceiling = self.world.sum({"all": peak_flops(self.world.device, self.train.precision)})["all"]
-            batches = self._compiled(self.loader.stream(self.progress.position))
-            while not self.progress.done and not self._told(signals):
+            self._peak_flops = self.world.sum({"all": peak_flops(self.world.device, self.train.precision)})["all"]
+            batches = self._warm_up(self.loader.stream(self.progress.position))
+            while not self.progress.done and not self._signal_received(signals):
                 self.update(batches)
                 self._after_step()
             if signals.got and not self.progress.done:
@@ -84,14 +85,14 @@ class Trainer:
                 raise Interrupted(signals.got)
         return self.progress
 
-    def _compiled(self, batches: Iterator[LoadedBatch[Batch]]) -> Iterator[LoadedBatch[Batch]]:
-        """Try the kernels for half precision; compile, if the run is compiled, on the first batch, and say how long.
+    def _warm_up(self, batches: Iterator[LoadedBatch[Batch]]) -> Iterator[LoadedBatch[Batch]]:
+        """Self-test the bf16 kernels and, if the run is compiled, compile on the first batch; return all batches.
 
-        Nothing is learned from it.
+        The weights do not change. The time of compilation is reported.
         """
         began, device = time.perf_counter(), self.world.device
         if self.train.precision == "bf16":
-            self._try_half(device)
+            self._test_bf16_kernels(device)
         if self.loader.frame is None:
             return batches
         first = next(batches)
@@ -103,84 +104,84 @@ class Trainer:
         self.report(Notice(f"train.compile: the graph was ready after {time.perf_counter() - began:.1f} s"))
         return chain([first], batches)
 
-    def _try_half(self, device: torch.device) -> None:
-        """Try the kernels for half precision, and report what is computed without them."""
-        if told := try_kernels(device):
-            self.report(Notice(f"train.precision: weft's own kernels are left aside, since {told}"))
+    def _test_bf16_kernels(self, device: torch.device) -> None:
+        """Self-test the bf16 kernels; report which are disabled and which layers fall back to fp32."""
+        if failure := try_kernels(device):
+            self.report(Notice(f"train.precision: weft's own kernels are left aside, since {failure}"))
         if device.type == "cpu" and (lacking := lacking_half_kernels(self.head, torch.bfloat16)):
-            without = f"PyTorch has no bf16 kernel of {', '.join(lacking)} for this CPU"
-            self.report(Notice(f"train.precision: {without}: those layers are computed in fp32"))
+            reason = f"PyTorch has no bf16 kernel of {', '.join(lacking)} for this CPU"
+            self.report(Notice(f"train.precision: {reason}: those layers are computed in fp32"))
 
     def update(self, batches: Iterator[LoadedBatch[Batch]]) -> None:
-        """Read the next batches and make one update; its time counts."""
+        """Read the next batches and make one update; its time counts towards the budget."""
         began = time.perf_counter()
-        drawn = list(islice(batches, self.train.accumulate))
-        self._step(drawn)
+        loaded = list(islice(batches, self.train.accumulate))
+        self._step(loaded)
         if self._due():
-            self._settle()  # here, for what is waited for counts
-        self.work.add(self.head, (one.batch for one in drawn))
-        # The mean over the ranks, so that all see the same budget.
+            self._read_pending()  # here, so that waiting for the device is timed
+        self.cost.add(self.head, (item.batch for item in loaded))
+        # The mean over the ranks, so that all ranks have the same budget.
         seconds = self.world.sum({"s": time.perf_counter() - began})["s"] / self.world.size
         self.progress.elapsed += seconds
-        self.work.seconds += seconds
+        self.cost.seconds += seconds
 
-    def _told(self, signals: Signals) -> bool:
-        """Agree with the other ranks whether a signal came."""
-        told = self.world.sum({"told": signals.got is not None})["told"]
-        if told and signals.got is None:
-            signals.got = SIGTERM  # it came to another rank
-        return bool(told)
+    def _signal_received(self, signals: Signals) -> bool:
+        """Return whether any rank received a signal; all ranks return the same."""
+        count = self.world.sum({"received": signals.got is not None})["received"]
+        if count and signals.got is None:
+            signals.got = SIGTERM  # another rank received it
+        return bool(count)
 
     def spent(self) -> float:
-        """The share of the budget that is gone, by steps or by time, whichever is more."""
+        """Return the share of the budget that is used, by steps or by time, whichever is more."""
         by_steps = self.progress.step / self.train.steps if self.train.steps else 0.0
         by_time = self.progress.elapsed / self.train.time if self.train.time else 0.0
         return max(by_steps, by_time)
 
-    def _planned(self) -> float:
-        """What was gone when this step began: so the last step of a schedule that falls to nothing still counts."""
+    def _spent_before(self) -> float:
+        """Return the share used when this step began, so that the last step of a linear decay has a rate above zero."""
         if self.train.steps:
             return (self.progress.step - 1) / self.train.steps
         return self.spent()
 
-    def _step(self, drawn: list[LoadedBatch[Batch]]) -> None:
-        """Make one update, or none where the loss or its gradient is not finite."""
-        batches = [one.batch.to(self.world.device) for one in drawn]
-        numbers = self._backward(batches, [one.draw.position.batch < self.world.size for one in drawn])
+    def _step(self, loaded: list[LoadedBatch[Batch]]) -> None:
+        """Make one update; skip it if the loss or the gradient norm is not finite."""
+        batches = [item.batch.to(self.world.device) for item in loaded]
+        loss_and_norm = self._backward(batches, [item.draw.position.batch < self.world.size for item in loaded])
         self.progress.step += 1
-        self.progress.position = drawn[-1].draw.after
-        lr = self.train.lr * lr_factor(self.train, self.progress.step, self._planned())
+        self.progress.position = loaded[-1].draw.after
+        lr = self.train.lr * lr_factor(self.train, self.progress.step, self._spent_before())
         set_lr(self.optimizer, lr)
-        made = Outcome.of(self.progress.step, drawn, lr, numbers)
+        outcome = DeferredLoss.of(self.progress.step, loaded, lr, loss_and_norm)
         if self._late:
-            self.optimizer.found_inf = (~numbers.isfinite().all()).float()  # type: ignore[attr-defined]
+            self.optimizer.found_inf = (~loss_and_norm.isfinite().all()).float()  # type: ignore[attr-defined]
             self.optimizer.step()
-            self._settle()
-            self._made = made
+            self._read_pending()
+            self._pending = outcome
         else:
-            self._made = made
-            if self._settle():
+            self._pending = outcome
+            if self._read_pending():
                 self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _settle(self) -> bool:
-        """Look how the last update went, if nobody has yet; say whether it was made."""
-        made, self._made = self._made, None
-        if made is None:
+    def _read_pending(self) -> bool:
+        """Read the pending outcome of the last update, if there is one; return whether the update was finite."""
+        outcome, self._pending = self._pending, None
+        if outcome is None:
             return True
-        loss, norm = made.read()
+        loss, norm = outcome.read()
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            self._skipped(made, loss, norm)
+            self._skip(outcome, loss, norm)
             return False
-        self._lr, self._norm = made.lr, norm
+        self._lr, self._norm = outcome.lr, norm
         self.progress.loss_sum += loss
         self.progress.loss_steps += 1
         return True
 
-    def _backward(self, batches: list[Batch], anew: Sequence[bool] = ()) -> Tensor:
+    def _backward(self, batches: list[Batch], starts_epoch: Sequence[bool] = ()) -> Tensor:
         """Accumulate the gradient of the mean loss over all batches of all ranks; return loss and norm, (2,).
 
-        `anew` says with which of them an epoch begins, so that nothing is carried on to it.
+        `starts_epoch` is true for each batch that begins an epoch: the carried recurrent state is dropped before it.
         """
         counts: dict[str, float] = {}
         for batch in batches:
@@ -188,10 +189,10 @@ class Trainer:
                 counts[part] = counts.get(part, 0) + count
         counts = self.world.sum(counts)
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for number, batch in enumerate(batches):
-            if any(anew[number : number + 1]):
+        for index, batch in enumerate(batches):
+            if any(starts_epoch[index : index + 1]):
                 self._carry = None
-            with self.world.no_sync(self.wrapped, last=number == len(batches) - 1):
+            with self.world.no_sync(self.wrapped, last=index == len(batches) - 1):
                 loss = self._loss(batch, counts)
                 (loss * self.world.size).backward()
             total += loss.detach()
@@ -199,16 +200,18 @@ class Trainer:
         return torch.stack([self.world.total(total), norm.to(total)])
 
     def _loss(self, batch: Batch, counts: Mapping[str, float]) -> Tensor:
+        """Compute the mean loss, Σ sum / count over its parts; `counts` are those of all batches of the step."""
         bf16 = self.train.precision == "bf16"
         with torch.autocast(self.world.device.type, torch.bfloat16, enabled=bf16):
             sums, self._carry = self._forward(batch, self._carry)
-        # Of a part with nothing in it, such as a batch where no word is masked, the sum is 0, and so is the mean.
+        # A part without targets, such as a batch in which no word is masked, has sum 0 and mean 0.
         return torch.stack([value / max(counts[part], 1) for part, value in sums.items()]).sum()
 
-    def _skipped(self, made: Outcome, loss: float, norm: float) -> None:
+    def _skip(self, outcome: DeferredLoss, loss: float, norm: float) -> None:
+        """Count and report a skipped update; raise once `train.bad_steps` of them were skipped."""
         self.progress.bad_steps += 1
         self._carry = None
-        what = f"step {made.step}: the loss is {loss} and its gradient's norm {norm} in {made.place}"
+        what = f"step {outcome.step}: the loss is {loss} and its gradient's norm {norm} in {outcome.location}"
         self.report(Notice(f"{what}: no update was made"))
         if self.progress.bad_steps >= self.train.bad_steps:
             raise TrainingError(
@@ -217,42 +220,43 @@ class Trainer:
             )
 
     def _due(self) -> bool:
-        """Say whether a report, an evaluation or a checkpoint follows this step."""
+        """Return whether a report, an evaluation or a checkpoint follows this step."""
         step, train = self.progress.step, self.train
-        every = (train.report_every, train.eval_every, self.save_every)
-        return self.spent() >= 1 or any(step % often == 0 for often in every if often)
+        intervals = (train.report_every, train.eval_every, self.save_every)
+        return self.spent() >= 1 or any(step % interval == 0 for interval in intervals if interval)
 
     def _after_step(self) -> None:
-        """Report, evaluate and save where they are due; at the end all three are."""
+        """Report, evaluate and save if due; at the end of training all three are."""
         step, train = self.progress.step, self.train
         ends = self.spent() >= 1
         evaluates = ends or (train.eval_every is not None and step % train.eval_every == 0)
         saves = step % (self.save_every or step + 1) == 0
         better = self._report(evaluates) if evaluates or step % train.report_every == 0 else False
-        self.progress.done = ends or self._impatient()
+        self.progress.done = ends or self._out_of_patience()
         if better or saves or self.progress.done:
-            leads = better and self.progress.best == self.best_rank()
-            self.save(best=leads or (self.progress.done and self.evaluate is None))
+            is_best = better and self.progress.best == self.best_rank()
+            self.save(best=is_best or (self.progress.done and self.evaluate is None))
 
     @property
     def save_every(self) -> int | None:
-        """Steps from one checkpoint to the next; None: at the end alone."""
+        """Steps between checkpoints; None: only at the end."""
         return self.train.save_every or self.train.eval_every
 
     def best_rank(self) -> list[float] | None:
-        """How good the best model so far is; that of a smaller budget may have been an average."""
+        """Return the rank of the best model so far; that of an earlier, smaller budget may be a checkpoint average."""
         return min((rank for rank in (self.progress.best, self._averaged) if rank is not None), default=None)
 
-    def _impatient(self) -> bool:
+    def _out_of_patience(self) -> bool:
+        """Return whether `train.patience` evaluations in a row brought no improvement."""
         return self.train.patience is not None and self.progress.stale >= self.train.patience
 
     def _report(self, evaluates: bool) -> bool:
-        """Emit a `Step`, with the evaluation in it if one is due; say whether it is the best so far."""
-        self._settle()
+        """Emit a `Step`, with the evaluation if one is due; return whether that is the best so far."""
+        self._read_pending()
         progress = self.progress
         valid, better = self._evaluate() if evaluates else ({}, False)
-        seconds = max(self.work.seconds, 1e-9)
-        done = self.world.sum({"tokens": self.work.tokens, "operations": self.work.flops})
+        seconds = max(self.cost.seconds, 1e-9)
+        totals = self.world.sum({"tokens": self.cost.tokens, "flops": self.cost.flops})
         loss = progress.loss_sum / progress.loss_steps if progress.loss_steps else math.nan
         self.report(
             Step(
@@ -260,58 +264,58 @@ class Trainer:
                 loss=loss,
                 lr=self._lr,
                 grad_norm=self._norm,
-                tokens_per_s=round(done["tokens"] / seconds, 1),
-                mfu=round(done["operations"] / seconds / self._ceiling, 6),
+                tokens_per_s=round(totals["tokens"] / seconds, 1),
+                mfu=round(totals["flops"] / seconds / self._peak_flops, 6),
                 epoch=progress.position.epoch,
                 elapsed=round(progress.elapsed, 3),
                 spent=min(1.0, self.spent()),
                 valid=valid,
             )
         )
-        progress.loss_sum, progress.loss_steps, self.work = 0.0, 0, Work()
+        progress.loss_sum, progress.loss_steps, self.cost = 0.0, 0, TrainingCost()
         return better
 
     def _evaluate(self) -> tuple[dict[str, float], bool]:
-        """Score the model; the main rank does, and all agree on what it found."""
+        """Evaluate the model on the main rank; return the metrics there, and on all ranks whether they are the best."""
         if self.evaluate is None:
             return {}, False
         with asgd.averaged(self.optimizer):
-            found = self.evaluate(self.head) if self.world.main else {}
-        metric, loss = self.rank(found) if self.world.main else (0.0, 0.0)
-        known = self.world.sum({"metric": metric, "loss": loss})
-        rank = [known["metric"], known["loss"]]
+            metrics = self.evaluate(self.head) if self.world.main else {}
+        metric, loss = self.rank(metrics) if self.world.main else (0.0, 0.0)
+        shared = self.world.sum({"metric": metric, "loss": loss})
+        rank = [shared["metric"], shared["loss"]]
         better = self.progress.best is None or rank < self.progress.best
         self.progress.stale = 0 if better else self.progress.stale + 1
         if better:
             self.progress.best, self.progress.best_step = rank, self.progress.step
-        self.report(Eval(self.progress.step, found, better))
+        self.report(Eval(self.progress.step, metrics, better))
         if asgd.due(self.optimizer, self.progress.stale, self.train.asgd_after):
             self.optimizer.begin()  # type: ignore[attr-defined]
             self.report(Notice(f"train.optimizer: from step {self.progress.step} on the weights are averaged"))
-        return found, better
+        return metrics, better
 
-    def rank(self, found: Mapping[str, float]) -> list[float]:
-        """Order evaluations, the best first."""
-        return rank_of(self.run, self.task, found)
+    def rank(self, metrics: Mapping[str, float]) -> list[float]:
+        """Return the sort key of an evaluation; smaller is better."""
+        return rank_of(self.run, self.task, metrics)
 
     def save(self, best: bool = False) -> None:
-        """Write a checkpoint."""
-        self._settle()
-        random, carried = random_states(self.world), carried_parts(self.head.carry_parts(self._carry), self.world)
+        """Write a checkpoint; `best` links it as the best."""
+        self._read_pending()
+        rng, carried = gather_rng_states(self.world), gather_carried(self.head.carry_parts(self._carry), self.world)
         if self.store and self.world.main:
-            path = self.store.save(self.progress.step, lambda folder: self._write(folder, random, carried), best)
+            path = self.store.save(self.progress.step, lambda folder: self._write(folder, rng, carried), best)
             self.report(Saved(self.progress.step, path))
         self.world.barrier()
 
-    def _write(self, folder: Path, random: Mapping[str, Tensor], carried: Mapping[str, Tensor]) -> None:
+    def _write(self, folder: Path, rng: Mapping[str, Tensor], carried: Mapping[str, Tensor]) -> None:
         with asgd.averaged(self.optimizer):
             contents.write_model(folder, self.run, self.task.tokenizer, self.head)
-            contents.write_state(folder, replace(self.progress), self.optimizer, self.head, random)
+            contents.write_state(folder, replace(self.progress), self.optimizer, self.head, rng)
         if carried:
             contents.write_carried(folder, carried)
 
     def resume(self, folder: Path) -> None:
-        """Go on from a checkpoint, exactly."""
+        """Restore weights, optimizer, progress and random states: training continues as if it had not stopped."""
         contents.load_weights(folder, self.head)
         contents.load_optimizer(folder, self.optimizer, self.head)
         asgd.resumed(self.optimizer)
@@ -321,9 +325,9 @@ class Trainer:
         about = read_about(best) if best else None
         self._averaged = about.rank if about else None
         contents.check_data(folder, self.progress.data, digest)
-        # A larger budget goes on.
-        self.progress.done = self.progress.done and (self.spent() >= 1 or self._impatient())
-        if go_on_drawing(contents.load_random(folder), self.world):
+        # With a larger budget training continues.
+        self.progress.done = self.progress.done and (self.spent() >= 1 or self._out_of_patience())
+        if restore_rng_state(contents.load_random(folder), self.world):
             self._carry = self.head.carry_of(contents.load_carried(folder, self.world.rank, self.world.device))
         else:
             self.report(Notice("the number of processes has changed: dropout is drawn anew from here"))
