@@ -1,4 +1,4 @@
-"""Several recipes, one budget, one table: quality, parameters, time, speed; and a page with curves and alignments."""
+"""Comparison of recipes trained at one budget: metrics, parameters, time, speed; learning curves and attention maps."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from weft.pipeline import Pipeline, run_name, train
 from weft.tasks.prepare import data_for, has_split, read_split
 from weft.training.reporting import Reporter, read_metrics
 
-SHOWN = 4  # examples whose answers are shown side by side
+SHOWN = 4  # number of examples whose answers are shown side by side
 
-Text = tuple[list[str], list[list[str]]]  # the headers and rows of a table
+Table = tuple[list[str], list[list[str]]]  # the headers and rows of a table
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One trained recipe and what it cost."""
+    """A trained recipe, its metrics and its training log."""
 
     name: str
     pipeline: Pipeline
@@ -35,26 +35,26 @@ class Contender:
 
     @property
     def last(self) -> dict[str, Any]:
-        """The last report of its training."""
+        """The last row of its training log."""
         return self.rows[-1]
 
     @property
     def tokens_per_s(self) -> float:
-        """The middle of the speeds reported."""
+        """The median of the reported speeds."""
         speeds = sorted(row["tokens_per_s"] for row in self.rows)
         return float(speeds[len(speeds) // 2])
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The contenders in the order given."""
+    """The trained recipes, in the order given, and their budget."""
 
     contenders: list[Contender]
     budget: str
 
     @property
     def trained_for(self) -> str:
-        """The budget of each: `1,000 steps`, or the time as it was given."""
+        """The budget: `1,000 steps`, or the time as given."""
         return f"{int(self.budget):,} steps" if self.budget.isdigit() else self.budget
 
     @property
@@ -62,77 +62,83 @@ class Comparison:
         """The names of the task's metrics."""
         return [name for name in self.contenders[0].metrics if name != "loss"]
 
-    def table(self) -> Text:
-        """Return the one table."""
+    def table(self) -> Table:
+        """Return the table of results, one row per recipe."""
         headers = ["model", *(name.replace("_", " ") for name in self.measured)]
-        return [*headers, "parameters", "time", "steps", "tokens/s"], [self._row(one) for one in self.contenders]
-
-    def _row(self, one: Contender) -> list[str]:
-        return [
-            one.name,
-            *(_number(name, one.metrics[name]) for name in self.measured),
-            f"{one.pipeline.parameters:,}",
-            f"{one.last['elapsed']:.0f} s",
-            f"{one.last['step']:,}",
-            f"{one.tokens_per_s:,.0f}",
+        return [*headers, "parameters", "time", "steps", "tokens/s"], [
+            self._row(contender) for contender in self.contenders
         ]
 
-    def answers(self) -> Text:
-        """Return a few unseen examples with what each contender makes of them."""
+    def _row(self, contender: Contender) -> list[str]:
+        return [
+            contender.name,
+            *(_format_metric(name, contender.metrics[name]) for name in self.measured),
+            f"{contender.pipeline.parameters:,}",
+            f"{contender.last['elapsed']:.0f} s",
+            f"{contender.last['step']:,}",
+            f"{contender.tokens_per_s:,.0f}",
+        ]
+
+    def answers(self) -> Table:
+        """Return a table of a few unseen examples with the answer of each recipe."""
         examples = self.unseen()
-        columns = [[one.pipeline.task.line(answer) for answer in one.pipeline(examples)] for one in self.contenders]
-        asked = [self.contenders[0].pipeline.task.preview(example) for example in examples]
-        headers = ["text", "should be", *(one.name for one in self.contenders)]
-        return headers, [[*pair, *answers] for pair, *answers in zip(asked, *columns, strict=True)]
+        pipelines = [contender.pipeline for contender in self.contenders]
+        columns = [[pipeline.task.line(answer) for answer in pipeline(examples)] for pipeline in pipelines]
+        previews = [self.contenders[0].pipeline.task.preview(example) for example in examples]
+        headers = ["text", "should be", *(contender.name for contender in self.contenders)]
+        return headers, [[*pair, *answers] for pair, *answers in zip(previews, *columns, strict=True)]
 
     def unseen(self) -> list[Any]:
-        """Draw a few examples that no contender was trained on, from the longest to shorter ones."""
+        """Return a few examples that no recipe was trained on, from the longest to shorter ones."""
         first = self.contenders[0].pipeline
         data, split = data_for(first.run.data, None)
-        some = [
+        examples = [
             example for _, example in islice(read_split(data, split, first.task, Skipped()), 64) if self._fits(example)
         ]
-        some.sort(key=lambda example: -len(first.task.preview(example)[0]))
-        return some[:: max(1, len(some) // SHOWN)][:SHOWN]
+        examples.sort(key=lambda example: -len(first.task.preview(example)[0]))
+        return examples[:: max(1, len(examples) // SHOWN)][:SHOWN]
 
     def _fits(self, example: Any) -> bool:
-        """Whether it is short enough for the tokenizers of all."""
-        pipelines = (one.pipeline for one in self.contenders)
+        """Return whether an example is short enough for the tokenizers of all."""
+        pipelines = (contender.pipeline for contender in self.contenders)
         return all(p.task.encode(example, p.tokenizer, TruncationPolicy(p.run.data.longest, "drop")) for p in pipelines)
 
     def page(self) -> str:
-        """Return the report as one page that needs no network."""
+        """Return the report as one HTML page that needs no network."""
         headers, rows = self.table()
         parts = [heading("Result"), table(headers, rows), heading("Learning curves"), *self._curves()]
         parts += [heading("Answers to unseen examples"), table(*self.answers())]
         parts += self._alignments()
-        names = " and ".join(one.name for one in self.contenders)
+        names = " and ".join(contender.name for contender in self.contenders)
         return page(f"weft compare: {names}", parts, f"each trained for {self.trained_for} on the same data")
 
     def _curves(self) -> list[str]:
+        """Draw training loss and validation metric by seconds of training."""
         losses = {
-            one.name: [(row["elapsed"], row["loss"]) for row in one.rows if row["loss"] is not None]
-            for one in self.contenders
+            contender.name: [(row["elapsed"], row["loss"]) for row in contender.rows if row["loss"] is not None]
+            for contender in self.contenders
         }
         charts = [line_chart(losses, "seconds of training", "loss", "Training loss", log_y=True)]
         name = self.contenders[0].pipeline.task.metric
         scores = {
-            one.name: [(row["elapsed"], row["valid"][name]) for row in one.rows if name in row.get("valid", {})]
-            for one in self.contenders
+            contender.name: [
+                (row["elapsed"], row["valid"][name]) for row in contender.rows if name in row.get("valid", {})
+            ]
+            for contender in self.contenders
         }
         label = name.replace("_", " ")
-        share = _number(name, 0.5).endswith("%")
-        return [*charts, line_chart(scores, "seconds of training", label, f"Validation: {label}", percent=share)]
+        percent = _format_metric(name, 0.5).endswith("%")
+        return [*charts, line_chart(scores, "seconds of training", label, f"Validation: {label}", percent=percent)]
 
     def _alignments(self) -> list[str]:
-        """Draw where the contenders that attend looked, in the first example."""
-        examples, drawn = self.unseen()[:1], []
-        for one in self.contenders if examples else []:
+        """Draw the attention weights of the models that have attention, for the first example."""
+        examples, figures = self.unseen()[:1], []
+        for contender in self.contenders if examples else []:
             try:
-                drawn += one.pipeline.attention(examples[0]).figures(one.name)
+                figures += contender.pipeline.attention(examples[0]).figures(contender.name)
             except RoleError:
                 continue
-        return [heading("Alignment"), explained(), *drawn] if drawn else []
+        return [heading("Alignment"), explained(), *figures] if figures else []
 
 
 def compare(
@@ -142,32 +148,37 @@ def compare(
     overrides: Iterable[str] = (),
     reporter: Callable[[str], Reporter] | None = None,
 ) -> Comparison:
-    """Train each recipe at one budget (`60s`, `5m`, or a number of steps) in a folder of `out`, and write its page."""
+    """Train each recipe at one budget (`60s`, `5m`, or a number of steps) in a folder of `out`; write `report.html`."""
     names = [run_name(recipe) for recipe in recipes]
     if len(set(names)) != len(names) or not names:
         raise ConfigError(f"compare: needs recipes with different names, but got {', '.join(names) or 'none'}")
-    kind, other = ("steps", "time") if str(budget).isdigit() else ("time", "steps")
-    limits = [f"train.{kind}={budget}", f"train.{other}=null"]
-    runs = [read_run(recipe, [*overrides, *limits]) for recipe in recipes]  # all are checked first
+    key, other = ("steps", "time") if str(budget).isdigit() else ("time", "steps")
+    limits = [f"train.{key}={budget}", f"train.{other}=null"]
+    runs = [
+        read_run(recipe, [*overrides, *limits]) for recipe in recipes
+    ]  # all are checked before the first is trained
     if any((run.task, run.data) != (runs[0].task, runs[0].data) for run in runs):
         raise ConfigError("compare: the recipes must have the same task and data, or one table would mislead")
     if not has_split(runs[0].data, data_for(runs[0].data, None)[1]):
         raise ConfigError("compare: the recipes need data.test or data.valid, or there is nothing to compare them by")
-    for place in (Path(out) / name for name in names):
-        if Store(place).last():
-            raise CheckpointError(f"{place}: holds a run already; choose another --out")
+    for folder in (Path(out) / name for name in names):
+        if Store(folder).last():
+            raise CheckpointError(f"{folder}: holds a run already; choose another --out")
     if (Path(out) / "report.html").is_dir():
         raise CheckpointError(f"{out}/report.html: must be a file, but is a folder; choose another --out")
-    result = Comparison([_contend(*pair, Path(out), reporter) for pair in zip(names, runs, strict=True)], str(budget))
+    result = Comparison(
+        [_train_contender(*pair, Path(out), reporter) for pair in zip(names, runs, strict=True)], str(budget)
+    )
     (Path(out) / "report.html").write_text(result.page(), encoding="utf-8")
     return result
 
 
-def _contend(name: str, run: Run, out: Path, reporter: Callable[[str], Reporter] | None) -> Contender:
+def _train_contender(name: str, run: Run, out: Path, reporter: Callable[[str], Reporter] | None) -> Contender:
     pipeline = train(run, out=out / name, report=reporter(name) if reporter else None)
     return Contender(name, pipeline, pipeline.evaluate(), read_metrics(out / name / "metrics.jsonl"))
 
 
-def _number(name: str, value: float) -> str:
+def _format_metric(name: str, value: float) -> str:
+    """Return a metric as a percentage, or with the decimals customary for it."""
     digits = {"bleu": 1, "perplexity": 2, "backward_perplexity": 2, "bits_per_byte": 3}.get(name)
     return f"{value:.1%}" if digits is None else f"{value:,.{digits}f}"

@@ -43,7 +43,7 @@ class GradientNorms:
         return {"model": self.model, "side": self.side, "tokens": list(self.tokens), "norms": norms}
 
 
-def trace(task: Task, head: Head, batch: Batch) -> dict[str, list[float]]:
+def gradient_norms(task: Task, head: Head, batch: Batch) -> dict[str, list[float]]:
     """Return the norm of the gradient of the last step's loss at each step of each side that a batch of one reads."""
     read = {"text": batch.tokens.ids} if batch.source is None else {"source": batch.source.ids}
     read |= {} if batch.source is None else {"target": batch.tokens.ids}

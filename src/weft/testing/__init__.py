@@ -1,8 +1,8 @@
-"""The properties that every model keeps, weft's own and users' own: `check_model(MyModel, {"width": 16})`.
+"""Property tests for models, weft's own and users' own: `check_model(MyModel, {"width": 16})`.
 
-What is checked follows from the model's roles: small ragged batches, float64, eval mode, on the CPU (`case`). A
-property is a function whose name is the sentence that it proves, and whose docstring is the likely cause where it does
-not hold; equal means up to rounding, 1e-9 of the values' magnitude (`properties`).
+The model's roles select the properties, which are checked on small ragged batches, in float64 and eval mode, on the CPU
+(`case`). A property is a function: its name is the statement that it checks, its docstring the likely cause of a
+failure. Equal means up to rounding, 1e-9 of the values' magnitude (`properties`).
 """
 
 from collections.abc import Mapping
@@ -25,10 +25,10 @@ def check_model(
     target_vocab: int | None = None,
     seed: int = 0,
 ) -> list[str]:
-    """Check a model class, as configured, by its roles; return the names of the properties that hold.
+    """Check a model class with a config by its roles; return the names of the properties that hold.
 
-    Answers are equal up to 1e-9 of their magnitude, which other matrix kernels for other shapes stay far within, and to
-    the bit where the same input is read again: twice, from saved weights, from a state that was used before.
+    Outputs are equal up to 1e-9 of their magnitude, far more than matrix kernels for different shapes differ by. They
+    are bitwise equal for the same input: read twice, from saved weights, from a state that was used before.
     Raise AssertionError with the first property that does not hold, by how much, and the likely cause.
     """
     if not isinstance(config, Named):
@@ -46,6 +46,6 @@ def prove(check: Check, case: Case) -> str:
         with torch.no_grad():
             check(case)
     except Exception as error:
-        told = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-        raise AssertionError(f"{case.kind.__name__}: not so: {name}: {told}. Likely: {check.__doc__}") from error
+        reason = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+        raise AssertionError(f"{case.kind.__name__}: not so: {name}: {reason}. Likely: {check.__doc__}") from error
     return name

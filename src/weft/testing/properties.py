@@ -1,13 +1,13 @@
-"""What holds for every model, by its roles; `weft.testing` proves it.
+"""Properties of every model, by its roles; `weft.testing` checks them.
 
-Two answers are equal here if no number of one differs from the other's by more than TOLERANCE of the largest magnitude
-among them; beyond that they differ. It is not to the bit: which matrix kernel a library takes, and so in which order it
-sums, hangs on the shapes of a batch and on the CPU, and other tokens may mean other shapes (ELMo spells each word of a
-batch once). A sum of n products in another order differs by at most about n eps of what is summed, eps = 2.2e-16 in
+Two outputs are equal here if no value of one differs from the other's by more than TOLERANCE of the largest magnitude
+among them. Bitwise equality is not required: the matrix kernel that a library chooses, and so its order of summation,
+depends on the shapes of a batch and on the CPU, and other tokens may mean other shapes (ELMo encodes each distinct word
+of a batch once). A sum of n products in another order differs by at most about n eps of its magnitude, eps = 2.2e-16 in
 float64: 4e-15 of the magnitude is the most in weft's models up to 12 layers of width 256, and a norm that divides by
-a small number may multiply it by a thousand. A wrong index, mask or state changes an answer by a part of itself.
+a small number may multiply it by a thousand. A wrong index, mask or state changes an output by a fraction of itself.
 
-To the bit are answers to the same input: once more, from saved weights, and from a state that was used before.
+Bitwise equal are outputs for the same input: repeated, from saved weights, and from a state that was used before.
 """
 
 from collections.abc import Callable
@@ -22,34 +22,35 @@ from weft.checkpoint.contents import load_weights, weights
 from weft.models.base import Role
 from weft.testing.case import LENGTHS, Answers, Case
 
-TOLERANCE = 1e-9  # of the magnitude: rounding in float64 stays far below it, a wrong index or mask far above
+TOLERANCE = 1e-9  # of the magnitude: far above float64 rounding, far below the effect of a wrong index or mask
 Check = Callable[[Case], None]
 
 
-def _expect(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise AssertionError(otherwise)
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
 
 
-def _apart(got: Tensor, must: Tensor) -> float:
-    """Return the largest difference, as a share of the largest finite magnitude; NaN where a number is NaN."""
-    apart = torch.where(got == must, 0.0, (got - must).abs())  # -inf is not apart from -inf, NaN is from everything
-    finite = must[must.isfinite()].abs()
-    largest = float(apart.max()) if apart.numel() else 0.0
+def _difference(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, as a share of the largest finite magnitude; NaN if a value is NaN."""
+    # -inf equals -inf, NaN differs from everything.
+    difference = torch.where(actual == expected, 0.0, (actual - expected).abs())
+    finite = expected[expected.isfinite()].abs()
+    largest = float(difference.max()) if difference.numel() else 0.0
     return largest / (float(finite.max()) or 1.0) if finite.numel() else largest
 
 
-def _same(got: Tensor, must: Tensor, what: str, exact: bool = False) -> None:
-    shapes = tuple(got.shape), tuple(must.shape)
+def _expect_equal(actual: Tensor, expected: Tensor, what: str, exact: bool = False) -> None:
+    shapes = tuple(actual.shape), tuple(expected.shape)
     _expect(shapes[0] == shapes[1], f"{what} must have the shape {shapes[1]}, but has {shapes[0]} instead")
-    apart, allowed = _apart(got, must), 0.0 if exact else TOLERANCE
-    _expect(apart <= allowed, f"{what} differs by {apart:.3g} of its magnitude, where {allowed:g} is allowed")
+    difference, allowed = _difference(actual, expected), 0.0 if exact else TOLERANCE
+    _expect(difference <= allowed, f"{what} differs by {difference:.3g} of its magnitude, where {allowed:g} is allowed")
 
 
-def _same_answers(got: Answers, must: Answers, exact: bool = False) -> None:
-    for method, rows in got.items():
-        for number, pair in enumerate(zip(rows, must[method], strict=True)):
-            _same(*pair, f"{method} of sequence {number} in a batch of {len(rows)}", exact)
+def _expect_equal_answers(actual: Answers, expected: Answers, exact: bool = False) -> None:
+    for method, rows in actual.items():
+        for number, pair in enumerate(zip(rows, expected[method], strict=True)):
+            _expect_equal(*pair, f"{method} of sequence {number} in a batch of {len(rows)}", exact)
 
 
 def the_config_reads_back_from_what_it_dumps(case: Case) -> None:
@@ -61,8 +62,8 @@ def the_config_reads_back_from_what_it_dumps(case: Case) -> None:
 
 def the_roles_are_a_set_of_roles(case: Case) -> None:
     """Names in place of members of weft.models.base.Role."""
-    named = isinstance(case.roles, set | frozenset) and all(isinstance(role, Role) for role in case.roles)
-    _expect(named and bool(case.roles), f"roles(config) is {case.roles!r}")
+    valid = isinstance(case.roles, set | frozenset) and all(isinstance(role, Role) for role in case.roles)
+    _expect(valid and bool(case.roles), f"roles(config) is {case.roles!r}")
 
 
 def every_parameter_is_finite(case: Case) -> None:
@@ -74,20 +75,20 @@ def every_parameter_is_finite(case: Case) -> None:
 def every_answer_has_its_shape(case: Case) -> None:
     """Flat (N, ...) taken for batch (B, ...), the source's vocabulary for the target's, `layers` or `width` ignored."""
     width = case.model.width if Role.ENCODER in case.roles else 0
-    for method, found in case.answers(case.rows, case.sources).items():
-        for steps, one in zip(LENGTHS, found, strict=True):
+    for method, outputs in case.answers(case.rows, case.sources).items():
+        for steps, output in zip(LENGTHS, outputs, strict=True):
             vocab = case.target_vocab
             shapes = {"start": (vocab,), "encode": (2, steps, width), "summary": (width,)}
-            shape, must = tuple(one.shape), shapes.get(method, (steps, vocab))
-            _expect(shape == must, f"{method} of {steps} tokens must be {must}, but is {shape} instead")
+            shape, expected = tuple(output.shape), shapes.get(method, (steps, vocab))
+            _expect(shape == expected, f"{method} of {steps} tokens must be {expected}, but is {shape} instead")
 
 
 def every_parameter_gets_a_gradient(case: Case) -> None:
     """A parameter that no output uses, or one cut off by detach() or no_grad()."""
     trained = {name: value for name, value in case.model.named_parameters() if value.requires_grad}
     with torch.enable_grad():
-        said = case.answers(case.rows, case.sources).values()
-        loss = torch.stack([part.square().sum() for found in said for part in found]).sum()
+        answers = case.answers(case.rows, case.sources).values()
+        loss = torch.stack([output.square().sum() for outputs in answers for output in outputs]).sum()
         grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True) if trained else ()
     for name, grad in zip(trained, grads, strict=True):
         _expect(grad is not None, f"{name} gets none")
@@ -95,8 +96,8 @@ def every_parameter_gets_a_gradient(case: Case) -> None:
 
 
 def the_same_input_twice_gives_the_same_answers(case: Case) -> None:
-    """Dropout that does not ask self.training, or a cache that outlives its call."""
-    _same_answers(case.answers(case.rows, case.sources), case.answers(case.rows, case.sources), exact=True)
+    """Dropout that ignores self.training, or a cache that is kept between calls."""
+    _expect_equal_answers(case.answers(case.rows, case.sources), case.answers(case.rows, case.sources), exact=True)
 
 
 def saved_weights_give_the_same_answers(case: Case) -> None:
@@ -105,22 +106,26 @@ def saved_weights_give_the_same_answers(case: Case) -> None:
     with TemporaryDirectory() as folder:
         save_file(saved, Path(folder) / "model.safetensors")
         load_weights(Path(folder), fresh)
-    _same_answers(case.answers(case.rows, case.sources, fresh), case.answers(case.rows, case.sources), exact=True)
+    _expect_equal_answers(
+        case.answers(case.rows, case.sources, fresh), case.answers(case.rows, case.sources), exact=True
+    )
 
 
 def a_sequence_alone_answers_as_in_any_batch(case: Case) -> None:
-    """A mean, a norm or a softmax that runs over the whole batch, or over places past a sequence's end."""
+    """A mean, a norm or a softmax that runs over the whole batch, or over padding."""
     alone = [case.answers([row], [source]) for row, source in zip(case.rows, case.sources, strict=True)]
     for picked in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 0], [2, 2, 1]):
         together = case.answers([case.rows[row] for row in picked], [case.sources[row] for row in picked])
-        apart = {method: [alone[row][method][0] for row in picked] for method in together}
-        _same_answers(together, apart)
+        expected = {method: [alone[row][method][0] for row in picked] for method in together}
+        _expect_equal_answers(together, expected)
 
 
 def a_batch_takes_the_operations_of_its_sequences(case: Case) -> None:
     """Padding that is counted, such as `longest` for every sequence, or pairs of tokens of different sequences."""
     together = case.model.flops(*case.reads(case.rows, case.sources))
-    apart = [case.model.flops(*case.reads([row], [own])) for row, own in zip(case.rows, case.sources, strict=True)]
+    apart = [
+        case.model.flops(*case.reads([row], [source])) for row, source in zip(case.rows, case.sources, strict=True)
+    ]
     _expect(together == sum(apart), f"operations are {together} for the batch, and {sum(apart)} for them one by one")
 
 
@@ -132,90 +137,96 @@ def future_tokens_change_nothing(case: Case) -> None:
         after = case.answers(changed, case.sources)["forward logits"]
         ended = case.answers([row[:cut] for row in case.rows], case.sources)["forward logits"]
         for old, new, short in zip(before, after, ended, strict=True):
-            _same(new[:cut], old[:cut], f"what is scored before position {cut}, when the ids from there on change,")
-            _same(short, old[:cut], f"what is scored before position {cut}, when sequences end there,")
+            _expect_equal(
+                new[:cut], old[:cut], f"what is scored before position {cut}, when the ids from there on change,"
+            )
+            _expect_equal(short, old[:cut], f"what is scored before position {cut}, when sequences end there,")
 
 
 def past_tokens_change_nothing(case: Case) -> None:
-    """A walk from the wrong end, or a mean over the whole sequence."""
+    """A recurrence in the wrong direction, or a mean over the whole sequence."""
     before = case.answers(case.rows, case.sources)["backward logits"]
     for cut in range(1, max(LENGTHS)):
         changed = [[*((token + 1) % case.target_vocab for token in row[:cut]), *row[cut:]] for row in case.rows]
         after = case.answers(changed, case.sources)["backward logits"]
         begun = case.answers([row[cut:] for row in case.rows], case.sources)["backward logits"]
         for old, new, short in zip(before, after, begun, strict=True):
-            _same(new[cut:], old[cut:], f"what is scored from position {cut} on, when the ids before it change,")
-            _same(short, old[cut:], f"what is scored from position {cut} on, when sequences begin there,")
+            _expect_equal(
+                new[cut:], old[cut:], f"what is scored from position {cut} on, when the ids before it change,"
+            )
+            _expect_equal(short, old[cut:], f"what is scored from position {cut} on, when sequences begin there,")
 
 
 def a_place_is_seen_from_both_sides_and_never_itself(case: Case) -> None:
-    """Walks that stand at the place they speak of, or that meet below the last layer; one side that is left out."""
+    """Directions that read the token they predict, or are mixed below the last layer; one direction left out."""
     before = case.answers(case.rows, case.sources)["both logits"]
     for place in range(max(LENGTHS)):
         changed = [list(row) for row in case.rows]
         for row in changed:
             row[place : place + 1] = [(token + 1) % case.target_vocab for token in row[place : place + 1]]
         for old, new in zip(before, case.answers(changed, case.sources)["both logits"], strict=True):
-            _same(new[place : place + 1], old[place : place + 1], f"what is said of position {place}, when it changes,")
+            _expect_equal(
+                new[place : place + 1], old[place : place + 1], f"what is said of position {place}, when it changes,"
+            )
             for near in {place - 1, place + 1} & set(range(len(old) if place < len(old) else 0)):
-                _expect(_apart(new[near], old[near]) > TOLERANCE, f"position {near} does not see position {place}")
+                _expect(_difference(new[near], old[near]) > TOLERANCE, f"position {near} does not see position {place}")
 
 
 def every_place_sees_all_of_its_sequence(case: Case) -> None:
     """A causal mask, or attention that does not reach the ends; a mean over the whole batch, where others change."""
     before = case.answers(case.rows, case.sources)["masked logits"]
     for row, place in ((row, place) for row, length in enumerate(LENGTHS) for place in range(length)):
-        changed = [list(own) for own in case.rows]
+        changed = [list(ids) for ids in case.rows]
         changed[row][place] = (changed[row][place] + 1) % case.target_vocab
         after = case.answers(changed, case.sources)["masked logits"]
         for number, (old, new) in enumerate(zip(before, after, strict=True)):
             if number != row:
-                _same(new, old, f"what is said of sequence {number}, when another one changes,")
+                _expect_equal(new, old, f"what is said of sequence {number}, when another one changes,")
             for seen in range(len(old) if number == row else 0):
-                _expect(_apart(new[seen], old[seen]) > TOLERANCE, f"position {seen} does not see position {place}")
+                _expect(_difference(new[seen], old[seen]) > TOLERANCE, f"position {seen} does not see position {place}")
 
 
 def at_gives_the_rows_of_the_whole(case: Case) -> None:
     """`at` ignored, or counted within each sequence: its positions are those of flat (N,)."""
     at, reads = torch.tensor([9, 0, 4, 4, sum(LENGTHS) - 1]), case.reads(case.rows, case.sources)
-    for one in case.directions:
-        _same(case.logits(reads, one, at), case.logits(reads, one)[at], "logits(at=...)")
+    for direction in case.directions:
+        _expect_equal(case.logits(reads, direction, at), case.logits(reads, direction)[at], "logits(at=...)")
 
 
 def the_source_matters(case: Case) -> None:
-    """The source is not read, or what is read of it reaches no output."""
+    """The source is not read, or its encoding reaches no output."""
     before = case.answers(case.rows, case.sources)
-    for method, found in case.answers(case.rows, case.other_sources).items():
-        for number, (new, old) in enumerate(zip(found, before[method], strict=True)):
-            _expect(_apart(new, old) > TOLERANCE, f"{method} of sequence {number} is the same for another source")
+    for method, outputs in case.answers(case.rows, case.other_sources).items():
+        for number, (new, old) in enumerate(zip(outputs, before[method], strict=True)):
+            _expect(_difference(new, old) > TOLERANCE, f"{method} of sequence {number} is the same for another source")
 
 
 def the_sources_of_others_change_nothing(case: Case) -> None:
     """Attention over the whole batch, or sources in another order than the tokens."""
     before, others = case.answers(case.rows, case.sources), case.other_sources
     for kept, source in enumerate(case.sources):
-        for method, found in case.answers(case.rows, [*others[:kept], source, *others[kept + 1 :]]).items():
-            _same(found[kept], before[method][kept], f"{method} of sequence {kept}")
+        for method, outputs in case.answers(case.rows, [*others[:kept], source, *others[kept + 1 :]]).items():
+            _expect_equal(outputs[kept], before[method][kept], f"{method} of sequence {kept}")
 
 
 def start_and_step_agree_with_reading_all_at_once(case: Case) -> None:
     """A position that is off by one, or ragged prompts that do not each end at their own last token."""
     rows, (logits, state) = case.rows, case.model.start(*case.reads(case.rows, case.sources))
-    _same(logits, case.following(rows, case.sources), "start")
+    _expect_equal(logits, case.following(rows, case.sources), "start")
     for number in range(1, 5):
         rows = [[*row, *case.draw(1)] for row in rows]
         logits, state = case.model.step(torch.tensor([row[-1] for row in rows]), state)
-        _same(logits, case.following(rows, case.sources), f"step {number}")
+        _expect_equal(logits, case.following(rows, case.sources), f"step {number}")
 
 
 def select_reorders_repeats_and_drops_rows(case: Case) -> None:
     """A tensor of the state that select leaves out, or as many rows as asked for, but the wrong ones."""
     for picked in ([2, 0, 3, 1], [1, 1, 3, 0, 3, 2], [3]):
         rows, sources, (_, state) = case.rows, case.sources, case.model.start(*case.reads(case.rows, case.sources))
-        for choice in (picked, list(range(len(picked)))[::-1]):  # the second time, rows of rows
+        for choice in (picked, list(range(len(picked)))[::-1]):  # the second selection is from the selected rows
             rows, sources = [[*rows[row], *case.draw(1)] for row in choice], [sources[row] for row in choice]
             logits, state = case.model.step(torch.tensor([row[-1] for row in rows]), state.select(torch.tensor(choice)))
-            _same(logits, case.following(rows, sources), f"step after select({choice})")
+            _expect_equal(logits, case.following(rows, sources), f"step after select({choice})")
 
 
 def a_state_is_a_value_that_nothing_changes(case: Case) -> None:
@@ -224,13 +235,15 @@ def a_state_is_a_value_that_nothing_changes(case: Case) -> None:
     _, state = case.model.start(*case.reads(case.rows, case.sources))
     (first, after), other = step(ids, state), (ids + 1) % case.target_vocab
     second, _ = step(ids, after)
-    step(ids, step(other, state)[1])  # a sibling lives on
+    step(ids, step(other, state)[1])  # step on from a sibling state
     step(other[:3], state.select(torch.tensor([3, 0, 0])))
-    _same(step(ids, after)[0], second, "a second step from a state whose sibling lived on", exact=True)
-    _same(step(ids, state)[0], first, "a second step from a state that lived on and was selected from", exact=True)
+    _expect_equal(step(ids, after)[0], second, "a second step from a state whose sibling lived on", exact=True)
+    _expect_equal(
+        step(ids, state)[0], first, "a second step from a state that lived on and was selected from", exact=True
+    )
 
 
-PROPERTIES: dict[Check, set[Role | str]] = {  # in the order of their proof, with the roles and directions that promise
+PROPERTIES: dict[Check, set[Role | str]] = {  # in the order of checks, with the roles and directions that require it
     the_config_reads_back_from_what_it_dumps: set(),
     the_roles_are_a_set_of_roles: set(),
     every_parameter_is_finite: set(),
