@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from weft.analysis.attention import explained
+from weft.analysis.attention import legend
 from weft.analysis.render.charts import line_chart
 from weft.analysis.render.page import heading, page, table
 from weft.checkpoint.store import Store
@@ -138,7 +138,7 @@ class Comparison:
                 figures += contender.pipeline.attention(examples[0]).figures(contender.name)
             except RoleError:
                 continue
-        return [heading("Alignment"), explained(), *figures] if figures else []
+        return [heading("Alignment"), legend(), *figures] if figures else []
 
 
 def compare(

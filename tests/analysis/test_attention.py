@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.analysis.attention import Attention, View, explained, views_of
+from weft.analysis.attention import Attention, View, legend, views_of
 from weft.errors import ConfigError
 from weft.nn.attention.capture import capture, record
 
@@ -77,7 +77,7 @@ def test_the_first_view_is_at_hand():
 def test_where_something_looks_across_that_is_at_hand():
     found = look(("encoder", 0, 2), ("decoder", 0, 2), ("cross", 1, 2), ("cross", 2, 2))
     assert found.place == "cross, layer 1, head 0"
-    assert found.chief is found.views[2]
+    assert found.main_view is found.views[2]
     assert look(("encoder", 3, 2), ("decoder", 0, 2)).place == "encoder, layer 3, head 0"
 
 
@@ -92,10 +92,10 @@ def test_a_layer_without_any_of_the_heads_is_left_out():
 
 
 def test_places_are_explained_where_there_are_several():
-    assert "Encoder: the source looks at itself. Cross: the answer looks at the source." in explained(
+    assert "Encoder: the source looks at itself. Cross: the answer looks at the source." in legend(
         [look(("encoder", 0, 2), ("cross", 0, 2), ("own", 0, 2))]
     )
-    assert "Cross:" not in explained([look(("cross", 0, 2))])
+    assert "Cross:" not in legend([look(("cross", 0, 2))])
 
 
 def test_plain_data_are_json_with_short_numbers():

@@ -6,7 +6,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from weft.analysis import logistic_regression
-from weft.analysis.logistic_regression import Probe, blocks, mapped
+from weft.analysis.logistic_regression import Probe, row_blocks, temporary_array
 
 
 def clouds(rows=400, width=7, labels=3, seed=0):
@@ -37,10 +37,10 @@ def test_it_is_scikit_learns(labels, penalty, monkeypatch):
 def test_blocks_and_files_change_nothing(monkeypatch):
     features, right = clouds()
     whole = Probe.fit(features, right, 3)
-    room = mapped(*features.shape)
+    room = temporary_array(*features.shape)
     room[:] = features
     monkeypatch.setattr(logistic_regression, "_BLOCK", 70)
-    assert [part.stop - part.start for part in blocks(25, 7)] == [10, 10, 10]
+    assert [part.stop - part.start for part in row_blocks(25, 7)] == [10, 10, 10]
     parts = Probe.fit(room, right, 3)
     np.testing.assert_allclose(parts.weight, whole.weight, atol=1e-3)
     np.testing.assert_array_equal(parts.predict(room), whole.predict(features))

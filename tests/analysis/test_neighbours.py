@@ -132,9 +132,9 @@ def test_a_long_text_is_read_around_the_word():
     finder = Finder(task, head, 12)
     (use,) = finder._uses("p", f"{long} went to see a play , {long}", "play")
     assert len(use.ids) == 12
-    assert 4 <= use.at[0] <= 7, "with as much before it as after"
+    assert 4 <= use.span[0] <= 7, "with as much before it as after"
     (first,), (last,) = finder._uses("p", f"play {long}", "play"), finder._uses("p", f"{long} play", "play")
-    assert (first.at, last.at) == ((1, 2), (10, 11))
+    assert (first.span, last.span) == ((1, 2), (10, 11))
     assert len(first.ids) == len(last.ids) == 12
     assert use.shown[1].startswith("… ")
     assert use.shown[3].endswith(" …")

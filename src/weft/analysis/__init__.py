@@ -1,1 +1,1 @@
-"""What a model attends to, how gradients flow, which layers and vectors know what."""
+"""Model analysis: attention weights, gradient norms, position encodings, layer probing, word vectors, neighbours."""

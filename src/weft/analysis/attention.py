@@ -1,4 +1,4 @@
-"""Where a model looked: every layer and head that was captured, with the tokens on both sides."""
+"""Attention weights of one example: all captured layers and heads, with the tokens of rows and columns."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,40 +13,40 @@ from weft.analysis.render.page import page, paragraph, reply
 from weft.errors import ConfigError
 from weft.nn.attention.capture import Maps
 
-_DIGITS = 6  # of a weight in plain data; float32 has no more
-_TALLEST = 900  # pixels of a frame in a notebook; it scrolls
+_DIGITS = 6  # decimals of a weight in JSON; float32 has no more
+_MAX_HEIGHT = 900  # pixels of a frame in a notebook; it scrolls
 
 
 @dataclass(frozen=True)
 class View:
-    """The weights of one layer: how much each token of the rows looked at each token of the columns."""
+    """The weights of one layer: how much each token of the rows attends to each token of the columns."""
 
     place: str  # "cross" from the target to the source, "encoder", "decoder", "self", ...
     layer: int
-    heads: Sequence[int]  # the numbers of the heads that `weights` has; [0] where a model has no heads
+    heads: Sequence[int]  # the heads in `weights`, by number; [0] for attention without heads
     weights: np.ndarray  # (H, T, S)
     rows: Sequence[str]  # T
     columns: Sequence[str]  # S
 
     @property
     def name(self) -> str:
-        """Which part of the model this is; with several heads, the first of them."""
+        """Place and layer; with several heads, the first of them."""
         head = f", head {self.heads[0]}" if len(self.heads) > 1 else ""
         return f"{self.place}, layer {self.layer}{head}"
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON-ready numbers and words."""
-        named = {"place": self.place, "layer": self.layer, "heads": list(self.heads)}
+        """Return the data as JSON-ready values."""
+        key = {"place": self.place, "layer": self.layer, "heads": list(self.heads)}
         weights = np.round(self.weights.astype(np.float64), _DIGITS).tolist()
-        return named | {"rows": list(self.rows), "columns": list(self.columns), "weights": weights}
+        return key | {"rows": list(self.rows), "columns": list(self.columns), "weights": weights}
 
 
 @dataclass(frozen=True)
 class Attention:
-    """All that was captured of one example, in the order in which the model computed it.
+    """All attention weights captured for one example, in the order of computation.
 
-    `weights` (T, S), `source`, `target` and `place` are those of the first head of one view: the first that looks
-    across, at the source, or where none does the first.
+    `weights` (T, S), `source`, `target` and `place` are those of the first head of the main view: the first
+    cross-attention, or without any the first view.
     """
 
     text: str
@@ -55,131 +55,132 @@ class Attention:
     views: Sequence[View]
 
     @property
-    def chief(self) -> View:
-        """The view that is at hand."""
+    def main_view(self) -> View:
+        """The first cross-attention, or without any the first view."""
         return next((view for view in self.views if view.place == "cross"), self.views[0])
 
     @property
     def weights(self) -> np.ndarray:
-        """How much each row looked at each column, (T, S)."""
-        first: np.ndarray = self.chief.weights[0]
+        """The weights (T, S) of the main view's first head."""
+        first: np.ndarray = self.main_view.weights[0]
         return first
 
     @property
     def source(self) -> list[str]:
-        """The tokens that were looked at, one a column."""
-        return list(self.chief.columns)
+        """The tokens attended to (keys), one per column."""
+        return list(self.main_view.columns)
 
     @property
     def target(self) -> list[str]:
-        """The tokens that looked, one a row."""
-        return list(self.chief.rows)
+        """The tokens that attend (queries), one per row."""
+        return list(self.main_view.rows)
 
     @property
     def place(self) -> str:
-        """Which part of the model looked."""
-        return self.chief.name
+        """The name of the main view."""
+        return self.main_view.name
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON-ready numbers and words."""
+        """Return the data as JSON-ready values."""
         return {"text": self.text, "answer": self.answer, "views": [view.plain() for view in self.views]}
 
     def figures(self, name: str = "") -> list[str]:
-        """Draw one figure a place, with all its layers and heads, for a page."""
+        """Return one HTML figure per place, with all its layers and heads."""
         return [_figure(list(views), name) for views in self.places()]
 
-    def shown(self) -> str:
-        """Draw all figures for a page; of several places with heads, the page opens one at a time under an overview."""
+    def html(self) -> str:
+        """Return all figures as HTML; of several places with heads, the page opens one at a time under an overview."""
         return f'<div class="places">{"".join(self.figures())}</div>'
 
     def places(self) -> Iterable[list[View]]:
-        """Group the views that have one place and the same tokens on their sides."""
+        """Group the views that have the same place, rows and columns."""
 
-        def side(view: View) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+        def key(view: View) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
             return view.place, tuple(view.rows), tuple(view.columns)
 
-        order = {key: number for number, key in enumerate(dict.fromkeys(map(side, self.views)))}
-        grouped = groupby(sorted(self.views, key=lambda view: order[side(view)]), key=side)
+        order = {group: index for index, group in enumerate(dict.fromkeys(map(key, self.views)))}
+        grouped = groupby(sorted(self.views, key=lambda view: order[key(view)]), key=key)
         return [list(views) for _, views in grouped]
 
     def _repr_html_(self) -> str:
-        """Show it in a notebook, in a frame of its own: its style touches nothing, and its script runs."""
-        inner = page(self.text, [reply(self.said), self.shown()], compact=True)
-        tall = min(_TALLEST, 130 + _height(list(self.places())))
-        frame = f'sandbox="allow-scripts" width="100%" height="{tall}" style="border:0" title="attention"'
-        return f'<iframe {frame} srcdoc="{escape(inner)}"></iframe>'
+        """Show it in a notebook, in an iframe, so that its style does not affect the notebook and its script runs."""
+        document = page(self.text, [reply(self.said), self.html()], compact=True)
+        height = min(_MAX_HEIGHT, 130 + _estimate_height(list(self.places())))
+        frame = f'sandbox="allow-scripts" width="100%" height="{height}" style="border:0" title="attention"'
+        return f'<iframe {frame} srcdoc="{escape(document)}"></iframe>'
 
 
-def explained(looks: Sequence[Attention] = ()) -> str:
-    """Say how a map is read, and what places mean where there are several."""
-    told = {
+def legend(attentions: Sequence[Attention] = ()) -> str:
+    """Return a paragraph on how to read a map and, if there are several places, what they mean."""
+    meanings = {
         "encoder": " Encoder: the source looks at itself.",
         "decoder": " Decoder: the answer looks at itself, no further than it has got.",
         "cross": " Cross: the answer looks at the source.",
     }
-    found = dict.fromkeys(view.place for look in looks for view in look.views)
-    named = "".join(told.get(place, "") for place in found) if len(found) > 1 else ""
+    places = dict.fromkeys(view.place for attention in attentions for view in attention.views)
+    explanation = "".join(meanings.get(place, "") for place in places) if len(places) > 1 else ""
     return paragraph(
         "Each row is a token that looks, each column one that is looked at: the stronger a cell's colour, the more. "
-        f"Every map has its own scale, from nothing to its largest weight.{named}"
+        f"Every map has its own scale, from nothing to its largest weight.{explanation}"
     )
 
 
 def views_of(maps: Maps, source: Sequence[str], target: Sequence[str], read: Sequence[str]) -> list[View]:
-    """Name what was captured of one sequence.
+    """Return the captured weights of one sequence as views, with tokens as labels.
 
-    Across, from each step of the `target` to the `source`; within the encoder, the source on both sides; elsewhere
-    the tokens that were `read`, "backward" from the last on. Where these do not fit, steps go by their numbers.
-    A layer that has none of the heads that are asked for is left out.
+    Cross-attention is from the `target` to the `source`; encoder self-attention has the source on both sides; all other
+    attention has the input tokens `read`, "backward" in reverse order. If the lengths differ, labels are step numbers.
+    A layer without any of the requested heads is left out.
     """
     sides = {"cross": (target, source), "encoder": (source, source)}
-    found = []
+    views = []
     for (place, layer), calls in maps.weights.items():
         weights = calls[0][0].float().cpu().numpy()  # (T, S) or (H, T, S): the first call's first sequence
         weights = weights[..., ::-1, ::-1] if place == "backward" else weights
-        heads, weights = _headed(weights, maps.numbers.get((place, layer)), maps.heads)
+        heads, weights = _with_heads(weights, maps.numbers.get((place, layer)), maps.heads)
         rows, columns = sides.get(place, (read, read))
-        sized = _fitting(rows, weights.shape[1]), _fitting(columns, weights.shape[2])
-        found += [View(place, layer, heads, weights, *sized)] if heads else []
-    if maps.weights and not found:
+        labels = _labels(rows, weights.shape[1]), _labels(columns, weights.shape[2])
+        views += [View(place, layer, heads, weights, *labels)] if heads else []
+    if maps.weights and not views:
         raise ConfigError(
             f"heads: {sorted(maps.heads or ())} are left out of all layers that are looked at (model.heads_off)"
         )
-    return found
+    return views
 
 
-def _headed(
-    weights: np.ndarray, numbers: Sequence[int] | None, asked: Collection[int] | None
+def _with_heads(
+    weights: np.ndarray, numbers: Sequence[int] | None, requested: Collection[int] | None
 ) -> tuple[list[int], np.ndarray]:
-    """Number the heads; what has none is head 0."""
+    """Return the head numbers and the weights (H, T, S); attention without heads is head 0."""
     if numbers is not None:
         return list(numbers), weights
-    if asked is not None and set(asked) != {0}:
+    if requested is not None and set(requested) != {0}:
         raise ConfigError(
-            f"heads: the model has no heads to choose from, but {sorted(asked)} are asked for; leave it out"
+            f"heads: the model has no heads to choose from, but {sorted(requested)} are asked for; leave it out"
         )
     return [0], weights[None]
 
 
-def _fitting(names: Sequence[str], count: int) -> Sequence[str]:
-    return names if len(names) == count else [str(number) for number in range(1, count + 1)]
+def _labels(tokens: Sequence[str], count: int) -> Sequence[str]:
+    return tokens if len(tokens) == count else [str(number) for number in range(1, count + 1)]
 
 
-def _height(places: Sequence[Sequence[View]]) -> int:
-    """Estimate what figures take: maps with words and titles, of those under an overview one, and the overview."""
-    alone, chosen, overview = 0, 0, 0
+def _estimate_height(places: Sequence[Sequence[View]]) -> int:
+    """Estimate the height of the figures in pixels; of those under an overview, one is open at a time."""
+    single, opened, overview = 0, 0, 0
     for views in places:
         rows, columns = len(views[0].rows), len(views[0].columns)
-        tall = rows * cell_side(rows, columns) + 170
+        height = rows * cell_side(rows, columns) + 170
         if len(views) > 1 or len(views[0].heads) > 1:
-            chosen, overview = max(chosen, tall), overview + 100 * len(views) + 60
+            opened, overview = max(opened, height), overview + 100 * len(views) + 60
         else:
-            alone += tall
-    return alone + chosen + overview
+            single += height
+    return single + opened + overview
 
 
 def _figure(views: Sequence[View], name: str) -> str:
-    places = [(view.layer, head) for view in views for head in view.heads]
-    title = views[0].place if len(places) > 1 else views[0].name
+    """Draw the views of one place as a figure."""
+    maps = [(view.layer, head) for view in views for head in view.heads]
+    title = views[0].place if len(maps) > 1 else views[0].name
     weights = np.concatenate([view.weights for view in views])
-    return alignments(weights, places, views[0].columns, views[0].rows, f"{name}: {title}" if name else title)
+    return alignments(weights, maps, views[0].columns, views[0].rows, f"{name}: {title}" if name else title)

@@ -1,8 +1,8 @@
-"""The nearest contexts of a word: where a corpus uses it as a text does, by the vectors that a model gives it there.
+"""Nearest neighbours of contextual word embeddings: the uses of a word in a corpus most like its use in a text.
 
 Table 4 of Peters et al. 2018, "Deep contextualized word representations": "play" in a text on the theatre finds other
-plays, in one on baseball other games. The vector of a word is the mean over its tokens, of the layers chosen one after
-the other; near is what has a large cosine. A corpus is read once, and no more of it is held than a batch and the best.
+plays, in one on baseball other games. The vector of a word is the mean over its tokens of the chosen layers,
+concatenated; the similarity is the cosine. A corpus is read once, and only a batch and the best uses are in memory.
 """
 
 import re
@@ -26,13 +26,13 @@ from weft.tasks.lm.task import LM
 from weft.tokens import Tokens, spell
 
 BUDGET = 8192  # tokens in a batch
-_SIDE = 60  # characters shown on either side of the word
+_CONTEXT = 60  # characters shown on either side of the word
 _DIGITS = 6
 
 
 @dataclass(frozen=True, order=True)
 class Neighbour:
-    """A use of the word, and how near it is."""
+    """A use of the word and its similarity."""
 
     similarity: float
     place: str
@@ -41,14 +41,14 @@ class Neighbour:
     after: str
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON-ready numbers and words."""
+        """Return the data as JSON-ready values."""
         context = {"before": self.before, "word": self.word, "after": self.after}
         return {"similarity": round(self.similarity, _DIGITS), "place": self.place, **context}
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The uses of a word nearest to the one in a text, nearest first; `uses` is how many there were to choose from."""
+    """The uses of a word that are most similar to the one in a text, best first; `uses` is how many the corpus has."""
 
     text: str
     word: str
@@ -57,29 +57,29 @@ class Neighbours:
     nearest: tuple[Neighbour, ...]
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON-ready numbers and words."""
-        asked = {"text": self.text, "word": self.word, "layers": list(self.layers), "uses": self.uses}
-        return {**asked, "nearest": [one.plain() for one in self.nearest]}
+        """Return the data as JSON-ready values."""
+        query = {"text": self.text, "word": self.word, "layers": list(self.layers), "uses": self.uses}
+        return {**query, "nearest": [neighbour.plain() for neighbour in self.nearest]}
 
-    def shown(self) -> list[str]:
-        """Return the parts of a page."""
-        rows = [[f"{one.similarity:.3f}", one.before, one.word, one.after, one.place] for one in self.nearest]
-        told = f"“{self.word}” is used {count(self.uses, 'time')} in the corpus. Nearest to how it is used here:"
-        return [heading(self.text), paragraph(told), table(["cosine", "before", "word", "after", "place"], rows)]
+    def html(self) -> list[str]:
+        """Return the HTML fragments of a page."""
+        rows = [[f"{near.similarity:.3f}", near.before, near.word, near.after, near.place] for near in self.nearest]
+        text = f"“{self.word}” is used {count(self.uses, 'time')} in the corpus. Nearest to how it is used here:"
+        return [heading(self.text), paragraph(text), table(["cosine", "before", "word", "after", "place"], rows)]
 
 
 @dataclass(frozen=True)
 class _Use:
-    """A word in its context: the tokens that the model reads, which of them it is, and what is shown of it."""
+    """A word in its context: input ids, the span of the word in them, and what is shown of it."""
 
     ids: list[int]
-    spelling: np.ndarray | None
-    at: tuple[int, int]
-    shown: tuple[str, str, str, str]
+    chars: np.ndarray | None
+    span: tuple[int, int]
+    shown: tuple[str, str, str, str]  # place, text before, word, text after
 
 
 class Finder:
-    """Looks for the uses of a word; it holds what of a model and its task is needed for that."""
+    """Search for the uses of a word in a corpus, by the vectors of a model."""
 
     def __init__(self, task: Task, head: Head, longest: int, layers: Sequence[int] = (-1,)) -> None:
         roles = type(head.body).roles(head.body.config)
@@ -89,43 +89,45 @@ class Finder:
                 "one that does, such as an elmo, gpt or rnn"
             )
         self.task, self.head, self.layers = task, head.eval(), tuple(layers)
-        most = getattr(head.body, "reads", None)
-        self._room = max(1, min(longest, most or longest) - 2)  # without the signs of beginning and end
+        max_positions = getattr(head.body, "reads", None)
+        self._max_tokens = max(1, min(longest, max_positions or longest) - 2)  # without BOS and EOS
 
     def nearest(self, text: str, word: str, corpus: Iterable[tuple[str, str]], top: int = 10) -> Neighbours:
-        """Find the uses of `word` in a corpus of texts and their places, nearest to the first one in `text` first."""
-        own = next(self._uses("", text, word), None)
-        if own is None:
+        """Return the uses of `word` in a corpus of (place, text) that are most similar to its first use in `text`."""
+        query = next(self._uses("", text, word), None)
+        if query is None:
             raise DataError(f"--word: {word!r} is not in {text!r}; give a word that is")
-        wanted, best, uses = self._vectors([own])[0], list[Neighbour](), 0
+        query_vector, best, uses = self._vectors([query])[0], list[Neighbour](), 0
         for batch in _batches(use for place, line in corpus if line != text for use in self._uses(place, line, word)):
             uses += len(batch)
-            for near, use in zip(self._vectors(batch) @ wanted, batch, strict=True):
-                _keep(best, Neighbour(min(1.0, float(near)), *use.shown), top)
+            for cosine, use in zip(self._vectors(batch) @ query_vector, batch, strict=True):
+                _push(best, Neighbour(min(1.0, float(cosine)), *use.shown), top)
         if not uses:
             raise DataError(f"--word: {word!r} stands nowhere in the corpus; name another, or another word")
         return Neighbours(text, word, self.layers, uses, tuple(sorted(best, reverse=True)))
 
     def _uses(self, place: str, text: str, word: str) -> Iterator[_Use]:
-        """Yield each use of a word in a text, whole and in whatever case, among as many tokens as the model reads."""
-        found = list(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
-        if not found:
+        """Yield each use of a word in a text, whole and in any case, with as much context as the model reads."""
+        matches = list(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
+        if not matches:
             return
-        cut = self.task.tokenizer.encode(text)
-        spelt, special = self._spelt(text, cut.offsets), self.task.tokenizer.specials
-        for match in found:
-            inside = [n for n, (a, b) in enumerate(cut.offsets) if a < match.end() and b > match.start()]
-            if not inside or len(inside) > self._room:
+        encoding = self.task.tokenizer.encode(text)
+        chars, special = self._chars(text, encoding.offsets), self.task.tokenizer.specials
+        for match in matches:
+            inside = [n for n, (a, b) in enumerate(encoding.offsets) if a < match.end() and b > match.start()]
+            if not inside or len(inside) > self._max_tokens:
                 continue
-            first = max(0, min((inside[0] + inside[-1] + 1 - self._room) // 2, len(cut.ids) - self._room))
-            last = min(first + self._room, len(cut.ids))
-            signs = np.concatenate([spelt[0], *spelt[first + 1 : last + 1], spelt[-1]]) if spelt else None
-            ids = [special.bos, *cut.ids[first:last], special.eos]
-            at = inside[0] - first + 1, inside[-1] - first + 2
-            yield _Use(ids, signs, at, (place, *_context(text, match.start(), match.end())))
+            first = max(
+                0, min((inside[0] + inside[-1] + 1 - self._max_tokens) // 2, len(encoding.ids) - self._max_tokens)
+            )
+            last = min(first + self._max_tokens, len(encoding.ids))
+            window = np.concatenate([chars[0], *chars[first + 1 : last + 1], chars[-1]]) if chars else None
+            ids = [special.bos, *encoding.ids[first:last], special.eos]
+            span = inside[0] - first + 1, inside[-1] - first + 2
+            yield _Use(ids, window, span, (place, *_context(text, match.start(), match.end())))
 
-    def _spelt(self, text: str, offsets: Sequence[tuple[int, int]]) -> list[np.ndarray] | None:
-        """Spell the tokens of a text as the task does, with those of beginning and end."""
+    def _chars(self, text: str, offsets: Sequence[tuple[int, int]]) -> list[np.ndarray] | None:
+        """Return the characters of each token of a text as the task does, with those of beginning and end."""
         if not self.task.uses_chars:
             return None
         if isinstance(self.task, LM):
@@ -133,22 +135,22 @@ class Finder:
         return [spell([word]) for word in ("", *(text[a:b].strip() for a, b in offsets), "")]
 
     def _vectors(self, uses: Sequence[_Use]) -> Tensor:
-        """Return the vector of each use, of length 1: (U, L·D)."""
+        """Return the unit vector of each use, (U, L·D)."""
         tokens = Tokens.pack([use.ids for use in uses])
         if self.task.uses_chars:
-            tokens = tokens.spelt([use.spelling for use in uses if use.spelling is not None])
+            tokens = tokens.spelt([use.chars for use in uses if use.chars is not None])
         device = next(self.head.parameters()).device
         with torch.inference_mode():
-            states = torch.cat(list(self.head.body.encode(tokens.to(device), self.layers)), -1).float().cpu()
-        means = [states[first + use.at[0] : first + use.at[1]].mean(0) for first, use in _placed(tokens, uses)]
+            hidden = torch.cat(list(self.head.body.encode(tokens.to(device), self.layers)), -1).float().cpu()
+        starts = tokens.starts.tolist()
+        means = [
+            hidden[start + use.span[0] : start + use.span[1]].mean(0) for start, use in zip(starts, uses, strict=False)
+        ]
         return F.normalize(torch.stack(means), dim=-1)
 
 
-def _placed(tokens: Tokens, uses: Sequence[_Use]) -> Iterator[tuple[int, _Use]]:
-    return zip(tokens.starts.tolist(), uses, strict=False)
-
-
 def _batches(uses: Iterable[_Use]) -> Iterator[list[_Use]]:
+    """Group uses into batches of at most `BUDGET` tokens."""
     batch, size = list[_Use](), 0
     for use in uses:
         if batch and size + len(use.ids) > BUDGET:
@@ -160,28 +162,28 @@ def _batches(uses: Iterable[_Use]) -> Iterator[list[_Use]]:
         yield batch
 
 
-def _keep(best: list[Neighbour], one: Neighbour, top: int) -> None:
-    """Put a use among the best, if it is: a heap, the least of them first. What reads the same is there once."""
-    if any((one.before, one.word, one.after) == (other.before, other.word, other.after) for other in best):
+def _push(best: list[Neighbour], new: Neighbour, top: int) -> None:
+    """Add a use to the heap of the `top` best, if it is among them; the same context is kept once."""
+    if any((new.before, new.word, new.after) == (other.before, other.word, other.after) for other in best):
         return
     if len(best) < top:
-        heappush(best, one)
-    elif one > best[0]:
-        heapreplace(best, one)
+        heappush(best, new)
+    elif new > best[0]:
+        heapreplace(best, new)
 
 
 def _context(text: str, start: int, end: int) -> tuple[str, str, str]:
-    """Return what stands before a word, the word, and what stands after: as much as fits, from space to space."""
+    """Return the text before a word, the word, and the text after: as much as fits, cut at spaces."""
     before, after = " ".join(text[:start].split()), " ".join(text[end:].split())
-    if len(before) > _SIDE:
-        before = "… " + before[-_SIDE:].partition(" ")[2]
-    if len(after) > _SIDE:
-        after = after[:_SIDE].rpartition(" ")[0] + " …"
+    if len(before) > _CONTEXT:
+        before = "… " + before[-_CONTEXT:].partition(" ")[2]
+    if len(after) > _CONTEXT:
+        after = after[:_CONTEXT].rpartition(" ")[0] + " …"
     return before, text[start:end], after
 
 
 def check_word(text: str, word: str | None, top: int) -> str:
-    """Return the word that is looked for; of a text that is one word, that."""
+    """Return the word to search for; if none is given, the text, which must be one word."""
     if top < 1:
         raise ConfigError(f"--top: must be 1 or more, but is {top} instead")
     if not text.strip():

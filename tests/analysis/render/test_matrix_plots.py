@@ -29,7 +29,7 @@ def carried(made):
 
 
 def test_the_numbers_travel_beside_a_canvas_of_as_many_cells():
-    made = grid([[1.0, -0.5, 0.25], [0.0, 2.0, -4.0]]).drawn()
+    made = grid([[1.0, -0.5, 0.25], [0.0, 2.0, -4.0]]).html()
     np.testing.assert_array_equal(carried(made), [[1.0, -0.5, 0.25], [0.0, 2.0, -4.0]])
     assert '<canvas width="3" height="2">' in made
     assert made.count("data-mark") == 2
@@ -50,28 +50,28 @@ def test_the_numbers_travel_beside_a_canvas_of_as_many_cells():
     ],
 )
 def test_where_the_colours_end(values, ends, signed):
-    assert grid(values).ends == ends
-    assert ('<figure class="signed">' in grid(values).drawn()) == signed
+    assert grid(values).limits == ends
+    assert ('<figure class="signed">' in grid(values).html()) == signed
 
 
 def test_it_is_neither_flat_nor_tall():
-    assert grid(np.zeros((100, 100))).tall == 1
-    assert 0.4 < grid(np.zeros((3, 500))).tall < 0.5
-    assert grid(np.zeros((500, 3))).tall == 1
-    assert data_of(grid(np.zeros((500, 3))).drawn())["cell"] == [200, 1.2]
+    assert grid(np.zeros((100, 100))).aspect == 1
+    assert 0.4 < grid(np.zeros((3, 500))).aspect < 0.5
+    assert grid(np.zeros((500, 3))).aspect == 1
+    assert data_of(grid(np.zeros((500, 3))).html())["cell"] == [200, 1.2]
 
 
 def test_rows_and_columns_are_numbered_from_nought():
-    made = grid(np.zeros((11, 31))).drawn()
+    made = grid(np.zeros((11, 31))).html()
     assert re.findall(r'text-anchor="end">(\d+)<', made) == ["0", "2", "4", "6", "8", "10"]
     assert re.findall(r'text-anchor="middle">(\d+)<', made) == ["0", "10", "20", "30"]
-    assert re.findall(r'text-anchor="\w+">([\d.]+)<', grid(np.zeros((1, 3))).drawn()) == ["0", "0", "1", "2"]
+    assert re.findall(r'text-anchor="\w+">([\d.]+)<', grid(np.zeros((1, 3))).html()) == ["0", "0", "1", "2"]
 
 
 @quick
 @given(arrays.arrays(np.float64, (2, 3), elements=st.floats(allow_nan=True, allow_infinity=True)))
 def test_any_numbers_draw(values):
-    assert carried(grid(values).drawn()).shape == (2, 3)
-    low, high = grid(values).ends
+    assert carried(grid(values).html()).shape == (2, 3)
+    low, high = grid(values).limits
     assert low < high
     assert np.isfinite([low, high]).all()

@@ -9,7 +9,7 @@ from PIL import Image
 from weft.analysis.attention import Attention, View
 from weft.analysis.render import png
 from weft.analysis.render.matrix_plots import Grid
-from weft.analysis.render.png import Pen, draw_grids, draw_lines, draw_maps
+from weft.analysis.render.png import Fonts, draw_grids, draw_lines, draw_maps
 
 
 def look(tokens, layers=1, heads=1):
@@ -50,13 +50,13 @@ def test_any_token_is_drawn_without_a_warning(tokens):
 def test_what_no_font_has_is_told_and_becomes_a_box(monkeypatch):
     monkeypatch.setattr(png, "_characters", lambda family: frozenset(map(chr, range(32, 127))))
     notices = []
-    pen = Pen.for_texts(["an語", "e\u0301"], notices.append)
-    assert [pen.shown("語"), pen.shown("e\u0301"), pen.shown("an")] == ["□", "e", "an"]
+    fonts = Fonts.for_texts(["an語", "e\u0301"], notices.append)
+    assert [fonts.displayable("語"), fonts.displayable("e\u0301"), fonts.displayable("an")] == ["□", "e", "an"]
     assert notices == [
         "no installed font has 語: they are drawn as boxes; install one (on Debian: fonts-noto-cjk, fonts-noto-core, "
         "fonts-symbola), or look at the .html"
     ]
-    Pen.for_texts(["plain"], notices.append)
+    Fonts.for_texts(["plain"], notices.append)
     assert len(notices) == 1
 
 

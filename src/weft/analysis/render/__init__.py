@@ -1,1 +1,1 @@
-"""Pages, SVG and PNG figures that need no network."""
+"""Rendering of analyses: HTML pages that need no network, with SVG figures, and PNG images."""

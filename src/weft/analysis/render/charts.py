@@ -1,19 +1,19 @@
-"""Line charts as inline SVG for `page`, such as learning curves."""
+"""Line charts as inline SVG, such as learning curves."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from weft.analysis.render.axes import LIMIT, Axis, even, logarithmic
+from weft.analysis.render.axes import LIMIT, Axis, linear, logarithmic
 from weft.analysis.render.page import escaped, number
-from weft.analysis.render.svg import clip, figure, plot, svg, words
+from weft.analysis.render.svg import clip, figure, plot, svg, text_element
 
 _HUES = 5  # the page's style has --s0 to --s4; beyond that, lines differ by their dashes
 _DASHES = ("", ' stroke-dasharray="7 5"', ' stroke-dasharray="1.5 5"', ' stroke-dasharray="11 4 2 4"')
-_WIDTH, _HEIGHT, _TOP, _FOOT = 640, 330, 32, 282  # of a line chart; _FOOT is where the horizontal axis lies
+_WIDTH, _HEIGHT, _TOP, _BOTTOM = 640, 330, 32, 282  # of a line chart; the horizontal axis is at _BOTTOM
 _GAP = 16  # between the names at the ends of the lines
 
-Point = tuple[float, float, float, float]  # where it is drawn, x and y, then its values, x and y
+Point = tuple[float, float, float, float]  # drawn coordinates x and y, then values x and y
 
 
 def line_chart(
@@ -25,30 +25,31 @@ def line_chart(
     percent: bool = False,
     stops: Mapping[float, str] | None = None,
 ) -> str:
-    """Draw `(x, y)` points as one line a series; `x` and `y` name the axes, and `stops` places along x.
+    """Return a chart with one line per series of `(x, y)` points; `x` and `y` name the axes, `stops` values of x.
 
-    A point that cannot be drawn (not finite, or not positive when `log_y`) is left out. With `percent`, 1 reads 100%.
+    Points that cannot be drawn (not finite, or not positive when `log_y`) are left out. With `percent`, 1 is 100%.
     """
     curves = {name: _drawable(points, log_y) for name, points in series.items()}
-    places = [point[0] for curve in curves.values() for point in curve]
-    heights = [point[1] for curve in curves.values() for point in curve]
-    if not places:
+    xs = [point[0] for curve in curves.values() for point in curve]
+    ys = [point[1] for curve in curves.values() for point in curve]
+    if not xs:
         return figure(title or y, "", "Nothing to draw.")
-    across = even(places).cut(min(places), max(places))
-    up = logarithmic(heights) if log_y else even(heights)
-    left = 14 + 7 * max(len(up.written(tick, percent)) for tick in up.ticks)
+    x_axis = linear(xs).clipped(min(xs), max(xs))
+    y_axis = logarithmic(ys) if log_y else linear(ys)
+    left = 14 + 7 * max(len(y_axis.tick_label(tick, percent)) for tick in y_axis.ticks)
     lines = [
-        _Line(name, index, _thin([(across.at(a, left, _WIDTH), up.at(b, _FOOT, _TOP), a, b) for a, b in curve]))
+        _Line(name, index, _thin([(x_axis.at(a, left, _WIDTH), y_axis.at(b, _BOTTOM, _TOP), a, b) for a, b in curve]))
         for index, (name, curve) in enumerate(curves.items())
         if curve
     ]
-    ends = _end_names(lines)
-    told = "; ".join(line.told(x, y, percent) for line in lines)
-    drawing = _frame(across, up, left, x, y, percent) + "".join(line.drawn() for line in lines) + ends + _cursor(lines)
-    made = svg(_WIDTH, _HEIGHT, title or y, told, drawing)
+    ends = _end_labels(lines)
+    description = "; ".join(line.description(x, y, percent) for line in lines)
+    frame = _frame(x_axis, y_axis, left, x, y, percent)
+    drawing = frame + "".join(line.svg() for line in lines) + ends + _cursor(lines)
+    chart = svg(_WIDTH, _HEIGHT, title or y, description, drawing)
     key = "".join(_key(name, index, bool(curve)) for index, (name, curve) in enumerate(curves.items()))
-    shown = plot("lines", title or y, made, _read_out(lines, x, percent, stops or {}))
-    return figure(title, shown, key, "labelled" if ends else "")
+    content = plot("lines", title or y, chart, _tooltip_data(lines, x, percent, stops or {}))
+    return figure(title, content, key, "labelled" if ends else "")
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,12 @@ class _Line:
     def hue(self) -> str:
         return f"s{self.index % _HUES}"
 
-    def drawn(self) -> str:
+    def svg(self) -> str:
         path = "M" + "L".join(f"{point[0]:g} {point[1]:g}" for point in self.points)
-        inner = _stroke(self.index, path) + _dot(*self.points[-1][:2])
-        return f'<g class="{self.hue}"><title>{escaped(self.name)}</title>{inner}</g>\n'
+        line = _stroke(self.index, path) + _dot(*self.points[-1][:2])
+        return f'<g class="{self.hue}"><title>{escaped(self.name)}</title>{line}</g>\n'
 
-    def told(self, x: str, y: str, percent: bool) -> str:
+    def description(self, x: str, y: str, percent: bool) -> str:
         ends = (f"{_value(p[3], percent)} at {x} {number(p[2])}" for p in (self.points[0], self.points[-1]))
         return f"{self.name}: {y} from {' to '.join(ends)}"
 
@@ -79,7 +80,7 @@ def _drawable(points: Iterable[tuple[float, float]], log_y: bool) -> list[tuple[
 
 
 def _thin(points: Sequence[Point]) -> list[Point]:
-    """Keep the first, last, lowest and highest point of every two units: more could not be seen."""
+    """Keep the first, last, lowest and highest point of every two units: more would not be visible."""
     kept: list[Point] = []
     for _, near in groupby(points, key=lambda point: point[0] // 2):
         group = list(near)
@@ -106,45 +107,47 @@ def _key(name: str, index: int, drawn: bool) -> str:
     return f'<span class="{"drawn" if drawn else ""}">{swatch}{escaped(name)}{"" if drawn else " (no data)"}</span>'
 
 
-def _frame(across: Axis, up: Axis, left: int, x: str, y: str, percent: bool) -> str:
-    parts = [words(0, 8, y, 'class="quiet"')]
-    for tick in up.ticks:
-        at = up.at(tick, _FOOT, _TOP)
-        parts.append(f'<path class="{"axis" if at == _FOOT else "rule"}" d="M{left} {at:g}H{_WIDTH}"/>')
-        parts.append(words(left - 9, at, up.written(tick, percent), 'class="quiet" text-anchor="end"'))
-    for tick in across.ticks:
-        at = across.at(tick, left, _WIDTH)
-        parts.append(words(at, _FOOT + 16, across.written(tick), 'class="quiet" text-anchor="middle"'))
-    parts.append(words((left + _WIDTH) / 2, _FOOT + 41, x, 'class="quiet" text-anchor="middle"'))
+def _frame(x_axis: Axis, y_axis: Axis, left: int, x: str, y: str, percent: bool) -> str:
+    """Draw axes, grid lines, tick labels and axis names."""
+    parts = [text_element(0, 8, y, 'class="quiet"')]
+    for tick in y_axis.ticks:
+        at = y_axis.at(tick, _BOTTOM, _TOP)
+        parts.append(f'<path class="{"axis" if at == _BOTTOM else "rule"}" d="M{left} {at:g}H{_WIDTH}"/>')
+        parts.append(text_element(left - 9, at, y_axis.tick_label(tick, percent), 'class="quiet" text-anchor="end"'))
+    for tick in x_axis.ticks:
+        at = x_axis.at(tick, left, _WIDTH)
+        parts.append(text_element(at, _BOTTOM + 16, x_axis.tick_label(tick), 'class="quiet" text-anchor="middle"'))
+    parts.append(text_element((left + _WIDTH) / 2, _BOTTOM + 41, x, 'class="quiet" text-anchor="middle"'))
     return "".join(parts) + "\n"
 
 
-def _end_names(lines: Sequence[_Line]) -> str:
-    """Name each line at its right end, moved apart where names would touch; no names where they cannot all fit."""
+def _end_labels(lines: Sequence[_Line]) -> str:
+    """Label each line at its right end; labels are moved apart if they overlap, and left out if not all fit."""
     order = sorted(lines, key=lambda line: line.points[-1][1])
-    if len(order) * _GAP > _FOOT - _TOP:
+    if len(order) * _GAP > _BOTTOM - _TOP:
         return ""
     heights = [line.points[-1][1] for line in order]
     for i in range(1, len(order)):
         heights[i] = max(heights[i], heights[i - 1] + _GAP)
     parts = []
     for i, line in enumerate(order):
-        x, y, height = *line.points[-1][:2], min(heights[i], _FOOT - _GAP * (len(order) - 1 - i))
-        lead = f'<path class="lead" d="M{x:g} {y:g}H{_WIDTH}l10 {height - y:g}h4"/>'
-        parts.append(f'<g class="end {line.hue}">{lead}{words(_WIDTH + 18, height, clip(line.name))}</g>')
+        x, y, height = *line.points[-1][:2], min(heights[i], _BOTTOM - _GAP * (len(order) - 1 - i))
+        leader = f'<path class="lead" d="M{x:g} {y:g}H{_WIDTH}l10 {height - y:g}h4"/>'
+        parts.append(f'<g class="end {line.hue}">{leader}{text_element(_WIDTH + 18, height, clip(line.name))}</g>')
     return "".join(parts) + "\n"
 
 
 def _cursor(lines: Sequence[_Line]) -> str:
-    rule = f'<path class="cursor" data-mark="" d="M0 {_TOP}V{_FOOT}" visibility="hidden"/>'
+    rule = f'<path class="cursor" data-mark="" d="M0 {_TOP}V{_BOTTOM}" visibility="hidden"/>'
     return rule + "".join(f'<g class="{li.hue}" data-mark="" visibility="hidden">{_dot(0, 0)}</g>' for li in lines)
 
 
-def _read_out(lines: Sequence[_Line], x: str, percent: bool, names: Mapping[float, str]) -> dict[str, object]:
-    places = {point[0]: point[2] for line in lines for point in line.points}
+def _tooltip_data(lines: Sequence[_Line], x: str, percent: bool, names: Mapping[float, str]) -> dict[str, object]:
+    """Return what the page's script shows at the pointer."""
+    values = {point[0]: point[2] for line in lines for point in line.points}
     stops = [
-        [place, f"{x} {number(value)}" + (f": {names[value]}" if value in names else "")]
-        for place, value in sorted(places.items())
+        [position, f"{x} {number(value)}" + (f": {names[value]}" if value in names else "")]
+        for position, value in sorted(values.items())
     ]
     series = [
         {"name": li.name, "hue": li.hue, "points": [[p[0], p[1], _value(p[3], percent)] for p in li.points]}

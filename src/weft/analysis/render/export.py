@@ -1,4 +1,4 @@
-"""`weft look`: attention, gradients, positions or neighbours as a page, a picture or data, by the file's ending."""
+"""Output of `weft look`: attention, gradients, positions or neighbours as HTML, PNG or JSON, by the file's suffix."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from weft.analysis.attention import Attention, explained
+from weft.analysis.attention import Attention, legend
 from weft.analysis.gradients import GradientNorms
 from weft.analysis.neighbours import Neighbours
 from weft.analysis.positions import Positions
@@ -20,93 +20,94 @@ from weft.errors import ConfigError
 
 ENDINGS = (".html", ".png", ".json")
 _HEADING = 90  # characters
-_ACROSS, _UP = "steps back", "norm of the gradient"
+_X, _Y = "steps back", "norm of the gradient"
 
 Tell = Callable[[str], object]
 
 
 @dataclass(frozen=True)
 class Reached:
-    """How strongly the loss at the end reaches back, in one text, by one model or by several."""
+    """Gradient norms of one text, by one model or several."""
 
     text: str
     reaches: Sequence[GradientNorms]
 
     def charts(self) -> dict[str, dict[str, list[tuple[float, float]]]]:
-        """Group the lines by what they are over."""
-        sides = dict.fromkeys(reach.side for reach in self.reaches)
-        return {side: {one.model: one.points for one in self.reaches if one.side == side} for side in sides}
+        """Return the points of each model, grouped by side."""
+        sides = dict.fromkeys(norms.side for norms in self.reaches)
+        return {side: {norms.model: norms.points for norms in self.reaches if norms.side == side} for side in sides}
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON-ready numbers and words."""
-        return {"text": self.text, "gradients": [reach.plain() for reach in self.reaches]}
+        """Return the data as JSON-ready values."""
+        return {"text": self.text, "gradients": [norms.plain() for norms in self.reaches]}
 
 
 def check_out(out: Path) -> None:
-    """Refuse a file that could not be written in the end, before any work is done."""
+    """Refuse a file that could not be written, before any work is done."""
     if out.suffix not in ENDINGS:
         raise ConfigError(f"--out: must end in {', '.join(ENDINGS)}, but is {str(out)!r} instead")
     if out.is_dir():
         raise ConfigError(f"--out: must be a file, but {str(out)!r} is a folder")
-    _check_place(out)
+    _check_writable(out)
     if out.suffix == ".png":
         check_plots()
 
 
-def _check_place(out: Path) -> None:
-    """Folders that are missing are made in the end: the nearest that is there must be one, and be open for that."""
-    there = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
-    if there != out and not there.is_dir():
-        raise ConfigError(f"--out: {out} cannot be written: {there} is no folder")
-    if not os.access(there, os.W_OK):
-        raise ConfigError(f"--out: {out} cannot be written: {there} is not open for writing")
+def _check_writable(out: Path) -> None:
+    """Missing folders are created on saving: the nearest existing parent must be a folder and writable."""
+    existing = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
+    if existing != out and not existing.is_dir():
+        raise ConfigError(f"--out: {out} cannot be written: {existing} is no folder")
+    if not os.access(existing, os.W_OK):
+        raise ConfigError(f"--out: {out} cannot be written: {existing} is not open for writing")
 
 
-def render_attention(looks: Sequence[Attention], ending: str, title: str, about: str, tell: Tell) -> bytes:
-    """Show looks as `.html`, `.png` or `.json`."""
+def render_attention(attentions: Sequence[Attention], ending: str, title: str, about: str, tell: Tell) -> bytes:
+    """Return attention maps as `.html`, `.png` or `.json`."""
     if ending == ".png":
-        return draw_maps(looks, tell)
+        return draw_maps(attentions, tell)
     if ending == ".json":
-        return _encoded([look.plain() for look in looks])
-    parts = [part for look in looks for part in (*_headed(look.text), reply(look.said), look.shown())]
-    return page(title, [explained(looks), *parts], about).encode()
+        return _to_json([attention.plain() for attention in attentions])
+    sections = [(*_heading(item.text), reply(item.said), item.html()) for item in attentions]
+    return page(title, [legend(attentions), *(part for section in sections for part in section)], about).encode()
 
 
-def render_gradients(found: Sequence[Reached], ending: str, title: str, about: str, tell: Tell) -> bytes:
-    """Show how far gradients reach as `.html`, `.png` or `.json`."""
+def render_gradients(results: Sequence[Reached], ending: str, title: str, about: str, tell: Tell) -> bytes:
+    """Return gradient norms as `.html`, `.png` or `.json`."""
     if ending == ".json":
-        return _encoded([one.plain() for one in found])
+        return _to_json([result.plain() for result in results])
     if ending == ".png":
-        charts = {f"{_short(one.text)} {side}".strip(): lines for one in found for side, lines in one.charts().items()}
-        return draw_lines(charts, _ACROSS, _UP, tell)
-    told = paragraph(
+        pairs = ((result.text, side, lines) for result in results for side, lines in result.charts().items())
+        charts = {f"{_shorten(text)} {side}".strip(): lines for text, side, lines in pairs}
+        return draw_lines(charts, _X, _Y, tell)
+    intro = paragraph(
         "How strongly the loss at the last step depends on what each earlier step read: the norm of its gradient "
         "there. Where a line falls, the gradient vanishes; where it rises, it explodes."
     )
-    return page(title, [told, *(part for one in found for part in _reached(one))], about).encode()
+    return page(title, [intro, *(part for result in results for part in _gradient_parts(result))], about).encode()
 
 
-def render_positions(found: Sequence[Positions], ending: str, title: str, about: str, tell: Tell) -> bytes:
-    """Show the vectors of positions, and how like one another they are, as `.html`, `.png` or `.json`."""
+def render_positions(encodings: Sequence[Positions], ending: str, title: str, about: str, tell: Tell) -> bytes:
+    """Return position encodings and their dot products as `.html`, `.png` or `.json`."""
     if ending == ".json":
-        return _encoded([one.plain() for one in found])
-    grids = [grid for one in found for grid in one.grids()]
+        return _to_json([encoding.plain() for encoding in encodings])
+    grids = [grid for encoding in encodings for grid in encoding.grids()]
     if ending == ".png":
         return draw_grids(grids, tell)
-    told = paragraph(
+    intro = paragraph(
         "A token's place is a vector that is added to its embedding. Each row is a place, counted from 0, each column "
         "one of its numbers. Below, the dot product of every two of them says how near two places are to the model."
     )
-    return page(title, [told, *(grid.drawn() for grid in grids)], about).encode()
+    return page(title, [intro, *(grid.html() for grid in grids)], about).encode()
 
 
-def render_neighbours(found: Neighbours, ending: str, title: str, about: str) -> bytes:
-    """Show the nearest contexts of a word as `.html` or `.json`."""
-    return _encoded([found.plain()]) if ending == ".json" else page(title, found.shown(), about).encode()
+def render_neighbours(neighbours: Neighbours, ending: str, title: str, about: str) -> bytes:
+    """Return the nearest neighbours of a word in context as `.html` or `.json`."""
+    return _to_json([neighbours.plain()]) if ending == ".json" else page(title, neighbours.html(), about).encode()
 
 
 def save(out: Path, content: bytes) -> None:
-    """Write the file, and the folder it is to be in."""
+    """Write the file; create its folder if missing."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(content)
@@ -114,40 +115,41 @@ def save(out: Path, content: bytes) -> None:
         raise ConfigError(f"--out: {out} cannot be written: {error.strerror}") from None
 
 
-def _encoded(found: Sequence[object]) -> bytes:
-    """Write one thing as itself and several as a list."""
-    return (json.dumps(found[0] if len(found) == 1 else found, ensure_ascii=False) + "\n").encode()
+def _to_json(values: Sequence[object]) -> bytes:
+    """Encode a single value as itself, several as a list."""
+    return (json.dumps(values[0] if len(values) == 1 else values, ensure_ascii=False) + "\n").encode()
 
 
-def _headed(text: str) -> list[str]:
-    """Head a section with a text; a long one stands below its beginning."""
-    return [heading(_short(text))] + ([paragraph(text)] if len(text) > _HEADING else [])
+def _heading(text: str) -> list[str]:
+    """Return a text as heading; a long one is shortened and repeated in full below."""
+    return [heading(_shorten(text))] + ([paragraph(text)] if len(text) > _HEADING else [])
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return shorten(text, _HEADING, placeholder=" …") if len(text) > _HEADING else text
 
 
-def _reached(one: Reached) -> list[str]:
-    parts = _headed(one.text) if one.text else []
-    for side, lines in one.charts().items():
-        reaches = [reach for reach in one.reaches if reach.side == side]
-        parts.append(line_chart(lines, _ACROSS, _UP, side, log_y=True, stops=_stops(reaches)))
-        parts += [_numbers(reaches)] if any(reach.tokens for reach in reaches) else []
+def _gradient_parts(result: Reached) -> list[str]:
+    """Return the HTML fragments of one text: a chart and a table per side."""
+    parts = _heading(result.text) if result.text else []
+    for side, lines in result.charts().items():
+        models = [norms for norms in result.reaches if norms.side == side]
+        parts.append(line_chart(lines, _X, _Y, side, log_y=True, stops=_step_names(models)))
+        parts += [_norms_table(models)] if any(norms.tokens for norms in models) else []
     return parts
 
 
-def _stops(reaches: Sequence[GradientNorms]) -> dict[float, str]:
-    """Name the steps by their tokens, where all models read the same ones."""
-    tokens = {tuple(reach.tokens) for reach in reaches}
+def _step_names(models: Sequence[GradientNorms]) -> dict[float, str]:
+    """Return the token at each step, if all models read the same tokens."""
+    tokens = {tuple(norms.tokens) for norms in models}
     if len(tokens) > 1 or tokens == {()}:
         return {}
-    return {x: visible(token) for (x, _), token in zip(reaches[0].points, reaches[0].tokens, strict=True)}
+    return {x: visible(token) for (x, _), token in zip(models[0].points, models[0].tokens, strict=True)}
 
 
-def _numbers(reaches: Sequence[GradientNorms]) -> str:
-    def rows(one: GradientNorms) -> list[list[object]]:
-        steps = enumerate(zip(one.tokens, one.norms, strict=True), 1)
+def _norms_table(models: Sequence[GradientNorms]) -> str:
+    def rows(result: GradientNorms) -> list[list[object]]:
+        steps = enumerate(zip(result.tokens, result.norms, strict=True), 1)
         return [[step, visible(token), f"{norm:.3g}"] for step, (token, norm) in steps]
 
-    return details("In numbers", [table(["step", "token", one.model], rows(one)) for one in reaches])
+    return details("In numbers", [table(["step", "token", result.model], rows(result)) for result in models])

@@ -1,7 +1,7 @@
-"""Report pages: one HTML file that needs no network, in light and in dark, by mouse, keyboard, finger or screen reader.
+"""HTML report pages: one file without network access, light and dark, for mouse, keyboard, touch and screen reader.
 
-A page is a list of fragments, made here or in `charts`. Whatever a fragment is given is escaped, and the page's content
-security policy names the hashes of its one style and its one script: the browser refuses any other, and every load.
+A page is a list of HTML fragments, made here or in `charts` and `heatmaps`. All text is escaped, and the page's content
+security policy has the hashes of its one style and its one script: the browser refuses any other, and every load.
 """
 
 import base64
@@ -17,21 +17,21 @@ from weft.errors import DataError
 
 STYLE, SCRIPT = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
 
-# What HTML forbids even escaped, and what UTF-8 cannot write.
+# Characters that HTML forbids even escaped, and that UTF-8 cannot encode.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 _QUANTITY = re.compile(r"[-+−±<≈]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?\s?(%|×|[a-zA-Zµ]{1,3}(/s)?)?", re.ASCII)
 
 
 def escaped(text: str) -> str:
-    """Make `text` safe inside an element or a quoted attribute, and writable as UTF-8."""
+    """Return `text` escaped for an element or a quoted attribute, and valid in UTF-8."""
     return html.escape(_UNPRINTABLE.sub("\ufffd", text))
 
 
 def page(title: str, parts: Sequence[str], subtitle: str = "", compact: bool = False) -> str:
-    """Make a whole document of fragments made by the functions here, in `charts` and in `maps`."""
-    under = f'<p class="subtitle" dir="auto">{escaped(subtitle)}</p>' if subtitle else ""
-    allowed = f"style-src {_digest(STYLE)}; script-src {_digest(SCRIPT)}"
-    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    """Return a whole document of fragments."""
+    subheading = f'<p class="subtitle" dir="auto">{escaped(subtitle)}</p>' if subtitle else ""
+    sources = f"style-src {_csp_hash(STYLE)}; script-src {_csp_hash(SCRIPT)}"
+    policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -39,7 +39,7 @@ def page(title: str, parts: Sequence[str], subtitle: str = "", compact: bool = F
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escaped(title) or 'weft'}</title>\n<style>{STYLE}</style>\n</head>",
             f'<body class="{"compact" if compact else ""}">\n<main>',
-            f'<header><h1 dir="auto">{escaped(title)}</h1>{under}</header>',
+            f'<header><h1 dir="auto">{escaped(title)}</h1>{subheading}</header>',
             *parts,
             f"</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n",
         ]
@@ -47,47 +47,47 @@ def page(title: str, parts: Sequence[str], subtitle: str = "", compact: bool = F
 
 
 def heading(text: str) -> str:
-    """Head a section."""
+    """Return the heading of a section."""
     return f'<h2 dir="auto">{escaped(text)}</h2>'
 
 
 def paragraph(text: str) -> str:
-    """Set a paragraph of plain text."""
+    """Return a paragraph of plain text."""
     return f'<p dir="auto">{escaped(text)}</p>'
 
 
 def reply(text: str) -> str:
-    """Set what a model answered."""
+    """Return a paragraph with a model's answer."""
     return f'<p class="said" dir="auto">{escaped(text)}</p>'
 
 
 def cards(facts: Mapping[str, object]) -> str:
-    """Show a few figures large, each under its name."""
+    """Return a few values in large print, each under its name."""
     items = (
-        f'<div><dt dir="auto">{escaped(name)}</dt><dd dir="auto">{escaped(_shown(value))}</dd></div>'
+        f'<div><dt dir="auto">{escaped(name)}</dt><dd dir="auto">{escaped(_format(value))}</dd></div>'
         for name, value in facts.items()
     )
     return f'<dl class="cards">{"".join(items)}</dl>'
 
 
 def details(summary: str, parts: Sequence[str]) -> str:
-    """Fold fragments away under a line that opens them."""
+    """Return collapsed fragments under a summary line that opens them."""
     return f'<details><summary dir="auto">{escaped(summary)}</summary>\n{"".join(parts)}\n</details>'
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]], best: Mapping[int, int] | None = None) -> str:
-    """Set a table whose first column names the rows; `best` maps a column to the row to emphasise in it."""
-    for at, row in enumerate(rows):
+    """Return a table whose first column names the rows; `best` maps a column to the row to emphasise in it."""
+    for index, row in enumerate(rows):
         if len(row) != len(headers):
-            raise DataError(f"table row {at} must have {len(headers)} cells, one a header: got {len(row)}")
+            raise DataError(f"table row {index} must have {len(headers)} cells, one a header: got {len(row)}")
     best = best or {}
     columns = [[row[column] for row in rows] for column in range(len(headers))]
-    numeric = [_numeric(values) for values in columns]
-    shown = [_written(values) for values in columns]
-    head = "".join(f'<th scope="col"{_side(numeric[i])}>{escaped(name)}</th>' for i, name in enumerate(headers))
+    numeric = [_is_numeric(values) for values in columns]
+    texts = [_format_column(values) for values in columns]
+    head = "".join(f'<th scope="col"{_alignment(numeric[i])}>{escaped(name)}</th>' for i, name in enumerate(headers))
     body = ""
-    for at in range(len(rows)):
-        cells = (_cell(column[at], i, numeric[i], best.get(i) == at) for i, column in enumerate(shown))
+    for index in range(len(rows)):
+        cells = (_cell(column[index], i, numeric[i], best.get(i) == index) for i, column in enumerate(texts))
         body += f"<tr>{''.join(cells)}</tr>\n"
     label = escaped(", ".join(headers))
     return (
@@ -97,38 +97,45 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], best: Mappin
 
 
 def _cell(text: str, column: int, numeric: bool, best: bool) -> str:
-    inner = escaped(text)
+    content = escaped(text)
     if best:
-        inner = f'<strong>{inner}<span class="hidden"> (best)</span></strong>'
-    return f'<th scope="row"{_side(numeric)}>{inner}</th>' if column == 0 else f"<td{_side(numeric)}>{inner}</td>"
-
-
-def _side(numeric: bool) -> str:
-    return ' class="number"' if numeric else ' dir="auto"'
-
-
-def _numeric(values: Sequence[object]) -> bool:
-    known = [value for value in values if value is not None]
-    return bool(known) and all(
-        _QUANTITY.fullmatch(value)
-        if isinstance(value, str)
-        else isinstance(value, Real) and not isinstance(value, bool)
-        for value in known
+        content = f'<strong>{content}<span class="hidden"> (best)</span></strong>'
+    return (
+        f'<th scope="row"{_alignment(numeric)}>{content}</th>'
+        if column == 0
+        else f"<td{_alignment(numeric)}>{content}</td>"
     )
 
 
-def _written(values: Sequence[object]) -> list[str]:
-    """Write a column; fractions in it get as many decimals as the one that needs most, so that the digits line up."""
-    texts = [_shown(value) for value in values]
-    fractions = {at: value for at, value in enumerate(values) if isinstance(value, float) and math.isfinite(value)}
-    if not any("e" in texts[at] for at in fractions):
-        places = min(4, max((len(texts[at].partition(".")[2]) for at in fractions), default=0))
-        texts = [f"{fractions[at]:,.{places}f}" if at in fractions else text for at, text in enumerate(texts)]
+def _alignment(numeric: bool) -> str:
+    return ' class="number"' if numeric else ' dir="auto"'
+
+
+def _is_numeric(values: Sequence[object]) -> bool:
+    """Return whether all values of a column that are not None are numbers or quantities with a unit."""
+    given = [value for value in values if value is not None]
+    return bool(given) and all(
+        _QUANTITY.fullmatch(value)
+        if isinstance(value, str)
+        else isinstance(value, Real) and not isinstance(value, bool)
+        for value in given
+    )
+
+
+def _format_column(values: Sequence[object]) -> list[str]:
+    """Return a column as text; floats have as many decimals as the one that needs most, so that digits align."""
+    texts = [_format(value) for value in values]
+    fractions = {
+        index: value for index, value in enumerate(values) if isinstance(value, float) and math.isfinite(value)
+    }
+    if not any("e" in texts[index] for index in fractions):
+        decimals = min(4, max((len(texts[index].partition(".")[2]) for index in fractions), default=0))
+        texts = [f"{fractions[i]:,.{decimals}f}" if i in fractions else text for i, text in enumerate(texts)]
     return texts
 
 
-def _shown(value: object) -> str:
-    """Write a number as a reader wants it; what is missing or not a number is a dash."""
+def _format(value: object) -> str:
+    """Return a value as text; None and NaN are a dash."""
     if value is None or (isinstance(value, Real) and value != value):
         return "–"
     if isinstance(value, bool):
@@ -139,9 +146,9 @@ def _shown(value: object) -> str:
 
 
 def number(value: float) -> str:
-    """Write a number with four significant digits, the thousands set apart."""
+    """Return a number with four significant digits and thousands separators."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:,.4g}"
 
 
-def _digest(text: str) -> str:
+def _csp_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
