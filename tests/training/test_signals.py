@@ -29,9 +29,9 @@ def handlers():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_is_noted_and_the_second_acts(number):
     with Signals() as signals:
-        assert signals.got is None
+        assert signals.received is None
         send(number)
-        assert signals.got == number
+        assert signals.received == number
         with pytest.raises(KeyboardInterrupt):
             send(number)
 
@@ -61,7 +61,7 @@ def test_in_another_thread_nothing_is_touched(handlers):
     def inside():
         with Signals() as signals:
             got.append(signal.getsignal(signal.SIGTERM) == handlers)
-            got.append(signals.got)
+            got.append(signals.received)
 
     thread = threading.Thread(target=inside)
     thread.start()

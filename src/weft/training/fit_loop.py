@@ -78,8 +78,8 @@ class Fitting:
                 seconds, began = time.perf_counter() - began, time.perf_counter()
                 self.progress.elapsed += seconds
                 self._after_pass(state, seconds, budget.passes)
-                if signals.got:
-                    raise Interrupted(signals.got)
+                if signals.received:
+                    raise Interrupted(signals.received)
             self.progress.elapsed += time.perf_counter() - began  # since the last report
             if not self.progress.done:
                 self._finish()

@@ -15,10 +15,10 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Context that stores the first SIGTERM or SIGINT in `got`; a second one has its original effect."""
+    """Context that stores the first SIGTERM or SIGINT in `received`; a second one has its original effect."""
 
     def __init__(self) -> None:
-        self.got: int | None = None
+        self.received: int | None = None
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
@@ -32,5 +32,5 @@ class Signals:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.got = number
+        self.received = number
         signal.signal(number, self._handlers[number])

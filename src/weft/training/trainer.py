@@ -80,9 +80,9 @@ class Trainer:
             while not self.progress.done and not self._signal_received(signals):
                 self.update(batches)
                 self._after_step()
-            if signals.got and not self.progress.done:
+            if signals.received and not self.progress.done:
                 self.save()
-                raise Interrupted(signals.got)
+                raise Interrupted(signals.received)
         return self.progress
 
     def _warm_up(self, batches: Iterator[LoadedBatch[Batch]]) -> Iterator[LoadedBatch[Batch]]:
@@ -127,9 +127,9 @@ class Trainer:
 
     def _signal_received(self, signals: Signals) -> bool:
         """Return whether any rank received a signal; all ranks return the same."""
-        count = self.world.sum({"received": signals.got is not None})["received"]
-        if count and signals.got is None:
-            signals.got = SIGTERM  # another rank received it
+        count = self.world.sum({"received": signals.received is not None})["received"]
+        if count and signals.received is None:
+            signals.received = SIGTERM  # another rank received it
         return bool(count)
 
     def spent(self) -> float:

@@ -44,7 +44,7 @@ const reader = (weights, size) => {
     return Float64Array.from(bits.subarray(index * size, (index + 1) * size), half);
   };
 };
-const shares = (weights) => {  // of the largest, for shading; what is no weight has no shade
+const shares = (weights) => {  // of the largest, for shading; NaN has no shade
   const known = weights.map((weight) => weight > 0 ? weight : 0), peak = known.reduce((a, b) => Math.max(a, b), 0) || 1;
   return [known.map((weight) => weight / peak), peak];
 };
@@ -75,7 +75,7 @@ const map = (data, marks, put, svg, figure) => {
       labels[column].classList.add("on"); labels[columns + row].classList.add("on");
       return [x + data.cell, y, [[told(row, column)]], data.cell];
     },
-    draw: (chosen) => {  // as `maps.py` draws the first: one path a shade
+    draw: (chosen) => {  // as `heatmaps.py` draws the first: one path per shade
       index = chosen; weights = read(index);
       const paths = new Map(), [parts, peak] = shares(weights), side = data.cell - 1;
       parts.forEach((part, i) => {
@@ -95,7 +95,7 @@ const map = (data, marks, put, svg, figure) => {
   };
 };
 
-// A map that is wider or taller than the window keeps its words in sight.
+// A map that is wider or taller than the window keeps its labels visible.
 const stick = (plot, svg, data) => {
   const groups = [...svg.querySelectorAll("[data-stick]")];
   const follow = () => {
@@ -121,7 +121,7 @@ const reveal = (plot, svg, data, spot) => {
 
 // Several maps: a small picture of each, and the layer and the head of the large one to choose.
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const paint = (canvas, parts) => {  // of 1, in one hue; what is below nought, in another
+const paint = (canvas, parts) => {  // shares of 1 in one hue; negative values in another
   const style = getComputedStyle(canvas), ink = (name) => parseInt(style.getPropertyValue(name).trim().slice(1), 16);
   const pen = canvas.getContext("2d"), picture = pen.createImageData(canvas.width, canvas.height);
   const [heat, cold] = ["--heat", "--s1"].map(ink).map((hue) => [hue >> 16, hue >> 8 & 255, hue & 255]);
@@ -213,7 +213,7 @@ const gather = (places) => {
   return group;
 };
 
-// Grids: numbers as colours, of either sign from nought on, or else from the smallest to the largest.
+// Matrices: values as colours, of either sign from zero, or else from the smallest to the largest.
 const grid = (data, marks, put, svg) => {
   const [low, high] = data.ends, least = low < 0 ? 0 : low;
   const { left, top, cell: [wide, tall], shape: [rows, columns] } = data, canvas = svg.querySelector("canvas");
