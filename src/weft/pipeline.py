@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel
 
 from weft.analysis.attention import Attention, views_of
-from weft.analysis.gradients import GradientNorms, gradient_norms
+from weft.analysis.gradients import GradientNorms, trace
 from weft.analysis.layer_probing import LayerScores, choices_for, read_task, score_layers
 from weft.checkpoint import contents
 from weft.checkpoint.store import save_folder
@@ -211,7 +211,7 @@ class Pipeline:
             raise ConfigError("precision: int8 is for answers and has no gradients; load the model in fp32 or bf16")
         source, _, batch = self.teacher_forced(example)
         tokens = {"source": source, "target": self.read(batch), "text": self.read(batch)}
-        sides = gradient_norms(self.task, self.head, batch)
+        sides = trace(self.task, self.head, batch)
         return [GradientNorms(name or self.run.model.name, side, tokens[side], norms) for side, norms in sides.items()]
 
     def teacher_forced(self, example: Asked) -> tuple[list[str], list[str], Batch]:
