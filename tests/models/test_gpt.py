@@ -272,7 +272,7 @@ SEARCHES = [
 @pytest.mark.parametrize("options", SEARCHES, ids=["greedy", "sampled", "beam"])
 @pytest.mark.parametrize("lengths", [[5, 1, 9, 3], [1, 1, 1]], ids=str)
 def test_ragged_prompts_go_on_as_each_alone_and_in_place(options, lengths, monkeypatch):
-    for name, value in {"ROOM": 4, "FEW": 2, "EVERY": 1}.items():
+    for name, value in {"INITIAL_CAPACITY": 4, "MIN_ROWS": 2, "POLL_INTERVAL": 1}.items():
         monkeypatch.setattr(cuda_graph, name, value)
     model, prompts = make(2), draw(lengths, 3)
     assert isinstance(model, Capturable)

@@ -98,7 +98,8 @@ def fits(blocks: nn.Module, x: Tensor) -> bool:
     """Return whether there are few rows, and the stack is pre-norm and has no cross-attention."""
     first = blocks.blocks[0]
     depth = max(first.feed_forward.fc2.in_features, first.feed_forward.fc1.in_features)
-    return len(x) <= MAX_ROWS and isinstance(blocks.norm, nn.LayerNorm) and first.cross_attention is None and depth <= MAX_DEPTH
+    fitting = len(x) <= MAX_ROWS and depth <= MAX_DEPTH
+    return fitting and isinstance(blocks.norm, nn.LayerNorm) and first.cross_attention is None
 
 
 def step(blocks: nn.Module, x: Tensor, cache: KVCache) -> Tensor:
