@@ -145,7 +145,7 @@ def recipe(folder: Path, size: Sizes, ragged: bool, args: argparse.Namespace) ->
             "data": {
                 "train": str(path),
                 "format": "txt",
-                "longest": size["most" if ragged else "full"],
+                "max_length": size["most" if ragged else "full"],
                 "workers": args.workers,
             },
             "tokenizer": {"name": "words", "size": size["vocab"], "specials": names},

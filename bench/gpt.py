@@ -54,8 +54,8 @@ Side = Callable[[], list[list[int]]]  # writes the ids of each text
 def sizes(tiny: bool) -> dict[str, int]:
     """Name what both sides are built of."""
     if tiny:
-        return {"width": 64, "heads": 2, "layers": 2, "longest": 64, "vocab": 500, "rows": 4}
-    return {"width": 768, "heads": 12, "layers": 12, "longest": 1024, "vocab": 50_257, "rows": 32}
+        return {"width": 64, "heads": 2, "layers": 2, "max_positions": 64, "vocab": 500, "rows": 4}
+    return {"width": 768, "heads": 12, "layers": 12, "max_positions": 1024, "vocab": 50_257, "rows": 32}
 
 
 def theirs(size: dict[str, int]) -> nn.Module:
@@ -64,7 +64,7 @@ def theirs(size: dict[str, int]) -> nn.Module:
 
     config = GPT2Config(
         vocab_size=size["vocab"],
-        n_positions=size["longest"],
+        n_positions=size["max_length"],
         n_embd=size["width"],
         n_head=size["heads"],
         n_layer=size["layers"],
@@ -80,7 +80,7 @@ def theirs(size: dict[str, int]) -> nn.Module:
 
 def useful(size: dict[str, int]) -> int:
     """Count the operations of an update on a batch of whole windows."""
-    width, layers, longest = size["width"], size["layers"], size["longest"]
+    width, layers, longest = size["width"], size["layers"], size["max_positions"]
     matrices = layers * 12 * width * width + width * size["vocab"]
     pairs = longest * (longest + 1) // 2
     return 3 * size["rows"] * (2 * matrices * longest + 4 * width * layers * pairs)
@@ -94,7 +94,7 @@ def train_theirs(size: dict[str, int], args: argparse.Namespace) -> Result:
     torch.manual_seed(args.seed)
     model = theirs(size).to(args.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), RATE, betas=BETAS, fused=True)
-    shape = size["rows"], size["longest"]
+    shape = size["rows"], size["max_length"]
     batches = [torch.randint(size["vocab"], (2, *shape), device=args.device) for _ in range(4)]
 
     def loss(read: Tensor, follows: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ def train_theirs(size: dict[str, int], args: argparse.Namespace) -> Result:
 
     learn = learner(loss if args.eager else torch.compile(loss, dynamic=False), model, optimizer, args.device)
     first(lambda: learn(*batches[0]), args.device)
-    tokens, most = size["rows"] * size["longest"], top(args.device)
+    tokens, most = size["rows"] * size["max_length"], top(args.device)
     seconds = [spent(lambda: [learn(*one) for one in batches], args.device) / len(batches) for _ in range(args.spans)]
     return Result([Span(tokens / one, useful(size) / one / most) for one in seconds], peak(args.device), tokens)
 
@@ -120,17 +120,17 @@ def spent(work: Callable[[], object], device: str) -> float:
 def recipe(folder: Path, size: dict[str, int], args: argparse.Namespace) -> Run:
     """Write a text of random words, and what `weft train` would be given."""
     rng, path = np.random.default_rng(args.seed), folder / "words.txt"
-    words = rng.integers(0, size["vocab"] - SPECIALS, (40 * size["rows"] * size["longest"] // 400, 400))
+    words = rng.integers(0, size["vocab"] - SPECIALS, (40 * size["rows"] * size["max_length"] // 400, 400))
     words[: size["vocab"] // 400 + 1].flat[: size["vocab"] - SPECIALS] = np.arange(size["vocab"] - SPECIALS)
     path.write_text("".join(" ".join(f"w{word}" for word in row) + "\n" for row in words.tolist()))
-    names = ("width", "heads", "layers", "longest")
-    train = {"batch_tokens": size["rows"] * size["longest"], "lr": RATE, "clip": CLIP, "device": args.device}
+    names = ("width", "heads", "layers", "max_positions")
+    train = {"batch_tokens": size["rows"] * size["max_length"], "lr": RATE, "clip": CLIP, "device": args.device}
     train |= {"steps": args.steps * (args.spans + 1), "report_every": args.steps, "schedule": "constant"}
     train |= {"precision": "bf16" if args.device == "cuda" else "fp32", "seed": args.seed}
     return Run.parse(
         {
             "task": {"name": "lm", "reads": "packs"},
-            "data": {"train": str(path), "format": "txt", "longest": size["longest"], "workers": args.workers},
+            "data": {"train": str(path), "format": "txt", "max_length": size["max_length"], "workers": args.workers},
             "tokenizer": {"name": "words", "size": size["vocab"]},
             "model": {"name": "gpt", "dropout": 0.0, **{name: size[name] for name in names}},
             "train": train,
@@ -148,7 +148,7 @@ def train_weft(run: Run, tokenizer: Tokenizer, size: dict[str, int], args: argpa
         assert 3 * trainer.head.flops(batch) == useful(size), "counted alike"
         trainer.fit()
     spans = [Span(step.tokens_per_s, step.mfu) for step in heard.steps[1:]]  # the first is to warm up
-    return Result(spans, peak(args.device), size["rows"] * size["longest"])
+    return Result(spans, peak(args.device), size["rows"] * size["max_length"])
 
 
 def training(size: dict[str, int], args: argparse.Namespace) -> None:
@@ -177,7 +177,7 @@ def training(size: dict[str, int], args: argparse.Namespace) -> None:
 
 def to_weft(model: nn.Module, size: dict[str, int]) -> GPT:
     """Give weft's model transformers' weights."""
-    names = ("width", "heads", "layers", "longest")
+    names = ("width", "heads", "layers", "max_positions")
     own, given = GPT(GPTConfig(name="gpt", **{name: size[name] for name in names}), size["vocab"]), model.state_dict()
     found = own.state_dict()
     for mine, other in GPT2_MAP.modules.items():
@@ -199,7 +199,7 @@ def generation(size: dict[str, int], args: argparse.Namespace) -> None:
     half = torch.bfloat16 if args.device == "cuda" else torch.float32
     model = theirs(size).to(args.device, half).eval()
     own = to_weft(model, size).to(args.device, half).eval().requires_grad_(False)
-    length = min(args.length, size["longest"] - PROMPT)
+    length = min(args.length, size["max_length"] - PROMPT)
     for count in (1, 4 if args.tiny else 64):
         prompts = torch.randint(1, size["vocab"], (count, PROMPT), device=args.device)
         sides: dict[str, Side] = {"transformers": partial(ids_of, model, prompts, length, None)}

@@ -104,7 +104,7 @@ def take(data: Path, folder: Path, limit: int | None) -> int:
 def recipe(data: Path, start: list[str]) -> Run:
     """Read weft's recipe, with other files."""
     files = [f"data.train={data / 'train.tsv'}", f"data.valid={data / 'dev.tsv'}"]
-    return read_run("sst2-bert", [*files, f"data.longest={LONGEST}", *start])
+    return read_run("sst2-bert", [*files, f"data.max_length={LONGEST}", *start])
 
 
 def make_weights(data: Path, preset: str, folder: Path, seed: int) -> None:
@@ -281,7 +281,7 @@ def train_weft(job: Job) -> Result:
     }
     train |= {"device": job.device, "precision": "bf16" if job.half else "fp32", "seed": job.seed}
     train |= {"lr": job.rate, "warmup": WARMUP, "weight_decay": DECAY, "schedule": "warmup-linear"}
-    files = [f"data.train={job.data / 'train.tsv'}", f"data.valid={job.data / 'dev.tsv'}", f"data.longest={LONGEST}"]
+    files = [f"data.train={job.data / 'train.tsv'}", f"data.valid={job.data / 'dev.tsv'}", f"data.max_length={LONGEST}"]
     asked = [*files, f"data.workers={job.workers}", f"model.weights={job.weights}"]
     asked += [f"train.{name}={value}" for name, value in train.items()]
     weft.train("sst2-bert", asked, out=job.out, report=clock)

@@ -270,7 +270,7 @@ class Weft:
         from weft.models.transformer import Transformer, TransformerConfig
         from weft.nn.layers.quantization import lower
 
-        config = TransformerConfig(name="transformer", width=WIDTH, heads=HEADS, layers=LAYERS, hidden=HIDDEN)
+        config = TransformerConfig(name="transformer", width=WIDTH, heads=HEADS, layers=LAYERS, ffn_width=HIDDEN)
         model = Transformer(config, VOCAB)
         model.load_state_dict(from_marian(load_file(folder / "marian" / "model.safetensors"), model.state_dict()))
         self.model, self.device = model.to(device).eval(), device

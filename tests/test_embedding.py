@@ -28,13 +28,13 @@ TEXTS = [
     "the",
 ]
 LABELS = {"name": "classify", "labels": ["a", "b"]}
-BERT = {"name": "bert", "width": 16, "heads": 2, "layers": 4, "longest": 32}
+BERT = {"name": "bert", "width": 16, "heads": 2, "layers": 4, "max_positions": 32}
 ELMO = {"name": "elmo", "embedding": 4, "filters": {1: 4, 2: 4}, "width": 12, "cells": 8}
 BODIES = {
     "bert": (LABELS, BERT),
     "bert-mlm": ({"name": "mlm"}, BERT),
-    "gpt": ({"name": "lm"}, {"name": "gpt", "width": 8, "heads": 2, "layers": 4, "longest": 32}),
-    "gpt-classify": (LABELS, {"name": "gpt", "width": 8, "heads": 2, "layers": 2, "longest": 32}),
+    "gpt": ({"name": "lm"}, {"name": "gpt", "width": 8, "heads": 2, "layers": 4, "max_positions": 32}),
+    "gpt-classify": (LABELS, {"name": "gpt", "width": 8, "heads": 2, "layers": 2, "max_positions": 32}),
     "elmo": ({"name": "lm"}, ELMO),
     "elmo-tag": ({"name": "tag", "labels": ["a", "b"]}, ELMO),
     "rnn": ({"name": "lm"}, {"name": "rnn", "width": 8, "layers": 2}),
@@ -49,7 +49,7 @@ def made(body, tokenizer="words", longest=28):
     task, model = BODIES[body]
     kind = "wordpiece" if body == "bert-mlm" else tokenizer
     size = {"min_count": 2} if kind == "words" else {"size": 300}
-    data = {"train": "none.txt", "longest": longest}
+    data = {"train": "none.txt", "max_length": longest}
     raw = {"task": task, "data": data, "tokenizer": {"name": kind, **size}, "model": model, "train": {"steps": 1}}
     run = Run.parse(raw)
     torch.manual_seed(0)

@@ -47,7 +47,7 @@ def test_an_example_is_a_text_a_mapping_or_the_tasks_own(reverser):
         ([{"text": 3}], r"example 1: text: Input should be a valid string, but is 3 instead"),
         ([7], r"example 1: example: .*but is 7 instead"),
         ([None], r"example 1: example: .*but is None instead"),
-        (["a" * 2000], r"example 1: got 2,000 tokens, data.longest is 1,024"),
+        (["a" * 2000], r"example 1: got 2,000 tokens, data.max_length is 1,024"),
         ([*WORDS[:3], "b" * 2000, "c" * 3000], r"example 4: got 2,000 tokens"),
     ],
 )
@@ -57,7 +57,7 @@ def test_a_wrong_example_is_named_with_the_remedy(reverser, asked, said):
 
 
 def test_options_of_a_call(reverser):
-    answer = reverser(WORDS[0], {"beam": 4, "candidates": 3})[0]
+    answer = reverser(WORDS[0], {"beam": 4, "num_return_sequences": 3})[0]
     assert len(answer["candidates"]) == 3
     assert answer["text"] == answer["candidates"][0]["text"] == TARGETS[0]
     scores = [one["score"] for one in answer["candidates"]]
@@ -70,7 +70,7 @@ def test_options_of_a_call(reverser):
     [
         ({"beem": 2}, "options.beem: unknown key; did you mean 'beam'"),
         ({"beam": 0}, "options.beam: should be greater than or equal to 1, but is 0 instead"),
-        ({"candidates": 3}, "options: candidates must be at most beam.*try beam: 3"),
+        ({"num_return_sequences": 3}, "options: num_return_sequences must be at most beam.*try beam: 3"),
         ({"sample": True, "beam": 2}, "options: sample draws and beam searches"),
     ],
 )
@@ -90,10 +90,10 @@ def test_samples_hang_on_the_seed_and_the_place_alone(reverser):
 
 
 def test_the_recipes_options_are_the_default(recipe, tmp_path):
-    recipe["task"]["decode"] = {"beam": 2, "candidates": 2, "max_length": 4}
+    recipe["task"]["decode"] = {"beam": 2, "num_return_sequences": 2, "max_length": 4}
     pipeline = weft.train(recipe, ["train.steps=1"], tmp_path / "run")
     assert len(pipeline("abc")[0]["candidates"]) == 2
-    assert "candidates" not in pipeline("abc", {"candidates": 1})[0]
+    assert "candidates" not in pipeline("abc", {"num_return_sequences": 1})[0]
 
 
 def test_the_pieces_of_a_stream_join_to_the_answer(reverser):
@@ -353,7 +353,7 @@ def transformer(tmp_path_factory):
         "task": {"name": "translate", "decode": {"max_length": 4}},
         "data": {"train": str(folder / "train.jsonl")},
         "tokenizer": {"name": "characters"},
-        "model": {"name": "transformer", "width": 8, "heads": 2, "layers": 1, "hidden": 8},
+        "model": {"name": "transformer", "width": 8, "heads": 2, "layers": 1, "ffn_width": 8},
         "train": {"steps": 1, "device": "cpu"},
     }
     weft.train(recipe, out=folder / "run")
@@ -369,12 +369,12 @@ def test_rounded_weights_count_as_before_and_have_no_gradients(transformer):
 
 
 def test_heads_that_were_cut_out_are_not_mistaken_for_others(transformer, tmp_path):
-    pruned = weft.load(transformer, "cpu", overrides=["model.heads_off={cross.0: [1]}"])
+    pruned = weft.load(transformer, "cpu", overrides=["model.pruned_heads={cross.0: [1]}"])
     pruned.save(tmp_path / "pruned")
     for other in ("{cross.0: [0]}", "{}"):
         with pytest.raises(weft.CheckpointError, match=r"the heads \[1\] of cross.0 were cut out of its weights"):
-            weft.load(tmp_path / "pruned", "cpu", overrides=[f"model.heads_off={other}"])
-    fewer = weft.load(tmp_path / "pruned", "cpu", overrides=["model.heads_off={cross.0: [1], encoder.0: [0]}"])
+            weft.load(tmp_path / "pruned", "cpu", overrides=[f"model.pruned_heads={other}"])
+    fewer = weft.load(tmp_path / "pruned", "cpu", overrides=["model.pruned_heads={cross.0: [1], encoder.0: [0]}"])
     assert fewer.parameters < weft.load(tmp_path / "pruned", "cpu").parameters == pruned.parameters
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.isa
 
 CELLS = ("elman", "jordan", "lstm", "peephole", "gru")
 SCORES = ("none", "cosine", "additive", "location", "general", "dot", "scaled-dot")
-BLOCKS = {"width": 16, "heads": 2, "layers": 2, "hidden": 32}
+BLOCKS = {"width": 16, "heads": 2, "layers": 2, "ffn_width": 32}
 MODELS = [
     *(("rnn", {"width": 16, "layers": 2, "cell": cell, "direction": "both"}) for cell in CELLS),
     *(("rnn", {"width": 16, "layers": 2, "cell": cell}) for cell in CELLS),
@@ -28,8 +28,8 @@ MODELS = [
     *(("seq2seq", {"width": 16, "cell": cell}) for cell in CELLS),
     *(("seq2seq", {"width": 16, "attention": score, "locations": 8}) for score in SCORES),
     ("transformer", BLOCKS),
-    ("gpt", {**BLOCKS, "longest": 32}),
-    ("bert", {**BLOCKS, "longest": 32}),
+    ("gpt", {**BLOCKS, "max_positions": 32}),
+    ("bert", {**BLOCKS, "max_positions": 32}),
     ("elmo", {"width": 16, "cells": 24, "embedding": 8, "filters": {1: 8, 2: 8}, "highways": 1}),
     ("cnn", {"width": 18}),
     ("word2vec", {"width": 16}),
@@ -93,7 +93,7 @@ def test_another_models_answers_are_far_beyond_rounding(name, config):
 # A whole training.
 
 LABELLED = {"columns": {"text": 0, "label": 1}, "header": False}
-TEXT = "data.txt", "abc abd.\n\ncab bad.\n\n", {"documents": "blank", "longest": 32}
+TEXT = "data.txt", "abc abd.\n\ncab bad.\n\n", {"documents": "blank", "max_length": 32}
 DATA = {  # for each task a file, what stands in it, and how it is read
     "classify": ("data.tsv", "abc\tone\nfed\ttwo\n", LABELLED),
     "tag": ("data.conll", "a\tB-X\nb\tO\n\n", {"columns": {"words": 0, "tags": 1}}),
@@ -106,9 +106,9 @@ RUNS = [
     ("classify", "cnn", {"width": 9}),
     ("tag", "rnn", {"cell": "gru", "width": 8}),
     ("lm", "rnn", {"cell": "lstm", "width": 8, "layers": 2, "dropout_recurrent": 0.2}),
-    ("lm", "gpt", {**BLOCKS, "longest": 64}),
+    ("lm", "gpt", {**BLOCKS, "max_positions": 64}),
     ("lm", "elmo", {"width": 8, "cells": 12, "embedding": 4, "filters": {1: 4, 2: 4}}),
-    ("mlm", "bert", {**BLOCKS, "longest": 64}),
+    ("mlm", "bert", {**BLOCKS, "max_positions": 64}),
     ("translate", "seq2seq", {"width": 8}),
     ("translate", "transformer", BLOCKS),
 ]

@@ -32,9 +32,9 @@ def test_a_section_without_a_preset_stays_as_it_is(model):
 def test_an_override_sets_a_preset_and_takes_it_away():
     raw = read_recipe("dates", ["model={name: transformer, width: 32, heads: 4}", "model.preset=transformer-big"])
     run = Run.parse(raw)
-    assert (run.model.width, run.model.heads, run.model.hidden) == (32, 4, 4096)
+    assert (run.model.width, run.model.heads, run.model.ffn_width) == (32, 4, 4096)
     run = Run.parse(read_recipe(raw, ["model.preset=null"]))
-    assert (run.model.width, run.model.hidden) == (32, 2048)
+    assert (run.model.width, run.model.ffn_width) == (32, 2048)
 
 
 def test_what_was_given_is_not_changed():
@@ -80,7 +80,7 @@ def test_every_preset_is_read_by_its_model(name):
 
 
 def test_the_recipe_of_a_run_has_the_values(recipe, tmp_path):
-    small = {"width": 16, "heads": 2, "hidden": 16, "layers": 1}
+    small = {"width": 16, "heads": 2, "ffn_width": 16, "layers": 1}
     weft.train({**recipe, "model": {"preset": "transformer-base", **small}}, ["train.steps=1"], tmp_path / "run")
     for place in ("run.yaml", "best/run.yaml"):
         model = read_yaml((tmp_path / "run" / place).read_text(), place)["model"]
@@ -104,9 +104,9 @@ def test_sizes_are_the_papers(name, millions, off):
     with torch.device("meta"):
         model = resolve("model", "transformer")(config, 37_000)
     numbers = sum(parameter.numel() for parameter in model.parameters())
-    assert numbers == transformer_numbers(37_000, config.width, config.hidden, config.layers)
+    assert numbers == transformer_numbers(37_000, config.width, config.ffn_width, config.layers)
     assert numbers == pytest.approx(millions * 1e6, rel=off)
-    untied = transformer_numbers(2 * 37_000, config.width, config.hidden, config.layers)
+    untied = transformer_numbers(2 * 37_000, config.width, config.ffn_width, config.layers)
     assert untied != pytest.approx(millions * 1e6, rel=off), "the bound must tell one matrix from two"
 
 

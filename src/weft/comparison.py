@@ -101,7 +101,9 @@ class Comparison:
     def _fits(self, example: Any) -> bool:
         """Return whether an example is short enough for the tokenizers of all."""
         pipelines = (contender.pipeline for contender in self.contenders)
-        return all(p.task.encode(example, p.tokenizer, TruncationPolicy(p.run.data.longest, "drop")) for p in pipelines)
+        return all(
+            p.task.encode(example, p.tokenizer, TruncationPolicy(p.run.data.max_length, "drop")) for p in pipelines
+        )
 
     def page(self) -> str:
         """Return the report as one HTML page that needs no network."""

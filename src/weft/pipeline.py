@@ -40,7 +40,7 @@ from weft.training.multi_seed import check_single, train_seeds
 from weft.training.reporting import Reporter
 from weft.training.run import Trained, train_run
 
-SPECIAL_TOKENS = 2  # at the beginning and end of a text, not counted by data.longest
+SPECIAL_TOKENS = 2  # at the beginning and end of a text, not counted by data.max_length
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Pipeline:
         """Return the embedder of texts, for one call or for a stream."""
         pooling = self.pooling or Pooling("mean")
         choice = Choice(pool or pooling.pool, layers, combine, pooling.normalize if normalize is None else normalize)
-        limits = (self.run.data.longest + SPECIAL_TOKENS, getattr(self.head.body, "reads", None), pooling.longest)
+        limits = (self.run.data.max_length + SPECIAL_TOKENS, getattr(self.head.body, "reads", None), pooling.longest)
         longest = min(limit for limit in limits if limit is not None)
         return Embedder(self.task, self.head, choice, longest, truncate, pooling.lowercase)
 
@@ -269,7 +269,7 @@ class Pipeline:
     def _limit(self, policy: str | None = None) -> TruncationPolicy:
         """Return the truncation policy: an input that is too long is an error, unless it is read in windows."""
         default = "window" if self.run.data.too_long == "window" else "error"
-        return TruncationPolicy(self.run.data.longest, policy or default, asked=policy is None)  # type: ignore[arg-type]
+        return TruncationPolicy(self.run.data.max_length, policy or default, asked=policy is None)  # type: ignore[arg-type]
 
     def __sklearn_clone__(self) -> "Pipeline":
         """Return itself: scikit-learn's clones of an estimator share the pipeline, since it is immutable."""
@@ -335,7 +335,7 @@ def load(
     """Load a run's directory, one of its checkpoints or a Hugging Face directory.
 
     `trust` allows a checkpoint to run classes from outside weft.
-    `overrides` change its recipe as far as the weights allow, such as `model.heads_off={3: [1, 5]}`. `precision` is
+    `overrides` change its recipe as far as the weights allow, such as `model.pruned_heads={3: [1, 5]}`. `precision` is
     that of inference: fp32, bf16, or on the CPU int8.
     """
     if "\0" in str(path):

@@ -156,7 +156,7 @@ def test_long_sentences_are_read_in_windows_and_joined(bert, monkeypatch):
     long = [(split, {"words": row["words"] * 12, "tags": row["tags"] * 12}) for split, row in TAGGED]
     sample = samples.Sample("longer", "", "tag", ("words", "tags"), lambda: iter(long))
     monkeypatch.setitem(samples.SAMPLES, "longer", sample)
-    with pytest.raises(weft.DataError, match="longer:train:1: got 108 tokens, data.longest is 30"):
+    with pytest.raises(weft.DataError, match="longer:train:1: got 108 tokens, data.max_length is 30"):
         bert.layer_scores("longer")
     found = bert.layer_scores("longer", ["data.too_long=window"])
     assert found.scored == 12 * sum(len(row["tags"]) for split, row in TAGGED if split == "valid")
@@ -166,7 +166,7 @@ def test_long_pairs_are_cut_to_what_the_model_reads(bert, monkeypatch):
     long = [(split, {**row, "text": row["text"] * 5, "pair": row["text"] * 5}) for split, row in ROWS]
     sample = samples.Sample("pairs", "", "classify", ("text", "pair", "label"), lambda: iter(long))
     monkeypatch.setitem(samples.SAMPLES, "pairs", sample)
-    with pytest.raises(weft.DataError, match="data.longest is 29"):  # of 32, for three marks
+    with pytest.raises(weft.DataError, match="data.max_length is 29"):  # of 32, for three marks
         bert.layer_scores("pairs")
     assert bert.layer_scores("pairs", ["data.too_long=cut"]).scored == 3
 

@@ -34,7 +34,7 @@ MODELS = {
     "elmo": {"name": "elmo", **SMALL},
     "rnn": {"name": "rnn", "direction": "both", "apart": True, "width": 8, "layers": 2},
     "chars": {"name": "rnn", "direction": "both", "width": 8, "chars": 5},
-    "gpt": {"name": "gpt", "width": 8, "heads": 2, "layers": 2, "longest": 64},
+    "gpt": {"name": "gpt", "width": 8, "heads": 2, "layers": 2, "max_positions": 64},
 }
 
 
@@ -42,7 +42,7 @@ def made(model, tokenizer="words", longest=64, train="none.txt"):
     labels = {"name": "classify", "labels": ["a", "b"]}
     raw = {
         "task": labels if model == "chars" else {"name": "lm"},
-        "data": {"train": train, "longest": longest},
+        "data": {"train": train, "max_length": longest},
         "tokenizer": {"name": tokenizer, **({"size": 300} if tokenizer == "bpe" else {"min_count": 2})},
         "model": MODELS[model],
         "train": {"steps": 1},

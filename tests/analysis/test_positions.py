@@ -18,7 +18,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 def transformer(positions, longest=1024):
     config = TransformerConfig(
-        name="transformer", width=8, heads=2, layers=1, hidden=8, positions=positions, longest=longest
+        name="transformer", width=8, heads=2, layers=1, ffn_width=8, positions=positions, max_positions=longest
     )
     return Transformer(config, 11)
 

@@ -242,7 +242,7 @@ def test_a_model_without_attention_says_so(run, recipe, tmp_path):
 
 # A Transformer: three places, every layer and head.
 
-TINY = {"name": "transformer", "width": 16, "heads": 4, "layers": 2, "hidden": 16}
+TINY = {"name": "transformer", "width": 16, "heads": 4, "layers": 2, "ffn_width": 16}
 
 
 def transformer_run(folder, changes=(), **model):
@@ -306,7 +306,7 @@ def test_layers_and_heads_of_a_transformer_are_chosen(run, attending, tmp_path):
 
 def test_heads_that_are_left_out_keep_their_numbers(run, tmp_path):
     off = {"0": [0], "cross.1": [1, 2]}
-    folder = transformer_run(tmp_path, heads_off=off)
+    folder = transformer_run(tmp_path, pruned_heads=off)
     for ending in ("json", "html", "png"):
         assert run(folder, "abc", "-o", f"look.{ending}")[0] == 0
     heads = {(view["place"], view["layer"]): view["heads"] for view in read(tmp_path / "look.json")["views"]}
@@ -320,7 +320,7 @@ def test_heads_that_are_left_out_keep_their_numbers(run, tmp_path):
     assert ("cross", 1) not in {(view["place"], view["layer"]) for view in views}
     assert all(view["heads"] == [1] for view in views)
     told = run(folder, "abc", "--layers", "0", "--heads", "0")
-    assert "heads: [0] are left out of all layers that are looked at (model.heads_off)" in told[2]
+    assert "heads: [0] are left out of all layers that are looked at (model.pruned_heads)" in told[2]
 
 
 def test_positions_of_a_model_and_of_none(run, attending, tmp_path):
@@ -330,7 +330,7 @@ def test_positions_of_a_model_and_of_none(run, attending, tmp_path):
     assert np.array(read(tmp_path / "positions.json")["vectors"]).shape == (100, 16)
     assert run("positions", attending, "-o", "positions.png")[0] == 0
     assert (tmp_path / "positions.png").read_bytes().startswith(PNG)
-    learned = transformer_run(tmp_path, positions="learned", longest=40)
+    learned = transformer_run(tmp_path, positions="learned", max_positions=40)
     assert run("positions", learned, "-o", "positions.json")[0] == 0
     table = weft.load(learned, "cpu").head.body.positions.table.weight.detach().numpy()
     np.testing.assert_allclose(read(tmp_path / "positions.json")["vectors"], table, atol=1e-6)

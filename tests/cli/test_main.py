@@ -335,7 +335,7 @@ def test_predict_reads_objects(run, trained_run, tmp_path):
 
 
 def test_predict_with_options(run, trained_run):
-    done = good(run("predict", trained_run, WORDS[0], "--json", "--set", "beam=3", "--set", "candidates=3"))
+    done = good(run("predict", trained_run, WORDS[0], "--json", "--set", "beam=3", "--set", "num_return_sequences=3"))
     assert len(json.loads(done.out)["candidates"]) == 3
     hot = ["--set", "sample=true", "--set", "temperature=3"]
     first, again = (good(run("predict", trained_run, *WORDS[:20], *hot)).lines for _ in range(2))
@@ -365,7 +365,7 @@ def test_predict_streams(run, trained_run):
 def test_predict_refuses_what_it_cannot_read(run, trained_run, tmp_path):
     refused(run("predict", trained_run, "-f", tmp_path / "gone.txt"), "gone.txt: cannot be read: No such file")
     refused(run("predict", trained_run, "abc", "-f", tmp_path / "gone.txt"), "--file: takes the place of texts")
-    refused(run("predict", trained_run, "a" * 2000), "example 1: got 2,000 tokens, data.longest is 1,024")
+    refused(run("predict", trained_run, "a" * 2000), "example 1: got 2,000 tokens, data.max_length is 1,024")
     refused(run("predict", trained_run, "a\udc80b"), "surrogate")
 
 

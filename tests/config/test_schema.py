@@ -191,3 +191,20 @@ def test_what_was_tried_of_a_union_is_no_part_of_the_key():
 def test_a_key_that_may_be_several_things_is_named_once_and_as_it_was_given(given, said):
     with pytest.raises(ConfigError, match=f"^{said}$"):
         read_section(Data, given, "data")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("data.longest=5", "data.longest: was renamed; it is 'max_length' now"),
+        ("model.heads_off={}", "model.heads_off: was renamed; it is 'pruned_heads' now"),
+        ("model.hidden=8", "model.hidden: was renamed; it is 'ffn_width' now"),
+        ("task.decode.candidates=2", "task.decode.candidates: was renamed; it is 'num_return_sequences' now"),
+        ("model.longst=5", "model.longst: unknown key; known|did you mean"),
+    ],
+)
+def test_a_key_that_was_renamed_is_named(change, message):
+    recipe = {"task": {"name": "translate"}, "data": {"sample": "dates"}, "tokenizer": {"name": "characters"}}
+    recipe |= {"model": {"name": "transformer"}, "train": {"steps": 1}}
+    with pytest.raises(ConfigError, match=message):
+        read_recipe(recipe, [change])

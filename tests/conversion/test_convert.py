@@ -107,7 +107,7 @@ def test_a_head_that_has_changed_on_the_way_is_told(tmp_path, monkeypatch, head,
 
 
 def test_windows_shorter_than_the_model_reads_are_no_difference(folder, tmp_path):
-    weft.load(folder, device="cpu", overrides=["data.longest=30"]).save(tmp_path / "short")
+    weft.load(folder, device="cpu", overrides=["data.max_length=30"]).save(tmp_path / "short")
     report = convert(tmp_path / "short", tmp_path / "hf")
     report.demand()
     assert kinds(report) == kinds(convert(folder, tmp_path / "weft"))

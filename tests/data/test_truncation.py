@@ -20,7 +20,7 @@ def test_error_names_both_lengths_and_the_remedy():
     with pytest.raises(DataError) as caught:
         TruncationPolicy(1024, "error").apply(range(1203))
     assert str(caught.value) == (
-        "got 1,203 tokens, data.longest is 1,024; set data.too_long: cut, drop or window, or raise data.longest"
+        "got 1,203 tokens, data.max_length is 1,024; set data.too_long: cut, drop or window, or raise data.max_length"
     )
 
 
@@ -30,11 +30,11 @@ def test_error_names_both_lengths_and_the_remedy():
 def test_who_asks_a_model_is_not_told_to_set_what_a_question_does_not_have(windows, remedy):
     with pytest.raises(DataError) as caught:
         TruncationPolicy(3, "error", asked=True).apply(range(4), windows=windows)
-    assert str(caught.value) == f"got 4 tokens, data.longest is 3; {remedy}"
+    assert str(caught.value) == f"got 4 tokens, data.max_length is 3; {remedy}"
 
 
 def test_windows_are_not_offered_where_a_task_takes_none():
-    with pytest.raises(DataError, match="set data.too_long: cut or drop, or raise data.longest"):
+    with pytest.raises(DataError, match="set data.too_long: cut or drop, or raise data.max_length"):
         TruncationPolicy(3, "error").apply(range(4), windows=False)
 
 
@@ -80,12 +80,12 @@ def test_windows_that_overlap_or_lose_the_end_would_be_caught():
 def test_the_report_counts_sequences_not_windows():
     limit = TruncationPolicy(1, "window")
     limit.apply([1, 2, 3])
-    assert str(limit) == "windowed 1 sequence longer than data.longest=1"
+    assert str(limit) == "windowed 1 sequence longer than data.max_length=1"
     assert (
         str(TruncationPolicy(1024, "cut", cut=3, dropped=2))
-        == "cut 3, dropped 2 sequences longer than data.longest=1024"
+        == "cut 3, dropped 2 sequences longer than data.max_length=1024"
     )
-    assert str(TruncationPolicy(9, "drop", dropped=1200)) == "dropped 1,200 sequences longer than data.longest=9"
+    assert str(TruncationPolicy(9, "drop", dropped=1200)) == "dropped 1,200 sequences longer than data.max_length=9"
 
 
 def test_what_else_a_task_did_is_counted_and_told():
@@ -99,5 +99,5 @@ def test_what_else_a_task_did_is_counted_and_told():
     assert str(part) == "cut 2 questions to 64 tokens; taught 2 answers as a whole"
     limit.add(part)
     assert str(limit) == (
-        "cut 1 sequence longer than data.longest=2; cut 3 questions to 64 tokens; taught 2 answers as a whole"
+        "cut 1 sequence longer than data.max_length=2; cut 3 questions to 64 tokens; taught 2 answers as a whole"
     )

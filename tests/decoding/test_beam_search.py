@@ -18,9 +18,9 @@ steady = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 def penalty(options: DecodingConfig, length: int) -> float:
-    if options.length_bias == "none":
+    if options.length_penalty == "none":
         return 1.0
-    return (((5 + length) / 6) if options.length_bias == "gnmt" else length) ** options.alpha
+    return (((5 + length) / 6) if options.length_penalty == "gnmt" else length) ** options.alpha
 
 
 def rank(hypotheses: list[Hypothesis], keep: int) -> list[Hypothesis]:
@@ -55,7 +55,7 @@ def brute_force(
                 visit((*ids, token), total)
 
     visit((), 0.0)
-    return rank(hypotheses, options.candidates)
+    return rank(hypotheses, options.num_return_sequences)
 
 
 def plain_beam(
@@ -80,7 +80,7 @@ def plain_beam(
                 hypotheses.append(Hypothesis(ids[:-1], logprob, logprob / penalty(options, length), True))
         live = [(logprob, ids) for logprob, ids in ordered if ids[-1] != EOS][: options.beam]
     hypotheses += [Hypothesis(ids, logprob, logprob / penalty(options, len(ids)), False) for logprob, ids in live]
-    return rank(hypotheses, options.candidates)
+    return rank(hypotheses, options.num_return_sequences)
 
 
 def assert_same(hypotheses: list[Hypothesis], expected: list[Hypothesis]) -> None:
@@ -96,7 +96,7 @@ def beam_of(options: DecodingConfig, kind: type[Beam] = Beam, forbid: tuple[int,
     return kind(
         eos=EOS,
         width=options.beam,
-        keep=options.candidates,
+        keep=options.num_return_sequences,
         max_length=options.max_length,
         penalty=options.penalty,
         min_length=options.min_length,
@@ -126,8 +126,8 @@ def searches(draw: st.DrawFn, exhaustive: bool = False) -> tuple[int, DecodingCo
     width = vocab**longest if exhaustive else draw(st.integers(1, 6))
     return vocab, DecodingConfig(
         beam=width,
-        candidates=draw(st.integers(1, width)),
-        length_bias=draw(st.sampled_from(BIASES)),
+        num_return_sequences=draw(st.integers(1, width)),
+        length_penalty=draw(st.sampled_from(BIASES)),
         alpha=draw(st.sampled_from([0.0, 0.6, 1.0, 2.5])),
         max_length=longest,
         min_length=draw(st.integers(0, longest)),
@@ -149,7 +149,7 @@ class TestExhaustive:
             assert_same(hypothesis, brute_force(model, prompt, options, source, forbid))
 
     def test_a_state_that_does_not_reorder_is_caught(self, toy: Any) -> None:
-        options = DecodingConfig(beam=81, candidates=81, max_length=4)
+        options = DecodingConfig(beam=81, num_return_sequences=81, max_length=4)
         prompt = Tokens.pack([(1,)])
         expected = brute_force(toy(3, 5), (1,), options)
         assert_same(generate(toy(3, 5), prompt, EOS, options)[0], expected)
@@ -157,7 +157,7 @@ class TestExhaustive:
             assert_same(generate(toy(3, 5, forgets=True), prompt, EOS, options)[0], expected)
 
     def test_width_beyond_the_number_of_sequences_returns_each_once(self, toy: Any) -> None:
-        options = DecodingConfig(beam=50, candidates=50, max_length=3)
+        options = DecodingConfig(beam=50, num_return_sequences=50, max_length=3)
         hypotheses = generate(toy(2, 1), Tokens.pack([(1,)]), EOS, options)[0]
         assert {hypothesis.ids for hypothesis in hypotheses} == {(), (1,), (1, 1), (1, 1, 1)}
         assert len(hypotheses) == 4
@@ -177,15 +177,17 @@ class TestRule:
         model = toy(
             4, table=lambda source, prefix: [-3.0, 0.0, -0.1, -0.2] if len(prefix) == 1 else [9.0, 0.0, 0.0, 0.0]
         )
-        options = DecodingConfig(beam=3, candidates=3, length_bias="none", max_length=5)
+        options = DecodingConfig(beam=3, num_return_sequences=3, length_penalty="none", max_length=5)
         hypotheses = generate(model, Tokens.pack([(1,)]), EOS, options)[0]
         assert [hypothesis.ids for hypothesis in hypotheses] == [(1,), (2,), (3,)]
-        wide = options.model_copy(update={"beam": 4, "candidates": 4})
+        wide = options.model_copy(update={"beam": 4, "num_return_sequences": 4})
         assert () in [hypothesis.ids for hypothesis in generate(model, Tokens.pack([(1,)]), EOS, wide)[0]]
 
     def test_unfinished_hypotheses_come_last_whatever_their_score(self, toy: Any) -> None:
         model = toy(3, table=lambda source, prefix: [0.0, 2.0, -1.0])
-        options = DecodingConfig(beam=2, candidates=2, length_bias="average", alpha=1.0, max_length=2, min_length=1)
+        options = DecodingConfig(
+            beam=2, num_return_sequences=2, length_penalty="average", alpha=1.0, max_length=2, min_length=1
+        )
         ended, cut = generate(model, Tokens.pack([(1,)]), EOS, options)[0]
         assert (ended.ids, ended.finished) == ((1,), True)
         assert (cut.ids, cut.finished) == ((1, 1), False)
@@ -193,7 +195,7 @@ class TestRule:
 
     def test_a_model_that_never_ends_is_cut_off(self, toy: Any) -> None:
         model = toy(3, table=lambda source, prefix: [float("-inf"), 1.0, 0.0])
-        options = DecodingConfig(beam=2, candidates=2, length_bias="average", alpha=1.0, max_length=7)
+        options = DecodingConfig(beam=2, num_return_sequences=2, length_penalty="average", alpha=1.0, max_length=7)
         best, second = generate(model, Tokens.pack([(1,)]), EOS, options)[0]
         assert best.ids == (1,) * 7
         assert not best.finished
@@ -213,7 +215,7 @@ class TestEarlyStop:
         assert sum(eager.rows) <= sum(patient.rows)
 
     def test_saves_steps(self, toy: Any) -> None:
-        options = DecodingConfig(beam=4, candidates=2, length_bias="gnmt", max_length=40)
+        options = DecodingConfig(beam=4, num_return_sequences=2, length_penalty="gnmt", max_length=40)
         eager, patient = toy(8, 3), toy(8, 3)
         prompt = Tokens.pack([(1,), (2,), (3,)])
         assert beam_of(options).search(eager, prompt) == beam_of(options, Patient).search(patient, prompt)
@@ -222,7 +224,7 @@ class TestEarlyStop:
     def test_stopping_when_the_pool_is_full_would_change_it(self, toy: Any) -> None:
         first, later = [math.log(x) for x in (0.4, 0.5, 0.1)], [math.log(x) for x in (0.5, 0.49, 0.01)]
         model = toy(3, table=lambda source, prefix: first if len(prefix) == 1 else later)
-        options = DecodingConfig(beam=2, length_bias="average", alpha=1.0, max_length=4)
+        options = DecodingConfig(beam=2, length_penalty="average", alpha=1.0, max_length=4)
         prompt = Tokens.pack([(1,)])
         assert beam_of(options, Hasty).search(model, prompt)[0][0].ids == ()
         assert generate(model, prompt, EOS, options)[0][0].ids == (1,)
@@ -238,7 +240,7 @@ class TestEarlyStop:
         sure = [-9.0, 9.0, -9.0]
         tables = {1: [math.log(x) for x in (0.4, 0.3, 0.3)], 2: sure, 3: sure, 4: [9.0, -9.0, -9.0]}
         model = toy(3, table=lambda source, prefix: tables[min(len(prefix), 4)])
-        options = DecodingConfig(beam=2, length_bias="average", alpha=1.0, max_length=6)
+        options = DecodingConfig(beam=2, length_penalty="average", alpha=1.0, max_length=6)
         prompt = Tokens.pack([(1,)])
         assert beam_of(options, Tempted).search(model, prompt)[0][0].ids == ()
         assert beam_of(options).search(model, prompt)[0][0].ids == (1, 1, 1)
@@ -263,7 +265,7 @@ class TestBatch:
             return [20.0, 0.0, -1.0, -2.0] if len(prefix) > source[0] else [-20.0, 0.0, -1.0, -2.0]
 
         model = toy(4, table=table)
-        options = DecodingConfig(beam=3, length_bias="none", max_length=20)
+        options = DecodingConfig(beam=3, length_penalty="none", max_length=20)
         sources = [[6], [2], [4], [2]]
         hypotheses = generate(model, Tokens.pack([[1]] * 4), EOS, options, Tokens.pack(sources))
         assert [len(hypothesis[0].ids) for hypothesis in hypotheses] == [6, 2, 4, 2]
@@ -276,7 +278,7 @@ class TestBatch:
 class TestNumbers:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
     def test_adds_in_float32(self, toy: Any, dtype: torch.dtype) -> None:
-        options = DecodingConfig(beam=3, candidates=3, max_length=60, min_length=50)
+        options = DecodingConfig(beam=3, num_return_sequences=3, max_length=60, min_length=50)
         model, prompt = toy(6, 2, dtype=dtype), Tokens.pack([(1,)])
         for hypothesis in generate(model, prompt, EOS, options)[0]:
             tokens, total = (*hypothesis.ids, EOS) if hypothesis.finished else hypothesis.ids, 0.0

@@ -52,7 +52,7 @@ def in_place(*args: Any, **named: Any) -> list[list[Hypothesis]]:
 
 def make_model(seed: int = 0, sharp: float = 4.0, **config: Any) -> Transformer:
     torch.manual_seed(seed)
-    chosen = {"width": 8, "heads": 2, "layers": 1, "hidden": 8, **config}
+    chosen = {"width": 8, "heads": 2, "layers": 1, "ffn_width": 8, **config}
     model = Transformer(TransformerConfig(name="transformer", **chosen), 9, 7).double().eval()
     with torch.no_grad():
         model.output.weight.mul_(sharp)  # so that texts end, and differ
@@ -61,8 +61,8 @@ def make_model(seed: int = 0, sharp: float = 4.0, **config: Any) -> Transformer:
 
 MODELS = [
     make_model(0),
-    make_model(1, norm="pre", positions="learned", longest=40),
-    make_model(2, heads_off={"0": [1]}),
+    make_model(1, norm="pre", positions="learned", max_positions=40),
+    make_model(2, pruned_heads={"0": [1]}),
 ]
 
 
@@ -82,8 +82,8 @@ def options(draw: st.DrawFn) -> DecodingConfig:
     return DecodingConfig(
         beam=beam,
         sample=way == "sample",
-        candidates=draw(st.integers(1, {"greedy": 1, "sample": 3, "beam": beam}[way])),
-        length_bias=draw(st.sampled_from(["none", "gnmt", "average"])),
+        num_return_sequences=draw(st.integers(1, {"greedy": 1, "sample": 3, "beam": beam}[way])),
+        length_penalty=draw(st.sampled_from(["none", "gnmt", "average"])),
         max_length=longest,
         min_length=draw(st.integers(0, longest)),
         temperature=draw(st.sampled_from([0.7, 1.0])),
@@ -135,7 +135,7 @@ class TestSearch:
         self, owner: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The negative control; without the fault it holds."""
-        chosen = DecodingConfig(beam=3, candidates=3, max_length=12)
+        chosen = DecodingConfig(beam=3, num_return_sequences=3, max_length=12)
 
         def searches() -> None:
             model = make_model(5)
@@ -189,7 +189,7 @@ class TestSearch:
         "chosen", [DecodingConfig(beam=2, min_length=20, max_length=20), DecodingConfig(min_length=20, max_length=20)]
     )
     def test_a_text_beyond_the_learned_positions_is_refused(self, chosen: DecodingConfig) -> None:
-        model, (prompt, source) = make_model(positions="learned", longest=7), self.batch
+        model, (prompt, source) = make_model(positions="learned", max_positions=7), self.batch
         for way in (generate, in_place):
             with pytest.raises(DataError, match="8 tokens, but the model has learned 7 positions"):
                 way(model, prompt, EOS, chosen, source)
@@ -197,7 +197,7 @@ class TestSearch:
         assert_same(in_place(model, prompt, EOS, short, source), generate(model, prompt, EOS, short, source))
 
     def test_groups_leave_though_the_room_is_all_that_was_learned(self) -> None:
-        model, chosen = make_model(8, positions="learned", longest=8), DecodingConfig(beam=2, max_length=8)
+        model, chosen = make_model(8, positions="learned", max_positions=8), DecodingConfig(beam=2, max_length=8)
         prompt = Tokens.pack([[1]] * 12)
         source = Tokens.pack([[1 + number % 8] * (1 + number % 5) for number in range(12)])
         assert_same(in_place(model, prompt, EOS, chosen, source), generate(model, prompt, EOS, chosen, source))
@@ -294,22 +294,22 @@ class TestCuda:
                 assert_states_equal(plain, kernels)
 
     @pytest.mark.parametrize(
-        "config", [{}, {"norm": "pre", "positions": "learned", "longest": 100, "activation": "gelu"}]
+        "config", [{}, {"norm": "pre", "positions": "learned", "max_positions": 100, "activation": "gelu"}]
     )
     @pytest.mark.parametrize(
         "chosen",
         [
-            DecodingConfig(beam=5, candidates=3, max_length=70),
+            DecodingConfig(beam=5, num_return_sequences=3, max_length=70),
             DecodingConfig(beam=2, max_length=9, min_length=3),
             DecodingConfig(max_length=70),
-            DecodingConfig(sample=True, candidates=3, max_length=20, top_k=8, top_p=0.9, temperature=0.8),
+            DecodingConfig(sample=True, num_return_sequences=3, max_length=20, top_k=8, top_p=0.9, temperature=0.8),
         ],
     )
     def test_the_graphs_find_what_the_search_with_values_finds(
         self, config: dict[str, Any], chosen: DecodingConfig
     ) -> None:
         torch.manual_seed(0)
-        shape = {"width": 64, "heads": 4, "layers": 2, "hidden": 96, **config}
+        shape = {"width": 64, "heads": 4, "layers": 2, "ffn_width": 96, **config}
         model = Transformer(TransformerConfig(name="transformer", **shape), 40, 30).cuda().eval().requires_grad_(False)
         model.output.weight.mul_(20)
         for rows in (1, 7, 40, 7):

@@ -30,10 +30,13 @@ class TestOptions:
             ({"top_p": 1.5}, "decode.top_p: .*less than or equal to 1"),
             ({"alpha": -1}, "decode.alpha"),
             ({"beam": 0}, "decode.beam"),
-            ({"beam": 2, "candidates": 3}, "candidates must be at most beam.*got 3 and 2; try beam: 3"),
+            (
+                {"beam": 2, "num_return_sequences": 3},
+                "num_return_sequences must be at most beam.*got 3 and 2; try beam: 3",
+            ),
             ({"beam": 2, "sample": True}, "sample needs beam: 1, but beam is 2"),
             ({"min_length": 9, "max_length": 8}, "min_length must be at most max_length: got 9 and 8"),
-            ({"length_bias": "gmnt"}, "did you mean 'gnmt'"),
+            ({"length_penalty": "gmnt"}, "did you mean 'gnmt'"),
             ({"beams": 4}, "did you mean 'beam'"),
         ],
     )
@@ -42,7 +45,10 @@ class TestOptions:
             read_section(DecodingConfig, raw, "decode")
 
     def test_takes_many_samples_with_one_beam(self) -> None:
-        assert read_section(DecodingConfig, {"sample": True, "candidates": 9}, "decode").candidates == 9
+        assert (
+            read_section(DecodingConfig, {"sample": True, "num_return_sequences": 9}, "decode").num_return_sequences
+            == 9
+        )
 
     @pytest.mark.parametrize(
         ("bias", "alpha", "length", "expected"),
@@ -55,7 +61,7 @@ class TestOptions:
         ],
     )
     def test_penalty(self, bias: Any, alpha: float, length: int, expected: float) -> None:
-        assert math.isclose(DecodingConfig(length_bias=bias, alpha=alpha).penalty(length), expected)
+        assert math.isclose(DecodingConfig(length_penalty=bias, alpha=alpha).penalty(length), expected)
 
 
 def plain_greedy(model: Any, prompt: list[int], options: DecodingConfig, forbid: tuple[int, ...] = ()) -> Hypothesis:
@@ -199,7 +205,7 @@ class TestSampling:
             toy(7, 11),
             Tokens.pack([[1]] * 50),
             EOS,
-            options.model_copy(update={"candidates": many // 50}),
+            options.model_copy(update={"num_return_sequences": many // 50}),
             forbid=forbid,
         )
         samples = [hypothesis.ids for group in hypotheses for hypothesis in group]
@@ -208,7 +214,7 @@ class TestSampling:
         assert misfit(samples, two_tokens(toy(7, 11), wrong, forbid)) > 4, "the test has the power to tell"
 
     def test_twenty_thousand_samples(self, toy: Any) -> None:
-        options = DecodingConfig(sample=True, candidates=20_000, max_length=1, top_p=0.95)
+        options = DecodingConfig(sample=True, num_return_sequences=20_000, max_length=1, top_p=0.95)
         hypotheses = generate(toy(12, 5), Tokens.pack([[1]]), EOS, options)[0]
         exact = filtered(toy(12, 5).logprobs((), (1,)), options, ())
         share = np.bincount(
@@ -223,21 +229,21 @@ class TestSampling:
         self, toy: Any, seed: int, batch: list[list[int]], many: int, k: int | None, p: float | None
     ) -> None:
         model = toy(6, seed)
-        options = DecodingConfig(sample=True, candidates=many, max_length=6, seed=seed, top_k=k, top_p=p)
+        options = DecodingConfig(sample=True, num_return_sequences=many, max_length=6, seed=seed, top_k=k, top_p=p)
         whole = generate(model, Tokens.pack(batch), EOS, options)
         assert whole == generate(model, Tokens.pack(batch), EOS, options), "same seed, same samples"
         cut = [
             generate(model, Tokens.pack([prompt]), EOS, options, rows=[place])[0] for place, prompt in enumerate(batch)
         ]
         assert ids_of(whole) == ids_of(cut)
-        fewer = generate(model, Tokens.pack(batch), EOS, options.model_copy(update={"candidates": 1}))
+        fewer = generate(model, Tokens.pack(batch), EOS, options.model_copy(update={"num_return_sequences": 1}))
         assert all(
             hypothesis[0].ids in {other.ids for other in group} for hypothesis, group in zip(fewer, whole, strict=True)
         )
 
     def test_seeds_rows_and_candidates_differ(self, toy: Any) -> None:
         def draw(seed: int, rows: list[int]) -> list[list[tuple[int, ...]]]:
-            options = DecodingConfig(sample=True, candidates=4, max_length=12, min_length=12, seed=seed)
+            options = DecodingConfig(sample=True, num_return_sequences=4, max_length=12, min_length=12, seed=seed)
             return ids_of(generate(toy(9, 2), Tokens.pack([[1]] * len(rows)), EOS, options, rows=rows))
 
         flat = [ids for seed in (0, 1) for group in draw(seed, [0, 1, 2, 3]) for ids in group]
@@ -264,7 +270,9 @@ class TestSampling:
         assert ids_of(warm) != ids_of(greedy)
 
     def test_the_log_probability_is_the_models_own(self, toy: Any) -> None:
-        options = DecodingConfig(sample=True, candidates=20, max_length=6, temperature=0.5, top_k=3, top_p=0.9)
+        options = DecodingConfig(
+            sample=True, num_return_sequences=20, max_length=6, temperature=0.5, top_k=3, top_p=0.9
+        )
         model = toy(9, 2)
         for hypothesis in generate(model, Tokens.pack([[1]]), EOS, options)[0]:
             tokens = (*hypothesis.ids, EOS) if hypothesis.finished else hypothesis.ids
@@ -274,7 +282,7 @@ class TestSampling:
 
     def test_the_best_come_first(self, toy: Any) -> None:
         hypotheses = generate(
-            toy(4, 2), Tokens.pack([[1]]), EOS, DecodingConfig(sample=True, candidates=30, max_length=3)
+            toy(4, 2), Tokens.pack([[1]]), EOS, DecodingConfig(sample=True, num_return_sequences=30, max_length=3)
         )[0]
         keys = [(not hypothesis.finished, -hypothesis.score) for hypothesis in hypotheses]
         assert keys == sorted(keys)
@@ -326,7 +334,7 @@ class TestStream:
             ([[1], [2]], DecodingConfig()),
             ([], DecodingConfig()),
             ([[1]], DecodingConfig(beam=2)),
-            ([[1]], DecodingConfig(sample=True, candidates=2)),
+            ([[1]], DecodingConfig(sample=True, num_return_sequences=2)),
         ],
     )
     def test_refuses_at_once_what_is_not_one_sequence(

@@ -29,7 +29,7 @@ def plain(model: Any, options: DecodingConfig, forbid: tuple[int, ...]) -> list[
         for total, ids in live:
             mass = model.logprobs((), (1, *ids)).copy()
             mass[list(forbid)] = -math.inf
-            mass -= math.log(sum(math.exp(one) for one in mass)) if options.rescale else 0.0
+            mass -= math.log(sum(math.exp(one) for one in mass)) if options.renormalize_logits else 0.0
             if length == options.max_length and options.finish:
                 mass[:] = -math.inf
                 mass[EOS] = 0.0
@@ -40,9 +40,9 @@ def plain(model: Any, options: DecodingConfig, forbid: tuple[int, ...]) -> list[
         live = [one for one in ordered if one[1][-1] != EOS][: options.beam]
         full = len(pool) == options.beam
         better = bool(live) and live[0][0] / options.penalty(length) > pool[-1][0] if full else True
-        if not live or (full and (options.stopping == "first" or not better)):
+        if not live or (full and (options.early_stopping == "first" or not better)):
             break
-    return [(ids, score) for score, ids in pool[: options.candidates]]
+    return [(ids, score) for score, ids in pool[: options.num_return_sequences]]
 
 
 @st.composite
@@ -50,12 +50,12 @@ def early(draw: st.DrawFn) -> tuple[int, DecodingConfig, tuple[int, ...]]:
     beam = draw(st.integers(2, 4))
     options = DecodingConfig(
         beam=beam,
-        candidates=draw(st.integers(1, beam)),
-        length_bias="average",
+        num_return_sequences=draw(st.integers(1, beam)),
+        length_penalty="average",
         alpha=draw(st.sampled_from([0.0, 0.6, 1.0, 2.0])),
         max_length=draw(st.integers(1, 7)),
-        stopping=draw(st.sampled_from(["soon", "first"])),
-        rescale=draw(st.booleans()),
+        early_stopping=draw(st.sampled_from(["soon", "first"])),
+        renormalize_logits=draw(st.booleans()),
         finish=True,
     )
     return draw(st.integers(0, 1000)), options, draw(st.sampled_from([(), (2,), (2, 3)]))
@@ -82,7 +82,7 @@ def test_another_stop_is_caught(toy):
     """The negative control: each of the rules gives its own answers."""
     texts = {}
     for stopping in ("sure", "soon", "first"):
-        options = DecodingConfig(beam=3, length_bias="average", alpha=1.0, max_length=9, stopping=stopping)
+        options = DecodingConfig(beam=3, length_penalty="average", alpha=1.0, max_length=9, early_stopping=stopping)
         texts[stopping] = [searched(toy(6, seed), options)[0].ids for seed in range(60)]
     assert len({tuple(hypotheses) for hypotheses in texts.values()}) == 3
 
@@ -108,7 +108,7 @@ def test_a_stream_ends_where_a_text_must(toy):
 def test_what_is_barred_leaves_its_share_to_the_others(toy, options):
     model = toy(3, table=lambda source, prefix: [0.0, 1.0, 5.0])
     kept, scaled = (
-        searched(model, DecodingConfig(max_length=1, rescale=rescale, **options), forbid=(1, 2))[0]
+        searched(model, DecodingConfig(max_length=1, renormalize_logits=rescale, **options), forbid=(1, 2))[0]
         for rescale in (False, True)
     )
     assert kept.ids == scaled.ids == ()
@@ -118,7 +118,7 @@ def test_what_is_barred_leaves_its_share_to_the_others(toy, options):
 
 def test_before_its_least_length_the_end_is_barred_and_scaled_too(toy):
     model = toy(3, table=lambda source, prefix: [5.0, 1.0, 1.0])
-    hypotheses = searched(model, DecodingConfig(max_length=2, min_length=1, rescale=True))[0]
+    hypotheses = searched(model, DecodingConfig(max_length=2, min_length=1, renormalize_logits=True))[0]
     sure = 5.0 - math.log(math.exp(5.0) + 2 * math.e)
     assert hypotheses.logprob == pytest.approx(math.log(0.5) + sure)
     assert torch.isfinite(torch.tensor(hypotheses.logprob))

@@ -15,9 +15,9 @@ def recipe(folder, **parts):
     path.write_text("\n".join(LINES * 8) + "\n", encoding="utf-8")
     made = {
         "task": {"name": "lm"},
-        "data": {"train": str(path), "valid": str(path), "longest": 48},
+        "data": {"train": str(path), "valid": str(path), "max_length": 48},
         "tokenizer": {"name": "bpe", "size": 300},
-        "model": {"name": "gpt", "width": 32, "heads": 4, "layers": 2, "longest": 64, "dropout": 0.0},
+        "model": {"name": "gpt", "width": 32, "heads": 4, "layers": 2, "max_positions": 64, "dropout": 0.0},
         "train": {
             "steps": 220,
             "batch_tokens": 256,

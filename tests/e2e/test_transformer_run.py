@@ -9,7 +9,7 @@ from tests.conftest import recipe_for, write_pairs
 import weft
 from weft.cli import main as cli
 
-MODEL = {"name": "transformer", "width": 32, "heads": 4, "layers": 2, "hidden": 64, "dropout": 0.0, "norm": "pre"}
+MODEL = {"name": "transformer", "width": 32, "heads": 4, "layers": 2, "ffn_width": 64, "dropout": 0.0, "norm": "pre"}
 TRAIN = ["train.steps=250", "train.report_every=50", "train.lr=5e-3", "task.smoothing=0.1", "train.save_every=50"]
 
 
@@ -68,18 +68,18 @@ def test_what_cannot_be_is_refused(run, trained_run, command, tmp_path):
 
 def test_heads_are_left_out_as_a_checkpoint_is_loaded(run, command):
     whole = weft.load(run, device="cpu")
-    pruned = weft.load(run, device="cpu", overrides=["model.heads_off={1: [0, 3], cross.0: [2]}"])
+    pruned = weft.load(run, device="cpu", overrides=["model.pruned_heads={1: [0, 3], cross.0: [2]}"])
     size = 32 * 8
     assert whole.parameters - pruned.parameters == (2 * 3 + 1) * (4 * size + 3 * 8)
     assert pruned("abcde")[0]["text"] is not None
     code, out, _ = command(
-        "evaluate", run, "--json", "--device", "cpu", "--set", "model.heads_off={cross.0: [0, 1, 2]}"
+        "evaluate", run, "--json", "--device", "cpu", "--set", "model.pruned_heads={cross.0: [0, 1, 2]}"
     )
     assert code == 0
     assert json.loads(out)["loss"] > whole.evaluate()["loss"]
-    code, _, err = command("evaluate", run, "--set", "model.heads_off={7: [0]}")
+    code, _, err = command("evaluate", run, "--set", "model.pruned_heads={7: [0]}")
     assert code == 2
-    assert "model.heads_off names layers, 0 to 1" in err
+    assert "model.pruned_heads names layers, 0 to 1" in err
 
 
 def test_a_look_has_every_layer_and_head(run):

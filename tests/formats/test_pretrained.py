@@ -18,7 +18,7 @@ ROWS = [(split, {"text": text, "label": label}) for split in ("train", "valid", 
 TAGGED = [(split, {"words": [row["text"]], "tags": [row["label"]]}) for split, row in ROWS]
 SAMPLE = {"sample": "days"}
 QUICK = {"steps": 2, "batch_tokens": 512, "lr": 1e-3, "device": "cpu"}
-SMALL = {"name": "bert", "width": 16, "heads": 2, "layers": 2, "longest": 120}
+SMALL = {"name": "bert", "width": 16, "heads": 2, "layers": 2, "max_positions": 120}
 FIRST = {
     "task": {"name": "classify"},
     "data": SAMPLE,
@@ -136,12 +136,12 @@ def test_another_tokenizer_is_refused(trained):
 
 
 def test_what_may_differ(trained):
-    run = read_run(recipe(trained, dropout=0.4, heads_off={"0": [1]}))
-    assert (run.model.dropout, run.model.heads_off) == (0.4, {"0": (1,)})
+    run = read_run(recipe(trained, dropout=0.4, pruned_heads={"0": [1]}))
+    assert (run.model.dropout, run.model.pruned_heads) == (0.4, {"0": (1,)})
 
 
 def test_heads_are_left_out_of_the_weights(trained, tmp_path):
-    head = weft.train(recipe(trained, heads_off={"0": [1]}), out=tmp_path / "cut").head
+    head = weft.train(recipe(trained, pruned_heads={"0": [1]}), out=tmp_path / "cut").head
     assert head.body.encoder.blocks[0].attention.out_proj.weight.shape == (16, 8)
 
 

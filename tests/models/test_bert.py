@@ -22,14 +22,14 @@ from weft.tokens import Tokens
 
 quick = settings(deadline=None, derandomize=True, max_examples=15)
 VOCAB = 13
-SMALL = {"width": 12, "heads": 3, "layers": 2, "hidden": 20, "longest": 24, "dropout": 0.0, "eps": 1e-5}
+SMALL = {"width": 12, "heads": 3, "layers": 2, "ffn_width": 20, "max_positions": 24, "dropout": 0.0, "eps": 1e-5}
 KINDS = {
     "bert": {},
     "roberta": {"offset": 2, "segments": 1},
     "distilbert": {"segments": 0, "pooler": "relu"},
     "albert": {"shared": True, "embedding": 6, "activation": "gelu-tanh"},
     "electra": {"embedding": 6, "pooler": "gelu", "tie": False},
-    "bare": {"pooler": "none", "heads_off": {"0": [1]}},
+    "bare": {"pooler": "none", "pruned_heads": {"0": [1]}},
 }
 
 
@@ -225,6 +225,6 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(RoleError, match="a bert fills what is masked, but 'forward' is asked for"):
         make().logits(draw([2]), direction="forward")
     with pytest.raises(ConfigError, match="layers that share their weights have the same heads"):
-        config_of(shared=True, heads_off={"0": [1]})
-    with pytest.raises(ConfigError, match="model.offset must be below model.longest"):
+        config_of(shared=True, pruned_heads={"0": [1]})
+    with pytest.raises(ConfigError, match="model.offset must be below model.max_positions"):
         config_of(offset=24)

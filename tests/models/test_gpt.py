@@ -25,13 +25,13 @@ from weft.tokens import Tokens
 
 quick = settings(deadline=None, derandomize=True, max_examples=20)
 VOCAB, EOS = 13, 0
-SMALL = {"width": 12, "heads": 3, "layers": 2, "longest": 40}
+SMALL = {"width": 12, "heads": 3, "layers": 2, "max_positions": 40}
 RAGGED = [4, 1, 19, 2, 19]
 KINDS = [
     {},
     {"norm": "post"},
-    {"activation": "gelu", "hidden": 20, "tie": False},
-    {"norm": "post", "activation": "silu", "heads_off": {1: [0, 2], "decoder.0": [1]}},
+    {"activation": "gelu", "ffn_width": 20, "tie": False},
+    {"norm": "post", "activation": "silu", "pruned_heads": {1: [0, 2], "decoder.0": [1]}},
 ]
 
 
@@ -221,7 +221,7 @@ def test_weights_start_as_the_papers_say():
 
 
 def test_positions_end():
-    model, message = make(longest=4), "a sequence has 5 tokens, but the model has learned 4 positions"
+    model, message = make(max_positions=4), "a sequence has 5 tokens, but the model has learned 4 positions"
     for call in (model.logits, model.start, model.encode):
         with pytest.raises(DataError, match=message):
             call(draw([5]))
@@ -264,8 +264,8 @@ def test_it_answers_in_fewer_bits(precision, apart):
 
 SEARCHES = [
     DecodingConfig(max_length=12),
-    DecodingConfig(sample=True, candidates=3, max_length=12),
-    DecodingConfig(beam=3, candidates=2, max_length=12),
+    DecodingConfig(sample=True, num_return_sequences=3, max_length=12),
+    DecodingConfig(beam=3, num_return_sequences=2, max_length=12),
 ]
 
 
@@ -304,7 +304,7 @@ def test_operations_are_matrices_and_pairs():
     matrices = 2 * (12 * 36 + 12 * 12 + 2 * 12 * 48) + 12 * VOCAB
     pairs = 6 + 1
     assert model.flops(draw(lengths)) == 2 * matrices * 4 + 2 * 4 * 12 * pairs
-    assert make(heads_off={0: [1]}).flops(draw(lengths)) < model.flops(draw(lengths))
+    assert make(pruned_heads={0: [1]}).flops(draw(lengths)) < model.flops(draw(lengths))
 
 
 @pytest.mark.parametrize(
@@ -312,11 +312,11 @@ def test_operations_are_matrices_and_pairs():
     [
         ({"heads": 5}, "model.heads must divide model.width: got 5 and 12; try 4"),
         (
-            {"heads_off": {2: [0]}},
-            r"model.heads_off names layers, 0 to 1, alone or as in decoder.0 \(decoder\): got '2'",
+            {"pruned_heads": {2: [0]}},
+            r"model.pruned_heads names layers, 0 to 1, alone or as in decoder.0 \(decoder\): got '2'",
         ),
-        ({"heads_off": {"cross.0": [0]}}, "got 'cross.0'"),
-        ({"heads_off": {0: [0, 1, 2]}}, r"must leave one on: got \[0, 1, 2\]"),
+        ({"pruned_heads": {"cross.0": [0]}}, "got 'cross.0'"),
+        ({"pruned_heads": {0: [0, 1, 2]}}, r"must leave one on: got \[0, 1, 2\]"),
         ({"activation": "gelu_new"}, "did you mean"),
     ],
 )
@@ -326,5 +326,5 @@ def test_a_configuration_that_does_not_fit_is_refused(config, message):
 
 
 def test_the_inside_is_four_times_as_wide_unless_it_is_said():
-    assert (config_of(width=24).hidden, config_of(hidden=7).hidden) == (96, 7)
-    assert GPTConfig(**read_preset("gpt2")).hidden == 3072
+    assert (config_of(width=24).ffn_width, config_of(ffn_width=7).ffn_width) == (96, 7)
+    assert GPTConfig(**read_preset("gpt2")).ffn_width == 3072

@@ -26,17 +26,17 @@ from weft.tokens import Tokens
 
 quick = settings(deadline=None, derandomize=True, max_examples=20)
 VOCAB, TARGET_VOCAB = 13, 11
-SMALL = {"width": 12, "heads": 3, "layers": 2, "hidden": 20}
+SMALL = {"width": 12, "heads": 3, "layers": 2, "ffn_width": 20}
 RAGGED = [(4, 3), (1, 18), (19, 1), (2, 2)]
 OFF = {"0": [1], "cross.1": [0, 2], "encoder.1": [2]}
 
 KINDS = [
     {"norm": "post"},
     {"norm": "pre", "activation": "gelu"},
-    {"norm": "pre", "positions": "learned", "longest": 30, "activation": "silu"},
+    {"norm": "pre", "positions": "learned", "max_positions": 30, "activation": "silu"},
     {"tie": False, "decoder_layers": 3, "positions": "halves", "bias": True},
-    {"norm": "pre", "decoder_layers": 1, "heads_off": {"0": [1], "encoder.1": [2]}},
-    {"heads_off": OFF},
+    {"norm": "pre", "decoder_layers": 1, "pruned_heads": {"0": [1], "encoder.1": [2]}},
+    {"pruned_heads": OFF},
 ]
 
 
@@ -76,7 +76,7 @@ def off_by_place(config: TransformerConfig) -> dict[paper.Place, set[int]]:
     pruned = {}
     for place in ("encoder", "decoder", "cross"):
         for layer in range(max(config.layers, config.decoder_layers or 0)):
-            off = {*config.heads_off.get(str(layer), ()), *config.heads_off.get(f"{place}.{layer}", ())}
+            off = {*config.pruned_heads.get(str(layer), ()), *config.pruned_heads.get(f"{place}.{layer}", ())}
             pruned[place, layer] = off
     return pruned
 
@@ -301,7 +301,7 @@ def read_on(model: Transformer, rows: list[list[int]], sources: list[list[int]],
         logits, state = model.step(ids, state)
 
 
-@pytest.mark.parametrize("kind", [{}, {"norm": "pre", "positions": "learned", "longest": 99}], ids=config_id)
+@pytest.mark.parametrize("kind", [{}, {"norm": "pre", "positions": "learned", "max_positions": 99}], ids=config_id)
 @torch.no_grad()
 def test_a_step_is_the_whole_at_every_position(kind):
     """In single precision, over prompts of different lengths, and past the initial capacity of a cache."""
@@ -364,7 +364,7 @@ def test_two_steps_from_one_state_go_their_own_ways():
 
 @torch.no_grad()
 def test_learned_positions_end():
-    model = make(positions="learned", longest=4)
+    model = make(positions="learned", max_positions=4)
     message = "a sequence has 5 tokens, but the model has learned 4 positions"
     source = Tokens.pack([[1, 2], [3, 4, 5, 6]])
     _, state = model.start(Tokens.pack([[1, 2, 3], [1]]), source)
@@ -427,15 +427,15 @@ def same_search(one, other) -> None:
 
 EOS = 6  # not too rare with the weights below, so that some end before others
 SEARCHES = [
-    DecodingConfig(beam=5, candidates=3, max_length=12),
+    DecodingConfig(beam=5, num_return_sequences=3, max_length=12),
     DecodingConfig(beam=3, max_length=20, min_length=4),
     DecodingConfig(max_length=12),
-    DecodingConfig(sample=True, candidates=3, max_length=12),
+    DecodingConfig(sample=True, num_return_sequences=3, max_length=12),
 ]
 
 
 @pytest.mark.parametrize("options", SEARCHES, ids=["beam 5", "beam 3", "greedy", "sampled"])
-@pytest.mark.parametrize("kind", [{}, {"norm": "pre", "heads_off": OFF}], ids=config_id)
+@pytest.mark.parametrize("kind", [{}, {"norm": "pre", "pruned_heads": OFF}], ids=config_id)
 def test_a_search_finds_what_it_finds_without_a_cache(kind, options, monkeypatch):
     monkeypatch.setattr(kv_cache, "ROOM", 4)
     model = spread(make(**kind).double(), 1)
@@ -470,7 +470,7 @@ OFFS = [{0: [1]}, {"cross.1": [0, 2]}, OFF, {"encoder.0": [0], "decoder.0": [1, 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @torch.no_grad()
 def test_weights_of_all_heads_are_cut_and_the_rest_is_as_if_they_said_nothing(norm, off, tmp_path):
-    whole, cut = spread(make(norm=norm)), make(seed=9, norm=norm, heads_off=off)
+    whole, cut = spread(make(norm=norm)), make(seed=9, norm=norm, pruned_heads=off)
     saved(whole, tmp_path)
     contents.load_weights(tmp_path, cut)
     tokens, source = pairs(RAGGED)
@@ -490,7 +490,7 @@ def test_weights_of_all_heads_are_cut_and_the_rest_is_as_if_they_said_nothing(no
 
 @torch.no_grad()
 def test_what_is_cut_is_saved_and_read_as_it_is(tmp_path):
-    model, other = spread(make(heads_off=OFF)), make(seed=1, heads_off=OFF)
+    model, other = spread(make(pruned_heads=OFF)), make(seed=1, pruned_heads=OFF)
     saved(model, tmp_path)
     contents.load_weights(tmp_path, other)
     assert all(torch.equal(*two) for two in zip(model.parameters(), other.parameters(), strict=True))
@@ -501,7 +501,7 @@ def test_what_is_cut_is_saved_and_read_as_it_is(tmp_path):
 @torch.no_grad()
 def test_the_heads_of_another_layer_are_caught(tmp_path):
     """Negative control: the reference prunes another head."""
-    whole, cut = spread(make()), make(heads_off={"encoder.0": [1]})
+    whole, cut = spread(make()), make(pruned_heads={"encoder.0": [1]})
     saved(whole, tmp_path)
     contents.load_weights(tmp_path, cut)
     tokens, source = pairs(RAGGED)
@@ -512,7 +512,7 @@ def test_the_heads_of_another_layer_are_caught(tmp_path):
 
 @torch.no_grad()
 def test_looking_on_names_every_place_layer_and_head(tmp_path):
-    whole, cut = spread(make().double()), make(heads_off=OFF).double()
+    whole, cut = spread(make().double()), make(pruned_heads=OFF).double()
     saved(whole, tmp_path)
     contents.load_weights(tmp_path, cut)
     tokens, source = pairs(RAGGED)
@@ -548,27 +548,30 @@ def test_looking_on_names_every_place_layer_and_head(tmp_path):
     [
         ({"width": 500, "heads": 12}, "model.heads must divide model.width: got 12 and 500; try 10"),
         (
-            {"heads_off": {2: [0]}},
-            "model.heads_off names layers, 0 to 1, alone or as in cross.0 (encoder, decoder, cross): got '2'",
+            {"pruned_heads": {2: [0]}},
+            "model.pruned_heads names layers, 0 to 1, alone or as in cross.0 (encoder, decoder, cross): got '2'",
         ),
-        ({"heads_off": {"middle.0": [0]}}, "got 'middle.0'"),
-        ({"heads_off": {"cross": [0]}}, "got 'cross'"),
-        ({"heads_off": {"cross.x": [0]}}, "got 'cross.x'"),
-        ({"heads_off": {-1: [0]}}, "got '-1'"),
-        ({"heads_off": {".0": [0]}}, "got '.0'"),
-        ({"heads_off": {"00": [0]}}, "got '00'"),
-        ({"heads_off": {"²": [0]}}, "got '²'"),
-        ({"heads_off": {"cross.1": [0]}, "decoder_layers": 1}, "0 to 0, alone or as in cross.0"),
-        ({"heads_off": {"encoder.2": [0]}, "decoder_layers": 3}, "0 to 1, alone or as in cross.0"),
+        ({"pruned_heads": {"middle.0": [0]}}, "got 'middle.0'"),
+        ({"pruned_heads": {"cross": [0]}}, "got 'cross'"),
+        ({"pruned_heads": {"cross.x": [0]}}, "got 'cross.x'"),
+        ({"pruned_heads": {-1: [0]}}, "got '-1'"),
+        ({"pruned_heads": {".0": [0]}}, "got '.0'"),
+        ({"pruned_heads": {"00": [0]}}, "got '00'"),
+        ({"pruned_heads": {"²": [0]}}, "got '²'"),
+        ({"pruned_heads": {"cross.1": [0]}, "decoder_layers": 1}, "0 to 0, alone or as in cross.0"),
+        ({"pruned_heads": {"encoder.2": [0]}, "decoder_layers": 3}, "0 to 1, alone or as in cross.0"),
         (
-            {"heads_off": {"cross.1": [3]}},
-            "model.heads_off.cross.1 names heads, 0 to 2, and must leave one on: got [3]",
+            {"pruned_heads": {"cross.1": [3]}},
+            "model.pruned_heads.cross.1 names heads, 0 to 2, and must leave one on: got [3]",
         ),
-        ({"heads_off": {0: [-1]}}, "model.heads_off.0 names heads, 0 to 2, and must leave one on: got [-1]"),
-        ({"heads_off": {0: [0, 1, 2]}}, "must leave one on: got [0, 1, 2]"),
-        ({"heads_off": {0: [0, 2], "cross.0": [1]}}, "model.heads_off.cross.0 names heads, 0 to 2, and must leave one"),
-        ({"heads_off": {0: 1}}, "model.heads_off.0: must be a list, such as [a, b], but is 1 instead"),
-        ({"heads_off": {0: [0], "0": [1]}}, "model.heads_off: names a layer twice, with and without quotes"),
+        ({"pruned_heads": {0: [-1]}}, "model.pruned_heads.0 names heads, 0 to 2, and must leave one on: got [-1]"),
+        ({"pruned_heads": {0: [0, 1, 2]}}, "must leave one on: got [0, 1, 2]"),
+        (
+            {"pruned_heads": {0: [0, 2], "cross.0": [1]}},
+            "model.pruned_heads.cross.0 names heads, 0 to 2, and must leave one",
+        ),
+        ({"pruned_heads": {0: 1}}, "model.pruned_heads.0: must be a list, such as [a, b], but is 1 instead"),
+        ({"pruned_heads": {0: [0], "0": [1]}}, "model.pruned_heads: names a layer twice, with and without quotes"),
         ({"norm": "both"}, "model.norm"),
         ({"activation": "tanh"}, "model.activation"),
         ({"positions": "none"}, "model.positions"),
@@ -584,6 +587,6 @@ def test_a_configuration_that_does_not_fit_is_refused(config, message):
 
 
 def test_a_layer_is_named_with_or_without_quotes():
-    assert config_of(heads_off={1: [0, 2]}) == config_of(heads_off={"1": [0, 2]})
-    assert config_of(heads_off={"decoder.2": [0]}, decoder_layers=3).heads_off == {"decoder.2": (0,)}
-    assert config_of(heads_off={2: [0]}, decoder_layers=3).heads_off == {"2": (0,)}  # where there is such a layer
+    assert config_of(pruned_heads={1: [0, 2]}) == config_of(pruned_heads={"1": [0, 2]})
+    assert config_of(pruned_heads={"decoder.2": [0]}, decoder_layers=3).pruned_heads == {"decoder.2": (0,)}
+    assert config_of(pruned_heads={2: [0]}, decoder_layers=3).pruned_heads == {"2": (0,)}  # where there is such a layer

@@ -37,7 +37,7 @@ def ours(seed=0, activation="relu"):
         heads=HEADS,
         layers=LAYERS,
         decoder_layers=DECODER_LAYERS,
-        hidden=HIDDEN,
+        ffn_width=HIDDEN,
         activation=activation,
         dropout=0.0,
     )

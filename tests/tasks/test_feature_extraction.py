@@ -13,9 +13,9 @@ from weft.tokenization.trainable import train_tokenizer
 def make_pipeline(summary=True):
     raw = {
         "task": {"name": "embed", "summary": summary},
-        "data": {"train": [], "longest": 20},
+        "data": {"train": [], "max_length": 20},
         "tokenizer": {"name": "characters"},
-        "model": {"name": "bert", "width": 8, "heads": 2, "layers": 1, "longest": 32},
+        "model": {"name": "bert", "width": 8, "heads": 2, "layers": 1, "max_positions": 32},
         "train": {"steps": 1},
     }
     run = Run.parse(raw)

@@ -67,8 +67,8 @@ def test_an_answer_that_does_is_caught(reverser, alone):
 
 def test_beams_do_not_hang_on_neighbours_either(reverser):
     words = [*WORDS[:6], *ODD]
-    alone = [ask(reverser, [word], beam=3, candidates=3)[0] for word in words]
-    together = ask(reverser, words, beam=3, candidates=3)
+    alone = [ask(reverser, [word], beam=3, num_return_sequences=3)[0] for word in words]
+    together = ask(reverser, words, beam=3, num_return_sequences=3)
     for ours, theirs in zip(together, alone, strict=True):
         assert same(ours["candidates"], theirs["candidates"])
 

@@ -27,8 +27,8 @@ ROWS = [
     ("my coat", ["was two", "is red", "sat down", "ran"], "1"),
     ("", ["ran", "is red"], None),
 ]
-BERT = {"name": "bert", "width": 16, "heads": 2, "layers": 2, "longest": 32, "dropout": 0.0}
-GPT = {"name": "gpt", "width": 16, "heads": 2, "layers": 2, "longest": 32, "dropout": 0.0}
+BERT = {"name": "bert", "width": 16, "heads": 2, "layers": 2, "max_positions": 32, "dropout": 0.0}
+GPT = {"name": "gpt", "width": 16, "heads": 2, "layers": 2, "max_positions": 32, "dropout": 0.0}
 
 
 def ask(text, choices, label=None):
@@ -147,19 +147,21 @@ def test_a_long_one_is_cut_the_longer_text_first_dropped_or_an_error(recipe):
     assert (sizes.tolist(), second.tolist()) == ([9, 9], [7, 5])
     words = [task.tokenizer.token(int(id)) for id in ids]
     assert words[9:] == ["<s>", "the", "cat", "sat", "</s>", "is", "red", "was", "</s>"]
-    assert str(limit) == "cut 1 sequence longer than data.longest=6"
+    assert str(limit) == "cut 1 sequence longer than data.max_length=6"
     assert encoded(task, long, limit=TruncationPolicy(6, "drop")) == []
-    with pytest.raises(DataError, match="got 11 tokens, data.longest is 6; set data.too_long: cut or drop, or raise"):
+    with pytest.raises(
+        DataError, match="got 11 tokens, data.max_length is 6; set data.too_long: cut or drop, or raise"
+    ):
         encoded(task, long, limit=TruncationPolicy(6, "error"))
     with pytest.raises(ConfigError, match="data.too_long: task 'choice' cannot use 'window'; try cut"):
         made(recipe, "data.too_long=window")
 
 
 def test_what_the_model_cannot_read_is_told_before_it_learns(recipe, tmp_path):
-    recipe["model"] = {**BERT, "longest": 6}
-    with pytest.raises(DataError, match=r"data.train: a sequence has 7 tokens.* 6 positions; set data.longest to 3"):
+    recipe["model"] = {**BERT, "max_positions": 6}
+    with pytest.raises(DataError, match=r"data.train: a sequence has 7 tokens.* 6 positions; set data.max_length to 3"):
         weft.train(recipe, out=tmp_path / "run")
-    weft.train(recipe, ["model.longest=7", "train.steps=1"], tmp_path / "run")
+    weft.train(recipe, ["model.max_positions=7", "train.steps=1"], tmp_path / "run")
 
 
 def test_many_are_encoded_as_one_by_one(recipe):

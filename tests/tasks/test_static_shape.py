@@ -21,7 +21,7 @@ from weft.training.compile import make_loader
 from weft.training.distributed import World
 
 WORDS = [f"w{number}" for number in range(20)]
-SIZES = {"width": 16, "heads": 2, "layers": 2, "longest": 64, "dropout": 0}
+SIZES = {"width": 16, "heads": 2, "layers": 2, "max_positions": 64, "dropout": 0}
 BUDGET = 96
 
 

@@ -220,9 +220,9 @@ def test_windows_are_whole_words_in_order_that_fit(sizes, longest):
 @pytest.mark.parametrize(
     ("policy", "lengths", "message"),
     [
-        ("window", [2, 1], "windowed 1 sequence longer than data.longest=8"),
-        ("cut", [2], "cut 1 sequence longer than data.longest=8"),
-        ("drop", [], "dropped 1 sequence longer than data.longest=8"),
+        ("window", [2, 1], "windowed 1 sequence longer than data.max_length=8"),
+        ("cut", [2], "cut 1 sequence longer than data.max_length=8"),
+        ("drop", [], "dropped 1 sequence longer than data.max_length=8"),
     ],
 )
 def test_a_long_sentence_is_windowed_cut_or_dropped_and_counted(recipe, policy, lengths, message):
@@ -231,7 +231,7 @@ def test_a_long_sentence_is_windowed_cut_or_dropped_and_counted(recipe, policy, 
     assert [len(tags) for _, _, tags in items] == lengths
     assert [len(ids) - 2 for ids, *_ in items] == [8, 7][: len(lengths)]
     assert str(limit) == message
-    with pytest.raises(DataError, match="got 15 tokens, data.longest is 8"):
+    with pytest.raises(DataError, match="got 15 tokens, data.max_length is 8"):
         encoded(task, ask("on Monday morning"), limit=TruncationPolicy(8, "error"))
 
 
@@ -244,7 +244,7 @@ def test_a_word_longer_than_a_window_keeps_its_place(recipe):
 
 def test_the_answers_of_windows_are_joined_again(recipe, tmp_path):
     whole = weft.train(recipe, out=tmp_path / "whole")
-    cut = weft.train(recipe, ["data.longest=9", "data.too_long=window"], tmp_path / "cut")
+    cut = weft.train(recipe, ["data.max_length=9", "data.too_long=window"], tmp_path / "cut")
     assert whole.evaluate()["accuracy"] == 1
     assert cut.evaluate()["accuracy"] > 0.7
     task, head = cut.task, cut.head
@@ -252,8 +252,8 @@ def test_the_answers_of_windows_are_joined_again(recipe, tmp_path):
     answer = task.answer(ask("see you in May"), outputs)
     assert len(outputs) == 2
     assert answer == cut("see you in May")[0]
-    with pytest.raises(DataError, match=r"example 1: got 11 tokens, data.longest is 9"):
-        weft.train(recipe, ["data.longest=9", "data.too_long=drop", "train.steps=1"], tmp_path / "drop")(
+    with pytest.raises(DataError, match=r"example 1: got 11 tokens, data.max_length is 9"):
+        weft.train(recipe, ["data.max_length=9", "data.too_long=drop", "train.steps=1"], tmp_path / "drop")(
             "see you in May"
         )
     assert answer["words"] == ["see", "you", "in", "May"]
@@ -463,7 +463,7 @@ def test_it_learns_and_tags_plain_text(recipe, tmp_path, crf):
     [("bert", {"name": "wordpiece", "size": 60}), ("bert", {"name": "bpe"}), ("gpt", {"name": "bpe", "size": 300})],
 )
 def test_a_transformer_learns_tags_at_first_sub_words(recipe, tmp_path, model, tokenizer):
-    sizes = {"width": 32, "heads": 2, "layers": 2, "longest": 64, "dropout": 0}
+    sizes = {"width": 32, "heads": 2, "layers": 2, "max_positions": 64, "dropout": 0}
     recipe = {**recipe, "model": {"name": model, **sizes}, "tokenizer": tokenizer}
     pipeline = weft.train(recipe, ["train.lr=5e-3"], tmp_path / "run")
     assert pipeline.evaluate()["f1"] == 1

@@ -69,7 +69,7 @@ def test_a_batch_reads_each_target_token_after_the_true_ones_before_it(task):
 
 @pytest.mark.parametrize(
     ("policy", "items", "message"),
-    [("cut", 1, "cut 2 sequences longer than data.longest=3"), ("drop", 0, "dropped 2 sequences longer than")],
+    [("cut", 1, "cut 2 sequences longer than data.max_length=3"), ("drop", 0, "dropped 2 sequences longer than")],
 )
 def test_long_sides_are_cut_or_dropped_and_counted(task, policy, items, message):
     limit = TruncationPolicy(3, policy)
@@ -81,7 +81,7 @@ def test_long_sides_are_cut_or_dropped_and_counted(task, policy, items, message)
 
 
 def test_a_long_pair_is_an_error_unless_the_recipe_says(task):
-    with pytest.raises(DataError, match="got 4 tokens, data.longest is 3"):
+    with pytest.raises(DataError, match="got 4 tokens, data.max_length is 3"):
         task.encode(pair("abc", "abcd"), task.tokenizer, TruncationPolicy(3, "error"))
 
 

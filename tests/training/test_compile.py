@@ -23,7 +23,7 @@ RECIPE = {
     "task": {"name": "translate"},
     "data": {"sample": "dates"},
     "tokenizer": {"name": "bpe", "size": 300},
-    "model": {"name": "transformer", "width": 16, "heads": 2, "layers": 1, "hidden": 16},
+    "model": {"name": "transformer", "width": 16, "heads": 2, "layers": 1, "ffn_width": 16},
     "train": {"steps": 1, "batch_tokens": 400, "precision": "bf16"},
 }
 VOCAB = 50
@@ -45,7 +45,7 @@ def changed(**sections):
 @pytest.fixture(scope="module")
 def head():
     torch.manual_seed(0)
-    config = TransformerConfig(name="transformer", width=16, heads=2, layers=2, hidden=32, dropout=0)
+    config = TransformerConfig(name="transformer", width=16, heads=2, layers=2, ffn_width=32, dropout=0)
     return TranslateHead(Transformer(config, VOCAB).double(), 1, [0], 0.1)
 
 

@@ -27,9 +27,17 @@ from weft.training.reporting import Notice, Step, read_metrics
 from weft.training.run import settle
 
 SMALL = {
-    "bert": {"width": 8, "heads": 2, "layers": 3, "longest": 16, "dropout": 0.2},
-    "albert": {"name": "bert", "width": 8, "heads": 2, "layers": 3, "longest": 16, "shared": True, "embedding": 4},
-    "gpt": {"width": 8, "heads": 2, "layers": 3, "longest": 16, "dropout": 0.2},
+    "bert": {"width": 8, "heads": 2, "layers": 3, "max_positions": 16, "dropout": 0.2},
+    "albert": {
+        "name": "bert",
+        "width": 8,
+        "heads": 2,
+        "layers": 3,
+        "max_positions": 16,
+        "shared": True,
+        "embedding": 4,
+    },
+    "gpt": {"width": 8, "heads": 2, "layers": 3, "max_positions": 16, "dropout": 0.2},
     "rnn": {"width": 8, "layers": 3, "direction": "both", "dropout": 0.2, "chars": 4, "dropout_embed": 0.1},
     "elmo": {"width": 8, "cells": 6, "layers": 2, "filters": {1: 4, 2: 4}, "embedding": 3, "dropout": 0.2},
     "cnn": {"width": 6, "dropout": 0.2},

@@ -170,21 +170,21 @@ def test_the_runs_own_recipe_follows_a_larger_budget(recipe, trained):
     assert "steps: 20" in (trained / "run.yaml").read_text()
 
 
-LEARNED = "model={name: transformer, width: 8, heads: 2, layers: 1, hidden: 8, positions: learned}"
+LEARNED = "model={name: transformer, width: 8, heads: 2, layers: 1, ffn_width: 8, positions: learned}"
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        (["model.longest=3"], weft.DataError, "data.train: a sequence has .* the model learns 3 positions"),
+        (["model.max_positions=3"], weft.DataError, "data.train: a sequence has .* the model learns 3 positions"),
         (["task.decode.max_length=31"], weft.ConfigError, "task.decode.max_length: 31 tokens .* learns 30 positions"),
     ],
 )
 def test_what_learned_positions_cannot_hold_is_refused_before_the_first_step(recipe, tmp_path, changes, error, said):
-    fits = [LEARNED, "model.longest=30", "task.decode.max_length=3", "train.steps=1"]
+    fits = [LEARNED, "model.max_positions=30", "task.decode.max_length=3", "train.steps=1"]
     with pytest.raises(error, match=said):
         train(recipe, tmp_path / "run", *fits, *changes)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     train(recipe, tmp_path / "run", *fits)
-    cut = ["model.longest=4", "data.longest=3", "data.too_long=cut"]  # as the message says
+    cut = ["model.max_positions=4", "data.max_length=3", "data.too_long=cut"]  # as the message says
     train(recipe, tmp_path / "cut", *fits, *cut)

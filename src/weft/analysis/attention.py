@@ -143,7 +143,7 @@ def views_of(maps: Maps, source: Sequence[str], target: Sequence[str], read: Seq
         views += [View(place, layer, heads, weights, *labels)] if heads else []
     if maps.weights and not views:
         raise ConfigError(
-            f"heads: {sorted(maps.heads or ())} are left out of all layers that are looked at (model.heads_off)"
+            f"heads: {sorted(maps.heads or ())} are left out of all layers that are looked at (model.pruned_heads)"
         )
     return views
 

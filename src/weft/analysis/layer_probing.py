@@ -162,10 +162,10 @@ def read_task(
     task = make_task(probed)
     task.tokenizer = tokenizer
     assert isinstance(task, Classify | Tag)
-    longest, max_positions = data_section.longest, getattr(head.body, "reads", None)
+    longest, max_positions = data_section.max_length, getattr(head.body, "reads", None)
     if max_positions is not None:
         longest = min(longest, max(1, max_positions - task.num_special_tokens))
-    return probed.model_copy(update={"data": data_section.model_copy(update={"longest": longest})}), task
+    return probed.model_copy(update={"data": data_section.model_copy(update={"max_length": longest})}), task
 
 
 def _recipe(data: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -264,7 +264,7 @@ def combine_layers(cache: np.ndarray, indices: Sequence[int], combine: Combine) 
 
 def _read_examples(data: Data, split: str, task: Task) -> tuple[list[Any], list[list[Any]]]:
     """Return the examples to score on and the encoded items of each; examples without items are left out."""
-    skipped, limit = Skipped(), TruncationPolicy(data.longest, data.too_long)
+    skipped, limit = Skipped(), TruncationPolicy(data.max_length, data.too_long)
     numbered = list(read_split(data, split, task, skipped))
     encoded = encode_all(numbered, task, task.tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
     pairs = [(example, items) for (_, example), items in zip(numbered, encoded, strict=True) if items]

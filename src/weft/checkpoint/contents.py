@@ -120,10 +120,10 @@ def _check_unchanged(then: Mapping[str, Any], now: Mapping[str, Any], folder: Pa
     Shapes alone do not show such a difference.
     """
     for key, (before, after) in differences(then, now).items():
-        if key.startswith(("model.", "tokenizer.")) and not key.startswith(("model.heads_off", "model.dropout")):
+        if key.startswith(("model.", "tokenizer.")) and not key.startswith(("model.pruned_heads", "model.dropout")):
             raise CheckpointError(
                 f"{folder}: was trained with {key}={before!r}, which cannot be {after!r} now; leave that change out "
-                "(of a model, only heads_off and dropout may change)"
+                "(of a model, only pruned_heads and dropout may change)"
             )
 
 
@@ -131,13 +131,13 @@ def _check_pruned_heads(then: Mapping[str, Any], now: Mapping[str, Any], folder:
     """Raise an error if pruned attention heads are to be restored: by shape alone, others would take their place."""
     model = then.get("model")
     pruned_before, pruned_now = (
-        dict(part.get("heads_off") or {}) for part in (model if isinstance(model, dict) else {}, now["model"])
+        dict(part.get("pruned_heads") or {}) for part in (model if isinstance(model, dict) else {}, now["model"])
     )
     for place, heads in pruned_before.items():
         if set(pruned_now.get(str(place), ())) != set(heads):
             raise CheckpointError(
-                f"{folder}: the heads {heads} of {place} were cut out of its weights, but model.heads_off.{place} is "
-                f"{pruned_now.get(str(place), [])} now; leave it as it is, or load a checkpoint with all heads"
+                f"{folder}: the heads {heads} of {place} were cut out of its weights, but model.pruned_heads.{place} "
+                f"is {pruned_now.get(str(place), [])} now; leave it as it is, or load a checkpoint with all heads"
             )
 
 

@@ -135,7 +135,7 @@ def neighbours(
         raise ConfigError(f"--out: neighbours are words, for a page (.html) or data (.json), but {str(out)!r} is asked")
     word, chosen = check_word(text, word, top), _numbers("--layers", layers) or [-1]
     pipeline = _load(model, device, trust)
-    finder = Finder(pipeline.task, pipeline.head, pipeline.run.data.longest, chosen)
+    finder = Finder(pipeline.task, pipeline.head, pipeline.run.data.max_length, chosen)
     nearest = finder.nearest(text, word, _corpus(pipeline, files or []), top)
     _save(out, render_neighbours(nearest, out.suffix, f"weft look: neighbours in {model}", pipeline.about))
 

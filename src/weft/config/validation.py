@@ -8,6 +8,18 @@ from pydantic import BaseModel
 
 from weft.errors import did_you_mean
 
+RENAMED = {  # keys of recipes before 0.1 -> what they are called now, by section
+    "longest": ("max_length", "max_positions"),
+    "hidden": ("ffn_width",),
+    "heads_off": ("pruned_heads",),
+    "length_bias": ("length_penalty",),
+    "candidates": ("num_return_sequences",),
+    "stopping": ("early_stopping",),
+    "rescale": ("renormalize_logits",),
+    "longest_question": ("max_question_length",),
+    "longest_answer": ("max_answer_length",),
+}
+
 
 def explained(items: Iterable[Any], schema: type[BaseModel], raw: object, place: str) -> Iterator[str]:
     """Say what is wrong, a line a place; of a key that may be several things, the one that went furthest counts."""
@@ -37,7 +49,9 @@ def _numbered(raw: object) -> Iterable[tuple[int, Any]]:
 def _explain(items: Sequence[Any], schema: type[BaseModel]) -> str:
     first = items[0]
     if first["type"] == "extra_forbidden":
-        return f"unknown key; {did_you_mean(str(first['loc'][-1]), _fields_at(schema, first['loc'][:-1]))}"
+        key, fields = str(first["loc"][-1]), _fields_at(schema, first["loc"][:-1])
+        renamed = next((new for new in RENAMED.get(key, ()) if new in fields), None)
+        return f"was renamed; it is {renamed!r} now" if renamed else f"unknown key; {did_you_mean(key, fields)}"
     if first["type"] == "missing":
         return "required, but not given"
     message = " or ".join([_message(first), *(re.sub("^(should|must) be ", "", _message(item)) for item in items[1:])])

@@ -68,7 +68,7 @@ class Check:
 
 def compare_models(original: Pipeline, converted: Pipeline, folder: Path) -> list[Check]:
     """Compare a model with its conversion, and with transformers on the Hugging Face directory."""
-    max_tokens = min(original.run.data.longest, converted.run.data.longest)
+    max_tokens = min(original.run.data.max_length, converted.run.data.max_length)
     expected, round_trip = (_run_sample(pipeline, original, max_tokens) for pipeline in (original, converted))
     checks = _compare_outputs(expected, round_trip, ROUND_TRIP)
     if find_spec("transformers") is not None:

@@ -52,7 +52,9 @@ def run_model(pipeline: Pipeline, source: list[int], target: list[int], steps: i
 def decoding_configs(pipeline: Pipeline, steps: int) -> dict[str, DecodingConfig]:
     """Return the decoding configurations to compare: greedy, and the model's own where that is a beam search."""
     config: Any = pipeline.task.options()
-    limited = config.model_copy(update={"max_length": min(config.max_length, steps), "min_length": 0, "candidates": 1})
+    limited = config.model_copy(
+        update={"max_length": min(config.max_length, steps), "min_length": 0, "num_return_sequences": 1}
+    )
     greedy = {"greedy text": limited.model_copy(update={"beam": 1})}
     return greedy if config.beam == 1 else {**greedy, f"text by beam {config.beam}": limited}
 

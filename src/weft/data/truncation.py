@@ -1,4 +1,4 @@
-"""Truncation of sequences longer than `data.longest` tokens; nothing is truncated silently."""
+"""Truncation of sequences longer than `data.max_length` tokens; nothing is truncated silently."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Ids = TypeVar("Ids", Sequence[int], npt.NDArray[np.integer[Any]])
 
 @dataclass
 class TruncationPolicy:
-    """`data.longest` and `data.too_long`, and how many sequences were cut, dropped or windowed."""
+    """`data.max_length` and `data.too_long`, and how many sequences were cut, dropped or windowed."""
 
     longest: int
     policy: Literal["error", "cut", "drop", "window"]
@@ -44,10 +44,10 @@ class TruncationPolicy:
         if self.policy == "window":
             self.windowed += 1
             return [ids[start : start + self.longest] for start in range(0, len(ids), self.longest)]
-        remedy = f"set data.too_long: {'cut, drop or window' if windows else 'cut or drop'}, or raise data.longest"
+        remedy = f"set data.too_long: {'cut, drop or window' if windows else 'cut or drop'}, or raise data.max_length"
         if self.asked:
             remedy = "shorten it" + (", or train with data.too_long: window" if windows else "")
-        raise DataError(f"got {len(ids):,} tokens, data.longest is {self.longest:,}; {remedy}")
+        raise DataError(f"got {len(ids):,} tokens, data.max_length is {self.longest:,}; {remedy}")
 
     def add(self, part: "TruncationPolicy") -> None:
         """Add the counts of another policy object, for a part of the sequences."""
@@ -65,5 +65,5 @@ class TruncationPolicy:
         counts = {"cut": self.cut, "dropped": self.dropped, "windowed": self.windowed}
         summary = ", ".join(f"{verb} {number:,}" for verb, number in counts.items() if number)
         noun = "sequence" if sum(counts.values()) == 1 else "sequences"
-        parts = [f"{summary} {noun} longer than data.longest={self.longest}"] if summary else []
+        parts = [f"{summary} {noun} longer than data.max_length={self.longest}"] if summary else []
         return "; ".join(parts + [f"{verb} {count(n, noun)} {how}" for (verb, noun, how), n in self.notes.items()])

@@ -123,15 +123,15 @@ class Beam:
     penalty: Callable[[int], float]
     min_length: int = 0
     forbid: tuple[int, ...] = ()
-    stopping: Stopping = "sure"
-    rescale: bool = False
+    early_stopping: Stopping = "sure"
+    renormalize_logits: bool = False
     finish: bool = False  # whether max_length ends a hypothesis, rather than cutting it off
     copies: ClassVar[int] = 1  # searches a prompt
 
     @property
     def places(self) -> int:
         """The size of a source's pool of finished hypotheses."""
-        return self.keep if self.stopping == "sure" else max(self.width, self.keep)
+        return self.keep if self.early_stopping == "sure" else max(self.width, self.keep)
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -148,7 +148,7 @@ class Beam:
         pools: list[tuple[Tensor, FinishedPool, bool]] = []
         logprobs: Tensor | None = None
         for length in range(1, self.max_length + 1):
-            logprobs = log_probs(logits, forbidden.after(length - 1), logprobs, self.rescale)
+            logprobs = log_probs(logits, forbidden.after(length - 1), logprobs, self.renormalize_logits)
             if self.finish and length == self.max_length:
                 logprobs = force_eos(logprobs, self.eos)
             beams, ended = self._extend(logprobs, beams, tree, length)
@@ -186,9 +186,9 @@ class Beam:
 
     def _done(self, beams: ActiveBeams, pool: FinishedPool, length: int) -> Tensor:
         """Return for each source whether no live beam can still enter its pool: bounds in the module's docstring."""
-        if self.stopping == "first":
+        if self.early_stopping == "first":
             return pool.score[:, -1] > NEG_INF
-        bound = self.penalty(self.max_length if self.stopping == "sure" else length)
+        bound = self.penalty(self.max_length if self.early_stopping == "sure" else length)
         return beams.logprob[:, 0] / bound <= pool.score[:, -1]
 
     def _collect(

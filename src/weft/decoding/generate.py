@@ -30,14 +30,16 @@ class DecodingConfig(Section):
     """Decoding options: part of a task's recipe and of each call."""
 
     beam: int = Field(1, ge=1)  # 1: greedy, or sampled
-    candidates: int = Field(1, ge=1)  # hypotheses returned a sequence: the best of the beam, or independent samples
-    length_bias: Literal["none", "gnmt", "average"] = "gnmt"
+    num_return_sequences: int = Field(
+        1, ge=1
+    )  # hypotheses returned a sequence: the best of the beam, or independent samples
+    length_penalty: Literal["none", "gnmt", "average"] = "gnmt"
     alpha: float = Field(0.6, ge=0, le=10)  # of the length penalty; average with 1 is the mean a token
     max_length: int = Field(256, ge=1, le=100_000)  # tokens produced, eos included
     min_length: int = Field(0, ge=0)  # tokens produced before eos is allowed
     finish: bool = False  # whether a text is ended with eos at max_length, rather than cut off
-    rescale: bool = False  # whether probabilities are renormalized without the forbidden tokens
-    stopping: Stopping = "sure"  # of a beam search (weft.decoding.beam_search)
+    renormalize_logits: bool = False  # whether probabilities are renormalized without the forbidden tokens
+    early_stopping: Stopping = "sure"  # of a beam search (weft.decoding.beam_search)
     sample: bool = False
     temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
     top_k: int | None = Field(None, ge=1)
@@ -50,10 +52,10 @@ class DecodingConfig(Section):
             raise ValueError(
                 f"sample draws and beam searches, so sample needs beam: 1, but beam is {self.beam} instead"
             )
-        if not self.sample and self.candidates > self.beam:
+        if not self.sample and self.num_return_sequences > self.beam:
             raise ValueError(
-                f"candidates must be at most beam, unless sample is true: got {self.candidates} and {self.beam}; "
-                f"try beam: {self.candidates}"
+                "num_return_sequences must be at most beam, unless sample is true: got "
+                f"{self.num_return_sequences} and {self.beam}; try beam: {self.num_return_sequences}"
             )
         if self.min_length > self.max_length:
             raise ValueError(f"min_length must be at most max_length: got {self.min_length} and {self.max_length}")
@@ -62,11 +64,11 @@ class DecodingConfig(Section):
     @property
     def graph_compatible(self) -> bool:
         """Whether the search can run as CUDA graphs (weft.decoding.cuda_graph)."""
-        return self.stopping == "sure" and not (self.rescale or self.finish)
+        return self.early_stopping == "sure" and not (self.renormalize_logits or self.finish)
 
     def penalty(self, length: int) -> float:
         """Return lp, the divisor of a log-probability: gnmt is Wu et al. 2016, eq. 14. `length` counts eos."""
-        base = {"none": 1.0, "gnmt": (5 + length) / 6, "average": float(length)}[self.length_bias]
+        base = {"none": 1.0, "gnmt": (5 + length) / 6, "average": float(length)}[self.length_penalty]
         return float(base**self.alpha)
 
 
@@ -92,13 +94,13 @@ def generate(
         beam = Beam(
             eos=eos,
             width=options.beam,
-            keep=options.candidates,
+            keep=options.num_return_sequences,
             max_length=options.max_length,
             penalty=options.penalty,
             min_length=options.min_length,
             forbid=tuple(forbid),
-            stopping=options.stopping,
-            rescale=options.rescale,
+            early_stopping=options.early_stopping,
+            renormalize_logits=options.renormalize_logits,
             finish=options.finish,
         )
         if options.graph_compatible and capturable(model, prompt):
@@ -111,7 +113,7 @@ def generate(
         ]
     else:
         hypotheses = _decode_all(model, rules, prompt, source)
-    return _best_first(hypotheses, options.candidates)
+    return _best_first(hypotheses, options.num_return_sequences)
 
 
 def stream(
@@ -124,10 +126,11 @@ def stream(
     row: int = 0,
 ) -> Iterator[int]:
     """Yield the ids of one sequence as they are chosen, greedily or by sampling: what `generate` gives for `row`."""
-    if len(prompt) != 1 or options.beam > 1 or options.candidates > 1:
+    if len(prompt) != 1 or options.beam > 1 or options.num_return_sequences > 1:
         raise ConfigError(
-            "decode: a stream is one sequence with beam: 1 and candidates: 1, but was asked for "
-            f"{len(prompt)} with beam: {options.beam} and candidates: {options.candidates}; ask for whole answers"
+            "decode: a stream is one sequence with beam: 1 and num_return_sequences: 1, but was asked for "
+            f"{len(prompt)} with beam: {options.beam} and num_return_sequences: {options.num_return_sequences}; "
+            "ask for whole answers"
         )
     steps = _decode_steps(model, _greedy_rules(eos, options, forbid, (row,), prompt.device), prompt, source)
     return (token for step in steps if (token := int(step.token)) != eos)
@@ -143,8 +146,8 @@ def _greedy_rules(
         options.penalty,
         options.min_length,
         tuple(forbid),
-        options.candidates,
-        options.rescale,
+        options.num_return_sequences,
+        options.renormalize_logits,
         options.finish,
     )
     if not options.sample:
@@ -169,7 +172,7 @@ def _decode_steps(model: Generator, rules: GreedyRules, prompt: Tokens, source: 
         prompts = row // rules.copies
         logits, state = logits[prompts], state.select(prompts)
     for written in range(rules.max_length):
-        logprobs = log_probs(logits, forbidden.after(written), rescale=rules.rescale)
+        logprobs = log_probs(logits, forbidden.after(written), renormalize_logits=rules.renormalize_logits)
         if rules.finish and written + 1 == rules.max_length:
             logprobs = force_eos(logprobs, rules.eos)
         token = rules.pick(logprobs, logprobs[:, 0] if rules.uniform is None else rules.uniform[row, written])
@@ -201,7 +204,7 @@ def _uniform_draws(options: DecodingConfig, rows: Sequence[int]) -> Tensor:
     draws = [
         torch.rand(options.max_length, generator=generator.manual_seed(_seed(options.seed, row, candidate)))
         for row in rows
-        for candidate in range(options.candidates)
+        for candidate in range(options.num_return_sequences)
     ]
     return torch.stack(draws)
 

@@ -50,14 +50,16 @@ class ForbiddenTokens:
         return self.early if written < self.min_length else self.always
 
 
-def log_probs(logits: Tensor, forbidden: Tensor, buffer: Tensor | None = None, rescale: bool = False) -> Tensor:
+def log_probs(
+    logits: Tensor, forbidden: Tensor, buffer: Tensor | None = None, renormalize_logits: bool = False
+) -> Tensor:
     """Return the model's own log-probabilities, in float32 or better, with -inf at the `forbidden` ids.
 
     Without `rescale` the others are not renormalized: a hypothesis is scored by the probability that the model gave it.
     `buffer`, the result of the step before, is overwritten if it is large enough: on a CPU, allocating new memory costs
     as much as the rest.
     """
-    logits = logits.index_fill(-1, forbidden, NEG_INF) if rescale else logits
+    logits = logits.index_fill(-1, forbidden, NEG_INF) if renormalize_logits else logits
     dtype = torch.promote_types(logits.dtype, torch.float32)
     out = None if buffer is None or len(buffer) < len(logits) or logits.is_cuda else buffer[: len(logits)]
     return torch.log_softmax(logits, -1, dtype=dtype, out=out).index_fill_(-1, forbidden, NEG_INF)

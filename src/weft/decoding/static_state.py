@@ -225,7 +225,7 @@ class GreedyRules:
     min_length: int = 0
     forbid: tuple[int, ...] = ()
     copies: int = 1
-    rescale: bool = False  # this and the next only without a CUDA graph
+    renormalize_logits: bool = False  # this and the next only without a CUDA graph
     finish: bool = False
     pick: Pick = argmax_token
     pick_key: Hashable = None  # the settings of `pick`

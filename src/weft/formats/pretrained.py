@@ -27,7 +27,7 @@ from weft.tokenization.trainable import Tokenizer, load_tokenizer
 
 T = TypeVar("T")
 NOT_INHERITED = ("weights", "vectors")  # where a model's weights came from; not inherited
-OVERRIDABLE = ("drop", "heads_off", "pooler")  # settings that may differ from those of the weights
+OVERRIDABLE = ("drop", "pruned_heads", "pooler")  # settings that may differ from those of the weights
 
 
 def open_model(path: str | Path, trust: bool = False, overrides: Iterable[str] = ()) -> tuple[Run, Task, Head]:

@@ -19,7 +19,7 @@ def _string_keys(value: Any) -> Any:
     return by_name
 
 
-HeadsOff = Annotated[dict[str, tuple[int, ...]], BeforeValidator(_string_keys)]
+PrunedHeads = Annotated[dict[str, tuple[int, ...]], BeforeValidator(_string_keys)]
 
 
 def check_heads(width: int, heads: int) -> None:
@@ -29,38 +29,40 @@ def check_heads(width: int, heads: int) -> None:
         raise ValueError(f"model.heads must divide model.width: got {heads} and {width}; try {near}")
 
 
-def check_off(heads_off: Mapping[str, tuple[int, ...]], heads: int, depths: Mapping[str, int]) -> None:
+def check_off(pruned_heads: Mapping[str, tuple[int, ...]], heads: int, depths: Mapping[str, int]) -> None:
     """Raise ValueError if a pruned head does not exist or a layer loses all heads; `depths`: layers of each stack."""
     places = {"": max(depths.values()), **depths}
-    for key, off in heads_off.items():
+    for key, off in pruned_heads.items():
         place, _, layer = key.rpartition(".")
         depth = places.get(place, places[""])
         if place not in places or key not in {f"{place}.{number}".removeprefix(".") for number in range(depth)}:
             raise ValueError(
-                f"model.heads_off names layers, 0 to {depth - 1}, alone or as in {list(depths)[-1]}.0 "
+                f"model.pruned_heads names layers, 0 to {depth - 1}, alone or as in {list(depths)[-1]}.0 "
                 f"({', '.join(depths)}): got {key!r}"
             )
-        pruned = {*heads_off.get(layer, ()), *off}
+        pruned = {*pruned_heads.get(layer, ()), *off}
         if not all(0 <= head < heads for head in off) or len(pruned) == heads:
             raise ValueError(
-                f"model.heads_off.{key} names heads, 0 to {heads - 1}, and must leave one on: got {list(off)}"
+                f"model.pruned_heads.{key} names heads, 0 to {heads - 1}, and must leave one on: got {list(off)}"
             )
 
 
 class StackConfig(Pretrained):
-    """One stack, by default of the size of GPT-2 and BERT-base; `heads_off` prunes heads: {3: [1, 5]} in layer 3."""
+    """One stack, by default of the size of GPT-2 and BERT-base; `pruned_heads` prunes heads: {3: [1, 5]} in layer 3."""
 
     place: ClassVar[str]  # the name of its attention: "encoder" or "decoder"
 
     width: int = Field(768, ge=1)
     heads: int = Field(12, ge=1)
     layers: int = Field(12, ge=1)
-    hidden: int | None = Field(None, ge=1, validate_default=True)  # width inside the feed-forward layers; None: 4 width
+    ffn_width: int | None = Field(
+        None, ge=1, validate_default=True
+    )  # width inside the feed-forward layers; None: 4 width
     dropout: float = Field(0.1, ge=0, lt=1)
     tie: bool = True  # one matrix for the embeddings and the output (Press & Wolf 2017)
-    heads_off: HeadsOff = Field({})
+    pruned_heads: PrunedHeads = Field({})
 
-    @field_validator("hidden")
+    @field_validator("ffn_width")
     @classmethod
     def _default_hidden(cls, hidden: int | None, info: ValidationInfo) -> int:
         return 4 * int(info.data.get("width", 1)) if hidden is None else hidden
@@ -68,7 +70,7 @@ class StackConfig(Pretrained):
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
         check_heads(self.width, self.heads)
-        check_off(self.heads_off, self.heads, {self.place: self.layers})
+        check_off(self.pruned_heads, self.heads, {self.place: self.layers})
         return self
 
     def check_layers(self, layers: Sequence[int]) -> None:

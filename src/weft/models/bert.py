@@ -42,7 +42,7 @@ class BERTConfig(StackConfig):
     place: ClassVar[str] = "encoder"
 
     activation: Activation = "gelu"
-    longest: int = Field(512, ge=1)  # number of learned positions
+    max_positions: int = Field(512, ge=1)  # number of learned positions
     offset: int = Field(0, ge=0)  # the position of the first token
     segments: int = Field(2, ge=0)  # number of segment embeddings; below 2 segment ids are ignored
     embedding: int | None = Field(None, ge=1)  # width of the embeddings if not `width`: a projection follows
@@ -52,10 +52,12 @@ class BERTConfig(StackConfig):
 
     @model_validator(mode="after")
     def _check(self) -> "BERTConfig":
-        if self.shared and self.heads_off:
-            raise ValueError("model.heads_off: layers that share their weights have the same heads; leave it out")
-        if self.offset >= self.longest:
-            raise ValueError(f"model.offset must be below model.longest: got {self.offset} and {self.longest}")
+        if self.shared and self.pruned_heads:
+            raise ValueError("model.pruned_heads: layers that share their weights have the same heads; leave it out")
+        if self.offset >= self.max_positions:
+            raise ValueError(
+                f"model.offset must be below model.max_positions: got {self.offset} and {self.max_positions}"
+            )
         return self
 
 
@@ -76,7 +78,7 @@ class BERT(Model):
         self.width = width = config.width
         narrow = config.embedding or width
         self.embed = nn.Embedding(vocab, narrow)
-        self.positions = Learned(config.longest, narrow)
+        self.positions = Learned(config.max_positions, narrow)
         self.segments = nn.Embedding(config.segments, narrow) if config.segments else None
         self.norm, self.dropout = nn.LayerNorm(narrow, config.eps), nn.Dropout(config.dropout)
         self.project = nn.Linear(narrow, width) if config.embedding else None
@@ -115,7 +117,7 @@ class BERT(Model):
     @property
     def reads(self) -> int:
         """The maximum length: the learned positions from `offset` on."""
-        return self.config.longest - self.config.offset
+        return self.config.max_positions - self.config.offset
 
     def keep(self, needs: Collection[Role]) -> None:
         """Drop the masked-LM head unless that role is needed."""
@@ -196,14 +198,14 @@ class BERT(Model):
 
 
 def _block_config(config: BERTConfig) -> BlockConfig:
-    assert config.hidden is not None
+    assert config.ffn_width is not None
     return BlockConfig(
         config.width,
         config.heads,
-        config.hidden,
+        config.ffn_width,
         config.activation,
         "post",
         config.dropout,
-        config.heads_off,
+        config.pruned_heads,
         config.eps,
     )

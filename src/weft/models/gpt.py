@@ -42,7 +42,7 @@ class GPTConfig(StackConfig):
 
     activation: Activation = "gelu-tanh"
     norm: Literal["pre", "post"] = "pre"
-    longest: int = Field(1024, ge=1)  # number of learned positions
+    max_positions: int = Field(1024, ge=1)  # number of learned positions
 
 
 class GPT(Model):
@@ -58,11 +58,11 @@ class GPT(Model):
         super().__init__(config, vocab, target_vocab)
         self.width = width = config.width
         self.embed = nn.Embedding(vocab, width)
-        self.positions = Learned(config.longest, width)
+        self.positions = Learned(config.max_positions, width)
         self.dropout = nn.Dropout(config.dropout)
-        assert config.hidden is not None
+        assert config.ffn_width is not None
         block = BlockConfig(
-            width, config.heads, config.hidden, config.activation, config.norm, config.dropout, config.heads_off
+            width, config.heads, config.ffn_width, config.activation, config.norm, config.dropout, config.pruned_heads
         )
         self.decoder = Blocks(block, config.layers, "decoder", causal=True)
         self.output = OutputProjection(width, vocab)
@@ -141,8 +141,8 @@ class GPT(Model):
 
     def fixed(self, state: KVCache, rows: int, room: int) -> StaticKVCache:
         """Return a cache at fixed addresses for `rows` hypotheses of up to `room` tokens."""
-        check_position(int(state.at) + 1, self.config.longest)  # `end` of a static cache is its capacity
-        return StaticKVCache.like(state, rows, min(room, self.config.longest))
+        check_position(int(state.at) + 1, self.config.max_positions)  # `end` of a static cache is its capacity
+        return StaticKVCache.like(state, rows, min(room, self.config.max_positions))
 
     @property
     def steady(self) -> bool:
@@ -152,12 +152,12 @@ class GPT(Model):
     @property
     def reads(self) -> int:
         """The number of learned positions."""
-        return self.config.longest
+        return self.config.max_positions
 
     def step(self, ids: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         """Append one token to each hypothesis, ids (B,); return the logits (B, V) of the next one, and the cache."""
         cache = state.opened()
-        check_position(cache.end, self.config.longest)
+        check_position(cache.end, self.config.max_positions)
         return self._project(self.decoder.step(self._embed_next(ids, cache), cache)), cache
 
     def flops(self, tokens: Tokens, source: Tokens | None = None) -> int:

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from weft.config.schema import Named, Pretrained
-from weft.models.attention_config import HeadsOff, check_heads, check_off
+from weft.models.attention_config import PrunedHeads, check_heads, check_off
 from weft.models.base import Model, Role, matrix_numbers
 from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, but_last, on_triton
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
@@ -35,28 +35,29 @@ from weft.tokens import Tokens
 class TransformerConfig(Pretrained):
     """Sizes of the Transformer; `layers` counts the encoder's, and the decoder's unless `decoder_layers` is set.
 
-    `heads_off` prunes heads: {3: [1, 5]} in every attention of layer 3, {cross.3: [1, 5]} in its cross-attention alone.
+    `pruned_heads` prunes heads: {3: [1, 5]} in every attention of layer 3, {cross.3: [1, 5]} in its cross-attention
+    alone.
     """
 
     width: int = Field(512, ge=1)
     heads: int = Field(8, ge=1)
     layers: int = Field(6, ge=1)
     decoder_layers: int | None = Field(None, ge=1)
-    hidden: int = Field(2048, ge=1)  # the width inside the feed-forward layers
+    ffn_width: int = Field(2048, ge=1)  # the width inside the feed-forward layers
     activation: Activation = "relu"
     norm: Literal["pre", "post"] = "post"
     dropout: float = Field(0.1, ge=0, lt=1)
     positions: Literal["sinusoidal", "halves", "learned"] = "sinusoidal"  # halves: all sines, then all cosines
-    longest: int = Field(1024, ge=1)  # number of learned positions
+    max_positions: int = Field(1024, ge=1)  # number of learned positions
     tie: bool = True  # one matrix for the target's embeddings and the output (Press & Wolf 2017)
     bias: bool = False  # of the output projection: how frequent each word is
-    heads_off: HeadsOff = Field({})
+    pruned_heads: PrunedHeads = Field({})
 
     @model_validator(mode="after")
     def _check(self) -> "TransformerConfig":
         check_heads(self.width, self.heads)
         decoder = self.decoder_layers or self.layers
-        check_off(self.heads_off, self.heads, {"encoder": self.layers, "decoder": decoder, "cross": decoder})
+        check_off(self.pruned_heads, self.heads, {"encoder": self.layers, "decoder": decoder, "cross": decoder})
         return self
 
 
@@ -113,7 +114,7 @@ class Transformer(Model):
         self.positions = self._make_positions(config)
         self.dropout = nn.Dropout(config.dropout)
         block = BlockConfig(
-            width, config.heads, config.hidden, config.activation, config.norm, config.dropout, config.heads_off
+            width, config.heads, config.ffn_width, config.activation, config.norm, config.dropout, config.pruned_heads
         )
         self.encoder = Blocks(block, config.layers, "encoder")
         self.decoder = Blocks(block, config.decoder_layers or config.layers, "decoder", causal=True, cross=True)
@@ -130,7 +131,7 @@ class Transformer(Model):
     @staticmethod
     def _make_positions(config: TransformerConfig) -> Sinusoidal | Learned:
         if config.positions == "learned":
-            return Learned(config.longest, config.width)
+            return Learned(config.max_positions, config.width)
         return Sinusoidal(config.width, halves=config.positions == "halves")
 
     @classmethod
@@ -175,8 +176,10 @@ class Transformer(Model):
     def fixed(self, state: TransformerState, rows: int, room: int) -> "StaticTransformerState":
         """Return a state at fixed addresses for `rows` hypotheses of up to `room` tokens."""
         if isinstance(self.positions, Learned):
-            check_position(int(state.cache.at) + 1, self.config.longest)  # `end` of a static cache is its capacity
-            room = min(room, self.config.longest)
+            check_position(
+                int(state.cache.at) + 1, self.config.max_positions
+            )  # `end` of a static cache is its capacity
+            room = min(room, self.config.max_positions)
         index = KVIndex(*(tensor.new_zeros(rows, *tensor.shape[1:]) for tensor in state.source_index))
         source_kv = tuple(torch.zeros_like(kv) for kv in state.source_kv)
         return StaticTransformerState(StaticKVCache.like(state.cache, rows, room), index, source_kv)
@@ -189,13 +192,13 @@ class Transformer(Model):
     @property
     def reads(self) -> int | None:
         """The number of learned positions; None with sinusoidal ones."""
-        return self.config.longest if isinstance(self.positions, Learned) else None
+        return self.config.max_positions if isinstance(self.positions, Learned) else None
 
     def step(self, ids: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
         """Append one token to each hypothesis, ids (B,); return the logits (B, V) of the next one, and the state."""
         cache = state.cache.opened()
         if isinstance(self.positions, Learned):
-            check_position(cache.end, self.config.longest)
+            check_position(cache.end, self.config.max_positions)
         hidden = self.decoder.step(self._embed_next(ids, cache), cache, state.source_kv, state.source_index)
         return self.output(hidden), replace(state, cache=cache)
 

@@ -208,7 +208,7 @@ class Task:
 
     @property
     def num_special_tokens(self) -> int:
-        """The maximum number of special tokens in a sequence; `data.longest` does not count them."""
+        """The maximum number of special tokens in a sequence; `data.max_length` does not count them."""
         return 1
 
     @property

@@ -155,8 +155,8 @@ def reread(task: Task, head: Head, example: Any, limit: TruncationPolicy) -> tup
     items = task.encode(task.asked(example) if task.has_question(example) else example, task.tokenizer, limit)
     if len(items) != 1:
         raise DataError(
-            f"the text is read in {len(items)} windows, of data.longest={limit.longest} tokens at most, and only one "
-            "can be looked at; give a shorter text"
+            f"the text is read in {len(items)} windows, of data.max_length={limit.longest} tokens at most, and only "
+            "one can be looked at; give a shorter text"
         )
     if task.reads_itself:
         return task.teacher_forced(items, [])

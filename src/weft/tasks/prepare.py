@@ -192,7 +192,7 @@ def pack_split(
     """Encode a whole split to a memory-mapped file; return it and a report of what was skipped or cut."""
     if prepared := prepared_split(data, split, task, tokenizer):
         return prepared
-    skipped, limit = Skipped(), TruncationPolicy(data.longest, data.too_long)
+    skipped, limit = Skipped(), TruncationPolicy(data.max_length, data.too_long)
     examples = read_split(data, split, task, skipped)
     encoded = encode_all(examples, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
     packed = pack((item for items in encoded for item in items), folder, num_token_arrays=task.num_token_arrays)
@@ -201,7 +201,7 @@ def pack_split(
 
 def read_whole(data: Data, split: str, task: Task, tokenizer: Tokenizer) -> tuple[list[Any], str]:
     """Return the examples of a split, without those skipped or dropped, and a report of these."""
-    skipped, limit = Skipped(), TruncationPolicy(data.longest, data.too_long)
+    skipped, limit = Skipped(), TruncationPolicy(data.max_length, data.too_long)
     located = list(read_split(data, split, task, skipped))
     encoded = encode_all(located, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
     examples = [example for (_, example), items in zip(located, encoded, strict=True) if items]

@@ -61,7 +61,7 @@ class TranslateHead(Head):
         """The vocabulary, for each hypothesis."""
         assert isinstance(options, DecodingConfig)
         vocab: int = self.body.target_vocab
-        return vocab * max(options.beam, options.candidates)
+        return vocab * max(options.beam, options.num_return_sequences)
 
     def stream(self, batch: Batch, options: DecodingConfig) -> Iterator[int]:
         """Yield the ids of one translation as they are generated."""

@@ -226,7 +226,7 @@ def _time_evaluation(trainer: Trainer) -> float | None:
     examples, _ = read_whole(run.data, "valid", task, task.tokenizer)
     sample = examples[:: math.ceil(len(examples) / EXAMPLES)]
     began = time.perf_counter()
-    evaluate(task, trainer.head, sample, TruncationPolicy(run.data.longest, run.data.too_long))
+    evaluate(task, trainer.head, sample, TruncationPolicy(run.data.max_length, run.data.too_long))
     return (time.perf_counter() - began) * len(examples) / len(sample)
 
 

@@ -193,7 +193,7 @@ def _check_lengths(run: Run, task: Task, body: Model, packed: PackedItems) -> No
     if max_length > max_positions and has_split(run.data, "valid"):
         raise ConfigError(
             f"task.decode.max_length: {max_length} tokens may be written, but the model learns {max_positions} "
-            f"positions; set it to {max_positions} or less, or raise model.longest"
+            f"positions; set it to {max_positions} or less, or raise model.max_positions"
         )
     valid = [("valid", pack_split(run.data, "valid", task, task.tokenizer)[0])] if has_split(run.data, "valid") else []
     for split, data in (("train", packed), *valid):
@@ -201,8 +201,8 @@ def _check_lengths(run: Run, task: Task, body: Model, packed: PackedItems) -> No
         if longest > max_positions:
             raise DataError(
                 f"data.{split}: a sequence has {longest} tokens, its mark included, but the model learns "
-                f"{max_positions} positions; set data.longest to {max_positions - task.num_special_tokens} and "
-                "data.too_long to cut or drop, or raise model.longest"
+                f"{max_positions} positions; set data.max_length to {max_positions - task.num_special_tokens} and "
+                "data.too_long to cut or drop, or raise model.max_positions"
             )
 
 
@@ -245,7 +245,7 @@ def _read_validation(run: Run, task: Task, report: Reporter) -> list[Any]:
 
 
 def _make_evaluate(run: Run, task: Task, examples: list[Any]) -> Evaluate | None:
-    limit = TruncationPolicy(run.data.longest, run.data.too_long)
+    limit = TruncationPolicy(run.data.max_length, run.data.too_long)
     if prepared := prepared_split(run.data, "valid", task, task.tokenizer):
         return lambda head: judge_prepared(task, head, prepared[0], "data.valid").metrics
     return (lambda head: evaluate(task, head, examples, limit)) if examples else None

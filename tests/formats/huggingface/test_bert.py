@@ -269,7 +269,7 @@ BAD = {
     "no labels": ("bert", {"id2label": {"5": "x", "6": "y"}}, "id2label must name labels 0, 1, …"),
     "no names": ("bert", {"id2label": 3}, "id2label says how labels are named, but is 3"),
     "no number": ("bert", {"id2label": None, "num_labels": "3"}, "num_labels says how labels are named, but is '3'"),
-    "no positions": ("bert", {"max_position_embeddings": "many"}, "config.json: model.longest: .* but is 'many'"),
+    "no positions": ("bert", {"max_position_embeddings": "many"}, "config.json: model.max_positions: .* but is 'many'"),
     "no padding": ("roberta", {"pad_token_id": "none"}, "pad_token_id must be a whole number, but is 'none'"),
     "two numbers": ("bert", {"problem_type": "regression"}, "a regression of 3 numbers; weft gives one"),
     "fewer labels": ("bert", {"id2label": {"0": "x", "1": "y"}}, r"output.weight must be \(2, 24\), but is \(3, 24\)"),
@@ -310,9 +310,17 @@ def test_a_weight_too_many_is_refused(classifiers, tmp_path):
 def own(task, model=None, tokenizer=None, seed=0):
     raw = {
         "task": task,
-        "data": {"train": [], "longest": 60},
+        "data": {"train": [], "max_length": 60},
         "tokenizer": tokenizer or {"name": "wordpiece", "size": 400},
-        "model": {"name": "bert", "width": 24, "heads": 3, "layers": 2, "hidden": 40, "longest": 96, **(model or {})},
+        "model": {
+            "name": "bert",
+            "width": 24,
+            "heads": 3,
+            "layers": 2,
+            "ffn_width": 40,
+            "max_positions": 96,
+            **(model or {}),
+        },
         "train": {"steps": 1},
     }
     run = Run.parse(raw)
@@ -336,7 +344,7 @@ OWN = {
     ),
     "BertForSequenceClassification": ({"name": "classify", "labels": ["a", "b"]}, {}, None),
     "BertForTokenClassification": ({"name": "tag", "labels": ["O", "B-X"]}, {}, None),
-    "BertForQuestionAnswering": ({"name": "span", "longest_question": 20}, {}, None),
+    "BertForQuestionAnswering": ({"name": "span", "max_question_length": 20}, {}, None),
     "BertForMultipleChoice": ({"name": "choice"}, {}, None),
     "BertModel": ({"name": "embed"}, {}, None),
     "DistilBertForSequenceClassification": (
@@ -400,7 +408,7 @@ REFUSED = {
     ),
     "a CRF": ({"name": "tag", "labels": ["O", "B-X"], "crf": True}, {}, None, "task.crf: True cannot be said"),
     "a mixture": ({"name": "tag", "labels": ["O", "B-X"], "layers": "mix"}, {}, None, "task.layers: 'mix' cannot be"),
-    "heads": ({"name": "embed"}, {"heads_off": {0: [1]}}, None, r"model.heads_off.0: \[1\] cannot be said"),
+    "heads": ({"name": "embed"}, {"pruned_heads": {0: [1]}}, None, r"model.pruned_heads.0: \[1\] cannot be said"),
 }
 
 

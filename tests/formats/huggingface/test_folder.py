@@ -136,13 +136,15 @@ def test_rows_beyond_the_vocabulary_are_kept(tmp_path):
 
 def test_heads_are_left_out_of_what_is_read(folders):
     folder = folders["gpt2"][0]
-    whole, cut = (weft.load(folder, "cpu", overrides=overrides) for overrides in ([], ["model.heads_off={1: [0, 2]}"]))
+    whole, cut = (
+        weft.load(folder, "cpu", overrides=overrides) for overrides in ([], ["model.pruned_heads={1: [0, 2]}"])
+    )
     assert cut.head.body.decoder.blocks[1].attention.kept == [1]
     read = Tokens.pack([[5, 6, 7]])
     with torch.no_grad():
         whole.head.body.decoder.blocks[1].attention.out_proj.weight.view(24, 3, 8)[:, [0, 2]] = 0
         torch.testing.assert_close(cut.head.body.logits(read), whole.head.body.logits(read))
-    with pytest.raises(CheckpointError, match=r"was trained with model.hidden=96, which cannot be 192 now"):
+    with pytest.raises(CheckpointError, match=r"was trained with model.ffn_width=96, which cannot be 192 now"):
         weft.load(folder, "cpu", overrides=["model.width=48"])
 
 
@@ -217,10 +219,10 @@ def test_a_text_near_the_end_of_what_it_reads_shortens_its_own_answer_alone(fold
 
 
 def recipe(norm="pre", **parts):
-    model = {"name": "gpt", "width": 24, "heads": 3, "layers": 2, "longest": 96, "norm": norm}
+    model = {"name": "gpt", "width": 24, "heads": 3, "layers": 2, "max_positions": 96, "norm": norm}
     recipe = {
         "task": {"name": "lm"},
-        "data": {"train": "none.txt", "longest": 64},
+        "data": {"train": "none.txt", "max_length": 64},
         "tokenizer": {"name": "bpe", "size": 400},
         "model": model,
         "train": {"steps": 1},
@@ -254,7 +256,7 @@ def read_back(folder):
     [
         {},
         {"norm": "post"},
-        {"model": {"tie": False, "hidden": 40, "activation": "gelu"}},
+        {"model": {"tie": False, "ffn_width": 40, "activation": "gelu"}},
         {"tokenizer": {"specials": {"bos": END, "eos": END}}},
         {"tokenizer": {"bytes": False}},
         {"tokenizer": {"name": "words"}},
@@ -300,10 +302,10 @@ def test_there_and_back_again_nothing_changes(folders, family, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": {"heads_off": {0: [1]}}}, r"model.heads_off.0: \[1\] cannot be said in the format of gpt2"),
+        ({"model": {"pruned_heads": {0: [1]}}}, r"model.pruned_heads.0: \[1\] cannot be said in the format of gpt2"),
         (
-            {"norm": "post", "model": {"norm": "post", "hidden": 7}},
-            r"model.hidden: 7 cannot be said in the format of ope",
+            {"norm": "post", "model": {"norm": "post", "ffn_width": 7}},
+            r"model.ffn_width: 7 cannot be said in the format of ope",
         ),
         ({"norm": "post", "model": {"norm": "post", "activation": "gelu"}}, r"model.activation: 'gelu' cannot be said"),
         ({"model": {"name": "rnn", "width": 8}}, r"model.name: .rnn., as configured, has no counterpart.*gpt, transfo"),

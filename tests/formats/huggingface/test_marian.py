@@ -92,7 +92,13 @@ def test_another_weight_bias_or_way_to_search_is_caught(folders):
     folder, model, tokenizer = folders["opus"]
     own = translations(model, tokenizer)
     assert texts_of(weft.load(folder, device="cpu")) == own
-    changes = {"stopping": "sure", "length_bias": "none", "max_length": 20, "rescale": False, "finish": False}
+    changes = {
+        "early_stopping": "sure",
+        "length_penalty": "none",
+        "max_length": 20,
+        "renormalize_logits": False,
+        "finish": False,
+    }
     for key, value in {**changes, "beam": 1}.items():
         assert texts_of(weft.load(folder, device="cpu"), {key: value}) != own, key
     pipeline = weft.load(folder, device="cpu")
@@ -110,10 +116,10 @@ def test_what_it_says_of_itself(folders):
     assert run["task"]["name"] == "translate"
     assert run["task"]["unknown"]
     decode = run["task"]["decode"]
-    assert (decode["beam"], decode["max_length"], decode["length_bias"], decode["alpha"]) == (4, 39, "average", 1.0)
-    assert (decode["finish"], decode["rescale"], decode["stopping"]) == (True, True, "soon")
+    assert (decode["beam"], decode["max_length"], decode["length_penalty"], decode["alpha"]) == (4, 39, "average", 1.0)
+    assert (decode["finish"], decode["renormalize_logits"], decode["early_stopping"]) == (True, True, "soon")
     assert run["model"]["positions"] == "halves"
-    assert run["data"]["longest"] == 159  # and the sign of the end
+    assert run["data"]["max_length"] == 159  # and the sign of the end
     assert run["tokenizer"]["specials"] == {"unk": "<unk>", "eos": "</s>", "pad": "<pad>", "bos": "<pad>"}
 
 
@@ -249,8 +255,10 @@ def test_a_weight_that_is_missing_or_strange_is_named(copy):
 
 
 def test_what_cannot_be_said_there_is_refused(folders, tmp_path):
-    pipeline = weft.load(folders["opus"][0], device="cpu", overrides=["task.decode.length_bias=gnmt"])
-    with pytest.raises(CheckpointError, match="task.decode.length_bias: 'gnmt' cannot be said in the format of marian"):
+    pipeline = weft.load(folders["opus"][0], device="cpu", overrides=["task.decode.length_penalty=gnmt"])
+    with pytest.raises(
+        CheckpointError, match="task.decode.length_penalty: 'gnmt' cannot be said in the format of marian"
+    ):
         save_hf(tmp_path / "hf", pipeline.run, pipeline.tokenizer, pipeline.head)
     assert not (tmp_path / "hf").exists()
     pipeline = weft.load(folders["opus"][0], device="cpu")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.isa
 
 def small_model(seed=0, **config):
     torch.manual_seed(seed)
-    small = {"width": 64, "heads": 4, "layers": 2, "hidden": 128, **config}
+    small = {"width": 64, "heads": 4, "layers": 2, "ffn_width": 128, **config}
     return Transformer(TransformerConfig(name="transformer", **small), 300).eval()
 
 

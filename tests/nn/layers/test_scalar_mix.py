@@ -141,7 +141,7 @@ def test_any_model_with_layers_can_be_mixed(tags):
     assert len(head.mix.weights) == 3
     tokens = Tokens.pack([[1, 3, 2]])
     torch.testing.assert_close(head.states(tokens), head.body.encode(tokens, (1, 2, 3)).mean(0))
-    _, head = made({**tags, "model": {"name": "gpt", "width": 8, "heads": 2, "layers": 2, "longest": 16}})
+    _, head = made({**tags, "model": {"name": "gpt", "width": 8, "heads": 2, "layers": 2, "max_positions": 16}})
     assert len(head.mix.weights) == 3
 
 

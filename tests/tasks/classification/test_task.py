@@ -128,13 +128,13 @@ def test_a_pair_is_limited_as_a_whole(recipe, policy, sizes):
     task, limit = made(recipe)[0], TruncationPolicy(6, policy)
     items = encoded(task, ask("a b c d e", pair="f g h i"), limit=limit)
     assert [(second[0] - 2, len(ids) - second[0] - 1) for ids, second in items] == sizes
-    assert "1 sequence longer than data.longest=6" in str(limit)
+    assert "1 sequence longer than data.max_length=6" in str(limit)
     assert encoded(task, ask("a b", pair="f g h i"), limit=limit)
 
 
 def test_a_long_text_is_an_error_unless_the_recipe_says(recipe):
     task, _ = made(recipe)
-    with pytest.raises(DataError, match="got 4 tokens, data.longest is 3; set data.too_long: cut or drop, or raise"):
+    with pytest.raises(DataError, match="got 4 tokens, data.max_length is 3; set data.too_long: cut or drop, or raise"):
         encoded(task, ask("a b", pair="c d"), limit=TruncationPolicy(3, "error"))
     with pytest.raises(ConfigError, match="data.too_long: task 'classify' cannot use 'window'; try cut"):
         made(recipe, "data.too_long=window")
@@ -570,7 +570,7 @@ def test_what_stands_between_the_texts_of_a_pair_is_the_tokenizers(recipe, speci
 def bodies(request, recipe, tmp_path):
     (tmp_path / "pairs.tsv").write_text("so good\tsame\tvery good\nbad\tother\tso good\nodd thing\tsame\todd\n")
     data = {"train": str(tmp_path / "pairs.tsv"), "valid": str(tmp_path / "pairs.tsv")}
-    sizes = {"width": 16, "heads": 2, "layers": 2, "longest": 64, "dropout": 0}
+    sizes = {"width": 16, "heads": 2, "layers": 2, "max_positions": 64, "dropout": 0}
     model = recipe["model"] if request.param == "cnn" else {"name": request.param, **sizes}
     return {**recipe, "data": data, "model": model, "tokenizer": {"name": "words", "specials": {"sep": "<|d|>"}}}
 
@@ -622,7 +622,7 @@ def test_both_orders_are_spelt_out_for_a_model_that_reads_it(recipe):
 
 
 def test_both_orders_are_learnt_answered_and_looked_at(bodies, tmp_path):
-    changes = ["task.symmetric=true", "train.steps=60", "train.lr=5e-3", "data.longest=40"]
+    changes = ["task.symmetric=true", "train.steps=60", "train.lr=5e-3", "data.max_length=40"]
     pipeline = weft.train(bodies, changes, tmp_path / "run")
     assert pipeline.evaluate()["accuracy"] == 1
     question = {"text": "so good", "pair": "very good"}
@@ -650,7 +650,7 @@ def test_a_pair_is_given_as_json_and_all_else_is_a_text(bodies, text):
 @torch.no_grad()
 @pytest.mark.parametrize(("pair", "read"), [(None, "<s> so good </s>"), ("bad", "<s> so good <|d|> bad </s>")])
 def test_a_gpt_reads_start_delimiter_extract_and_is_asked_at_the_last(bodies, pair, read):
-    task, head = made({**bodies, "model": {"name": "gpt", "width": 16, "heads": 2, "layers": 1, "longest": 32}})
+    task, head = made({**bodies, "model": {"name": "gpt", "width": 16, "heads": 2, "layers": 1, "max_positions": 32}})
     batch = collated(task, ask("so good", pair=pair))
     assert " ".join(map(task.tokenizer.token, batch.tokens.ids.tolist())) == read
     extract = head.eval().body.encode(batch.tokens)[0][-1]
@@ -661,6 +661,10 @@ def test_a_gpt_reads_start_delimiter_extract_and_is_asked_at_the_last(bodies, pa
 def test_a_text_that_is_longer_than_what_a_model_reads_is_refused_before_training(bodies, tmp_path):
     if bodies["model"]["name"] == "cnn":
         bodies = {**bodies, "model": {"name": "gpt", "width": 16, "heads": 2, "layers": 1}}
-    with pytest.raises(DataError, match="has 7 tokens.* learns 6 positions; set data.longest to 3 and data.too_long"):
-        weft.train(bodies, ["model.longest=6"], tmp_path / "run")
-    weft.train(bodies, ["model.longest=6", "data.longest=3", "data.too_long=cut", "train.steps=1"], tmp_path / "cut")
+    with pytest.raises(
+        DataError, match="has 7 tokens.* learns 6 positions; set data.max_length to 3 and data.too_long"
+    ):
+        weft.train(bodies, ["model.max_positions=6"], tmp_path / "run")
+    weft.train(
+        bodies, ["model.max_positions=6", "data.max_length=3", "data.too_long=cut", "train.steps=1"], tmp_path / "cut"
+    )

@@ -111,14 +111,14 @@ def tasks(folder):
         },
         "classify": {
             "task": {"name": "classify", "weights": "balanced"},
-            "data": {"train": labels, "longest": 4, "too_long": "cut"},
+            "data": {"train": labels, "max_length": 4, "too_long": "cut"},
             "tokenizer": tokenizer,
             "model": rnn,
             "train": train,
         },
         "tag": {
             "task": {"name": "tag"},
-            "data": {"train": str(folder / "tags.conll"), "longest": 5, "too_long": "window"},
+            "data": {"train": str(folder / "tags.conll"), "max_length": 5, "too_long": "window"},
             "tokenizer": tokenizer,
             "model": {**rnn, "chars": 4},
             "train": train,
@@ -220,7 +220,7 @@ def test_what_has_changed_since_is_named(text, out, half):
         "tokenizer.lowercase=true": "tokenizer.lowercase: was False when .* was begun, and is True now",
         "tokenizer={name: bytes}": "tokenizer.name: was 'characters'",
         "task.bptt=32": "task.bptt: was 64",
-        "data.longest=7": "data.longest: was 1024",
+        "data.max_length=7": "data.max_length: was 1024",
         "data.documents=file": "data.documents: was 'lines'",
         "model.direction=both": "of one and the same example this recipe makes other items",
     }.items():
@@ -305,7 +305,7 @@ def test_a_bad_row_stops_all_and_is_named(text, out, workers):
 
 def test_what_was_skipped_or_cut_is_told_as_by_training(text, out):
     text.write_bytes(b"bad \xff\n" + text.read_bytes() + b"bad \xfe\n")
-    changes = ["data.on_bad_rows=skip", "data.longest=20", "data.too_long=drop", "task.reads=rows"]
+    changes = ["data.on_bad_rows=skip", "data.max_length=20", "data.too_long=drop", "task.reads=rows"]
     run = parsed(lm_recipe(text), *changes)
     manifest = prepare(run, out, workers=1, size=1000)
     want, told = packed(run)
@@ -319,7 +319,7 @@ def test_where_nothing_is_left_it_is_an_error(tmp_path, out):
     path = tmp_path / "long.txt"
     path.write_text("too long for this\n" * 3)
     with pytest.raises(DataError, match="data.train: not one example is left to use; dropped 3 sequences"):
-        prepare(parsed(lm_recipe(path, longest=2, too_long="drop"), "task.reads=rows"), out, workers=1)
+        prepare(parsed(lm_recipe(path, max_length=2, too_long="drop"), "task.reads=rows"), out, workers=1)
 
 
 def test_a_file_with_no_good_row_is_an_error_though_it_was_cut(text, tmp_path, out):
@@ -357,7 +357,7 @@ class TestReading:
     def test_what_changes_no_item_may_change(self, text, out):
         recipe = self.prepared(text, out)
         want = self.opened(recipe)[0].digest
-        for change in ("task.bptt=8", "data.longest=16", "model.width=32", "task.reads=packs", "data.workers=1"):
+        for change in ("task.bptt=8", "data.max_length=16", "model.width=32", "task.reads=packs", "data.workers=1"):
             assert self.opened(recipe, change)[0].digest == want
 
     def test_a_recipe_that_makes_other_items_is_refused(self, text, out):
@@ -371,15 +371,15 @@ class TestReading:
     def test_another_limit_is_refused_only_where_it_matters(self, text, out):
         recipe = self.prepared(text, out, "task.reads=rows")
         longest = read_manifest(out).splits["train"].longest
-        same = self.opened(recipe, "task.reads=rows", f"data.longest={longest}", "data.too_long=cut")
+        same = self.opened(recipe, "task.reads=rows", f"data.max_length={longest}", "data.too_long=cut")
         assert same[0].digest == open_shards(out, "train").digest
-        with pytest.raises(ConfigError, match=f"data.longest: .*sequences of up to {longest} tokens"):
-            self.opened(recipe, "task.reads=rows", f"data.longest={longest - 1}", "data.too_long=cut")
+        with pytest.raises(ConfigError, match=f"data.max_length: .*sequences of up to {longest} tokens"):
+            self.opened(recipe, "task.reads=rows", f"data.max_length={longest - 1}", "data.too_long=cut")
 
     def test_labels_and_weights_are_those_of_the_text(self, tmp_path, out):
         recipe = tasks(tmp_path)["classify"]
         whole = settled(parsed(recipe).data, make_task(parsed(recipe)))
-        changes = ("data.longest=4", "data.too_long=cut")
+        changes = ("data.max_length=4", "data.too_long=cut")
         recipe = self.prepared(None, out, recipe=recipe)
         run = parsed(recipe, *changes)
         assert settled(run.data, make_task(run)) == whole
@@ -423,7 +423,7 @@ def test_a_folder_that_cannot_be_written_is_told(text, tmp_path):
 
 def test_numbers_beyond_the_vocabulary_make_the_ids_wide(tmp_path, out):
     rows = [("a " * 2**16, "long", "b"), ("a", "short", "b")]
-    recipe = {**tasks(tmp_path)["classify"], "data": {"train": write(tmp_path / "long.tsv", rows), "longest": 2**17}}
+    recipe = {**tasks(tmp_path)["classify"], "data": {"train": write(tmp_path / "long.tsv", rows), "max_length": 2**17}}
     run = parsed(recipe)
     prepare(run, out, workers=1)
     found = open_shards(out, "train", 1)

@@ -26,7 +26,7 @@ TEXTS = ["the cat sat on the mat", "a dog sat", "", "the dog and the cat ran", "
 def recipe(**changes):
     raw = {
         "task": {"name": "lm"},
-        "data": {"train": "none.txt", "longest": 8},
+        "data": {"train": "none.txt", "max_length": 8},
         "tokenizer": {"name": "bpe", "size": 270},
         "model": {"name": "rnn", "width": 16},
         "train": {"steps": 1},
@@ -57,7 +57,7 @@ def by_hand(task, head, text, carried=()):
 
 
 def test_documents_on_their_own_have_the_loss_of_the_equation():
-    task, head = build_task(recipe(task={"reads": "rows"}, data={"too_long": "error", "longest": 64}))
+    task, head = build_task(recipe(task={"reads": "rows"}, data={"too_long": "error", "max_length": 64}))
     losses = [one for text in TEXTS for one in by_hand(task, head, text)[0]]
     result = task.measure(head, examples(task), TruncationPolicy(64, "error")).metrics
     assert result["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
@@ -194,8 +194,8 @@ def test_bits_per_byte_that_will_not_be_given_are_refused_before_training(tmp_pa
 
 def test_a_model_of_few_positions_is_judged_though_it_could_not_write_so_much(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(text for text in TEXTS if text) + "\n")
-    data = {"train": str(tmp_path / "a.txt"), "valid": str(tmp_path / "a.txt"), "longest": 32}
-    small = {"name": "gpt", "width": 8, "heads": 1, "layers": 1, "longest": 32}
+    data = {"train": str(tmp_path / "a.txt"), "valid": str(tmp_path / "a.txt"), "max_length": 32}
+    small = {"name": "gpt", "width": 8, "heads": 1, "layers": 1, "max_positions": 32}
     raw = {**recipe().dump(), "task": {"name": "lm", "reads": "rows"}, "data": data, "model": small}
     assert weft.train(raw, out=tmp_path / "run").evaluate()["perplexity"] > 1
 
@@ -240,7 +240,7 @@ def test_the_unknown_word_in_a_text_that_is_already_cut_is_known_as_such():
             {"model": {"direction": "backward"}, "task": {"reads": "streams"}},
             "task.reads: the model 'rnn' cannot read on",
         ),
-        ({"task": {"stride": 9}}, "task.stride: must be at most data.longest: got 9 and 8"),
+        ({"task": {"stride": 9}}, "task.stride: must be at most data.max_length: got 9 and 8"),
         ({"task": {"stride": 4}}, "task.stride: is of windows, but here there are none"),
         (
             {"model": {"direction": "both"}, "train": {"metric": "bits_per_byte"}},

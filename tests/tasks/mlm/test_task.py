@@ -41,9 +41,9 @@ def lines(count=30, seed=0):
 def recipe(**sections):
     raw = {
         "task": {"name": "mlm"},
-        "data": {"train": "none.txt", "longest": 24},
+        "data": {"train": "none.txt", "max_length": 24},
         "tokenizer": {"name": "wordpiece", "size": 60},
-        "model": {"name": "bert", "width": 16, "heads": 2, "layers": 2, "longest": 32, "dropout": 0.0},
+        "model": {"name": "bert", "width": 16, "heads": 2, "layers": 2, "max_positions": 32, "dropout": 0.0},
         "train": {"steps": 1, "batch_tokens": 200},
     }
     for name, own in sections.items():
@@ -75,7 +75,7 @@ KINDS = {
     "windows": {"task": {"next_sentence": False}},
     "whole words": {"task": {"whole_words": True}},
     "rows": {"task": {"reads": "rows"}, "data": {"too_long": "window"}},
-    "one segment": {"model": {"segments": 1, "longest": 34, "offset": 2}, "tokenizer": BYTES},
+    "one segment": {"model": {"segments": 1, "max_positions": 34, "offset": 2}, "tokenizer": BYTES},
 }
 
 
@@ -100,7 +100,7 @@ def test_a_batch_hides_words_and_knows_which(kind):
     special = {task.tokenizer.specials.bos, task.tokenizer.specials.eos}
     for one in drawn(run, task, packed(task, lines())):
         batch = one.batch
-        assert batch.tokens.longest <= run.data.longest
+        assert batch.tokens.longest <= run.data.max_length
         assert batch.counts["masked"] == len(batch.at.ids) == len(batch.targets)
         hidden = batch.tokens.ids[batch.at.ids] == task.tokenizer.specials.mask
         assert hidden.double().mean() > 0.5
@@ -317,9 +317,12 @@ def test_to_train_next_sentences_takes_two_documents(tmp_path):
     [
         ({"tokenizer": {"name": "bpe", "size": 300}}, r"tokenizer\.specials: .* 'bpe' has none; add .*mask"),
         ({"task": {"reads": "rows", "next_sentence": True}}, r"task\.next_sentence: .* set task\.reads: packs"),
-        ({"data": {"longest": 64}}, r"data\.longest: sequences of 64 tokens, but the model reads 32"),
-        ({"model": {"longest": 32, "offset": 9}}, r"data\.longest: sequences of 24 tokens, but the model reads 23"),
-        ({"data": {"longest": 5}}, r"data\.longest: must have room .* 6 at least: got 5"),
+        ({"data": {"max_length": 64}}, r"data\.max_length: sequences of 64 tokens, but the model reads 32"),
+        (
+            {"model": {"max_positions": 32, "offset": 9}},
+            r"data\.max_length: sequences of 24 tokens, but the model reads 23",
+        ),
+        ({"data": {"max_length": 5}}, r"data\.max_length: must have room .* 6 at least: got 5"),
         ({"train": {"metric": "next_acuracy"}, "data": {"valid": "none.txt"}}, "did you mean 'next_accuracy'"),
         (
             {"train": {"metric": "next_accuracy"}, "data": {"valid": "none.txt"}, "model": {"segments": 0}},
@@ -381,7 +384,7 @@ def weights(pipeline):
 def briefly(data, steps, **task):
     return recipe(
         task={"name": "mlm", **task},
-        data={"train": None, "longest": 32, "too_long": "window", **data},
+        data={"train": None, "max_length": 32, "too_long": "window", **data},
         tokenizer={"size": 400, "lowercase": True},
         model={"dropout": 0.1},
         train={"steps": steps, "batch_tokens": 512, "lr": 1e-3, "save_every": 5, "report_every": 5, "keep": 9},
@@ -414,7 +417,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mlm")
     texts = ["one two three four five six seven eight nine ten", "a b c d e f g h i j k l m n o p"] * 20
     raw = recipe(
-        data={"train": str(write(folder, texts)), "valid": str(folder / "text.txt"), "longest": 20},
+        data={"train": str(write(folder, texts)), "valid": str(folder / "text.txt"), "max_length": 20},
         tokenizer={"size": 80},
         model={"width": 32},
         train={"steps": 150, "batch_tokens": 400, "lr": 5e-3, "schedule": "warmup-linear", "warmup": 20},
@@ -475,7 +478,7 @@ def test_it_can_be_looked_into(trained):
 @pytest.mark.parametrize("task", [{}, {"next_sentence": False}, {"reads": "rows"}])
 def test_prepared_or_not_it_is_the_same_training_and_the_same_judgement(task, tmp_path):
     path = write(tmp_path)
-    own = {"train": str(path), "valid": str(path), "too_long": "window", "longest": 20}
+    own = {"train": str(path), "valid": str(path), "too_long": "window", "max_length": 20}
     raw = recipe(task={"name": "mlm", **task}, data=own, train={"steps": 4, "report_every": 1, "lr": 1e-2})
     prepare(Run.parse(raw), tmp_path / "corpus", workers=1)
     assert open_shards(tmp_path / "corpus", "train").ids.dtype == np.uint16
@@ -492,7 +495,7 @@ def test_it_learns_what_follows(tmp_path):
     """Each document has words of its own, so that they tell."""
     texts = [" ".join([word] * 480) for word in ("a", "b", "c", "d")]
     raw = recipe(
-        data={"train": str(write(tmp_path, texts)), "valid": str(tmp_path / "text.txt"), "longest": 15},
+        data={"train": str(write(tmp_path, texts)), "valid": str(tmp_path / "text.txt"), "max_length": 15},
         task={"name": "mlm", "shorter": 0},
         tokenizer=PLAIN,
         model={"width": 32},

@@ -48,10 +48,10 @@ def rows(tmp_path):
 @pytest.fixture
 def recipe(rows):
     return {
-        "task": {"name": "span", "longest_question": 8, "longest_answer": 4},
+        "task": {"name": "span", "max_question_length": 8, "max_answer_length": 4},
         "data": {"train": str(rows), "valid": str(rows), "too_long": "window"},
         "tokenizer": {"name": "words"},
-        "model": {"name": "bert", "width": 16, "heads": 2, "layers": 2, "longest": 64, "dropout": 0.0},
+        "model": {"name": "bert", "width": 16, "heads": 2, "layers": 2, "max_positions": 64, "dropout": 0.0},
         "train": {"steps": 120, "batch_tokens": 256, "lr": 0.003},
     }
 
@@ -105,7 +105,7 @@ def test_a_long_passage_is_read_in_windows_and_those_without_the_answer_point_at
         (8, [5, 6]),
         (6, [0, 0]),
     ]
-    assert str(limit) == "windowed 1 sequence longer than data.longest=11"
+    assert str(limit) == "windowed 1 sequence longer than data.max_length=11"
     text = " ".join(task.tokenizer.token(int(id)) for id in items[1][0])
     assert text == "<s> who sold ? </s> in May . Bob sold it in June </s>"
 
@@ -123,7 +123,7 @@ def test_many_are_encoded_as_one_by_one(recipe):
 
 def test_a_long_one_is_an_error_cut_or_dropped_as_the_recipe_says(recipe):
     task, _ = made(recipe)
-    with pytest.raises(DataError, match="got 21 tokens, data.longest is 11; set data.too_long: cut, drop or window"):
+    with pytest.raises(DataError, match="got 21 tokens, data.max_length is 11; set data.too_long: cut, drop or window"):
         encoded(task, ask("who wove ?"), limit=TruncationPolicy(11, "error"))
     assert encoded(task, ask("who wove ?"), limit=TruncationPolicy(11, "drop")) == []
     ((ids, shape, gold, _),) = encoded(task, ask("who sold ?", "Bob"), limit=TruncationPolicy(11, "cut"))
@@ -137,14 +137,16 @@ def test_a_question_that_is_too_long_is_cut_and_counted_or_an_error(recipe):
     limit = TruncationPolicy(30, "window")
     ((ids, shape, *_),) = encoded(task, ask("who " * 12), limit=limit)
     assert (shape.tolist()[0], len(ids)) == (10, 29)
-    assert str(limit) == "cut 1 question to task.longest_question=8 tokens"
-    with pytest.raises(DataError, match="the question has 12 tokens, task.longest_question is 8; raise it, or"):
+    assert str(limit) == "cut 1 question to task.max_question_length=8 tokens"
+    with pytest.raises(DataError, match="the question has 12 tokens, task.max_question_length is 8; raise it, or"):
         encoded(task, ask("who " * 12))
 
 
 def test_a_window_must_have_room_for_a_passage(recipe):
-    with pytest.raises(ConfigError, match=r"data.longest: 8 tokens, question and passage, leave no room for a passage"):
-        made(recipe, "data.longest=8")
+    with pytest.raises(
+        ConfigError, match=r"data.max_length: 8 tokens, question and passage, leave no room for a passage"
+    ):
+        made(recipe, "data.max_length=8")
 
 
 def test_what_tokens_make_of_an_answer_is_counted(recipe):
@@ -155,7 +157,7 @@ def test_what_tokens_make_of_an_answer_is_counted(recipe):
     encoded(task, ask("who ?", "Ada wove the cloth in"), limit=limit)
     assert str(limit).split("; ") == [
         "taught 1 answer with the whole of the tokens at either end",
-        "taught 1 answer longer than task.longest_answer=4 tokens",
+        "taught 1 answer longer than task.max_answer_length=4 tokens",
     ]
 
 
@@ -540,10 +542,10 @@ def test_it_learns_that_there_is_no_answer(recipe, rows, tmp_path):
 
 def test_a_prepared_corpus_is_the_same_and_tells_what_was_counted(recipe, rows, tmp_path):
     rows.write_text(rows.read_text() + ask("who " * 12, "he cloth").model_dump_json() + "\n")
-    recipe = {**recipe, "data": {**recipe["data"], "longest": 14}}
+    recipe = {**recipe, "data": {**recipe["data"], "max_length": 14}}
     made_of = prepare(Run.parse(recipe), tmp_path / "corpus", workers=1).splits["train"]
     assert made_of.told == (
-        "windowed 5 sequences longer than data.longest=14; cut 1 question to task.longest_question=8 tokens; "
+        "windowed 5 sequences longer than data.max_length=14; cut 1 question to task.max_question_length=8 tokens; "
         "taught 1 answer with the whole of the tokens at either end"
     )
     task, _ = made(recipe)
@@ -563,14 +565,14 @@ def task_data(recipe):
 @pytest.mark.parametrize(
     "model",
     [
-        {"name": "gpt", "width": 16, "heads": 2, "layers": 1, "longest": 64},
+        {"name": "gpt", "width": 16, "heads": 2, "layers": 1, "max_positions": 64},
         {"name": "rnn", "width": 8, "direction": "both", "chars": 4},
         {"name": "cnn", "width": 12},
     ],
 )
 def test_any_body_that_encodes_will_do(recipe, tmp_path, model):
     recipe = {**recipe, "model": model}
-    pipeline = weft.train(recipe, ["train.steps=3", "data.longest=16"], tmp_path / "run")
+    pipeline = weft.train(recipe, ["train.steps=3", "data.max_length=16"], tmp_path / "run")
     again = weft.load(tmp_path / "run")
     questions = [ask(row[0]) for row in ROWS]
     assert pipeline(questions) == again(questions)
@@ -583,7 +585,7 @@ def test_logits_are_those_of_transformers(recipe):
     transformers = pytest.importorskip("transformers")
     from tests.bert_weights import copy_bert, padded, small_config
 
-    task, head = made(recipe, "model.longest=32", "model.eps=1e-12")
+    task, head = made(recipe, "model.max_positions=32", "model.eps=1e-12")
     head.eval()
     theirs = transformers.BertForQuestionAnswering(small_config(len(task.tokenizer))).eval()
     copy_bert(theirs.bert, head.body)

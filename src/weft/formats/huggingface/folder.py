@@ -58,7 +58,7 @@ def _describe(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Tokeniz
     raw = {
         "task": {**read_task(folder, family, head, config, weight_files), **options},
         # config.json says no more of the data.
-        "data": {"train": [], "longest": max_tokens, "too_long": "window" if head == "span" else "error"},
+        "data": {"train": [], "max_length": max_tokens, "too_long": "window" if head == "span" else "error"},
         "tokenizer": tokenizer.config.model_dump(mode="json", exclude_none=True),
         "model": section,
         "train": {"steps": 1},
@@ -85,7 +85,7 @@ def _parse_model(folder: Path, section: Mapping[str, Any]) -> Named:
 
 def _max_text_tokens(family: HFMap, model: Named, head: str, tokenizer: Tokenizer) -> int:
     """Return the maximum number of text tokens: positions, less those of the special tokens of a text or pair."""
-    positions: int = getattr(model, "longest", 1024) - getattr(model, "offset", 0)
+    positions: int = getattr(model, "max_positions", 1024) - getattr(model, "offset", 0)
     num_specials = {"mlm": 0, "embed": 2, "tag": 2}.get(head, 2 + len(tokenizer.between))  # mlm includes them
     return max(positions - num_specials, 1) if family.framed else positions - _is_marian(family)
 
@@ -97,7 +97,7 @@ def _is_marian(family: HFMap) -> bool:
 
 def _question_limit(head: str, max_tokens: int) -> dict[str, int]:
     """Return a limit on the question in a small model, so that half of the tokens are left for the passage."""
-    return {"longest_question": max(max_tokens // 2, 1)} if head == "span" and max_tokens < 128 else {}
+    return {"max_question_length": max(max_tokens // 2, 1)} if head == "span" and max_tokens < 128 else {}
 
 
 def save_hf(folder: Path, run: Run, tokenizer: Tokenizer, head: Head) -> Path:
@@ -117,7 +117,7 @@ def save_hf(folder: Path, run: Run, tokenizer: Tokenizer, head: Head) -> Path:
             write_json(temporary / "config.json", config)
             if not family.framed:  # a generator
                 write_json(temporary / "generation_config.json", generation)
-            max_positions = config[_first_key(family.fields["longest"])] - getattr(run.model, "offset", 0)
+            max_positions = config[_first_key(family.fields["max_positions"])] - getattr(run.model, "offset", 0)
             (write_marian if _is_marian(family) else write_tokenizer)(temporary, tokenizer, family, max_positions)
             write_weights(temporary, family, run, head)
             temporary.rename(folder)

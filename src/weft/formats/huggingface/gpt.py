@@ -15,7 +15,7 @@ _FIELDS: dict[str, str | tuple[str, ...]] = {
     "width": "n_embd",
     "heads": "n_head",
     "layers": "n_layer",
-    "longest": "n_positions",
+    "max_positions": "n_positions",
     "dropout": ("resid_pdrop", "embd_pdrop"),
     "tie": "tie_word_embeddings",
 }
@@ -25,7 +25,7 @@ GPT2_MAP = HFMap(
     model_type="gpt2",
     architectures={"GPT2LMHeadModel": "lm", "GPT2Model": "lm"},
     fixed={"norm": "pre"},
-    fields={**_FIELDS, "hidden": "n_inner", "activation": "activation_function"},
+    fields={**_FIELDS, "ffn_width": "n_inner", "activation": "activation_function"},
     defaults={**_DEFAULTS, "n_positions": 1024, "activation_function": "gelu_new"},
     values={
         "activation": {

@@ -110,14 +110,14 @@ def _decoding_options(path: Path, generation: Mapping[str, Any], longest: int) -
     length_penalty = generation.get("length_penalty")
     return {
         "beam": generation.get("num_beams") or 1,
-        "candidates": generation.get("num_return_sequences") or 1,
-        "length_bias": "average",
+        "num_return_sequences": generation.get("num_return_sequences") or 1,
+        "length_penalty": "average",
         "alpha": 1.0 if length_penalty is None else length_penalty,
         "max_length": generation.get("max_new_tokens") or max_length,
         "min_length": max(int(generation.get("min_length") or 0) - 1, 0),
         "finish": generation.get("forced_eos_token_id") is not None,
-        "rescale": bool(generation.get("renormalize_logits")),
-        "stopping": stopping[0],
+        "renormalize_logits": bool(generation.get("renormalize_logits")),
+        "early_stopping": stopping[0],
     }
 
 
@@ -125,11 +125,11 @@ def write_translation(run: Run, tokenizer: Tokenizer) -> tuple[dict[str, Any], d
     """Return additional keys of config.json, and generation_config.json."""
     specials = tokenizer.target.specials
     decode = DecodingConfig.model_validate(run.task.decode.model_dump())  # type: ignore[attr-defined]
-    if decode.sample or (decode.beam > 1 and decode.length_bias == "gnmt" and decode.alpha):
-        key = "sample" if decode.sample else "length_bias"
+    if decode.sample or (decode.beam > 1 and decode.length_penalty == "gnmt" and decode.alpha):
+        key = "sample" if decode.sample else "length_penalty"
         raise CheckpointError(
             f"task.decode.{key}: {getattr(decode, key)!r} cannot be said in the format of marian; choose another, "
-            "such as a beam with length_bias average"
+            "such as a beam with length_penalty average"
         )
     forbidden = [specials.pad] if run.task.unknown else [specials.pad, specials.unk]  # type: ignore[attr-defined]
     ids = {"decoder_start_token_id": specials.bos, "eos_token_id": specials.eos, "pad_token_id": specials.pad}
@@ -138,11 +138,11 @@ def write_translation(run: Run, tokenizer: Tokenizer) -> tuple[dict[str, Any], d
         **ids,
         "bad_words_ids": [[id] for id in forbidden],
         "num_beams": decode.beam,
-        "num_return_sequences": decode.candidates,
-        "length_penalty": decode.alpha if decode.length_bias == "average" else 0.0,
+        "num_return_sequences": decode.num_return_sequences,
+        "length_penalty": decode.alpha if decode.length_penalty == "average" else 0.0,
         "max_length": decode.max_length + 1,
         "min_length": decode.min_length + 1 if decode.min_length else 0,
-        "early_stopping": _EARLY_STOPPING[decode.stopping],
-        "renormalize_logits": decode.rescale,
+        "early_stopping": _EARLY_STOPPING[decode.early_stopping],
+        "renormalize_logits": decode.renormalize_logits,
     }
     return {**ids, "decoder_vocab_size": len(tokenizer.target)}, generation

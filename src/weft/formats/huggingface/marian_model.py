@@ -27,10 +27,10 @@ MARIAN_MAP = HFMap(
         "heads": ("encoder_attention_heads", "decoder_attention_heads"),
         "layers": ("encoder_layers", "num_hidden_layers"),
         "decoder_layers": "decoder_layers",
-        "hidden": ("encoder_ffn_dim", "decoder_ffn_dim"),
+        "ffn_width": ("encoder_ffn_dim", "decoder_ffn_dim"),
         "activation": "activation_function",
         "dropout": "dropout",
-        "longest": "max_position_embeddings",
+        "max_positions": "max_position_embeddings",
     },
     defaults={
         "d_model": 1024,

@@ -41,11 +41,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """Configuration shared by all blocks of a stack; `off` names the pruned heads, as `heads_off` does."""
+    """Configuration shared by all blocks of a stack; `off` names the pruned heads, as `pruned_heads` does."""
 
     width: int
     heads: int
-    hidden: int
+    ffn_width: int
     activation: Activation = "relu"
     norm: Literal["pre", "post"] = "post"
     dropout: float = 0.0
@@ -63,7 +63,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.fc1, self.fc2 = Linear(config.width, config.hidden), Linear(config.hidden, config.width)
+        self.fc1, self.fc2 = Linear(config.width, config.ffn_width), Linear(config.ffn_width, config.width)
         self.activation = ACTIVATIONS[config.activation]
         for linear in (self.fc1, self.fc2):
             nn.init.xavier_uniform_(linear.weight)

@@ -284,7 +284,7 @@ def _encode_parts(job: Job, workers: int, report: Report) -> list[Made]:
 def _merge_parts(job: Job, parts: Sequence[Made], out: Path) -> Split:
     _check_rows(job.plan.parts, parts)
     skipped = Skipped(sum(part.skipped for part in parts), [reason for part in parts for reason in part.reasons][:5])
-    limit, folder = TruncationPolicy(job.run.data.longest, job.run.data.too_long), job.folder / "joined"
+    limit, folder = TruncationPolicy(job.run.data.max_length, job.run.data.too_long), job.folder / "joined"
     for part in parts:
         limit.add(TruncationPolicy(limit.longest, limit.policy, part.cut, part.dropped, part.windowed, part.seen))
         limit.notes.update({(verb, noun, how): times for verb, noun, how, times in part.notes})

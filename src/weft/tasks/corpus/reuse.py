@@ -118,11 +118,13 @@ def _check_documents(folder: Path, manifest: Manifest, data: Data) -> None:
 
 def _check_limit(folder: Path, manifest: Manifest, split: str, data: Data) -> None:
     saved, longest = read_section(Data, manifest.data, f"{folder}: data"), manifest.splits[split].longest
-    if (saved.longest, saved.too_long) != (data.longest, data.too_long) and longest > min(saved.longest, data.longest):
+    if (saved.max_length, saved.too_long) != (data.max_length, data.too_long) and longest > min(
+        saved.max_length, data.max_length
+    ):
         raise ConfigError(
-            f"data.longest: {folder} was prepared with longest={saved.longest}, too_long={saved.too_long}, and has "
-            f"sequences of up to {longest:,} tokens, but here it is longest={data.longest}, too_long={data.too_long}; "
-            "set both so, or prepare the text again"
+            f"data.max_length: {folder} was prepared with max_length={saved.max_length}, too_long={saved.too_long}, "
+            f"and has sequences of up to {longest:,} tokens, but here it is max_length={data.max_length}, "
+            f"too_long={data.too_long}; set both so, or prepare the text again"
         )
 
 
@@ -140,7 +142,7 @@ def make_probe(example: str, data: Data, task: Task, tokenizer: Tokenizer) -> Pr
     """Return the items that a task encodes an example (JSON) to; none if it raises."""
     try:
         items = task.encode(
-            task.Example.model_validate_json(example), tokenizer, TruncationPolicy(data.longest, data.too_long)
+            task.Example.model_validate_json(example), tokenizer, TruncationPolicy(data.max_length, data.too_long)
         )
     except (DataError, ValidationError):
         items = []

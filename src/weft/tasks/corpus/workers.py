@@ -54,7 +54,7 @@ class _PartStats:
 
     @classmethod
     def of(cls, run: Run) -> "_PartStats":
-        return cls(Skipped(), TruncationPolicy(run.data.longest, run.data.too_long))
+        return cls(Skipped(), TruncationPolicy(run.data.max_length, run.data.too_long))
 
 
 def make_part(job: Job, task: Task, number: int) -> Made:

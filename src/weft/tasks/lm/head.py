@@ -80,7 +80,7 @@ class LMHead(Head):
         """Return the number of logits a step: the vocabulary, for each hypothesis."""
         assert isinstance(options, ContinuationConfig)
         vocab: int = self.body.vocab
-        return vocab * max(options.beam, options.candidates)
+        return vocab * max(options.beam, options.num_return_sequences)
 
     def stream(self, batch: Batch, options: ContinuationConfig) -> Iterator[int]:
         """Yield the ids of one continuation as they are chosen."""

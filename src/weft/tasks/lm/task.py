@@ -9,7 +9,8 @@ How a corpus is read (`task.reads`):
 | reads     | a sequence is                                                             | by default for              |
 |-----------|---------------------------------------------------------------------------|-----------------------------|
 | `rows`    | a document                                                                | bidirectional models        |
-| `packs`   | `data.longest` tokens of the concatenated documents                       | gpt, a backward rnn         |
+| `packs`   | `data.max_length` tokens of the concatenated documents                       | gpt, a backward rnn
+|
 | `streams` | the concatenated documents: the state is carried from batch to batch      | models with a state: an rnn |
 """
 
@@ -44,7 +45,7 @@ class LMConfig(Named):
 
     reads: Literal["rows", "packs", "streams"] | None = None
     bptt: int = Field(64, ge=1)  # in `streams`, tokens a row and batch
-    stride: int | None = Field(None, ge=1)  # None: the window size, data.longest
+    stride: int | None = Field(None, ge=1)  # None: the window size, data.max_length
     decode: ContinuationConfig = ContinuationConfig()
 
 
@@ -102,15 +103,22 @@ class LM(base.Task):
             raise ConfigError(f"task.reads: the model {run.model.name!r} is fitted to the stream; leave it out")
         if run.train.metric == "bits_per_byte" and "both" in self.directions:
             raise ConfigError("train.metric: a model that sees both sides of a word has no bits_per_byte; try loss")
-        max_positions = getattr(run.model, "longest", None)
-        if self.reads == "packs" and not self.fitted and max_positions is not None and run.data.longest > max_positions:
+        max_positions = getattr(run.model, "max_positions", None)
+        if (
+            self.reads == "packs"
+            and not self.fitted
+            and max_positions is not None
+            and run.data.max_length > max_positions
+        ):
             raise ConfigError(
-                f"data.longest: windows of {run.data.longest} tokens, but the model learns {max_positions} positions; "
-                f"set it to {max_positions} or less, or raise model.longest"
+                f"data.max_length: windows of {run.data.max_length} tokens, but the model learns {max_positions} "
+                f"positions; set it to {max_positions} or less, or raise model.max_positions"
             )
-        self.longest = run.data.longest
+        self.longest = run.data.max_length
         if self.config.stride is not None and self.config.stride > self.longest:
-            raise ConfigError(f"task.stride: must be at most data.longest: got {self.config.stride} and {self.longest}")
+            raise ConfigError(
+                f"task.stride: must be at most data.max_length: got {self.config.stride} and {self.longest}"
+            )
         if self.config.stride is not None and self.reads != "packs":
             raise ConfigError("task.stride: is of windows, but here there are none; leave it out, or read packs")
 

@@ -4,11 +4,11 @@
 
 | reads   | a sequence is                                                                              |
 |---------|--------------------------------------------------------------------------------------------|
-| `packs` | `data.longest` tokens of the concatenated documents (RoBERTa); with `next_sentence`         |
+| `packs` | `data.max_length` tokens of the concatenated documents (RoBERTa); with `next_sentence`         |
 |         | bos A eos B eos from one document or two, of at most as many tokens (BERT)                  |
 | `rows`  | a text                                                                                     |
 
-`data.longest` counts bos and eos. With `next_sentence`, by default if the model has segment embeddings, it also
+`data.max_length` counts bos and eos. With `next_sentence`, by default if the model has segment embeddings, it also
 predicts whether B follows A (`weft.data.batching.sentence_pairs`).
 
 A question is a text with masks, "[MASK]" or the tokenizer's own; the answer has the best tokens for each.
@@ -107,15 +107,15 @@ class MLM(base.Task):
             self.metrics = tuple(name for name in self.metrics if name != "next_accuracy")
 
     def _check_longest(self, run: Run) -> None:
-        self.longest, positions = run.data.longest, getattr(run.model, "longest", None)
+        self.longest, positions = run.data.max_length, getattr(run.model, "max_positions", None)
         max_length = None if positions is None else positions - getattr(run.model, "offset", 0)
         if max_length is not None and self.longest > max_length:
             raise ConfigError(
-                f"data.longest: sequences of {self.longest} tokens, but the model reads {max_length}; set it to "
-                f"{max_length} or less, or raise model.longest"
+                f"data.max_length: sequences of {self.longest} tokens, but the model reads {max_length}; set it to "
+                f"{max_length} or less, or raise model.max_positions"
             )
         if self.longest < 6:
-            raise ConfigError(f"data.longest: must have room for specials and words, 6 at least: got {self.longest}")
+            raise ConfigError(f"data.max_length: must have room for specials and words, 6 at least: got {self.longest}")
 
     @cached_property
     def vocabulary(self) -> MaskingVocabulary:
@@ -138,7 +138,7 @@ class MLM(base.Task):
 
     @property
     def num_special_tokens(self) -> int:
-        """Zero: `data.longest` counts bos and eos."""
+        """Zero: `data.max_length` counts bos and eos."""
         return 0
 
     @property

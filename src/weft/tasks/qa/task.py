@@ -34,8 +34,8 @@ class SpanConfig(Named):
     """The windows of a passage, the lengths of questions and answers, and the threshold of no answer."""
 
     stride: int = Field(128, ge=1)  # maximum number of tokens between the starts of two windows
-    longest_question: int = Field(64, ge=1)  # tokens
-    longest_answer: int = Field(30, ge=1)  # tokens
+    max_question_length: int = Field(64, ge=1)  # tokens
+    max_answer_length: int = Field(30, ge=1)  # tokens
     unanswerable: bool | None = None  # whether questions may have no answer; None: as in the training data
     null_threshold: float = 0.0  # in that case, by how much no answer must outscore the best span
     dropout: float = Field(0.0, ge=0, lt=1)  # on the body's output
@@ -102,10 +102,11 @@ class Span(base.Task):
 
     def check(self, run: Run) -> None:
         """Raise an error for a `longest` that leaves no room for a passage beside the question."""
-        if run.data.longest <= self.config.longest_question:
+        if run.data.max_length <= self.config.max_question_length:
             raise ConfigError(
-                f"data.longest: {run.data.longest} tokens, question and passage, leave no room for a passage beside a "
-                f"question of task.longest_question={self.config.longest_question}; raise it, or lower that"
+                f"data.max_length: {run.data.max_length} tokens, question and passage, leave no room for a passage "
+                f"beside a question of task.max_question_length={self.config.max_question_length}; raise it, or lower "
+                "that"
             )
 
     def resolve_config(self, examples: Iterable[Any]) -> Named:
@@ -156,22 +157,22 @@ class Span(base.Task):
             yield item
 
     def _encode_question(self, example: SpanExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> Encoding:
-        question, most = tokenizer.encode(example.question), self.config.longest_question
+        question, most = tokenizer.encode(example.question), self.config.max_question_length
         if len(question.ids) <= most:
             return question
         if limit.policy == "error":
             raise DataError(
-                f"the question has {len(question.ids):,} tokens, task.longest_question is {most}; raise it, or have "
+                f"the question has {len(question.ids):,} tokens, task.max_question_length is {most}; raise it, or have "
                 "such cut, by any data.too_long but error"
             )
-        limit.note("cut", "question", f"to task.longest_question={most} tokens")
+        limit.note("cut", "question", f"to task.max_question_length={most} tokens")
         return Encoding(question.ids[:most], question.offsets[:most], question.tokens[:most])
 
     def _windows(self, question: int, passage: int, limit: TruncationPolicy) -> list[PassageWindow]:
         fits = limit.apply(range(question + passage))  # counts sequences that are too long, or raises an error
         room = limit.longest - question
         if limit.policy == "window" or question + passage <= limit.longest:
-            return cut_windows(passage, max(room, 1), self.config.stride, self.config.longest_answer)
+            return cut_windows(passage, max(room, 1), self.config.stride, self.config.max_answer_length)
         return [PassageWindow(0, room, 0, room)] if fits else []
 
     def _answer_tokens(
@@ -190,8 +191,8 @@ class Span(base.Task):
         first, last = int(tokens[0]), int(tokens[-1])
         if (int(offsets[first, 0]), int(offsets[last, 1])) != (start, end):
             limit.note("taught", "answer", "with the whole of the tokens at either end")
-        if last - first >= self.config.longest_answer:
-            limit.note("taught", "answer", f"longer than task.longest_answer={self.config.longest_answer} tokens")
+        if last - first >= self.config.max_answer_length:
+            limit.note("taught", "answer", f"longer than task.max_answer_length={self.config.max_answer_length} tokens")
         return first, last
 
     @property
@@ -217,7 +218,7 @@ class Span(base.Task):
 
     def head(self, model: Any) -> SpanHead:
         """Return the body with a linear layer for start and end."""
-        return SpanHead(model, self.config.layers, self.config.dropout, self.config.longest_answer)
+        return SpanHead(model, self.config.layers, self.config.dropout, self.config.max_answer_length)
 
     def options(self) -> SpanOptions:
         """Return the recipe's threshold, where there may be no answer."""

@@ -96,7 +96,7 @@ def test_hypotheses_go_on_in_place(plainly):
 
 
 @pytest.mark.parametrize(
-    ("norm", "activation", "width", "hidden", "rows", "dtype", "tolerance"),
+    ("norm", "activation", "width", "ffn_width", "rows", "dtype", "tolerance"),
     [
         ("post", "relu", 40, 72, 3, torch.float32, 1e-4),
         ("pre", "gelu", 40, 2048, 3, torch.float32, 1e-4),
@@ -108,10 +108,10 @@ def test_hypotheses_go_on_in_place(plainly):
         ("post", "relu", 256, 2048, 300, torch.bfloat16, 6e-2),
     ],
 )
-def test_a_step_through_a_stack(norm, activation, width, hidden, rows, dtype, tolerance, plainly):
+def test_a_step_through_a_stack(norm, activation, width, ffn_width, rows, dtype, tolerance, plainly):
     from weft.nn.kernels.triton import decode_step
 
-    stack = Blocks(BlockConfig(width, 4, hidden, activation, norm, off={"1": [2]}), 2, "decoder", True, True).eval()
+    stack = Blocks(BlockConfig(width, 4, ffn_width, activation, norm, off={"1": [2]}), 2, "decoder", True, True).eval()
     for one in stack.parameters():
         one.add_(torch.randn_like(one) * 0.02)
     lengths = torch.arange(rows) % 3 + 1

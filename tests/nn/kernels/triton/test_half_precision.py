@@ -278,7 +278,7 @@ def learnt(head, batch, kernels=True):
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_a_model_learns_with_them_what_it_learns_without(norm):
     torch.manual_seed(0)
-    config = TransformerConfig(name="transformer", width=128, heads=2, layers=2, hidden=256, norm=norm, dropout=0)
+    config = TransformerConfig(name="transformer", width=128, heads=2, layers=2, ffn_width=256, norm=norm, dropout=0)
     head = TranslateHead(Transformer(config, 97), 1, [0], 0.1).cuda().train()
     tokens, source = (
         Tokens.pack([torch.randint(97, (n,)).tolist() for n in sizes]) for sizes in ((9, 70, 5), (8, 66, 7))
