@@ -207,4 +207,4 @@ def test_a_key_that_was_renamed_is_named(change, message):
     recipe = {"task": {"name": "translate"}, "data": {"sample": "dates"}, "tokenizer": {"name": "characters"}}
     recipe |= {"model": {"name": "transformer"}, "train": {"steps": 1}}
     with pytest.raises(ConfigError, match=message):
-        read_recipe(recipe, [change])
+        Run.parse(read_recipe(recipe, [change]))
