@@ -72,7 +72,7 @@ def layers(length: int, dim: int, rows: int = 1, device: str = "cpu") -> dict[st
         torch.randn(*shape, device=device, dtype=kind)
         for shape in ((rows * length, dim), (length, rows, dim), (rows, dim, length))
     )
-    layout = AttentionLayout.itself(tokens)
+    layout = AttentionLayout.self_attention(tokens)
     runs = [partial(attention, flat, layout), lambda: lstm(steps)[0], partial(convolution, planes)]
     return {law.name: run for law, run in zip(LAWS, runs, strict=True)}
 

@@ -28,7 +28,7 @@ from weft.data.samples.datasets import read_sample
 from weft.tasks.corpus.build import prepare
 from weft.tokenization.trainable import load_tokenizer
 
-WORKERS, AT_ONCE = 2, 1024
+WORKERS, CHUNK_SIZE = 2, 1024
 
 
 def write_text(args: argparse.Namespace, path: Path) -> None:
@@ -93,8 +93,8 @@ def by_datasets(path: Path, engine, folder: Path) -> Spent:
 def by_tokenizer(lines: list[str], engine) -> Spent:
     def encode(which: int) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        for start in range(which * AT_ONCE, len(lines), WORKERS * AT_ONCE):
-            engine.encode_batch_fast(lines[start : start + AT_ONCE], add_special_tokens=False)
+        for start in range(which * CHUNK_SIZE, len(lines), WORKERS * CHUNK_SIZE):
+            engine.encode_batch_fast(lines[start : start + CHUNK_SIZE], add_special_tokens=False)
 
     processes = [get_context("fork").Process(target=encode, args=(which,)) for which in range(WORKERS)]
     began = now()

@@ -123,9 +123,9 @@ class Marian:
         self.cache = how.removesuffix(" cache") if how else None
 
     def translate(self, work: BlockSchedule, setting: Setting) -> list[Found]:
-        from weft.tasks.inference import side_by_side
+        from weft.tasks.inference import map_in_threads
 
-        over = side_by_side if self.device == "cpu" else map  # as `weft predict` does
+        over = map_in_threads if self.device == "cpu" else map  # as `weft predict` does
         return by_length(work.sources, setting.batch, partial(self._batch, work), over)
 
     @torch.inference_mode()
@@ -281,9 +281,9 @@ class Weft:
 
     def translate(self, work: BlockSchedule, setting: Setting) -> list[Found]:
         from weft.nn.layers.linear import frozen_weights
-        from weft.tasks.inference import side_by_side
+        from weft.tasks.inference import map_in_threads
 
-        over = side_by_side if self.device == "cpu" else map  # as `weft predict` does
+        over = map_in_threads if self.device == "cpu" else map  # as `weft predict` does
         with frozen_weights():
             return by_length(work.sources, setting.batch, partial(self._batch, work), over)
 

@@ -17,12 +17,12 @@ from typing import Any
 
 from weft.formats.huggingface.bert import BERT_MAP, ROBERTA_MAP
 from weft.formats.huggingface.gpt import GPT2_MAP
-from weft.formats.huggingface.mapping import HFMap
+from weft.formats.huggingface.mapping import HFMapping
 from weft.formats.huggingface.tokenizer import read_tokenizer
 from weft.tasks.mlm.cloze import Blanks
 from weft.tokenization.trainable import Tokenizer
 
-KNOWN: dict[str, tuple[HFMap, int, dict[str, Any]]] = {
+KNOWN: dict[str, tuple[HFMapping, int, dict[str, Any]]] = {
     "bert-base-uncased": (BERT_MAP, 30_522, {}),
     "bert-base-cased": (BERT_MAP, 28_996, {"do_lower_case": False}),
     "gpt2": (GPT2_MAP, 50_257, {}),

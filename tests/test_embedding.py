@@ -108,7 +108,7 @@ def made_of(pipeline, task, model):
 def by_hand(pipeline, text, pool, layers=(-1,), combine="sum"):
     states, tokens = alone(pipeline, text, layers)
     if pool == "summary":
-        return pipeline.head.body.summary(tokens)[0].numpy()
+        return pipeline.head.body.pooled_output(tokens)[0].numpy()
     joined = {"sum": states.sum(0), "mean": states.mean(0), "concat": torch.cat(list(states), -1)}[combine]
     x = joined.numpy()  # (T, D)
     if pool == "tokens":
@@ -174,7 +174,7 @@ def _bert(kept=[]):  # noqa: B006
 def test_the_order_is_the_callers_however_texts_are_cut_into_chunks_and_batches(pipeline, monkeypatch):
     texts = [TEXTS[number * 5 % len(TEXTS)] for number in range(40)]
     whole, tokens = pipeline.embed(texts), pipeline.embed(texts, "tokens")
-    monkeypatch.setattr(embedding, "AT_ONCE", 3)
+    monkeypatch.setattr(embedding, "CHUNK_SIZE", 3)
     monkeypatch.setattr(embedding, "BUDGET", 20)
     monkeypatch.setattr(embedding, "MAX_CHARS_PER_TOKEN_VECTORS", 50)
     np.testing.assert_allclose(pipeline.embed(iter(texts)), whole, atol=2e-5)
@@ -184,7 +184,7 @@ def test_the_order_is_the_callers_however_texts_are_cut_into_chunks_and_batches(
 
 
 def test_a_stream_is_read_no_further_than_needed(bert, monkeypatch):
-    monkeypatch.setattr(embedding, "AT_ONCE", 2)
+    monkeypatch.setattr(embedding, "CHUNK_SIZE", 2)
     seen = []
     stream = bert.embedder().stream(seen.append(text) or text for text in TEXTS)
     assert next(stream).shape == (2, 16)

@@ -56,7 +56,7 @@ class Running(Model):
     def ends(self, tokens: Tokens) -> Tensor:
         return torch.stack([part[-1] for part in tokens.split(self.means(tokens))])
 
-    def summary(self, tokens):
+    def pooled_output(self, tokens):
         return self.ends(tokens)
 
     def logits(self, tokens, at=None):
@@ -230,8 +230,8 @@ class MixesTheBatch(Running):
 
 
 class SummarisesByTheBatch(Running):
-    def summary(self, tokens):
-        summary = super().summary(tokens)
+    def pooled_output(self, tokens):
+        summary = super().pooled_output(tokens)
         return summary / summary.norm()
 
 

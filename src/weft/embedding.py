@@ -34,14 +34,14 @@ from weft.models.base import Role
 from weft.nn.kernels.self_test import try_reading
 from weft.nn.layers.linear import frozen_weights
 from weft.tasks.base import Head, Task
-from weft.tasks.inference import side_by_side
+from weft.tasks.inference import map_in_threads
 from weft.tokens import Tokens
 
 Pool = Literal["mean", "cls", "max", "last", "summary", "tokens"]
 Combine = Literal["sum", "mean", "concat"]
 Layers = int | str | Sequence[int]  # -1, "-4:", "1,3" or [1, 3]
 
-AT_ONCE, MAX_CHARS = 8192, 1 << 22  # texts in a chunk, and characters
+CHUNK_SIZE, MAX_CHARS = 8192, 1 << 22  # texts in a chunk, and characters
 MAX_CHARS_PER_TOKEN_VECTORS = 1 << 18  # characters in a chunk with pool="tokens"
 BUDGET, BUDGET_ON_GPU = 1024, 1 << 16  # tokens in a batch
 
@@ -190,7 +190,9 @@ class Embedder:
         if len(texts.ids) > BUDGET_ON_GPU and self._device.type == "cuda" and self._half:
             try_reading(self._device)
         batches = list(texts.batches(self._budget))
-        parts = list(side_by_side(self._encode, batches) if self._device.type == "cpu" else map(self._encode, batches))
+        parts = list(
+            map_in_threads(self._encode, batches) if self._device.type == "cpu" else map(self._encode, batches)
+        )
         flat = torch.cat(parts).cpu().numpy() if parts else np.zeros((0, self.width), np.float32)
         if self.choice.pool == "tokens":
             split = np.split(flat, texts.lengths.cumsum()[:-1]) if len(texts.lengths) else []
@@ -206,7 +208,7 @@ class Embedder:
         """Return float32 vectors (B, D), or (N, D) with pool tokens."""
         pool, body = self.choice.pool, self.head.body
         if pool == "summary":
-            vectors: Tensor = body.summary(tokens).float()
+            vectors: Tensor = body.pooled_output(tokens).float()
         else:
             vectors = pooled(body.encode(tokens, self.layers), tokens, pool, self.choice.combine)
         return F.normalize(vectors, dim=-1) if self.choice.normalize else vectors
@@ -269,7 +271,7 @@ def check_encodes(head: Head) -> None:
 
 
 def _chunk_texts(texts: Iterable[str], max_chars: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield chunks of `AT_ONCE` texts or `max_chars` characters, each with the number of its first text, from 1."""
+    """Yield chunks of `CHUNK_SIZE` texts or `max_chars` characters, each with the number of its first text, from 1."""
     chunk: list[str] = []
     num_chars = first = 0
     for text in texts:
@@ -277,7 +279,7 @@ def _chunk_texts(texts: Iterable[str], max_chars: int) -> Iterator[tuple[int, li
             raise DataError(f"text {first + len(chunk) + 1}: must be a text, but is {repr(text)[:60]} instead")
         chunk.append(text)
         num_chars += len(text)
-        if len(chunk) == AT_ONCE or num_chars >= max_chars:
+        if len(chunk) == CHUNK_SIZE or num_chars >= max_chars:
             yield first + 1, chunk
             first, chunk, num_chars = first + len(chunk), [], 0
     if chunk:

@@ -27,13 +27,13 @@ from weft.nn.attention.capture import capture
 from weft.nn.layers.quantization import lower
 from weft.tasks.base import Answer, Batch, Head, Task
 from weft.tasks.corpus.reuse import prepared_split
-from weft.tasks.factory import numbers_of
-from weft.tasks.inference import EvaluationResult, judge, judge_prepared, outputs, predict, reread
-from weft.tasks.lm.minimal_pairs import Judged, judge_pairs
+from weft.tasks.factory import num_parameters
+from weft.tasks.inference import EvaluationResult, evaluate_prepared, judge, outputs, predict, reread
+from weft.tasks.lm.minimal_pairs import MinimalPairsResult, evaluate_minimal_pairs
 from weft.tasks.lm.task import LM
 from weft.tasks.mlm.task import MLM
 from weft.tasks.prepare import check_answer, data_for, has_split, read_whole
-from weft.tasks.requests import Asked, read_asked, read_options
+from weft.tasks.requests import Asked, parse_example, read_options
 from weft.tokenization.trainable import Tokenizer
 from weft.training.distributed import pick_device
 from weft.training.multi_seed import check_single, train_seeds
@@ -113,7 +113,7 @@ class Pipeline:
             split = next((name for name in ("test", "valid") if name in read_manifest(folder).splits), "train")
             recipe = recipe.model_copy(update={split: str(data)})
         prepared = prepared_split(recipe, split, self.task, self.tokenizer)
-        return judge_prepared(self.task, self.head, prepared[0], f"data.{split}") if prepared else None
+        return evaluate_prepared(self.task, self.head, prepared[0], f"data.{split}") if prepared else None
 
     def embed(
         self,
@@ -176,9 +176,9 @@ class Pipeline:
         with torch.inference_mode():
             return self.task.log_probs(self.head.eval(), list(texts))
 
-    def minimal_pairs(self, folder: str | Path) -> Judged:
+    def minimal_pairs(self, folder: str | Path) -> MinimalPairsResult:
         """Return the accuracy on minimal pairs (BLiMP): the share in which the right sentence is more probable."""
-        return judge_pairs(self.log_probs, Path(folder))
+        return evaluate_minimal_pairs(self.log_probs, Path(folder))
 
     @property
     def has_data(self) -> bool:
@@ -246,7 +246,7 @@ class Pipeline:
     @property
     def parameters(self) -> int:
         """The number of parameters."""
-        return self.trained or numbers_of(self.head)
+        return self.trained or num_parameters(self.head)
 
     @property
     def about(self) -> str:
@@ -255,7 +255,7 @@ class Pipeline:
 
     def example(self, asked: Asked, number: int = 1) -> Any:
         """Parse and check an example: a plain text is the task's first field, or JSON if the task needs several."""
-        return read_asked(self.task, asked, number)
+        return parse_example(self.task, asked, number)
 
     def _examples(self, data: str | Path | Iterable[Asked] | None) -> tuple[list[Any], str]:
         """Read labelled examples; return them and a notice on skipped rows."""
@@ -346,6 +346,6 @@ def load(
         raise ConfigError(
             f"precision: the model {run.model.name!r} answers in fp32 alone, but {precision!r} is asked for"
         )
-    parameters = numbers_of(head)
+    parameters = num_parameters(head)
     lower(head, precision)
     return Pipeline(run, task, task.tokenizer, head, precision, read_pooling(find_model(path)), parameters)

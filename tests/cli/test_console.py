@@ -1,7 +1,7 @@
 """Tables in a pipe: names as they are, numbers to the right."""
 
 from weft.cli.console import MOST_LABELS, print_confusion, print_table
-from weft.tasks.metrics import Confusion
+from weft.tasks.metrics import ConfusionMatrix
 
 
 def test_what_looks_like_markup_is_printed_as_it_is(capsys):
@@ -21,7 +21,7 @@ def test_numbers_go_to_the_right(capsys):
 def test_of_too_many_labels_the_most_confused_are_told(capsys):
     labels = [f"label{number:02}" for number in range(MOST_LABELS + 1)]
     said = [labels[1], *labels[1:]]
-    print_confusion(Confusion.of(labels, zip(labels, said, strict=True)))
+    print_confusion(ConfusionMatrix.of(labels, zip(labels, said, strict=True)))
     out = capsys.readouterr().out
     assert "most confused" in out
     assert "label00" in out

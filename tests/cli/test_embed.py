@@ -81,7 +81,7 @@ def read(path):
 @pytest.mark.parametrize("ending", [".npy", ".npz", ".tsv", ".jsonl"])
 @pytest.mark.parametrize("count", [1, 7, 25])
 def test_a_file_of_any_ending_holds_the_same(run, bert, folder, tmp_path, ending, count, monkeypatch):
-    monkeypatch.setattr("weft.embedding.AT_ONCE", 4)
+    monkeypatch.setattr("weft.embedding.CHUNK_SIZE", 4)
     texts = (TEXTS * 4)[:count]
     out = tmp_path / "deep" / f"vectors{ending}"
     code, printed, err = run("embed", folder, "-o", out, given="".join(f"{text}\n" for text in texts))

@@ -351,7 +351,7 @@ def test_samples_do_not_hang_on_how_the_input_comes_in(run, trained_run, tmp_pat
     hot = ["predict", trained_run, "--set", "sample=true", "--set", "temperature=3"]
     whole = good(run(*hot, "--file", tmp_path / "in.txt")).lines
     for at_once in (1, 7):
-        monkeypatch.setattr(inputs, "AT_ONCE", at_once)
+        monkeypatch.setattr(inputs, "CHUNK_SIZE", at_once)
         assert good(run(*hot, "--file", tmp_path / "in.txt")).lines == whole
     assert good(run(*hot, *WORDS)).lines == whole
     assert good(run(*hot, *WORDS[1:])).lines != whole[1:]

@@ -64,17 +64,17 @@ def test_a_model_keeps_all_of_itself_unless_it_says_what_it_can_drop():
             self.embed, self.output = nn.Embedding(vocab, 2), nn.Linear(2, vocab)
 
     class Dropping(Whole):
-        def keep(self, needs):
+        def prune_unused(self, needs):
             if Role.MASKED_LM not in needs:
                 del self.output
 
     for needs in (set(), {Role.ENCODER}, [Role.MASKED_LM], frozenset(Role)):
         model = Whole(CONFIG, 3)
         before = set(model.state_dict())
-        model.keep(needs)
+        model.prune_unused(needs)
         assert set(model.state_dict()) == before
     dropped, held = Dropping(CONFIG, 3), Dropping(CONFIG, 3)
-    dropped.keep({Role.ENCODER})
-    held.keep({Role.ENCODER, Role.MASKED_LM})
+    dropped.prune_unused({Role.ENCODER})
+    held.prune_unused({Role.ENCODER, Role.MASKED_LM})
     assert set(dropped.state_dict()) == {"embed.weight"}
     assert set(held.state_dict()) == before

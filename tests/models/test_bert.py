@@ -82,7 +82,7 @@ def reference(model: BERT, tokens: Tokens, config: BERTConfig) -> list[Tensor]:
 
 def check_against_reference(model: BERT, lengths: list[int], config: BERTConfig | None = None) -> None:
     tokens = draw(lengths)
-    actual = [model.encode(tokens, model.mixable_layers), model.summary(tokens), model.logits(tokens)]
+    actual = [model.encode(tokens, model.mixable_layers), model.pooled_output(tokens), model.logits(tokens)]
     agree(actual, reference(model, tokens, config or model.config), dict(model.named_parameters()))
 
 
@@ -168,7 +168,7 @@ def test_the_presets_have_the_published_sizes(preset, vocab, numbers):
     """With the pooler and without the masked-LM head, as the papers' code counts."""
     with torch.device("meta"):
         model = BERT(read_section(BERTConfig, read_preset(preset), "model"), vocab)
-    model.keep({Role.ENCODER})
+    model.prune_unused({Role.ENCODER})
     assert sum(one.numel() for one in model.parameters()) == numbers
 
 
@@ -187,7 +187,7 @@ def test_shared_layers_are_one():
 
 def test_what_a_task_does_not_need_is_dropped():
     model = make()
-    model.keep({Role.ENCODER})
+    model.prune_unused({Role.ENCODER})
     model.drop_pooler()
     assert not {name.split(".")[0] for name, _ in model.named_parameters()} & {"pool", "transform", "output"}
     assert model.encode(draw([3])).shape == (1, 3, 12)
@@ -196,17 +196,17 @@ def test_what_a_task_does_not_need_is_dropped():
 def test_the_loss_of_chosen_places_is_that_of_their_logits():
     model, tokens = make(), draw([4, 9, 2])
     at, targets = torch.tensor([0, 3, 8, 14, 0]), torch.tensor([1, 5, 2, 7, IGNORE_INDEX])
-    loss, summary = model.fill_loss(tokens, at, targets)
+    loss, summary = model.masked_lm_loss(tokens, at, targets)
     expected = F.cross_entropy(model.logits(tokens)[at], targets, ignore_index=IGNORE_INDEX, reduction="sum")
     torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(summary, model.summary(tokens))
+    torch.testing.assert_close(summary, model.pooled_output(tokens))
 
 
 def test_what_fills_a_batch_up_changes_nothing():
     model, tokens = make(), draw([4, 9, 2])
     filled = Batch(tokens).to_static_shape(StaticShape((24,), (12,), 6, 2)).tokens
     torch.testing.assert_close(model.encode(filled)[:, :15], model.encode(tokens))
-    torch.testing.assert_close(model.summary(filled)[:3], model.summary(tokens))
+    torch.testing.assert_close(model.pooled_output(filled)[:3], model.pooled_output(tokens))
 
 
 def test_the_floors_hold_all_but_what_stands_on_top():

@@ -53,7 +53,7 @@ def test_every_property_of_an_encoder_holds(config):
 @pytest.mark.parametrize("kernels", [[3, 4, 5], [1, 2, 9], [2]])
 def test_it_is_a_convolution_and_a_maximum_over_time_of_each_sentence(kernels):
     model, tokens = make(kernels=kernels, embedding=5), draw()
-    maps, summary = model.encode(tokens)[0], model.summary(tokens)
+    maps, summary = model.encode(tokens)[0], model.pooled_output(tokens)
     alone = [reference(model, ids) for ids in tokens.split()]
     torch.testing.assert_close(maps, torch.cat([one for one, _ in alone]))
     torch.testing.assert_close(summary, torch.stack([one for _, one in alone]))
@@ -80,7 +80,7 @@ def test_a_window_that_reaches_into_the_next_sentence_is_caught(monkeypatch):
 
 def test_width_is_that_of_what_it_gives():
     model, tokens = make(width=9, embedding=4), draw()
-    assert model.width == model.encode(tokens).shape[-1] == model.summary(tokens).shape[-1] == 9
+    assert model.width == model.encode(tokens).shape[-1] == model.pooled_output(tokens).shape[-1] == 9
 
 
 def test_layer_0_is_the_embeddings_and_1_the_features():
@@ -104,7 +104,7 @@ def test_layers_that_it_lacks_or_cannot_stack_are_refused():
 def test_empty_sequences_among_others_change_nothing_and_spoil_no_gradient():
     model, tokens = make(), draw()
     gaps = Tokens.flat(tokens.ids, torch.tensor([0, 4, 1, 0, 7, 2, 0]))
-    actual, expected = model.summary(gaps), model.summary(tokens)
+    actual, expected = model.pooled_output(gaps), model.pooled_output(tokens)
     torch.testing.assert_close(actual[[1, 2, 4, 5]], expected)
     assert not actual[[0, 3, 6]].any()
     parameters = list(model.parameters())
@@ -113,7 +113,7 @@ def test_empty_sequences_among_others_change_nothing_and_spoil_no_gradient():
         torch.testing.assert_close(mine, yours)
     nothing = Tokens.pack([[], []])
     assert model.encode(nothing).shape == (1, 0, 6)
-    assert model.summary(nothing).tolist() == [[0.0] * 6] * 2
+    assert model.pooled_output(nothing).tolist() == [[0.0] * 6] * 2
 
 
 def test_dropout_is_on_embeddings_and_in_training_only():
@@ -129,8 +129,8 @@ def test_dropout_is_on_embeddings_and_in_training_only():
 def test_it_runs_in_half_precision_too():
     model, tokens = make().float(), draw()
     with torch.autocast("cpu", torch.bfloat16):
-        half = model.summary(tokens)
-    torch.testing.assert_close(half.float(), model.summary(tokens), rtol=0.05, atol=0.05)
+        half = model.pooled_output(tokens)
+    torch.testing.assert_close(half.float(), model.pooled_output(tokens), rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_summary_is_where_each_direction_has_read_all():
     model, tokens = make(3), packed([*SENTENCES, []])
     states = model.encode(tokens)[0]
     expected = [torch.cat([one[-1, :3], one[0, 3:]]) for one in tokens.split(states)[:-1]]
-    torch.testing.assert_close(model.summary(tokens), torch.stack([*expected, torch.zeros(6).double()]))
+    torch.testing.assert_close(model.pooled_output(tokens), torch.stack([*expected, torch.zeros(6).double()]))
 
 
 class Unbounded(ELMo):
@@ -214,7 +214,7 @@ def test_nothing_to_read_gives_nothing():
     model = make()
     empty = Tokens.pack([[], []])
     assert model.encode(empty).shape == (1, 0, 6)
-    assert not model.summary(empty).any()
+    assert not model.pooled_output(empty).any()
 
 
 def test_operations_are_those_of_products():
@@ -224,7 +224,7 @@ def test_operations_are_those_of_products():
     rest = 2 * 2 * 7 * 7 + 7 * 3 + 2 * 2 * (5 * 4 * (3 + 3) + 5 * 3) + 2 * 3 * len(WORDS)
     assert model.flops(tokens) == 2 * (filters * signs + rest * count)
     model = make()
-    model.keep(set())
+    model.prune_unused(set())
     assert model.flops(tokens) == 2 * (filters * signs + (rest - 2 * 3 * len(WORDS)) * count)
 
 
@@ -242,7 +242,7 @@ def test_sizes_are_the_published(size, millions):
     config = resolve("model", "elmo").Config(**expand_preset({"preset": f"elmo-{size}"}))
     with torch.device("meta"):
         model = ELMo(config, 3)
-    model.keep(set())
+    model.prune_unused(set())
     assert sum(one.numel() for one in model.parameters()) == pytest.approx(millions * 1e6, abs=5e4)
 
 

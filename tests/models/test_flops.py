@@ -88,7 +88,7 @@ def test_cnn(config):
 def test_rnn(config, cell, direction):
     model = RNN(RNNConfig(name="rnn", cell=cell, width=4, direction=direction, **config), VOCAB).double().eval()
     tokens = draw([STEPS] * ROWS)
-    model.keep({Role.ENCODER})
+    model.prune_unused({Role.ENCODER})
     assert model.flops(tokens) == counted(lambda: model.encode(tokens))
 
 

@@ -190,7 +190,7 @@ def test_layers_are_the_embeddings_and_what_comes_out_of_each_block():
     places = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2])
     torch.testing.assert_close(states[0], model.embed(tokens.ids) + model.positions.table.weight[places])
     assert torch.equal(model.output(states[2]), model.logits(tokens))
-    assert torch.equal(model.summary(tokens), states[2][[4, 7]])
+    assert torch.equal(model.pooled_output(tokens), states[2][[4, 7]])
     with pytest.raises(ConfigError, match=r"a gpt has 0, the embeddings, to 2 here, but \[3\] is asked for"):
         model.encode(tokens, [3])
 
@@ -203,9 +203,9 @@ def test_it_goes_forward_alone():
 
 def test_the_output_goes_where_nothing_is_scored():
     model = make(tie=False)
-    model.keep([Role.ENCODER])
+    model.prune_unused([Role.ENCODER])
     assert not any(name.startswith("output") for name, _ in model.named_parameters())
-    assert model.summary(draw([3])).shape == (1, 12)
+    assert model.pooled_output(draw([3])).shape == (1, 12)
 
 
 def test_weights_start_as_the_papers_say():

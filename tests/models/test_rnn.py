@@ -72,7 +72,7 @@ def check(model: RNN, lengths: list[int]) -> None:
     tokens, deep = draw(lengths), model.config.layers
     alone = [reference(model, ids.tolist()) for ids in tokens.split() if len(ids)]
     full = torch.tensor(lengths) > 0
-    actual, expected = [model.summary(tokens)[full]], [torch.stack([summary for _, summary, _ in alone])]
+    actual, expected = [model.pooled_output(tokens)[full]], [torch.stack([summary for _, summary, _ in alone])]
     for layer in [layer for layer in range(1, deep + 1) if layer == deep or model.width == model.config.width]:
         actual.append(model.encode(tokens, layers=(layer,))[0])
         expected.append(torch.cat([layers[layer] for layers, _, _ in alone]))
@@ -80,7 +80,7 @@ def check(model: RNN, lengths: list[int]) -> None:
         actual.append(model.logits(tokens, direction=model.config.direction))
         expected.append(torch.cat([logits for _, _, logits in alone]))
     agree(actual, expected, dict(model.named_parameters()))
-    assert not model.summary(tokens)[~full].any()
+    assert not model.pooled_output(tokens)[~full].any()
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -396,8 +396,8 @@ def test_a_summary_is_what_each_walk_ends_in(direction):
     parts = tokens.split(model.encode(tokens)[0])
     first, last = torch.stack([part[0] for part in parts]), torch.stack([part[-1] for part in parts])
     expected = {"forward": last, "backward": first, "both": torch.cat([last[:, :2], first[:, 2:]], 1)}[direction]
-    assert torch.equal(model.summary(tokens), expected)
-    assert model.summary(tokens).shape == (len(RAGGED), model.width)
+    assert torch.equal(model.pooled_output(tokens), expected)
+    assert model.pooled_output(tokens).shape == (len(RAGGED), model.width)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -406,13 +406,13 @@ def test_empty_sequences_among_others_change_nothing_and_spoil_no_gradient(direc
     model, tokens = make(16, direction=direction, attention=attention, layers=2), draw([4, 1, 6])
     gaps = Tokens.flat(tokens.ids, torch.tensor([0, 4, 1, 0, 6, 0]))
     kept = [1, 2, 4]
-    actual = [model.summary(gaps)[kept], model.encode(gaps)]
-    expected = [model.summary(tokens), model.encode(tokens)]
+    actual = [model.pooled_output(gaps)[kept], model.encode(gaps)]
+    expected = [model.pooled_output(tokens), model.encode(tokens)]
     if direction == "forward":
         actual += [model.read(gaps)[0], model.start(gaps)[0][kept]]
         expected += [model.read(tokens)[0], model.start(tokens)[0]]
     agree(actual, expected, dict(model.named_parameters()))
-    assert not model.summary(gaps)[[0, 3, 5]].any()
+    assert not model.pooled_output(gaps)[[0, 3, 5]].any()
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -420,7 +420,7 @@ def test_empty_sequences_among_others_change_nothing_and_spoil_no_gradient(direc
 def test_a_batch_with_no_token_at_all_is_answered(cell, direction):
     model, nothing = make(cell=cell, direction=direction, layers=2), Tokens.pack([[], []])
     assert model.encode(nothing).shape == (1, 0, 4)
-    assert model.summary(nothing).tolist() == [[0.0] * 4] * 2
+    assert model.pooled_output(nothing).tolist() == [[0.0] * 4] * 2
     if model.output is not None:
         assert model.logits(nothing, direction=direction).shape == (0, VOCAB)
     if direction == "forward":
@@ -442,7 +442,7 @@ def test_what_stands_in_empty_places_changes_no_answer(cell, attention, monkeypa
     def answers() -> list[Tensor]:
         (read, state), (following, _) = model.read(tokens), model.start(tokens)
         further, _ = model.read(tokens, state)
-        return [model.logits(tokens), model.summary(tokens), read, following, further]
+        return [model.logits(tokens), model.pooled_output(tokens), read, following, further]
 
     with torch.no_grad():
         clean = answers()
@@ -455,7 +455,7 @@ def test_longest_may_be_more_than_the_longest(attention):
     """Compiled batches round `longest` up."""
     model, tokens = make(18, attention=attention, layers=2), draw(RAGGED)
     wide = Tokens(tokens.ids, tokens.starts, tokens.lengths, tokens.longest + 3)
-    for method in (model.logits, model.summary, lambda one: model.read(one)[0], lambda one: model.start(one)[0]):
+    for method in (model.logits, model.pooled_output, lambda one: model.read(one)[0], lambda one: model.start(one)[0]):
         torch.testing.assert_close(method(wide), method(tokens))
 
 
@@ -490,7 +490,7 @@ def test_it_has_an_output_where_it_can_score_or_fill(direction):
 def test_keep_drops_the_output_where_nothing_is_scored(needs):
     model, tokens = make(19), draw(RAGGED)
     before = model.encode(tokens), sizes(model)
-    model.keep(needs)
+    model.prune_unused(needs)
     assert model.output is None
     assert not any(name.startswith("output") for name in model.state_dict())
     assert sizes(model) == before[1] - VOCAB * (4 + 1)
@@ -503,7 +503,7 @@ def test_keep_drops_the_output_where_nothing_is_scored(needs):
 def test_keep_keeps_the_output_where_something_is(needs):
     model = make(19, direction="both" if Role.MASKED_LM in needs else "forward")
     before = dict(model.state_dict())
-    model.keep(needs)
+    model.prune_unused(needs)
     assert model.output is not None
     assert set(model.state_dict()) == set(before)
 
@@ -537,10 +537,10 @@ def test_dropout_stands_on_embeddings_between_layers_and_before_the_output(confi
     for name, part in parts.items():
         part.register_forward_hook(lambda *_, name=name: seen.append(name))
     between = ["between"] * (config.get("layers", 1) - 1)
-    for ask in (model.logits, model.read, model.start, model.encode, model.summary):
+    for ask in (model.logits, model.read, model.start, model.encode, model.pooled_output):
         seen.clear()
         ask(tokens)
-        assert seen == ["input", *between, *["output"] * (ask not in (model.encode, model.summary))]
+        assert seen == ["input", *between, *["output"] * (ask not in (model.encode, model.pooled_output))]
 
 
 def test_dropout_is_active_in_training_only():

@@ -104,7 +104,7 @@ def test_its_layers_are_as_wide_as_the_papers():
     assert [(cell.inputs, cell.width) for (cell,) in model.recurrent.layers] == [(8, 23), (23, 23), (23, 8)]
     assert model.output.weight is model.embed.weight
     assert model.width == 8
-    assert model.summary(draw(RAGGED)).shape == (4, 8)
+    assert model.pooled_output(draw(RAGGED)).shape == (4, 8)
     with pytest.raises(RoleError, match="layers: layer 2 is 23 wide and the last is 8"):
         model.eval().encode(draw(RAGGED), layers=(2, 3))
 

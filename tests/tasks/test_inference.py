@@ -77,7 +77,7 @@ def test_beams_do_not_hang_on_neighbours_either(reverser):
 def test_order_is_kept_over_chunks_and_samples_do_not_change(reverser, monkeypatch, at_once):
     words = [WORDS[index % len(WORDS)] + "a" * (index % 4) for index in range(100)]
     expected = ask(reverser, words, sample=True, temperature=2.0)
-    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    monkeypatch.setattr(module, "CHUNK_SIZE", at_once)
     assert same(ask(reverser, words, sample=True, temperature=2.0), expected)
 
 
@@ -86,7 +86,7 @@ class Tracked(TranslateExample):
 
 
 def test_a_stream_is_read_a_chunk_ahead_and_then_let_go(reverser, monkeypatch):
-    monkeypatch.setattr(module, "AT_ONCE", 32)
+    monkeypatch.setattr(module, "CHUNK_SIZE", 32)
     live, read, most = weakref.WeakSet(), 0, 0
 
     def stream():
@@ -106,7 +106,7 @@ def test_a_stream_is_read_a_chunk_ahead_and_then_let_go(reverser, monkeypatch):
 
 
 def test_a_list_would_be_caught_by_that(reverser, monkeypatch):
-    monkeypatch.setattr(module, "AT_ONCE", 10**6)
+    monkeypatch.setattr(module, "CHUNK_SIZE", 10**6)
     read = 0
 
     def stream():
@@ -223,7 +223,7 @@ def test_what_goes_wrong_in_a_batch_is_told(two_threads):
             raise DataError("the third")
         return number
 
-    found = module.side_by_side(fail, range(1, 9))
+    found = module.map_in_threads(fail, range(1, 9))
     assert [next(found), next(found)] == [1, 2]
     with pytest.raises(DataError, match="the third"):
         next(found)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from seqeval.metrics.sequence_labeling import get_entities
 
 from weft.tasks.metrics import (
-    Confusion,
+    ConfusionMatrix,
     Tally,
     bleu,
     entities,
@@ -177,7 +177,7 @@ def test_strict_reading_would_be_caught():
 
 @given(st.lists(st.tuples(label, label)))
 def test_a_confusion_matrix_is_scikit_learns(pairs):
-    matrix = Confusion.of(LABELS, pairs)
+    matrix = ConfusionMatrix.of(LABELS, pairs)
     gold, predicted = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     expected = sklearn.metrics.confusion_matrix(gold, predicted, labels=LABELS).tolist() if pairs else [[0] * 4] * 4
     assert matrix.counts == expected

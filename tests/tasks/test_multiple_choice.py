@@ -181,7 +181,7 @@ def test_the_loss_is_the_cross_entropy_within_each_question(recipe):
     task, head = made(recipe)
     head.double().eval()
     batch = collated(task, *KNOWN)
-    scores = head.output(head.body.summary(batch.tokens))[:, 0]
+    scores = head.output(head.body.pooled_output(batch.tokens))[:, 0]
     each = zip(scores.split([3, 2, 4]), [0, 1, 1], strict=True)
     expected = sum(F.cross_entropy(logits[None], torch.tensor([label])) for logits, label in each)
     torch.testing.assert_close(head(batch)[0]["questions"], expected)

@@ -10,7 +10,7 @@ from weft.config.schema import Run, read_recipe
 from weft.data.readers.examples import Skipped
 from weft.errors import ConfigError, DataError
 from weft.tasks.factory import make_task
-from weft.tasks.prepare import AT_ONCE, fit_tokenizer, has_split, pack_split, read_split, read_whole
+from weft.tasks.prepare import CHUNK_SIZE, fit_tokenizer, has_split, pack_split, read_split, read_whole
 from weft.tasks.translate import Translate
 
 
@@ -157,11 +157,11 @@ def test_where_nothing_is_left_the_reason_is_told(recipe):
 
 
 def test_a_bad_row_far_down_is_found_in_its_chunk(recipe, pairs_file):
-    add(pairs_file, *["ab\tba"] * 2 * AT_ONCE, f"{LONG}\tab", *["ab\tba"] * AT_ONCE)
-    with pytest.raises(DataError, match=rf"pairs.tsv:{COUNT + 2 * AT_ONCE + 1}: got 30 tokens"):
+    add(pairs_file, *["ab\tba"] * 2 * CHUNK_SIZE, f"{LONG}\tab", *["ab\tba"] * CHUNK_SIZE)
+    with pytest.raises(DataError, match=rf"pairs.tsv:{COUNT + 2 * CHUNK_SIZE + 1}: got 30 tokens"):
         packed(recipe, "data.max_length=20")
     items, _ = packed(recipe, "data.max_length=20", "data.on_bad_rows=skip")
-    assert len(items) == COUNT + 3 * AT_ONCE
+    assert len(items) == COUNT + 3 * CHUNK_SIZE
 
 
 def test_a_split_that_is_not_there(recipe):

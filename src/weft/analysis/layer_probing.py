@@ -29,7 +29,7 @@ from weft.registry import resolve
 from weft.tasks.base import Head, Task
 from weft.tasks.classification.task import Classify, ClassifyConfig
 from weft.tasks.factory import make_task
-from weft.tasks.label_task import Labelling
+from weft.tasks.label_task import LabelTask
 from weft.tasks.prepare import encode_all, has_split, pack_split, read_split, settled
 from weft.tasks.tagging import Tag
 from weft.tokenization.trainable import Tokenizer
@@ -109,7 +109,7 @@ class LayerScores:
 def score_layers(
     run: Run,
     head: Head,
-    task: Labelling,
+    task: LabelTask,
     choices: Sequence[LayerChoice],
     pool: Pool = "mean",
     tell: Tell | None = None,
@@ -139,7 +139,7 @@ def score_layers(
 
 def read_task(
     data: str | Path | Mapping[str, Any], overrides: Iterable[str], run: Run, head: Head, tokenizer: Tokenizer
-) -> tuple[Run, Labelling]:
+) -> tuple[Run, LabelTask]:
     """Return a recipe and task for labelled data, with the model and tokenizer of `run`."""
     raw = read_recipe(_recipe(data), overrides)
     options = {key: value for key, value in dict(raw.get("task") or {}).items() if key not in HEAD_OPTIONS}
@@ -179,7 +179,7 @@ def _recipe(data: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     return {"task": {"name": "tag" if tags_words else "classify"}, "data": {"train": name}}
 
 
-def _check_labels(data: PackedItems, task: Labelling) -> None:
+def _check_labels(data: PackedItems, task: LabelTask) -> None:
     """Refuse data with fewer than two labels before it is encoded."""
     labels = {int(label) for index in range(len(data)) for label in np.unique(data[index][-1])}
     if len(labels) < 2:
@@ -225,7 +225,7 @@ def _resolve_negative(layers: Sequence[int], levels: Sequence[int]) -> tuple[int
     return tuple(layer if layer in levels else levels[layer] for layer in layers)
 
 
-def encode(task: Labelling, head: Head, data: PackedItems, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
+def encode(task: LabelTask, head: Head, data: PackedItems, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
     """Return all layers (L, rows, D) of each text or word, and the label ids (rows,)."""
     body, device = head.eval().body, next(head.parameters()).device
     tags_words = isinstance(task, Tag)
@@ -273,7 +273,7 @@ def _read_examples(data: Data, split: str, task: Task) -> tuple[list[Any], list[
     return [example for example, _ in pairs], [items for _, items in pairs]
 
 
-def _answers(task: Labelling, examples: list[Any], encoded: list[list[Any]], predicted: list[int]) -> list[Any]:
+def _answers(task: LabelTask, examples: list[Any], encoded: list[list[Any]], predicted: list[int]) -> list[Any]:
     """Return the answers to the examples, from the predicted label ids of all rows."""
     remaining, answers = iter(predicted), []
     for example, items in zip(examples, encoded, strict=True):

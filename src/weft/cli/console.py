@@ -11,8 +11,8 @@ import typer
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from weft.tasks.lm.minimal_pairs import Judged
-    from weft.tasks.metrics import Confusion
+    from weft.tasks.lm.minimal_pairs import MinimalPairsResult
+    from weft.tasks.metrics import ConfusionMatrix
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A run, a checkpoint, a Hugging Face directory or hub name.")
@@ -46,7 +46,7 @@ def print_metrics(metrics: Mapping[str, float]) -> None:
     print_table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in metrics.items()])
 
 
-def print_pairs(found: "Judged", as_json: bool) -> None:
+def print_pairs(found: "MinimalPairsResult", as_json: bool) -> None:
     """Print how often the right one of two sentences was the likelier, by phenomenon."""
     if as_json:
         paradigms = {one.name: one.accuracy for one in found.paradigms}
@@ -57,7 +57,7 @@ def print_pairs(found: "Judged", as_json: bool) -> None:
     print_table(["phenomenon", "accuracy"], [*rows, ["all paradigms", f"{found.accuracy:.1%}"]], title=title)
 
 
-def print_confusion(found: "Confusion") -> None:
+def print_confusion(found: "ConfusionMatrix") -> None:
     """Print which label was taken for which; of many labels, those most confused."""
     if len(found.labels) > MOST_LABELS:  # a matrix that nobody can read: --json has it
         rows = [[right, given, str(times)] for right, given, times in found.mistakes()[:MOST_LABELS]]

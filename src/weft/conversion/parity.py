@@ -136,9 +136,13 @@ def _logits(pipeline: Pipeline, sample: Tokens) -> dict[str, Tensor]:
             return {"logits": head.body.logits(sample)}
         case "mlm":
             outputs = {"logits": head.body.logits(sample, direction=head.direction)}
-            return outputs if head.next is None else {**outputs, "next sentence": head.next(head.body.summary(sample))}
+            return (
+                outputs
+                if head.next is None
+                else {**outputs, "next sentence": head.next(head.body.pooled_output(sample))}
+            )
         case "classify":
-            return {"logits": head.scores(head.summary(sample))}
+            return {"logits": head.scores(head.pooled_output(sample))}
         case "tag":
             return {"logits": head.scores(head.states(sample))}
         case "span":
@@ -146,7 +150,7 @@ def _logits(pipeline: Pipeline, sample: Tokens) -> dict[str, Tensor]:
         case "choice":
             return {"logits": head.scores(sample)[:, None]}
         case "embed" if pipeline.run.task.summary:  # type: ignore[attr-defined]
-            return {"summary": head.body.summary(sample)}
+            return {"summary": head.body.pooled_output(sample)}
     return {}
 
 

@@ -54,7 +54,7 @@ def search(
     hypotheses = dict[int, list[Hypothesis]]()
     inputs = sizes.pad(prompt, source)
     groups, remaining = sizes.prompts * rules.copies, rules.max_length
-    step = _get_step(model, kind, rules, sizes, groups, columns, remaining, lambda: model.prime(*inputs))
+    step = _get_step(model, kind, rules, sizes, groups, columns, remaining, lambda: model.prefill(*inputs))
     step.start(model, rules, inputs, len(active))
     while True:
         steps, done = step.run(model, min(rules.max_length - written, step.state.room - columns))
@@ -133,7 +133,7 @@ class GraphStep(Generic[R]):
     def start(self, model: Capturable, rules: R, inputs: Inputs, count: int) -> None:
         """Start a search in `count` groups: run the prefill."""
         self.decoding.set_rules(rules, torch.arange(count, device=inputs[0].device))
-        if self.graph is None or not model.steady or inputs[0].longest > 1:
+        if self.graph is None or not model.prefill_capturable or inputs[0].longest > 1:
             return self._prefill(model, rules.copies, *inputs)
         if self.prefill is None:
             with torch.inference_mode(False), torch.no_grad():
@@ -144,7 +144,7 @@ class GraphStep(Generic[R]):
 
     def _prefill(self, model: Capturable, copies: int, prompt: Tokens, source: Tokens | None) -> None:
         owner = torch.arange(self.groups * self.width, device=prompt.device) // (self.width * copies)
-        self.state.take(model.prime(prompt, source), owner)
+        self.state.take(model.prefill(prompt, source), owner)
         self.decoding.reset()
         self.decoding.token.copy_(prompt.ids[prompt.starts[1:].long() - 1][owner].view_as(self.decoding.token))
 

@@ -27,9 +27,11 @@ Direction = Literal["forward", "backward", "both", "masked"]
 class Role(Enum):
     """A capability of a model; the value completes "a model that ..." in messages."""
 
-    ENCODER = "encodes"  # encode(tokens, layers=(-1,)) -> (L, N, D); summary(tokens) -> (B, D)
+    ENCODER = "encodes"  # encode(tokens, layers=(-1,)) -> (L, N, D); pooled_output(tokens) -> (B, D)
     LANGUAGE_MODEL = "scores"  # logits(tokens, at=None, direction) -> (N or len(at), V), never given the target
-    MASKED_LM = "fills"  # logits at i are for position i, conditioned on both sides; fill_loss(tokens, at, targets)
+    MASKED_LM = (
+        "fills"  # logits at i are for position i, conditioned on both sides; masked_lm_loss(tokens, at, targets)
+    )
     SEQ2SEQ = "takes a source"  # the methods take a second argument, source: Tokens
     GENERATOR = "generates"  # start, step
     SELF_FITTED = "learns by itself"  # fit(data, budget): no trainer
@@ -76,7 +78,7 @@ class Capturable(Generator, Protocol):
     """A generator whose steps launch the same kernels on the same memory, so that a CUDA graph can be captured."""
 
     @property
-    def steady(self) -> bool:
+    def prefill_capturable(self) -> bool:
         """Whether `prime` can be captured as well: same kernels for sources of equal sizes and one-token prompts."""
         ...
 
@@ -85,7 +87,7 @@ class Capturable(Generator, Protocol):
         """The maximum number of positions; None: unlimited."""
         ...
 
-    def prime(self, prompt: Tokens, source: Tokens | None = None) -> State:
+    def prefill(self, prompt: Tokens, source: Tokens | None = None) -> State:
         """Return the state after all prompt tokens but the last: `start` is this and a step with the last ones."""
         ...
 
@@ -135,7 +137,7 @@ class Model(nn.Module):
     data_sized_buffers: ClassVar[bool] = False  # whether buffer sizes depend on the training data
     supports_compile: ClassVar[bool] = False  # whether torch.compile captures it as one graph: faster training
     supports_low_precision: ClassVar[bool] = False  # whether it runs in bf16 and int8 (weft.nn.layers.quantization)
-    width: int  # of an encoder: the D of `encode` and `summary`
+    width: int  # of an encoder: the D of `encode` and `pooled_output`
 
     def __init__(self, config: Named, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__()
@@ -143,11 +145,11 @@ class Model(nn.Module):
         self.vocab = vocab
         self.target_vocab = target_vocab or vocab
 
-    def keep(self, needs: Collection[Role]) -> None:
+    def prune_unused(self, needs: Collection[Role]) -> None:
         """Drop the modules that none of these roles uses, such as the output projection of a pure encoder."""
 
     def drop_pooler(self) -> None:
-        """Drop the modules that only `summary` uses: the task does not need it."""
+        """Drop the modules that only `pooled_output` uses: the task does not need it."""
 
     def layer_groups(self) -> list[list[nn.Module]]:
         """Return the layer groups, bottom to top: the embeddings, then each layer; by default one group."""
@@ -190,7 +192,7 @@ class Model(nn.Module):
         each = zip(self.logits_each(tokens, directions), targets, strict=True)
         return [cross_entropy_sum(logits, target) for logits, target in each]
 
-    def fill_loss(self, tokens: Tokens, at: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+    def masked_lm_loss(self, tokens: Tokens, at: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the summed cross-entropy of targets (M,) at the flat positions `at`, of a masked LM.
 
         The pooled output (B, D) comes with it where it needs no second forward pass.

@@ -119,7 +119,7 @@ class BERT(Model):
         """The maximum length: the learned positions from `offset` on."""
         return self.config.max_positions - self.config.offset
 
-    def keep(self, needs: Collection[Role]) -> None:
+    def prune_unused(self, needs: Collection[Role]) -> None:
         """Drop the masked-LM head unless that role is needed."""
         if Role.MASKED_LM not in needs:
             self.transform = self.transform_norm = self.output = None
@@ -140,7 +140,7 @@ class BERT(Model):
         self.config.check_layers(layers)
         return torch.stack(self._hidden_states(tokens, layers))
 
-    def summary(self, tokens: Tokens) -> Tensor:
+    def pooled_output(self, tokens: Tokens) -> Tensor:
         """Return the pooled output (B, D): the pooler on the hidden state of each sequence's first token, [CLS]."""
         return self._pooled(self._hidden_states(tokens, (-1,))[0], tokens)
 
@@ -151,7 +151,7 @@ class BERT(Model):
         hidden = self._hidden_states(tokens, (-1,))[0]
         return self._mlm_logits(hidden if at is None else hidden[at])
 
-    def fill_loss(self, tokens: Tokens, at: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+    def masked_lm_loss(self, tokens: Tokens, at: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the summed cross-entropy at the flat positions `at`; only these go through the output projection."""
         hidden = self._hidden_states(tokens, (-1,))[0]
         pooled = None if self.pool is None else self._pooled(hidden, tokens)
@@ -177,7 +177,7 @@ class BERT(Model):
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         x = self.dropout(self.norm(x))
         x = x if self.project is None else self.project(x)
-        states: list[Tensor] = self.encoder(x, AttentionLayout.itself(tokens), layers=layers)
+        states: list[Tensor] = self.encoder(x, AttentionLayout.self_attention(tokens), layers=layers)
         return states
 
     def _pooled(self, hidden: Tensor, tokens: Tokens) -> Tensor:

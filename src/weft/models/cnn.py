@@ -6,8 +6,9 @@ Section 2, for a sentence of T token embeddings x_1..x_T, a filter over h words 
     c   = [c_1, c_2, ..., c_T]                                       (eq. 3)
     ĉ   = max(c)                                                     (max over time)
 
-`encode` returns the feature maps of all filters, concatenated at each position; `summary` returns every ĉ, the paper's
-z. The `width` filters are shared equally among the filter widths in `kernels`: by default 3, 4 and 5, as in the paper.
+`encode` returns the feature maps of all filters, concatenated at each position; `pooled_output` returns every ĉ, the
+paper's z. The `width` filters are shared equally among the filter widths in `kernels`: by default 3, 4 and 5, as in the
+paper.
 
 Departures: a window is centred on its position, with zero padding outside the sentence, so that there are as many
 windows as tokens, even in a short sentence; the paper's c has T - h + 1. Embeddings are learnt with the rest (the
@@ -85,7 +86,7 @@ class CNN(Model):
             )
         return torch.stack([outputs[layer] for layer in layers])
 
-    def summary(self, tokens: Tokens) -> Tensor:
+    def pooled_output(self, tokens: Tokens) -> Tensor:
         """Return the maximum over time of each feature, (B, D); zeros for a sequence with no token."""
         maps = self.encode(tokens)[0]
         # Features are ReLU outputs, so a maximum with initial value 0 is exact.

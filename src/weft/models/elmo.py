@@ -179,7 +179,7 @@ class ELMo(Model):
         """Return the character encoder, then each layer of both directions."""
         return [[self.speller], *(list(pair) for pair in zip(self.ahead.layers, self.back.layers, strict=True))]
 
-    def keep(self, needs: Collection[Role]) -> None:
+    def prune_unused(self, needs: Collection[Role]) -> None:
         """Drop the softmax unless a role needs logits."""
         if not _LM_ROLES & set(needs):
             self.output = None
@@ -199,7 +199,7 @@ class ELMo(Model):
         states = [[embedded, *lstm(embedded, grid)] for lstm in (self.ahead, self.back)]
         return torch.stack([torch.cat([own[layer] for own in states], -1) for layer in layers])
 
-    def summary(self, tokens: Tokens) -> Tensor:
+    def pooled_output(self, tokens: Tokens) -> Tensor:
         """Return one vector a sequence, (B, D): the last layer's final output in each direction."""
         embedded, grid = self._embed(tokens), Grid(tokens)
         return torch.cat([grid.end(lstm(embedded, grid)[-1], lstm.reverse) for lstm in (self.ahead, self.back)], -1)

@@ -96,7 +96,7 @@ class GPT(Model):
         embeddings: list[nn.Module] = [self.embed, self.positions, self.dropout]
         return [embeddings, *self.decoder.layer_groups()]
 
-    def keep(self, needs: Collection[Role]) -> None:
+    def prune_unused(self, needs: Collection[Role]) -> None:
         """Drop the output projection unless a role needs logits."""
         if not {Role.LANGUAGE_MODEL, Role.GENERATOR} & set(needs):
             self.output = None
@@ -107,7 +107,7 @@ class GPT(Model):
         states = self._hidden_states(tokens)
         return torch.stack([states[layer] for layer in layers])
 
-    def summary(self, tokens: Tokens) -> Tensor:
+    def pooled_output(self, tokens: Tokens) -> Tensor:
         """Return one vector a sequence, (B, D): the hidden state of its last token, which attends to all."""
         return self._hidden_states(tokens)[-1][_last_positions(tokens)]
 
@@ -127,9 +127,9 @@ class GPT(Model):
 
     def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, KVCache]:
         """Return the logits (B, V) of the token after each prompt, and the key-value cache."""
-        return self.step(prompt.ids[_last_positions(prompt)], self.prime(prompt))
+        return self.step(prompt.ids[_last_positions(prompt)], self.prefill(prompt))
 
-    def prime(self, prompt: Tokens, source: Tokens | None = None) -> KVCache:
+    def prefill(self, prompt: Tokens, source: Tokens | None = None) -> KVCache:
         """Return the key-value cache of all prompt tokens but the last."""
         prefix = but_last(prompt)
         if not len(prefix.ids):
@@ -145,7 +145,7 @@ class GPT(Model):
         return StaticKVCache.like(state, rows, min(room, self.config.max_positions))
 
     @property
-    def steady(self) -> bool:
+    def prefill_capturable(self) -> bool:
         """Whether `prime` of one-token prompts can be captured: it launches nothing."""
         return True
 
@@ -169,7 +169,7 @@ class GPT(Model):
         """Return the embeddings and each block's output, (N, D) each; append each layer's keys and values to `kv`."""
         self.positions.check(tokens)
         x = self.dropout(self.embed(tokens.ids) + self.positions(positions_of(tokens)))
-        states: list[Tensor] = self.decoder(x, AttentionLayout.itself(tokens), keep=kv)
+        states: list[Tensor] = self.decoder(x, AttentionLayout.self_attention(tokens), keep=kv)
         return states
 
     def _embed_next(self, ids: Tensor, cache: KVCache) -> Tensor:

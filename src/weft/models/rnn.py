@@ -172,7 +172,7 @@ class RNN(Model):
         embeddings = (self.embed, self.chars, self.drop_embed, self.drop_input)
         return [[module for module in embeddings if module is not None], *([layer] for layer in self.recurrent.layers)]
 
-    def keep(self, needs: Collection[Role]) -> None:
+    def prune_unused(self, needs: Collection[Role]) -> None:
         """Drop the output projection unless a role needs logits."""
         if not {Role.LANGUAGE_MODEL, Role.GENERATOR, Role.MASKED_LM} & set(needs):
             self.output = None
@@ -206,7 +206,7 @@ class RNN(Model):
                 )
         return torch.stack([states[layer] for layer in layers])
 
-    def summary(self, tokens: Tokens) -> Tensor:
+    def pooled_output(self, tokens: Tokens) -> Tensor:
         """Return one vector a sequence, (B, D): the last layer's final output in each direction."""
         grid = Grid(tokens)
         _, ends = self.recurrent(self._embed(tokens, grid), grid)

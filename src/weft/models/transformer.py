@@ -26,7 +26,7 @@ from weft.models.base import Model, Role, matrix_numbers
 from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, but_last, on_triton
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.positions import Learned, Sinusoidal, check_position, positions_of
-from weft.nn.rnn.fused.codegen_triton import in_half
+from weft.nn.rnn.fused.codegen_triton import is_half
 from weft.nn.transformer.blocks import Activation, BlockConfig, Blocks
 from weft.nn.transformer.output import OutputProjection
 from weft.tokens import Tokens
@@ -153,16 +153,16 @@ class Transformer(Model):
     def states(self, tokens: Tokens, source: Tokens) -> tuple[list[Tensor], list[Tensor]]:
         """Return the hidden states of the encoder and of the decoder: the embeddings, then each layer's output."""
         encoder_states: list[Tensor] = self.encoder(
-            self._embed_tokens(source, self.embed), AttentionLayout.itself(source)
+            self._embed_tokens(source, self.embed), AttentionLayout.self_attention(source)
         )
         layouts = self._layouts(tokens, encoder_states[-1], source)
         return encoder_states, self.decoder(self._embed_tokens(tokens, self.target_embed), *layouts)
 
     def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, TransformerState]:
         """Encode the sources; return the logits (B, V) of the token after each prompt, and the decoding state."""
-        return self.step(prompt.ids[prompt.starts[1:].long() - 1], self.prime(prompt, source))
+        return self.step(prompt.ids[prompt.starts[1:].long() - 1], self.prefill(prompt, source))
 
-    def prime(self, prompt: Tokens, source: Tokens | None = None) -> TransformerState:
+    def prefill(self, prompt: Tokens, source: Tokens | None = None) -> TransformerState:
         """Encode the sources; return the state after all prompt tokens but the last."""
         assert source is not None
         memory, prefix = self._encode_source(source), but_last(prompt)
@@ -185,9 +185,9 @@ class Transformer(Model):
         return StaticTransformerState(StaticKVCache.like(state.cache, rows, room), index, source_kv)
 
     @property
-    def steady(self) -> bool:
+    def prefill_capturable(self) -> bool:
         """Whether the encoder can be captured: in half precision on CUDA it never reads lengths on the host."""
-        return in_half(self.embed.weight) and not self.training
+        return is_half(self.embed.weight) and not self.training
 
     @property
     def reads(self) -> int | None:
@@ -215,13 +215,15 @@ class Transformer(Model):
         return products + sum(4 * width * int(count.sum()) for width, count in attentions)
 
     def _encode_source(self, source: Tokens) -> Tensor:
-        memory: Tensor = self.encoder(self._embed_tokens(source, self.embed), AttentionLayout.itself(source))[-1]
+        memory: Tensor = self.encoder(self._embed_tokens(source, self.embed), AttentionLayout.self_attention(source))[
+            -1
+        ]
         return memory
 
     def _layouts(
         self, tokens: Tokens, memory: Tensor, source: Tokens
     ) -> tuple[AttentionLayout, Tensor, AttentionLayout]:
-        return AttentionLayout.itself(tokens), memory, AttentionLayout(tokens, source)
+        return AttentionLayout.self_attention(tokens), memory, AttentionLayout(tokens, source)
 
     def _embed_tokens(self, tokens: Tokens, table: nn.Embedding) -> Tensor:
         self.positions.check(tokens)

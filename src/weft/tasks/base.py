@@ -24,7 +24,7 @@ from weft.data.corpus.format import Shards
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Model, Role
-from weft.tasks.metrics import Confusion
+from weft.tasks.metrics import ConfusionMatrix
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens, spell
 
@@ -257,7 +257,7 @@ class Task:
         surfaces = [[text[a:b].strip() for a, b in self.tokenizer.encode(text).offsets] for text in texts]
         return [[spell([token]) for token in ("", *tokens, "")] for tokens in surfaces]
 
-    def asked(self, example: Any) -> Any:
+    def without_labels(self, example: Any) -> Any:
         """Return an example without its labels, which may be unknown to the model."""
         return example.model_copy(update=dict.fromkeys(self.label_fields))
 
@@ -343,6 +343,6 @@ class Task:
         """Compute the metrics of answers against the examples' labels."""
         raise missing_method(self, "score")
 
-    def confusion(self, answers: Sequence[Answer], examples: Sequence[Any]) -> Confusion | None:
+    def confusion(self, answers: Sequence[Answer], examples: Sequence[Any]) -> ConfusionMatrix | None:
         """Return the confusion matrix, where the answers are labels."""
         return None

@@ -53,12 +53,12 @@ def build(run: Run, tokenizer: Tokenizer) -> tuple[Task, Head]:
     if Role.SEQ2SEQ in model_class.roles(run.model) and not tokenizer.joint:
         sizes.append(len(tokenizer.target))
     model = model_class(run.model, *sizes)
-    model.keep(task.needs)
+    model.prune_unused(task.needs)
     if task.uses_chars:
         model.set_char_table(torch.from_numpy(Spelling.of(tokenizer).table))
     return task, task.head(model)
 
 
-def numbers_of(head: Head) -> int:
+def num_parameters(head: Head) -> int:
     """Return the number of parameters, or of buffer elements for a model that counts (an n-gram model)."""
     return sum(tensor.numel() for tensor in (head.parameters() if not head.body.data_sized_buffers else head.buffers()))

@@ -17,7 +17,7 @@ from weft.tokenization.trainable import Tokenizer
 
 
 class EmbedConfig(Named):
-    """`summary`: whether the body keeps the layers of its pooled output alone, such as BERT's pooler."""
+    """`pooled_output`: whether the body keeps the layers of its pooled output alone, such as BERT's pooler."""
 
     summary: bool = True
 

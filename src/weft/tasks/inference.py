@@ -18,10 +18,10 @@ from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.nn.layers.linear import frozen_weights
 from weft.tasks.base import Answer, Batch, Head, Item, Task
-from weft.tasks.metrics import Confusion
+from weft.tasks.metrics import ConfusionMatrix
 from weft.tasks.prepare import encode_all
 
-AT_ONCE = 1024  # examples a chunk: enough for batches of similar lengths
+CHUNK_SIZE = 1024  # examples a chunk: enough for batches of similar lengths
 BUDGET, BUDGET_ON_CPU = 16384, 4096  # tokens in a batch
 MAX_LOGITS, MAX_LOGITS_ON_GPU = 1 << 23, 1 << 28  # logits of a decoding step: fit the caches, or the GPU's memory
 
@@ -55,7 +55,7 @@ def outputs(
     """Yield each example with the head's outputs for its items, from which `Task.answer` makes the answer."""
     stream, offset = iter(examples), start
     with frozen_weights():
-        while chunk := list(islice(stream, AT_ONCE)):
+        while chunk := list(islice(stream, CHUNK_SIZE)):
             yield from _chunk_outputs(task, head, chunk, limit, options, budget, offset)
             offset += len(chunk)
 
@@ -69,7 +69,7 @@ def _chunk_outputs(
     budget: int | None,
     offset: int,
 ) -> Iterator[tuple[Any, list[Any]]]:
-    encoded = _encode_examples(task, [task.asked(example) for example in examples], limit, offset)
+    encoded = _encode_examples(task, [task.without_labels(example) for example in examples], limit, offset)
     for number, items in enumerate(encoded):
         if not items:
             raise DataError(f"example {offset + number + 1}: nothing is left of it to answer; {limit}".rstrip("; "))
@@ -119,7 +119,7 @@ def _item_outputs(
     batches = plan(data, budget or _budget(device), seed=None)
     parts = [part for indices in batches for part in np.array_split(indices, -(-len(indices) // max_items))]
     with _eval_mode(head):
-        for outputs in side_by_side(answer, parts) if device.type == "cpu" else map(answer, parts):
+        for outputs in map_in_threads(answer, parts) if device.type == "cpu" else map(answer, parts):
             yield from outputs
 
 
@@ -131,7 +131,7 @@ def _batch(task: Task, data: PackedItems, indices: np.ndarray) -> Batch:
     return task.collate([data[index] for index in indices.tolist()], np.random.default_rng(0))
 
 
-def side_by_side(answer: Callable[[F], G], batches: Sequence[F]) -> Iterator[G]:
+def map_in_threads(answer: Callable[[F], G], batches: Sequence[F]) -> Iterator[G]:
     """Yield the results in order, with one batch a thread: small matrix products do not parallelize well."""
     threads = torch.get_num_threads()
     if threads == 1 or len(batches) == 1:
@@ -152,7 +152,7 @@ def side_by_side(answer: Callable[[F], G], batches: Sequence[F]) -> Iterator[G]:
 
 def reread(task: Task, head: Head, example: Any, limit: TruncationPolicy) -> tuple[list[str], list[str], Batch]:
     """Return source tokens, target tokens and the teacher-forced batch of an example with its own best output."""
-    items = task.encode(task.asked(example) if task.has_question(example) else example, task.tokenizer, limit)
+    items = task.encode(task.without_labels(example) if task.has_question(example) else example, task.tokenizer, limit)
     if len(items) != 1:
         raise DataError(
             f"the text is read in {len(items)} windows, of data.max_length={limit.longest} tokens at most, and only "
@@ -169,7 +169,7 @@ class EvaluationResult:
     """The metrics of an evaluation and, for tasks with labels, the confusion matrix."""
 
     metrics: dict[str, float]
-    confusion: Confusion | None
+    confusion: ConfusionMatrix | None
     note: str = ""  # a remark on the metrics
 
 
@@ -203,7 +203,7 @@ def judge(
 
 
 @frozen_weights()
-def judge_prepared(task: Task, head: Head, data: Shards, place: str) -> EvaluationResult:
+def evaluate_prepared(task: Task, head: Head, data: Shards, place: str) -> EvaluationResult:
     """Return the metrics on a prepared corpus; raise if the task needs the texts."""
     with torch.inference_mode(), _eval_mode(head):
         measured = task.measure_prepared(head, data)
@@ -228,7 +228,9 @@ def mean_loss(task: Task, head: Head, data: PackedItems, budget: int | None = No
 
     batches = plan(data, budget or _budget(device), seed=None)
     with _eval_mode(head):
-        for batch_sums, batch_counts in side_by_side(losses, batches) if device.type == "cpu" else map(losses, batches):
+        for batch_sums, batch_counts in (
+            map_in_threads(losses, batches) if device.type == "cpu" else map(losses, batches)
+        ):
             for part, value in batch_sums.items():
                 sums[part] = sums.get(part, 0.0) + value
                 counts[part] = counts.get(part, 0) + batch_counts[part]

@@ -41,7 +41,7 @@ def _check_layers(layers: object) -> object:
 Layers = Annotated[Literal["last", "mix"] | tuple[int, ...], BeforeValidator(_check_layers)]
 
 
-class LabellingConfig(Named):
+class LabelConfig(Named):
     """The labels, their weights in the loss, and the head's regularisation."""
 
     labels: tuple[Label, ...] | None = None  # None: those of the training data, in alphabetical order
@@ -77,7 +77,7 @@ class LabellingConfig(Named):
         return {read_label(name): weight for name, weight in weights.items()}
 
 
-class LabellingHead(Head):
+class LabelHead(Head):
     """Dropout and a linear layer on an encoder's hidden states; `smoothing` and `weights` apply in training only.
 
     So does `unknown`, the word dropout of Dyer et al. 2015 (there, of words seen once): known tokens are replaced by
@@ -87,7 +87,7 @@ class LabellingHead(Head):
     weights: Tensor | None
 
     def __init__(
-        self, body: Any, labels: int, config: LabellingConfig, weights: Tensor | None, unknown: int | None = None
+        self, body: Any, labels: int, config: LabelConfig, weights: Tensor | None, unknown: int | None = None
     ) -> None:
         super().__init__(body)
         self._word_dropout = (config.unknown, unknown)
@@ -114,10 +114,10 @@ class LabellingHead(Head):
         mixed: Tensor = self.mix(self.body.encode(tokens, self._layers))
         return mixed
 
-    def summary(self, tokens: Tokens) -> Tensor:
+    def pooled_output(self, tokens: Tokens) -> Tensor:
         """Return a vector for each text, (B, D): the body's pooled output, or the mean of the mixed hidden states."""
         if self.mix is None:
-            pooled: Tensor = self.body.summary(tokens)
+            pooled: Tensor = self.body.pooled_output(tokens)
             return pooled
         states = self.states(tokens)
         sums = states.new_zeros(len(tokens), states.shape[1]).index_add(0, rows_of(tokens), states)
@@ -139,20 +139,20 @@ class LabellingHead(Head):
         return (self._smoothing, self.weights) if self.training else (0.0, None)
 
 
-class Labelling(Task):
+class LabelTask(Task):
     """A task that predicts labels with any encoder.
 
     An item's arrays: its token ids, positions among them, their characters if the model reads them, labels if known.
     """
 
-    Config: ClassVar[type[Named]] = LabellingConfig
+    Config: ClassVar[type[Named]] = LabelConfig
     Options: ClassVar[type[Section]] = Section
     needs = frozenset({Role.ENCODER})
     num_token_arrays: int = 1
     orders: int = 1  # sequences of tokens in an item; two where a pair is read in both orders
     min_labels: int = 2  # fewer leave nothing to learn
     json_fields: ClassVar[frozenset[str]] = frozenset()  # a string that is a JSON object of exactly these is parsed
-    config: LabellingConfig
+    config: LabelConfig
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -180,7 +180,7 @@ class Labelling(Task):
             if name not in self.labels.names:
                 raise ConfigError(f"task.weights: {name!r} is no label; {did_you_mean(name, self.labels)}")
 
-    def resolve_config(self, examples: Iterable[Any]) -> LabellingConfig:
+    def resolve_config(self, examples: Iterable[Any]) -> LabelConfig:
         """Return the configuration with the labels filled in, and the weights if they are to be balanced."""
         config = self.config
         if config.labels is not None and config.weights != "balanced":

@@ -15,14 +15,14 @@ Entity = tuple[str, int, int]  # its type, its first word and the word after its
 
 
 @dataclass(frozen=True)
-class Confusion:
+class ConfusionMatrix:
     """The confusion matrix: counts[i][j] is how often label i was predicted as label j."""
 
     labels: tuple[str, ...]
     counts: list[list[int]]
 
     @classmethod
-    def of(cls, labels: Sequence[str], pairs: Iterable[tuple[str, str]]) -> "Confusion":
+    def of(cls, labels: Sequence[str], pairs: Iterable[tuple[str, str]]) -> "ConfusionMatrix":
         """Count (gold, predicted) pairs; a prediction that is not a label is left out."""
         counts = Counter(pairs)
         return cls(tuple(labels), [[counts[gold, predicted] for predicted in labels] for gold in labels])

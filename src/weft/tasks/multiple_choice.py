@@ -73,7 +73,7 @@ class ChoiceHead(base.Head):
 
     def scores(self, tokens: Tokens) -> Tensor:
         """Return the logit of each sequence, (B,), in float32 or wider."""
-        logits: Tensor = self.output(self.dropout(self.body.summary(tokens)))[:, 0]
+        logits: Tensor = self.output(self.dropout(self.body.pooled_output(tokens)))[:, 0]
         return logits if logits.dtype.itemsize >= 4 else logits.float()
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:

@@ -19,7 +19,7 @@ from weft.tasks.base import Item, Task
 from weft.tasks.corpus.reuse import prepared_folder, prepared_split, prepared_task, prepared_tokenizer, refuse_prepared
 from weft.tokenization.trainable import Tokenizer, train_tokenizer
 
-AT_ONCE = 1024  # examples encoded in one call of the tokenizer
+CHUNK_SIZE = 1024  # examples encoded in one call of the tokenizer
 
 T = TypeVar("T")
 LocatedExample = tuple[Any, Any]  # the location of an example, such as file:line, and the example
@@ -159,7 +159,7 @@ def encode_chunk(
 
 def _chunks(examples: Iterable[LocatedExample]) -> Iterator[list[LocatedExample]]:
     stream = iter(examples)
-    while chunk := list(islice(stream, AT_ONCE)):
+    while chunk := list(islice(stream, CHUNK_SIZE)):
         yield chunk
 
 

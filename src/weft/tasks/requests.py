@@ -13,7 +13,7 @@ Asked = str | Mapping[str, Any] | BaseModel  # the forms of an example in a requ
 SHOWN = 200  # characters of the input that an error message repeats
 
 
-def read_asked(task: Task, asked: Asked, number: int) -> Any:
+def parse_example(task: Task, asked: Asked, number: int) -> Any:
     """Return a validated example: a plain text is the task's first field, or JSON if it needs several fields."""
     raw = task.read(asked, f"example {number}") if isinstance(asked, str) else asked
     try:

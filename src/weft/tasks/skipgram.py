@@ -55,7 +55,7 @@ class SkipgramHead(Head):
         tokens = batch.tokens
         vocabulary = Tokens.pack([[id] for id in range(self.body.vocab)]).to(tokens.device)
         vectors = F.normalize(self.body.encode(vocabulary)[0].float(), dim=-1)  # (V, D)
-        cosines = F.normalize(self.body.summary(tokens).float(), dim=-1) @ vectors.T  # (B, V)
+        cosines = F.normalize(self.body.pooled_output(tokens).float(), dim=-1) @ vectors.T  # (B, V)
         owners = torch.arange(len(tokens)).repeat_interleave(tokens.lengths)
         cosines[owners.to(tokens.device), tokens.ids] = -torch.inf
         cosines[:, self._excluded] = -torch.inf

@@ -26,8 +26,8 @@ from weft.nn.layers.losses import cross_entropy_sum
 from weft.registry import resolve
 from weft.tasks import base
 from weft.tasks.base import Answer, Batch, Item, Sums
-from weft.tasks.label_task import Labelling, LabellingConfig, LabellingHead
-from weft.tasks.metrics import Confusion, exact_match, tally_entities
+from weft.tasks.label_task import LabelConfig, LabelHead, LabelTask
+from weft.tasks.metrics import ConfusionMatrix, exact_match, tally_entities
 from weft.tokenization.pretokenize import split_words
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import END, Tokens, spell
@@ -35,7 +35,7 @@ from weft.tokens import END, Tokens, spell
 Output = tuple[list[int], list[float]]  # for each word, the index of its tag and the tag's probability
 
 
-class TagConfig(LabellingConfig):
+class TagConfig(LabelConfig):
     """`scheme`: whether tags mark entities (B-DAY, I-DAY, O), so that F1 is of entities, or are independent labels."""
 
     scheme: Literal["auto", "bio", "plain"] = "auto"  # auto: bio, if all labels are O or begin with B-, I-, E- or S-
@@ -69,7 +69,7 @@ class TagExample(base.Example):
         return split_words(self.text or "") if self.words is None else self.words
 
 
-class TagHead(LabellingHead):
+class TagHead(LabelHead):
     """A linear layer on the hidden state of each word's first token: a softmax for each word, or a CRF over all."""
 
     def __init__(
@@ -105,7 +105,7 @@ class TagHead(LabellingHead):
         return self.scores(hidden), batch.at.lengths
 
 
-class Tag(Labelling):
+class Tag(LabelTask):
     """Items are (bos words eos, as sub-words; the first sub-word of each word; characters, if used; tags, if known)."""
 
     Config: ClassVar[type[Named]] = TagConfig
@@ -236,13 +236,13 @@ class Tag(Labelling):
         entities = tally_entities(predicted, gold)
         return {"f1": entities.f1, "precision": entities.precision, "recall": entities.recall, "accuracy": accuracy}
 
-    def confusion(self, answers: Sequence[Answer], examples: Sequence[TagExample]) -> Confusion | None:
+    def confusion(self, answers: Sequence[Answer], examples: Sequence[TagExample]) -> ConfusionMatrix | None:
         """Return the confusion matrix over words."""
         pairs = (
             zip(self.right(example), answer["tags"], strict=True)
             for example, answer in zip(examples, answers, strict=True)
         )
-        return Confusion.of(self.labels.names, chain.from_iterable(pairs))
+        return ConfusionMatrix.of(self.labels.names, chain.from_iterable(pairs))
 
 
 def _is_bio(labels: Iterable[str]) -> bool:

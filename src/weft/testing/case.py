@@ -34,7 +34,7 @@ class Case:
     def fresh(self) -> Model:
         """Return a model with new random weights."""
         model = self.kind(self.config, *self._sizes).double().eval()
-        model.keep(set(self.roles) - {Role.SELF_FITTED})  # parameters that only `fit` uses get no gradient
+        model.prune_unused(set(self.roles) - {Role.SELF_FITTED})  # parameters that only `fit` uses get no gradient
         if self.kind.uses_chars(self.config):  # with the characters that `reads` gives the tokens
             words = Tokens.pack([range(self.target_vocab)]).spelt([_make_chars(range(self.target_vocab))])
             assert words.chars is not None
@@ -62,7 +62,7 @@ class Case:
             outputs["start"] = list(model.start(*reads)[0])
         if Role.ENCODER in self.roles:
             outputs["encode"] = list(model.encode(*reads, layers=(-1, -1)).split(lengths, 1))
-            outputs["summary"] = list(model.summary(*reads))
+            outputs["summary"] = list(model.pooled_output(*reads))
         return outputs
 
     def logits(self, reads: list[Tokens], direction: str, at: Tensor | None = None, model: Any = None) -> Any:

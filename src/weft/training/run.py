@@ -22,7 +22,7 @@ from weft.models.base import Fitted, Model
 from weft.tasks.base import Head, Task
 from weft.tasks.corpus.reuse import prepared_folder, prepared_split
 from weft.tasks.factory import build, make_task
-from weft.tasks.inference import evaluate, judge_prepared
+from weft.tasks.inference import evaluate, evaluate_prepared
 from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_whole, settled
 from weft.tasks.pretrained_embeddings import check_vectors, learn_words, start_from_vectors
 from weft.tokenization.trainable import Tokenizer, load_tokenizer
@@ -247,7 +247,7 @@ def _read_validation(run: Run, task: Task, report: Reporter) -> list[Any]:
 def _make_evaluate(run: Run, task: Task, examples: list[Any]) -> Evaluate | None:
     limit = TruncationPolicy(run.data.max_length, run.data.too_long)
     if prepared := prepared_split(run.data, "valid", task, task.tokenizer):
-        return lambda head: judge_prepared(task, head, prepared[0], "data.valid").metrics
+        return lambda head: evaluate_prepared(task, head, prepared[0], "data.valid").metrics
     return (lambda head: evaluate(task, head, examples, limit)) if examples else None
 
 

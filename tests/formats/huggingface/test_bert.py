@@ -48,14 +48,14 @@ def logits(pipeline, read):
     head, task = pipeline.head, pipeline.run.task.name
     if task == "mlm" and head.next is not None:
         follows = "sop_logits" if pipeline.run.model.shared else "seq_relationship_logits"
-        return {"prediction_logits": head.body.logits(read), follows: head.next(head.body.summary(read))}
+        return {"prediction_logits": head.body.logits(read), follows: head.next(head.body.pooled_output(read))}
     if task == "span":
         return dict(zip(("start_logits", "end_logits"), head.scores(read).split(1, -1), strict=True))
     if task == "embed":
-        return {"pooler_output": head.body.summary(read)} if pipeline.run.task.summary else {}
+        return {"pooler_output": head.body.pooled_output(read)} if pipeline.run.task.summary else {}
     known = {
         "mlm": lambda: head.body.logits(read),
-        "classify": lambda: head.scores(head.summary(read)),
+        "classify": lambda: head.scores(head.pooled_output(read)),
         "tag": lambda: head.scores(head.states(read)),
         "choice": lambda: head.scores(read)[:, None],
     }

@@ -20,7 +20,7 @@ from weft.decoding.generate import DecodingConfig, generate
 from weft.errors import CheckpointError
 from weft.formats.huggingface.families import FAMILIES
 from weft.formats.huggingface.folder import describe_hf, family_for, is_hf, load_hf, save_hf
-from weft.formats.huggingface.mapping import HFMap
+from weft.formats.huggingface.mapping import HFMapping
 from weft.tasks.factory import build
 from weft.tokenization.trainable import train_tokenizer
 from weft.tokens import Tokens
@@ -480,7 +480,7 @@ def test_a_map_that_splits_what_is_one_here_is_read_in_both_directions(folders, 
     gpt2, other = FAMILIES["gpt"]
     parts = tuple(f"h.{{layer}}.attn.{name}" for name in ("query", "key", "value"))
     split = {**gpt2.modules, "decoder.blocks.{layer}.attention.in_proj": parts}
-    changed = HFMap(**{**vars(gpt2), "modules": split, "turned": (*gpt2.turned, "key")})
+    changed = HFMapping(**{**vars(gpt2), "modules": split, "turned": (*gpt2.turned, "key")})
     monkeypatch.setitem(FAMILIES, "gpt", (changed, other))
     save_hf(tmp_path / "it", pipeline.run, pipeline.tokenizer, pipeline.head)
     tensors = load_file(tmp_path / "it" / "model.safetensors")

@@ -269,7 +269,7 @@ def test_what_is_not_needed_is_dropped():
         ({Role.LANGUAGE_MODEL}, True),
     ):
         model = make()
-        model.keep(needs)
+        model.prune_unused(needs)
         assert ("output.weight" in model.state_dict()) is held
         assert ("noise" in model.state_dict()) is held
 
@@ -277,8 +277,8 @@ def test_what_is_not_needed_is_dropped():
 def test_a_text_is_the_mean_of_its_words():
     model, tokens = make().double(), Tokens.pack([[1, 2, 2], [], [5]])
     vectors = model.embed.weight
-    torch.testing.assert_close(model.summary(tokens)[0], (vectors[1] + 2 * vectors[2]) / 3)
-    assert not model.summary(tokens)[1].any()
+    torch.testing.assert_close(model.pooled_output(tokens)[0], (vectors[1] + 2 * vectors[2]) / 3)
+    assert not model.pooled_output(tokens)[1].any()
     torch.testing.assert_close(model.encode(tokens)[0], vectors[tokens.ids])
     with pytest.raises(ConfigError, match="word2vec has one"):
         model.encode(tokens, layers=(1,))

@@ -74,7 +74,7 @@ def test_any_sequences_look_at_any_others(pairs):
 @example([4, 4, 4], True)  # as one dense batch
 @example([3, 50, 4, 0, 17, 49], True)
 def test_any_sequences_look_at_themselves(lengths, causal):
-    check_fused(AttentionLayout.itself(tokens_of(lengths)), causal)
+    check_fused(AttentionLayout.self_attention(tokens_of(lengths)), causal)
 
 
 def test_no_sequences_are_answered_by_nothing():
@@ -99,7 +99,7 @@ def test_a_wrong_mask_or_scale_is_caught(change, causal, monkeypatch):
     """The negative control."""
     broken(monkeypatch, change)
     with pytest.raises(AssertionError, match="not close"):
-        check_fused(AttentionLayout.itself(tokens_of([5, 9, 3])), causal)
+        check_fused(AttentionLayout.self_attention(tokens_of([5, 9, 3])), causal)
 
 
 def test_answers_in_another_order_are_caught():
@@ -156,7 +156,7 @@ def test_alone_as_in_any_batch(pairs):
 @quick
 @given(own_lengths)
 def test_alone_as_in_any_batch_where_it_is_causal(lengths):
-    layout = AttentionLayout.itself(tokens_of(lengths))
+    layout = AttentionLayout.self_attention(tokens_of(lengths))
     q, k, v = random_qkv(layout, torch.float32)
     torch.testing.assert_close(fused(q, k, v, layout, True), alone(q, k, v, layout, True), rtol=0, atol=1e-6)
 
@@ -172,7 +172,7 @@ def test_alone_as_in_a_batch_of_one_length(query_length, key_length, causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_others_say_changes_nothing_exactly(causal):
-    layout = AttentionLayout.itself(tokens_of([4, 9, 20, 12]))
+    layout = AttentionLayout.self_attention(tokens_of([4, 9, 20, 12]))
     q, k, v = random_qkv(layout, torch.float32)
     before, others = fused(q, k, v, layout, causal), torch.ones(45, 1, 1)
     others[4:13] = 0
@@ -191,7 +191,7 @@ def test_an_unmasked_batch_is_not_as_alone(monkeypatch):
 
 
 def test_future_tokens_change_nothing_exactly():
-    layout = AttentionLayout.itself(tokens_of([6, 19, 8, 0, 17]))
+    layout = AttentionLayout.self_attention(tokens_of([6, 19, 8, 0, 17]))
     q, k, v = random_qkv(layout, torch.float32)
     before, place = fused(q, k, v, layout, True), torch.cat([torch.arange(length) for length in layout.queries.lengths])
     for cut in range(1, 19):
@@ -214,7 +214,7 @@ def inputs(place, pairs=RAGGED, dtype=torch.float64, width=3 * SIZE):
     layout = (
         layout_of(pairs)
         if place == "cross"
-        else AttentionLayout.itself(tokens_of([query_length for query_length, _ in pairs]))
+        else AttentionLayout.self_attention(tokens_of([query_length for query_length, _ in pairs]))
     )
     torch.manual_seed(1)
     x, memory = (torch.randn(len(one.ids), width, dtype=dtype) for one in (layout.queries, layout.keys))

@@ -108,7 +108,7 @@ def test_a_classifier_reads_the_mean_of_the_mixture(texts):
         task.encode(task.Example(text="Banov sat"), task.tokenizer, TruncationPolicy(100, "error")), None
     )
     layers = head.body.encode(batch.tokens, (0, 1, 2))
-    torch.testing.assert_close(head.summary(batch.tokens), layers.mean(0).mean(0, keepdim=True))
+    torch.testing.assert_close(head.pooled_output(batch.tokens), layers.mean(0).mean(0, keepdim=True))
     assert head.mix.weights.shape == (3,)
 
 
@@ -116,10 +116,10 @@ def test_a_text_alone_has_the_summary_that_it_has_in_a_batch(texts):
     _, head = made(texts)
     head.double().eval()
     rows = [[1, 3, 0, 2], [1, 2], [1, 3, 2]]
-    together = head.summary(Tokens.pack(rows))
+    together = head.pooled_output(Tokens.pack(rows))
     for row, own in zip(rows, together, strict=True):
-        torch.testing.assert_close(head.summary(Tokens.pack([row]))[0], own)
-    assert not head.summary(Tokens.pack([[], [1, 2]]))[0].any()
+        torch.testing.assert_close(head.pooled_output(Tokens.pack([row]))[0], own)
+    assert not head.pooled_output(Tokens.pack([[], [1, 2]]))[0].any()
 
 
 @pytest.mark.parametrize(("layers", "count"), [("last", None), ("mix", 3), ([0, 2], 2), ([-1], 1)])

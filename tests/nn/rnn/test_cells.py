@@ -309,25 +309,25 @@ LIBRARY = {"elman": "rnn_tanh", "lstm": "lstm", "gru": "gru"}  # functions of to
 class Kernel:
     """The library's kernel of a cell on a CPU where it knows only float32, and raises or is wrong in half precision."""
 
-    def __init__(self, name: str, in_half: str) -> None:
-        self.walk, self.in_half, self.asked = getattr(torch, LIBRARY[name]), in_half, []
+    def __init__(self, name: str, is_half: str) -> None:
+        self.walk, self.is_half, self.asked = getattr(torch, LIBRARY[name]), is_half, []
 
     def __call__(self, inputs: Tensor, *rest: object) -> tuple[Tensor, ...]:
         half = torch.is_autocast_enabled("cpu")
         self.asked.append((inputs.dtype, half))
-        if half and self.in_half == "raises":
+        if half and self.is_half == "raises":
             raise RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive")
         with torch.autocast("cpu", enabled=False):
             outputs, *finals = self.walk(inputs, *rest)
-        return outputs.flip(0) if half and self.in_half == "wrong" else outputs, *finals
+        return outputs.flip(0) if half and self.is_half == "wrong" else outputs, *finals
 
 
 @pytest.fixture
 def replace_kernel(monkeypatch):
     """Put another kernel in the place of the library's for a cell, and return it."""
 
-    def replace(name: str, in_half: str = "raises") -> Kernel:
-        kernel = Kernel(name, in_half)
+    def replace(name: str, is_half: str = "raises") -> Kernel:
+        kernel = Kernel(name, is_half)
         monkeypatch.setattr(type(make_cell(name, 1, 1)), "torch_function", kernel)
         monkeypatch.setattr(torch._VF, LIBRARY[name], kernel)
         rnn_cells.has_half_kernel.cache_clear()
@@ -373,9 +373,9 @@ def test_the_bound_of_rounding_tells_another_state_apart(name, replace_kernel):
 
 @pytest.mark.isa
 @pytest.mark.parametrize("name", LIBRARY)
-@pytest.mark.parametrize(("in_half", "taken"), [("right", True), ("raises", False), ("wrong", False)])
-def test_a_half_kernel_is_taken_where_a_trial_shows_it_right(name, in_half, taken, replace_kernel):
-    replace_kernel(name, in_half)
+@pytest.mark.parametrize(("is_half", "taken"), [("right", True), ("raises", False), ("wrong", False)])
+def test_a_half_kernel_is_taken_where_a_trial_shows_it_right(name, is_half, taken, replace_kernel):
+    replace_kernel(name, is_half)
     before = torch.get_rng_state()
     module = nn.Sequential(make_cell(name, 1, 1), nn.Linear(1, 1))
     torch.set_rng_state(before)

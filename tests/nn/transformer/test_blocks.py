@@ -100,9 +100,9 @@ def compare(run, theirs, cross, dtype):
     torch.manual_seed(1)
     x, memory = drawn(tokens, dtype), drawn(source, dtype)
     given = (
-        (AttentionLayout.itself(tokens), memory, AttentionLayout(tokens, source))
+        (AttentionLayout.self_attention(tokens), memory, AttentionLayout(tokens, source))
         if cross
-        else (AttentionLayout.itself(tokens),)
+        else (AttentionLayout.self_attention(tokens),)
     )
     actual, expected = run(x, *given), read_by_torch(theirs, cross, x, tokens, memory, source)
     near, steep = EXACT[dtype]
@@ -193,14 +193,14 @@ def test_a_stack_is_its_equations(kind, layers, lengths, seed):
     x, memory = drawn(tokens, torch.float64), drawn(source, torch.float64)
     w, rows = weights_of(blocks), zip(tokens.split(x), source.split(memory), strict=True)
     expected = [paper.stack(w, paper.Kind(HEADS, *kind), "decoder", own, other) for own, other in rows]
-    actual = blocks(x, AttentionLayout.itself(tokens), memory, AttentionLayout(tokens, source))[-1]
+    actual = blocks(x, AttentionLayout.self_attention(tokens), memory, AttentionLayout(tokens, source))[-1]
     agree([actual], [torch.cat(expected)], {**dict(blocks.named_parameters()), "x": x, "memory": memory})
 
 
 def test_a_stack_returns_what_each_block_makes():
     torch.manual_seed(0)
     tokens, blocks = tokens_of(LENGTHS), Blocks(shape_of("pre"), 2, "encoder")
-    x, layout = drawn(tokens, torch.float32), AttentionLayout.itself(tokens)
+    x, layout = drawn(tokens, torch.float32), AttentionLayout.self_attention(tokens)
     found = blocks(x, layout)
     assert len(found) == 3
     assert found[0] is x
@@ -219,7 +219,7 @@ def test_gradients_are_those_of_small_differences(cross, norm):
 
     def run(x, memory, *weights):
         across = (memory, AttentionLayout(tokens, source)) if cross else ()
-        given = (x, AttentionLayout.itself(tokens), *across)
+        given = (x, AttentionLayout.self_attention(tokens), *across)
         return torch.func.functional_call(block, dict(zip(names, weights, strict=True)), given)
 
     assert torch.autograd.gradcheck(run, (x, memory, *values), fast_mode=True)
@@ -229,7 +229,7 @@ def test_dropout_is_on_what_a_layer_adds_and_nowhere_else():
     """Section 5.4: on the output of each sub-layer, before it is added; where all is dropped, x goes around."""
     torch.manual_seed(0)
     tokens = tokens_of(LENGTHS)
-    x, layout = drawn(tokens, torch.float32), AttentionLayout.itself(tokens)
+    x, layout = drawn(tokens, torch.float32), AttentionLayout.self_attention(tokens)
     block = Block(shape_of("pre", dropout=0.999999), "x", 0, causal=True)
     assert torch.equal(block.train()(x, layout), x)
     assert not torch.equal(block.eval()(x, layout), x)

@@ -165,7 +165,7 @@ def spelt(ids):
 def test_the_loss_is_the_cross_entropy_on_the_summary(recipe):
     task, head = made(recipe)
     batch = collated(task, *(ask(*row) for row in ROWS))
-    (sums, carry), logits = head.eval()(batch), head.output(head.body.summary(batch.tokens))
+    (sums, carry), logits = head.eval()(batch), head.output(head.body.pooled_output(batch.tokens))
     assert carry is None
     torch.testing.assert_close(sums["texts"], F.cross_entropy(logits, torch.tensor([1, 1, 1, 0, 2]), reduction="sum"))
 
@@ -177,14 +177,17 @@ def test_weights_multiply_the_gradient_of_their_labels_in_training_alone(recipe,
     batch = collated(task, *(ask(*row) for row in ROWS))
     parameters = list(head.parameters())
     ours = torch.autograd.grad(head.train()(batch)[0]["texts"], parameters)
-    logits, weights = head.output(head.body.summary(batch.tokens)), torch.tensor([3.0, 1.0, 0.5])  # bad, good, odd
+    logits, weights = (
+        head.output(head.body.pooled_output(batch.tokens)),
+        torch.tensor([3.0, 1.0, 0.5]),
+    )  # bad, good, odd
     log_probs = logits.log_softmax(-1)
     soft_targets = F.one_hot(batch.targets, 3) * (1 - smoothing) + smoothing / 3
     expected = torch.autograd.grad(-(weights[batch.targets, None] * soft_targets * log_probs).sum(), parameters)
     for mine, yours in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, yours)
     unweighted = torch.autograd.grad(
-        -(soft_targets * head.output(head.body.summary(batch.tokens)).log_softmax(-1)).sum(), parameters
+        -(soft_targets * head.output(head.body.pooled_output(batch.tokens)).log_softmax(-1)).sum(), parameters
     )
     assert not torch.allclose(ours[-1], unweighted[-1])
     with torch.no_grad():
@@ -206,8 +209,10 @@ def test_a_text_alone_answers_as_in_any_batch(recipe):
     task, head = made(recipe)
     head.double().eval()
     examples = [ask(text) for text, _ in ROWS] + [ask(""), ask("so good", pair="very bad")]
-    scores = [head.scores(head.body.summary(collated(task, example).tokens)) for example in examples]
-    torch.testing.assert_close(head.scores(head.body.summary(collated(task, *examples).tokens)), torch.cat(scores))
+    scores = [head.scores(head.body.pooled_output(collated(task, example).tokens)) for example in examples]
+    torch.testing.assert_close(
+        head.scores(head.body.pooled_output(collated(task, *examples).tokens)), torch.cat(scores)
+    )
 
 
 def test_what_only_a_summary_needs_is_not_there_where_layers_are_mixed(recipe):
@@ -399,7 +404,7 @@ def test_the_loss_of_several_is_that_of_as_many_questions(several):
     task, head = made(several, "task.weights={fish: 2.0}", "task.dropout=0", "task.smoothing=0.1")
     batch = collated(task, ask("red fish", labels=["fish", "red"]), ask("blue", labels=[]))
     assert batch.targets.tolist() == [[0, 1, 1], [0, 0, 0]]  # blue, fish, red
-    probabilities = head.output(head.body.summary(batch.tokens)).sigmoid()
+    probabilities = head.output(head.body.pooled_output(batch.tokens)).sigmoid()
     targets = batch.targets
     torch.testing.assert_close(
         head.eval()(batch)[0]["texts"],
@@ -495,7 +500,7 @@ def test_the_loss_of_numbers_is_the_squared_error_of_one_output(rated):
     batch = collated(task, *examples)
     assert batch.targets.tolist() == [1.5, -100.0]
     assert head.output.out_features == 1
-    values = head.eval().output(head.body.summary(batch.tokens))[:, 0]
+    values = head.eval().output(head.body.pooled_output(batch.tokens))[:, 0]
     torch.testing.assert_close(head(batch)[0]["texts"], (values - torch.tensor([1.5, -100.0])).square().sum())
     assert [output[1] for output in head.predict(batch, task.options())] == [[value] for value in values.tolist()]
     assert collated(task, RatedExample(text="so good"), examples[0]).targets is None
@@ -585,14 +590,14 @@ def test_the_summaries_of_both_orders_are_added_before_the_output(bodies):
     for side, expected in zip((batch.tokens, batch.source), both, strict=True):
         assert side.ids.tolist() == expected.ids.tolist()
         assert side.segments.tolist() == expected.segments.tolist()
-    added = head.output(sum(head.body.summary(tokens) for tokens in both))
+    added = head.output(sum(head.body.pooled_output(tokens) for tokens in both))
     ((_, probabilities),) = head.predict(batch, task.options())
     torch.testing.assert_close(torch.tensor(probabilities).double(), added.softmax(-1)[0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(head(batch)[0]["texts"], F.cross_entropy(added, batch.targets))
     ((_, turned),) = head.predict(collated(task, back), task.options())
     assert turned == pytest.approx(probabilities)
     # the control: one order alone tells them apart
-    forward, backward = (head.output(head.body.summary(tokens)).softmax(-1)[0] for tokens in both)
+    forward, backward = (head.output(head.body.pooled_output(tokens)).softmax(-1)[0] for tokens in both)
     assert bodies["model"]["name"] == "cnn" or not torch.allclose(forward, backward, rtol=1e-9, atol=0)
 
 

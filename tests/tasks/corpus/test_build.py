@@ -471,7 +471,7 @@ def test_memory_holds_a_block_of_text_not_all(tmp_path, monkeypatch):
     monkeypatch.setattr("weft.data.corpus.merge._CHUNK", 1 << 14)
     small = peak(tmp_path / "small")
     monkeypatch.setattr(corpus_workers, "BLOCK", 1 << 30)
-    monkeypatch.setattr(corpus_workers, "AT_ONCE", 1 << 30)
+    monkeypatch.setattr(corpus_workers, "CHUNK_SIZE", 1 << 30)
     assert small < 4 * path.stat().st_size < peak(tmp_path / "large")
 
 

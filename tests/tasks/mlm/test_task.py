@@ -142,7 +142,7 @@ def test_the_loss_is_that_of_the_words_that_were_chosen_and_of_what_follows(kind
     torch.testing.assert_close(sums["masked"], must)
     assert set(sums) == ({"masked", "next"} if task.pairs else {"masked"}) == set(batch.counts)
     if task.pairs:
-        scores = head.next(head.body.summary(batch.tokens)).log_softmax(-1)
+        scores = head.next(head.body.pooled_output(batch.tokens)).log_softmax(-1)
         torch.testing.assert_close(sums["next"], -scores[torch.arange(len(scores)), batch.labels].sum())
     assert (head.body.pool is None) == (head.next is None) == (not task.pairs)
 
@@ -285,7 +285,7 @@ def test_an_evaluation_counts_what_is_right():
         loss -= float(logits.gather(1, batch.targets[:, None]).sum())
         correct += int((logits.argmax(-1) == batch.targets).sum())
         total += len(batch.targets)
-        follows += int((head.next(head.body.summary(batch.tokens)).argmax(-1) == batch.labels).sum())
+        follows += int((head.next(head.body.pooled_output(batch.tokens)).argmax(-1) == batch.labels).sum())
         pairs += len(batch.labels)
     metrics = judge(task, head, examples, TruncationPolicy(24, "window")).metrics
     assert metrics["perplexity"] == pytest.approx(math.exp(loss / total))
@@ -365,7 +365,7 @@ def test_what_spells_a_mask_is_text_to_learn_from_and_a_mask_to_fill():
     example, limit = task.Example(text="the [MASK] is"), TruncationPolicy(24, "error")
     mask = task.tokenizer.specials.mask
     assert mask not in task.encode(example, task.tokenizer, limit)[0][0]
-    assert task.encode(task.asked(example), task.tokenizer, limit)[0][0].tolist().count(mask) == 1
+    assert task.encode(task.without_labels(example), task.tokenizer, limit)[0][0].tolist().count(mask) == 1
 
 
 # ---- whole runs ----

@@ -5,7 +5,7 @@ DistilBERT, ELECTRA). The discriminator head of ELECTRA is not read, as no task 
 bare encoder.
 """
 
-from weft.formats.huggingface.mapping import HFMap, Modules
+from weft.formats.huggingface.mapping import HFMapping, Modules
 
 _BLOCK = "encoder.blocks.{layer}"
 _FIELDS: dict[str, str | tuple[str, ...]] = {
@@ -93,7 +93,7 @@ def _mlm_head(transform: str, norm: str, output: str) -> Modules:
 _BERT_MLM_HEAD = _mlm_head(
     "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder"
 )
-BERT_MAP = HFMap(
+BERT_MAP = HFMapping(
     model_type="bert",
     architectures={**_architectures("Bert"), "BertForPreTraining": "mlm.next"},
     fixed={"offset": 0, "shared": False, "embedding": None, "pooler": "tanh"},
@@ -119,7 +119,7 @@ BERT_MAP = HFMap(
     dropout_key="classifier_dropout",
 )
 
-ROBERTA_MAP = HFMap(
+ROBERTA_MAP = HFMapping(
     model_type="roberta",
     architectures=_architectures("Roberta"),
     fixed={"shared": False, "embedding": None, "pooler": "tanh"},
@@ -154,7 +154,7 @@ ROBERTA_MAP = HFMap(
 
 _ALBERT_MLM_HEAD = _mlm_head("predictions.dense", "predictions.LayerNorm", "predictions.decoder")
 _ALBERT_LAYER = "encoder.albert_layer_groups.0.albert_layers.0"
-ALBERT_MAP = HFMap(
+ALBERT_MAP = HFMapping(
     model_type="albert",
     architectures={**_architectures("Albert"), "AlbertForPreTraining": "mlm.next"},
     fixed={"offset": 0, "shared": True, "pooler": "tanh"},
@@ -199,7 +199,7 @@ ALBERT_MAP = HFMap(
 )
 
 _SUMMARY_HEAD: Modules = {"body.pool": "sequence_summary.summary", "output": "classifier"}
-ELECTRA_MAP = HFMap(
+ELECTRA_MAP = HFMapping(
     model_type="electra",
     architectures={**_architectures("Electra"), "ElectraForPreTraining": "embed"},
     fixed={"offset": 0, "shared": False, "pooler": "gelu"},
@@ -233,7 +233,7 @@ ELECTRA_MAP = HFMap(
 )
 
 _DISTIL_LAYER = "transformer.layer.{layer}"
-DISTILBERT_MAP = HFMap(
+DISTILBERT_MAP = HFMapping(
     model_type="distilbert",
     architectures=_architectures("DistilBert"),
     fixed={"offset": 0, "segments": 0, "shared": False, "embedding": None, "pooler": "relu", "eps": 1e-12},
@@ -282,4 +282,4 @@ DISTILBERT_MAP = HFMap(
     dropout_key="seq_classif_dropout",
 )
 
-MAPS: tuple[HFMap, ...] = (BERT_MAP, DISTILBERT_MAP, ROBERTA_MAP, ALBERT_MAP, ELECTRA_MAP)
+MAPS: tuple[HFMapping, ...] = (BERT_MAP, DISTILBERT_MAP, ROBERTA_MAP, ALBERT_MAP, ELECTRA_MAP)

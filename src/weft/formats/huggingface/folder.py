@@ -1,7 +1,7 @@
 """Import and export of Hugging Face directories: config.json, model.safetensors, tokenizer.json.
 
-A model's `HFMap` has the names of its configuration and weights there; this module is independent of the model. What a
-family has and ours lacks is an error, never ignored.
+A model's `HFMapping` has the names of its configuration and weights there; this module is independent of the model.
+What a family has and ours lacks is an error, never ignored.
 """
 
 import shutil
@@ -17,7 +17,7 @@ from weft.config.schema import Named, Run, read_section
 from weft.errors import CheckpointError, ConfigError, did_you_mean
 from weft.formats.huggingface.families import FAMILIES, MODEL_NAMES
 from weft.formats.huggingface.heads import detect_head, head_name, read_task, write_task
-from weft.formats.huggingface.mapping import HFMap
+from weft.formats.huggingface.mapping import HFMapping
 from weft.formats.huggingface.marian import read_marian, read_translation, write_marian, write_translation
 from weft.formats.huggingface.tokenizer import read_json, read_tokenizer, write_json, write_tokenizer
 from weft.formats.huggingface.weights import WeightFiles, find_weights, read_weights, write_weights
@@ -47,7 +47,7 @@ def describe_hf(folder: Path) -> tuple[Run, Tokenizer]:
     return run, tokenizer
 
 
-def _describe(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Tokenizer, HFMap, WeightFiles]:
+def _describe(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Tokenizer, HFMapping, WeightFiles]:
     config = read_json(folder / "config.json")
     family = _family_of(folder, config)
     weight_files = find_weights(folder, family)
@@ -83,14 +83,14 @@ def _parse_model(folder: Path, section: Mapping[str, Any]) -> Named:
         return model
 
 
-def _max_text_tokens(family: HFMap, model: Named, head: str, tokenizer: Tokenizer) -> int:
+def _max_text_tokens(family: HFMapping, model: Named, head: str, tokenizer: Tokenizer) -> int:
     """Return the maximum number of text tokens: positions, less those of the special tokens of a text or pair."""
     positions: int = getattr(model, "max_positions", 1024) - getattr(model, "offset", 0)
     num_specials = {"mlm": 0, "embed": 2, "tag": 2}.get(head, 2 + len(tokenizer.between))  # mlm includes them
     return max(positions - num_specials, 1) if family.framed else positions - _is_marian(family)
 
 
-def _is_marian(family: HFMap) -> bool:
+def _is_marian(family: HFMapping) -> bool:
     """Return whether this is Marian, which has a source and a target tokenizer, and decoding options."""
     return family.vocab_format == "marian"
 
@@ -127,7 +127,7 @@ def save_hf(folder: Path, run: Run, tokenizer: Tokenizer, head: Head) -> Path:
     return folder
 
 
-def family_for(run: Run) -> HFMap:
+def family_for(run: Run) -> HFMapping:
     """Return the family that a model can be exported as."""
     known = FAMILIES.get(run.model.name, ())
     families = [family for family in known if _supports(family, run)]
@@ -150,13 +150,13 @@ def class_for(run: Run) -> str:
     return next(name for name, head in family_for(run).architectures.items() if head == head_name(run))
 
 
-def _supports(family: HFMap, run: Run) -> bool:
+def _supports(family: HFMapping, run: Run) -> bool:
     """Return whether a family can represent a model."""
     fixed = all(getattr(run.model, key) == value for key, value in family.fixed.items())
     return fixed and all(getattr(run.model, key) != value for key, value in family.excluded.items())
 
 
-def _hf_config(family: HFMap, run: Run, tokenizer: Tokenizer) -> dict[str, Any]:
+def _hf_config(family: HFMapping, run: Run, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return config.json, and check that it reads back as the same configuration."""
     model = run.model.model_dump(mode="json", exclude={"weights"})  # where its weights came from does not matter now
     config = {"architectures": [class_for(run)], "model_type": family.model_type, "vocab_size": len(tokenizer)}
@@ -172,7 +172,7 @@ def _hf_config(family: HFMap, run: Run, tokenizer: Tokenizer) -> dict[str, Any]:
     return config
 
 
-def _check_padding(family: HFMap, config: Mapping[str, Any], pad: int | None) -> None:
+def _check_padding(family: HFMapping, config: Mapping[str, Any], pad: int | None) -> None:
     """Raise an error if positions would be counted differently there."""
     if config.get("pad_token_id") != pad:
         remedy = "" if pad is None else f"; train it with model.offset: {pad + 1}"
@@ -182,7 +182,7 @@ def _check_padding(family: HFMap, config: Mapping[str, Any], pad: int | None) ->
         )
 
 
-def _config_fields(family: HFMap, model: Mapping[str, Any]) -> dict[str, Any]:
+def _config_fields(family: HFMapping, model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a model's section by their keys in config.json."""
     config: dict[str, Any] = {}
     for ours, keys in family.fields.items():
@@ -201,7 +201,7 @@ def _special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
     return {f"{role}_token_id": id for role, id in ids.items() if role != "pad" or id is not None}
 
 
-def _family_of(folder: Path, config: Mapping[str, Any]) -> HFMap:
+def _family_of(folder: Path, config: Mapping[str, Any]) -> HFMapping:
     model_type = config.get("model_type")
     if model_type not in MODEL_NAMES:
         raise CheckpointError(
@@ -218,7 +218,7 @@ def _vocab_size(folder: Path, config: Mapping[str, Any]) -> int:
     return vocab
 
 
-def _model_section(folder: Path, family: HFMap, config: Mapping[str, Any]) -> dict[str, Any]:
+def _model_section(folder: Path, family: HFMapping, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model's section of a recipe."""
     for key, supported in family.required.items():
         if (actual := config.get(key, family.defaults.get(key, supported))) != supported:

@@ -1,6 +1,6 @@
 """Hugging Face mappings of GPT and GPT-2."""
 
-from weft.formats.huggingface.mapping import HFMap
+from weft.formats.huggingface.mapping import HFMapping
 
 _BLOCK = "decoder.blocks.{layer}"
 _MODULES = {
@@ -21,7 +21,7 @@ _FIELDS: dict[str, str | tuple[str, ...]] = {
 }
 _DEFAULTS = {"n_embd": 768, "n_head": 12, "n_layer": 12, "resid_pdrop": 0.1, "tie_word_embeddings": True}
 
-GPT2_MAP = HFMap(
+GPT2_MAP = HFMapping(
     model_type="gpt2",
     architectures={"GPT2LMHeadModel": "lm", "GPT2Model": "lm"},
     fixed={"norm": "pre"},
@@ -48,7 +48,7 @@ GPT2_MAP = HFMap(
     specials={"bos": ("bos_token", "<|endoftext|>"), "eos": ("eos_token", "<|endoftext|>")},
 )
 
-GPT_MAP = HFMap(
+GPT_MAP = HFMapping(
     model_type="openai-gpt",
     architectures={"OpenAIGPTLMHeadModel": "lm", "OpenAIGPTModel": "lm"},
     fixed={"norm": "post"},

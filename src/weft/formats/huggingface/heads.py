@@ -6,14 +6,14 @@ from typing import Any
 
 from weft.config.schema import Run
 from weft.errors import CheckpointError
-from weft.formats.huggingface.mapping import HFMap
+from weft.formats.huggingface.mapping import HFMapping
 from weft.tasks.factory import make_task
 from weft.tasks.mlm.task import MLM
 
 MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"  # their values of problem_type
 
 
-def detect_head(folder: Path, family: HFMap, config: Mapping[str, Any], weight_names: Collection[str]) -> str:
+def detect_head(folder: Path, family: HFMapping, config: Mapping[str, Any], weight_names: Collection[str]) -> str:
     """Return the head of a directory by its class; with next-sentence weights, the head that has them."""
     classes = config.get("architectures") or [_guess_class(family, weight_names)]
     if not isinstance(classes, list) or classes[0] not in family.architectures:
@@ -26,7 +26,7 @@ def detect_head(folder: Path, family: HFMap, config: Mapping[str, Any], weight_n
     return f"{head}.next" if next_sentence is not None and f"{next_sentence}.weight" in weight_names else head
 
 
-def _guess_class(family: HFMap, weight_names: Collection[str]) -> str:
+def _guess_class(family: HFMapping, weight_names: Collection[str]) -> str:
     """Return a class where config.json has none: the first, or the bare encoder if the first one's head is missing."""
     first, *rest = family.architectures
     transform = family.head_modules.get(family.architectures[first], {}).get("body.transform")
@@ -41,7 +41,7 @@ def head_name(run: Run) -> str:
 
 
 def read_task(
-    folder: Path, family: HFMap, head: str, config: Mapping[str, Any], weight_names: Collection[str]
+    folder: Path, family: HFMapping, head: str, config: Mapping[str, Any], weight_names: Collection[str]
 ) -> dict[str, Any]:
     """Return the task's section of a recipe."""
     name, _, variant = head.partition(".")
@@ -78,7 +78,7 @@ def _labels(folder: Path, config: Mapping[str, Any], classify: bool) -> dict[str
     return {"labels": labels, **({"multiple": True} if classify and problem_type == MULTI_LABEL else {})}
 
 
-def write_task(family: HFMap, run: Run) -> dict[str, Any]:
+def write_task(family: HFMapping, run: Run) -> dict[str, Any]:
     """Return the task's keys of config.json; raise an error for options that it cannot express."""
     task, config = run.task.model_dump(mode="json"), dict[str, Any]()
     for key, default in (("symmetric", False), ("crf", False), ("layers", "last")):

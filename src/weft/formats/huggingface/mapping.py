@@ -8,7 +8,7 @@ Modules = Mapping[str, str | tuple[str, ...]]  # our module -> theirs; several o
 
 
 @dataclass(frozen=True)
-class HFMap:
+class HFMapping:
     """How weft's configuration and weights map to a Hugging Face model; `folder` uses it in both directions.
 
     In `modules` and `head_modules`, `{layer}` stands for each layer's number; a module's weight and bias go together.

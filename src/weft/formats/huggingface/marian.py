@@ -11,7 +11,7 @@ from typing import Any
 from weft.config.schema import Run
 from weft.decoding.generate import DecodingConfig
 from weft.errors import CheckpointError
-from weft.formats.huggingface.mapping import HFMap
+from weft.formats.huggingface.mapping import HFMapping
 from weft.formats.huggingface.tokenizer import CONFIG, read_json, write_json
 from weft.tokenization.base import Tokenizer
 from weft.tokenization.sentencepiece.marian import SentencePiece, word_engine
@@ -38,7 +38,7 @@ _NEUTRAL: Mapping[str, Any] = {
 }
 
 
-def read_marian(folder: Path, family: HFMap, vocab: int) -> SentencePiece:
+def read_marian(folder: Path, family: HFMapping, vocab: int) -> SentencePiece:
     """Load the source and target tokenizers; bos is the decoder_start_token_id of config.json."""
     config = read_json(folder / "config.json")
     tokenizer_config = read_json(folder / "special_tokens_map.json", {}) | read_json(folder / CONFIG, {})
@@ -59,7 +59,7 @@ def read_marian(folder: Path, family: HFMap, vocab: int) -> SentencePiece:
     return SentencePiece(SentencePiece.Config(**section, target=section), engine, models[0], target)
 
 
-def write_marian(folder: Path, tokenizer: Tokenizer, family: HFMap, longest: int) -> None:
+def write_marian(folder: Path, tokenizer: Tokenizer, family: HFMapping, longest: int) -> None:
     """Write the source and target tokenizers as `MarianTokenizer` reads them."""
     if not isinstance(tokenizer, SentencePiece) or not isinstance(tokenizer.target, SentencePiece):
         raise CheckpointError(

@@ -1,6 +1,6 @@
 """Hugging Face mapping of the Transformer: Marian, the architecture of the Opus-MT models (Tiedemann 2020)."""
 
-from weft.formats.huggingface.mapping import HFMap, Modules
+from weft.formats.huggingface.mapping import HFMapping, Modules
 
 
 def _block(ours: str, theirs: str) -> Modules:
@@ -18,7 +18,7 @@ def _block(ours: str, theirs: str) -> Modules:
 
 _DECODER, _HF_DECODER = "decoder.blocks.{layer}", "decoder.layers.{layer}"
 
-MARIAN_MAP = HFMap(
+MARIAN_MAP = HFMapping(
     model_type="marian",
     architectures={"MarianMTModel": "translate"},
     fixed={"norm": "post", "positions": "halves", "tie": True, "bias": True},

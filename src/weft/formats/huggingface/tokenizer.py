@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from weft.config.schema import read_section
 from weft.errors import CheckpointError
-from weft.formats.huggingface.mapping import HFMap
+from weft.formats.huggingface.mapping import HFMapping
 from weft.registry import names, resolve
 from weft.tokenization.trainable import Tokenizer
 from weft.tokenization.vocab_files import read_engine, section_of, settle_specials, spelling
@@ -19,7 +19,7 @@ from weft.tokenization.vocab_files import read_engine, section_of, settle_specia
 CONFIG = "tokenizer_config.json"
 
 
-def read_tokenizer(folder: Path, family: HFMap, vocab: int) -> Tokenizer:
+def read_tokenizer(folder: Path, family: HFMapping, vocab: int) -> Tokenizer:
     """Load a tokenizer of `vocab` tokens; its recipe section names the special tokens."""
     config = read_json(folder / "special_tokens_map.json", {}) | read_json(folder / CONFIG, {})
     engine = read_engine(folder, family.vocab_format, config)
@@ -42,7 +42,7 @@ def read_tokenizer(folder: Path, family: HFMap, vocab: int) -> Tokenizer:
     return kind(parsed, engine)
 
 
-def _tokenizer_section(engine: Engine, vocab: int, family: HFMap, config: Mapping[str, Any]) -> dict[str, Any]:
+def _tokenizer_section(engine: Engine, vocab: int, family: HFMapping, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tokenizer's section of a recipe; special tokens are those of the files, else of the family."""
     tokens = {role: spelling(config.get(key) or default) for role, (key, default) in family.specials.items()}
     specials = {role: token for role, token in tokens.items() if token is not None}
@@ -64,7 +64,7 @@ def _pad_vocab(folder: Path, engine: Engine, vocab: int) -> None:
     engine.add_special_tokens([f"<|unused{number}|>" for number in range(vocab - size)])
 
 
-def write_tokenizer(folder: Path, tokenizer: Tokenizer, family: HFMap, longest: int) -> None:
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, family: HFMapping, longest: int) -> None:
     """Write a tokenizer that adds the same special tokens as in training."""
     engine = Engine.from_str(tokenizer.engine.to_str())
     tokens = tokenizer.spell(tokenizer.config)
@@ -84,7 +84,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, family: HFMap, longest: 
     write_json(folder / CONFIG, config)
 
 
-def _post_processor(tokenizer: Tokenizer, family: HFMap) -> Any:
+def _post_processor(tokenizer: Tokenizer, family: HFMapping) -> Any:
     """Return the post-processor that adds bos and eos, or only bos; None where bos and eos are one token."""
     ids, tokens = tokenizer.specials, tokenizer.spell(tokenizer.config)
     bos, eos = tokens["bos"], tokens["eos"]

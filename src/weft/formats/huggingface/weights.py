@@ -13,7 +13,7 @@ from weft.checkpoint.contents import weights
 from weft.config.schema import Run
 from weft.errors import CheckpointError
 from weft.formats.huggingface.heads import head_name
-from weft.formats.huggingface.mapping import HFMap, Modules
+from weft.formats.huggingface.mapping import HFMapping, Modules
 from weft.formats.huggingface.tokenizer import read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -22,7 +22,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 WeightFiles = Mapping[str, tuple[Path, str]]  # weight name without the body's prefix -> its file, its name there
 
 
-def read_weights(folder: Path, family: HFMap, run: Run, head: nn.Module, files: WeightFiles) -> dict[str, Tensor]:
+def read_weights(folder: Path, family: HFMapping, run: Run, head: nn.Module, files: WeightFiles) -> dict[str, Tensor]:
     """Return the weights of a head by our names; missing and unknown weights are errors."""
     modules = _module_names(family, run)
     sources = {ours: _names_in_file(_hf_names(modules, ours), family, files) for ours in weights(head)}
@@ -33,7 +33,7 @@ def read_weights(folder: Path, family: HFMap, run: Run, head: nn.Module, files: 
     return {ours: _read_stacked([files[name] for name in parts], family) for ours, parts in sources.items()}
 
 
-def write_weights(folder: Path, family: HFMap, run: Run, head: nn.Module) -> None:
+def write_weights(folder: Path, family: HFMapping, run: Run, head: nn.Module) -> None:
     """Write the weights of a head as model.safetensors, by their names."""
     modules = _module_names(family, run, family.prefix if head_name(run) in family.head_modules else "")
     tensors: dict[str, Tensor] = {}
@@ -48,12 +48,12 @@ def write_weights(folder: Path, family: HFMap, run: Run, head: nn.Module) -> Non
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def _names_in_file(names: Sequence[str], family: HFMap, files: WeightFiles) -> list[str]:
+def _names_in_file(names: Sequence[str], family: HFMapping, files: WeightFiles) -> list[str]:
     """Return the names of weights in the file, which may have only the tied name."""
     return [name if name in files else family.tied_names.get(name, name) for name in names]
 
 
-def _module_names(family: HFMap, run: Run, prefix: str = "") -> dict[str, tuple[str, ...]]:
+def _module_names(family: HFMapping, run: Run, prefix: str = "") -> dict[str, tuple[str, ...]]:
     """Return our module -> theirs, of the body with a prefix, and of the head."""
     layers: int = run.model.layers  # type: ignore[attr-defined]
     decoder_layers: int = getattr(run.model, "decoder_layers", None) or layers
@@ -80,7 +80,7 @@ def _hf_names(modules: Mapping[str, tuple[str, ...]], ours: str) -> list[str]:
     return [f"{part}.{leaf}" for part in modules[module]]
 
 
-def _check_unused(folder: Path, family: HFMap, modules: Mapping[str, tuple[str, ...]], unused: set[str]) -> None:
+def _check_unused(folder: Path, family: HFMapping, modules: Mapping[str, tuple[str, ...]], unused: set[str]) -> None:
     """Raise an error for unused weights, except copies of tied weights and those the family ignores."""
     known = {part for parts in modules.values() for part in parts}
     unused = {name for name in unused - set(family.tied_names.values()) if not re.fullmatch(family.ignored, name)}
@@ -92,17 +92,17 @@ def _check_unused(folder: Path, family: HFMap, modules: Mapping[str, tuple[str, 
         )
 
 
-def _read_stacked(sources: Sequence[tuple[Path, str]], family: HFMap) -> Tensor:
+def _read_stacked(sources: Sequence[tuple[Path, str]], family: HFMapping) -> Tensor:
     parts = [_transpose(_read_tensor(path, name), name, family).float() for path, name in sources]
     parts = [part[0] if name in family.row_vectors else part for part, (_, name) in zip(parts, sources, strict=True)]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _transpose(value: Tensor, name: str, family: HFMap) -> Tensor:
+def _transpose(value: Tensor, name: str, family: HFMapping) -> Tensor:
     return value.t() if name.split(".")[-2:][0] in family.turned and value.ndim == 2 else value
 
 
-def find_weights(folder: Path, family: HFMap) -> WeightFiles:
+def find_weights(folder: Path, family: HFMapping) -> WeightFiles:
     """Return the file of each weight; gamma and beta are old names of a norm's weight and bias."""
     files = {}
     for name, path in _files_by_weight(folder).items():

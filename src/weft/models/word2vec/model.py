@@ -100,7 +100,7 @@ class Word2Vec(Model):
         more = {Role.LANGUAGE_MODEL, Role.GENERATOR} if config.method == "cbow" else set()
         return frozenset({Role.ENCODER, Role.SELF_FITTED, *more})
 
-    def keep(self, needs: Collection[Role]) -> None:
+    def prune_unused(self, needs: Collection[Role]) -> None:
         """Drop the output vectors unless a role needs predictions."""
         if not {Role.LANGUAGE_MODEL, Role.GENERATOR, Role.SELF_FITTED} & set(needs):
             self.output = self.noise = self.kept = None
@@ -148,7 +148,7 @@ class Word2Vec(Model):
         embedded: Tensor = self.embed(tokens.ids)
         return embedded.expand(len(layers), *embedded.shape)
 
-    def summary(self, tokens: Tokens) -> Tensor:
+    def pooled_output(self, tokens: Tokens) -> Tensor:
         """Return the mean embedding of each sequence, (B, D); zero for an empty one."""
         return F.embedding_bag(tokens.ids, self.embed.weight, tokens.starts[:-1].to(tokens.ids.dtype), mode="mean")
 

@@ -198,9 +198,9 @@ def on_triton(x: Tensor) -> bool:
     """Return whether the Triton kernels serve a decoding step: on CUDA, without gradient and without autocast."""
     if not x.is_cuda or x.dtype is torch.float64 or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
         return False
-    from weft.nn.rnn.fused.codegen_triton import ampere, available
+    from weft.nn.rnn.fused.codegen_triton import available, is_ampere
 
-    return available() and (x.dtype is torch.float32 or ampere(x.device))
+    return available() and (x.dtype is torch.float32 or is_ampere(x.device))
 
 
 def _moved(index: Tensor, before: int, after: int) -> Tensor:

@@ -27,7 +27,7 @@ from weft.nn.attention.capture import capturing, chosen_heads, record
 from weft.nn.attention.kv_cache import KVIndex, attend_cached
 from weft.nn.kernels.block_schedule import BlockSchedule
 from weft.nn.layers.linear import Linear
-from weft.nn.rnn.fused.codegen_triton import ampere, trusted
+from weft.nn.rnn.fused.codegen_triton import is_ampere, use_kernels
 from weft.tokens import Tokens
 
 _MAX_SHORT, _MAX_HEAD_SIZE = 256, 64  # length and head size up to which the kernel for short sequences is faster
@@ -54,7 +54,7 @@ class AttentionLayout:
     schedule: BlockSchedule | None = None  # of the Triton kernels for self-attention
 
     @classmethod
-    def itself(cls, tokens: Tokens) -> "AttentionLayout":
+    def self_attention(cls, tokens: Tokens) -> "AttentionLayout":
         """Return the layout of self-attention: each sequence attends to itself."""
         return cls(tokens, tokens)
 
@@ -74,7 +74,7 @@ class AttentionLayout:
             and size in _HEAD_SIZES
             and len(self.queries) > 0
         )
-        if self.queries is not self.keys or not fits or not trusted(x):
+        if self.queries is not self.keys or not fits or not use_kernels(x):
             return self
         return replace(self, schedule=BlockSchedule.of(self.queries.starts, len(self.queries.ids)))
 
@@ -111,7 +111,7 @@ def short(x: Tensor, layout: AttentionLayout, size: int) -> bool:
     """Return whether the kernel for short sequences serves; without a backward pass PyTorch's is faster from 128 on."""
     longest = max(layout.queries.longest, layout.keys.longest)
     return (
-        trusted(x)
+        use_kernels(x)
         and size <= _MAX_HEAD_SIZE
         and longest <= (_MAX_SHORT if torch.is_grad_enabled() else _MAX_SHORT // 2)
     )
@@ -119,7 +119,7 @@ def short(x: Tensor, layout: AttentionLayout, size: int) -> bool:
 
 def fused(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, causal: bool) -> Tensor:
     """Attend with q (N, H, d) to k and v (M, H, d), each sequence to its own: (N, H, d)."""
-    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and ampere(q.device):
+    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and is_ampere(q.device):
         if layout.equal_lengths:
             return _equal_length_attention(q, k, v, layout.queries, causal)
         return _varlen_attention(q, k, v, layout, causal)

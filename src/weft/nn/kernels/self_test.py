@@ -46,7 +46,7 @@ def try_kernels(device: torch.device, learning: bool = True) -> str:
 @cache
 def try_reading(device: torch.device) -> None:
     """Enable the kernels for inference, if they have not been tested yet."""
-    if not codegen_triton.believed(learning=False):
+    if not codegen_triton.kernels_enabled(learning=False):
         try_kernels(device, learning=False)
 
 
@@ -93,7 +93,7 @@ def _run_example(
     tokens, source_tokens = (Tokens.pack([[0] * length for length in side]).to(device) for side in (lengths, sources))
     x, memory = (torch.randn(sum(side), 128, device=device).requires_grad_() for side in (lengths, sources))
     targets = torch.randint(131, (sum(lengths),), device=device)
-    states = blocks(x, AttentionLayout.itself(tokens), memory, AttentionLayout(tokens, source_tokens))[-1]
+    states = blocks(x, AttentionLayout.self_attention(tokens), memory, AttentionLayout(tokens, source_tokens))[-1]
     loss = cross_entropy_sum(output(states), targets, 0.1)
     inputs = [x, *([memory] if sources else []), *blocks.parameters(), *output.parameters()]
     gradients = torch.autograd.grad(loss, inputs) if torch.is_grad_enabled() else ()

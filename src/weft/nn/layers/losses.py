@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from weft.nn.rnn.fused.codegen_triton import trusted
+from weft.nn.rnn.fused.codegen_triton import use_kernels
 from weft.nn.transformer.output import OutputProjection
 
 
@@ -13,7 +13,7 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, w
 
     `weights` (V,) multiply the term of each target, smoothed or not. A target of -100 is ignored, as in PyTorch.
     """
-    if weights is None and trusted(logits):
+    if weights is None and use_kernels(logits):
         from weft.nn.kernels.triton.cross_entropy import cross_entropy
 
         losses: Tensor = cross_entropy(logits.contiguous(), targets.contiguous(), logits.shape[-1], smoothing)[0]
@@ -26,7 +26,7 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, w
 
 def read_out_sum(output: OutputProjection, states: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return `cross_entropy_sum` of the logits of hidden states (N, D)."""
-    if not trusted(states):
+    if not use_kernels(states):
         return cross_entropy_sum(output(states), targets, smoothing)
     from weft.nn.kernels.triton.cross_entropy import cross_entropy
 

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from weft.errors import ConfigError
 from weft.nn.layers.dropout import draw_mask
-from weft.nn.rnn.fused.codegen_triton import in_half
+from weft.nn.rnn.fused.codegen_triton import is_half
 from weft.nn.rnn.fused.scan import MIN_STEPS, scan
 from weft.nn.rnn.init import init_recurrent_
 
@@ -170,7 +170,7 @@ class _TorchCell(Cell):
 
     def _prefers_scan(self, inputs: Tensor) -> bool:
         """Return whether cuDNN would run in float16 whatever the dtype, or copy weights that are not in its layout."""
-        float16 = in_half(inputs) and len(inputs) >= MIN_STEPS
+        float16 = is_half(inputs) and len(inputs) >= MIN_STEPS
         return float16 or (inputs.is_cuda and self.training and self.drop > 0)
 
     def _single_stage(self, pointwise: Pointwise) -> tuple[Stage, ...]:

@@ -20,7 +20,7 @@ from weft.nn.attention.capture import capturing
 from weft.nn.attention.kv_cache import KVCache, KVIndex, on_triton
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.layers.linear import Linear
-from weft.nn.rnn.fused.codegen_triton import halved, trusted
+from weft.nn.rnn.fused.codegen_triton import to_half, use_kernels
 
 _MIN_NUMBA_TOKENS = 512  # from which on the numba encoder is worth its compilation a process; for int8 it always is
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu"]
@@ -76,12 +76,12 @@ class FeedForward(nn.Module):
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return the hidden layer act(x W_1 + b_1), the input of fc2: (N, hidden)."""
-        if self.activation not in (F.relu, F.gelu, gelu_tanh) or not trusted(x):
+        if self.activation not in (F.relu, F.gelu, gelu_tanh) or not use_kernels(x):
             projected = self.fc1(x)
             return projected.relu_() if self.activation is F.relu else self.activation(projected)
         from weft.nn.kernels.triton.linear_activation import linear_gelu, linear_relu
 
-        inputs = halved(x), halved(self.fc1.weight), self.fc1.bias
+        inputs = to_half(x), to_half(self.fc1.weight), self.fc1.bias
         is_relu = self.activation is F.relu
         hidden: Tensor = linear_relu(*inputs) if is_relu else linear_gelu(*inputs, self.activation is F.gelu)[0]
         return hidden
@@ -98,7 +98,7 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, layer: Callable[[Tensor], Tensor], last: nn.Linear | None = None) -> Tensor:
         """Return x + Dropout(last(layer(x))), or x + Dropout(layer(x)) without `last`, with the norm in its place."""
         output: Tensor = layer(self.norm(x) if self.pre_norm else x)
-        if last is not None and not self.pre_norm and trusted(output):
+        if last is not None and not self.pre_norm and use_kernels(output):
             return self._fused_add_norm(x, F.linear(output, last.weight), last.bias)
         output = x + self.dropout(output if last is None else last(output))
         return output if self.pre_norm else self.norm(output)
@@ -231,7 +231,7 @@ class Blocks(nn.Module):
         across: AttentionLayout | None,
         keep: list[Tensor] | None,
     ) -> list[Tensor]:
-        if isinstance(self.norm, nn.LayerNorm) and trusted(x):
+        if isinstance(self.norm, nn.LayerNorm) and use_kernels(x):
             return self._fused_pre_norm(x, self.norm, layout, memory, across, keep)
         states = [x]
         for block in self.blocks:
@@ -264,7 +264,7 @@ class Blocks(nn.Module):
         blocks = [block for block in self.blocks if isinstance(block, Block)]
         layers = [block.layers(layout, memory, across, keep) for block in blocks]
         norms = iter([*(residual.norm for sublayers in layers for residual, *_ in sublayers), last_norm])
-        x = halved(x)
+        x = to_half(x)
         states, normed = [x], next(norms)(x)
         for sublayers in layers:
             for residual, layer, linear in sublayers:

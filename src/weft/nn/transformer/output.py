@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from weft.nn.attention.kv_cache import on_triton
 from weft.nn.layers.linear import Linear
-from weft.nn.rnn.fused.codegen_triton import halved, in_half
+from weft.nn.rnn.fused.codegen_triton import is_half, to_half
 
 _PAD_TO, _ALIGNED = 64, 8  # on CUDA, logits whose number is no multiple of 8 are slow: they are padded to one of 64
 _CHUNK = 1024  # outputs at a time; PyTorch's product of few rows with all of them is a quarter slower
@@ -20,7 +20,7 @@ class OutputProjection(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits (N, V) of hidden states (N, D)."""
-        if self.out_features % _ALIGNED and in_half(x):
+        if self.out_features % _ALIGNED and is_half(x):
             return self._padded_product(x)
         if torch.is_grad_enabled() or x.device.type != "cpu" or self.out_features < 4 * _CHUNK:
             return super().forward(x)
@@ -35,8 +35,8 @@ class OutputProjection(Linear):
     def padded_parameters(self) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias in the dtype of the product, zero-padded to a multiple of 64 outputs."""
         padding = -self.out_features % _PAD_TO
-        weight = F.pad(halved(self.weight), (0, 0, 0, padding))
-        return weight, None if self.bias is None else F.pad(halved(self.bias), (0, padding))
+        weight = F.pad(to_half(self.weight), (0, 0, 0, padding))
+        return weight, None if self.bias is None else F.pad(to_half(self.bias), (0, padding))
 
     def _padded_product(self, x: Tensor) -> Tensor:
         if on_triton(x):
@@ -45,4 +45,4 @@ class OutputProjection(Linear):
             if len(x) <= MAX_ROWS:
                 logits = linear_large_vocab(x, self.weight)
                 return logits if self.bias is None else logits.add_(self.bias)
-        return F.linear(halved(x), *self.padded_parameters())[:, : self.out_features]
+        return F.linear(to_half(x), *self.padded_parameters())[:, : self.out_features]

@@ -15,7 +15,7 @@ from weft.nn.layers.losses import binary_cross_entropy_sum, cross_entropy_sum, s
 from weft.tasks import base
 from weft.tasks.base import Answer
 from weft.tasks.metrics import (
-    Confusion,
+    ConfusionMatrix,
     Tally,
     exact_match,
     macro_f1,
@@ -139,10 +139,10 @@ class SingleLabel:
             metrics["f1"] = tallies[labels.names[1]].f1
         return metrics
 
-    def confusion(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> Confusion | None:
+    def confusion(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> ConfusionMatrix | None:
         """Return the confusion matrix."""
         pairs = zip(examples, answers, strict=True)
-        return Confusion.of(labels.names, [(example.label or "", answer["label"]) for example, answer in pairs])
+        return ConfusionMatrix.of(labels.names, [(example.label or "", answer["label"]) for example, answer in pairs])
 
 
 class MultiLabel(SingleLabel):
@@ -203,7 +203,7 @@ class MultiLabel(SingleLabel):
             "exact_match": exact_match(predicted, gold),
         }
 
-    def confusion(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> Confusion | None:
+    def confusion(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> ConfusionMatrix | None:
         """Return None: several labels a text have no confusion matrix."""
         return None
 
@@ -257,7 +257,7 @@ class Regression(SingleLabel):
         predicted, gold = [answer["score"] for answer in answers], [example.label for example in examples]
         return {"spearman": spearman(predicted, gold), "pearson": pearson(predicted, gold)}
 
-    def confusion(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> Confusion | None:
+    def confusion(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> ConfusionMatrix | None:
         """Return None: numbers have no confusion matrix."""
         return None
 

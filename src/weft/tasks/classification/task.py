@@ -30,8 +30,8 @@ from weft.tasks.classification.targets import (
     SingleLabel,
     Threshold,
 )
-from weft.tasks.label_task import Labelling, LabellingConfig, LabellingHead
-from weft.tasks.metrics import Confusion
+from weft.tasks.label_task import LabelConfig, LabelHead, LabelTask
+from weft.tasks.metrics import ConfusionMatrix
 from weft.tasks.text_pairs import TextTokens, add_special_tokens, tokenize_texts, truncate_pair
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens, spell
@@ -39,7 +39,7 @@ from weft.tokens import Tokens, spell
 __all__ = ["Classify", "ClassifyConfig", "ClassifyExample", "ClassifyHead", "RatedExample", "Threshold"]
 
 
-class ClassifyConfig(LabellingConfig):
+class ClassifyConfig(LabelConfig):
     """`multiple`: a text may have several labels or none; each that is more probable than `threshold` is predicted.
 
     `regression`: the label and the prediction are a number. `symmetric`: pairs are encoded in both orders.
@@ -72,7 +72,7 @@ class ClassifyConfig(LabellingConfig):
         return Regression() if self.regression else MultiLabel() if self.multiple else SingleLabel()
 
 
-class ClassifyHead(LabellingHead):
+class ClassifyHead(LabelHead):
     """A linear layer on the pooled output: a softmax over the labels, a sigmoid for each (`multiple`), or a number."""
 
     def __init__(
@@ -99,13 +99,13 @@ class ClassifyHead(LabellingHead):
 
     def _logits(self, batch: Batch) -> Tensor:
         """Return the logits of the texts, (B, K); `batch.source` is the same pairs in the other order."""
-        pooled = self.summary(self.seen(batch.tokens))
+        pooled = self.pooled_output(self.seen(batch.tokens))
         if batch.source is not None:
-            pooled = pooled + self.summary(self.seen(batch.source))
+            pooled = pooled + self.pooled_output(self.seen(batch.source))
         return self.scores(pooled)
 
 
-class Classify(Labelling):
+class Classify(LabelTask):
     """Items are (bos text eos, or bos text eos pair eos; where the pair begins, if any; characters; labels, if known).
 
     With `symmetric` there are two arrays of token ids, two starts of the second text, and two arrays of characters.
@@ -131,7 +131,7 @@ class Classify(Labelling):
         if run.data.too_long == "window":
             raise ConfigError("data.too_long: task 'classify' cannot use 'window'; try cut, drop or error")
 
-    def resolve_config(self, examples: Any) -> LabellingConfig:
+    def resolve_config(self, examples: Any) -> LabelConfig:
         """Return the configuration with the labels filled in, where there are any."""
         return super().resolve_config(examples) if self.kind.has_labels else self.config
 
@@ -259,7 +259,7 @@ class Classify(Labelling):
         """Compute the metrics of labels as in scikit-learn, or of numbers as in scipy."""
         return self.kind.score(answers, examples, self.labels)
 
-    def confusion(self, answers: Sequence[Answer], examples: Sequence[Any]) -> Confusion | None:
+    def confusion(self, answers: Sequence[Answer], examples: Sequence[Any]) -> ConfusionMatrix | None:
         """Return the confusion matrix, where a text has one label."""
         return self.kind.confusion(answers, examples, self.labels)
 

@@ -23,7 +23,7 @@ from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
 from weft.tasks.base import Item, Task
 from weft.tasks.factory import make_task
-from weft.tasks.prepare import AT_ONCE, LocatedExample, encode_chunk, read_split
+from weft.tasks.prepare import CHUNK_SIZE, LocatedExample, encode_chunk, read_split
 from weft.tokenization.trainable import Tokenizer
 
 BLOCK = 1 << 20  # bytes of text encoded at once: the tokenizer needs a hundred times as much memory
@@ -116,7 +116,7 @@ def _blocks(examples: Iterable[LocatedExample], task: Task) -> Iterator[tuple[li
         block.append(located)
         sizes.append(sum(map(_num_bytes, chain(*task.texts(located[1])))))
         block_bytes += sizes[-1]
-        if block_bytes >= BLOCK or len(block) == AT_ONCE:
+        if block_bytes >= BLOCK or len(block) == CHUNK_SIZE:
             yield block, sizes
             block, sizes, block_bytes = [], [], 0
     if block:

@@ -29,7 +29,7 @@ class Paradigm:
 
 
 @dataclass(frozen=True)
-class Judged:
+class MinimalPairsResult:
     """The accuracies on all paradigms of a folder."""
 
     paradigms: list[Paradigm]
@@ -49,14 +49,14 @@ class Judged:
         }
 
 
-def judge_pairs(log_probs: LogProbs, folder: Path) -> Judged:
+def evaluate_minimal_pairs(log_probs: LogProbs, folder: Path) -> MinimalPairsResult:
     """Return a model's accuracy on every .jsonl file of a folder; a line has `sentence_good` and `sentence_bad`."""
     if not folder.is_dir():
         raise DataError(f"{folder}: is no folder; give BLiMP's data folder, with a .jsonl file a paradigm")
     files = sorted(folder.glob("*.jsonl"))
     if not files:
         raise DataError(f"{folder}: there are no .jsonl files of minimal pairs in it; give BLiMP's data folder")
-    return Judged([_evaluate_paradigm(log_probs, path) for path in files])
+    return MinimalPairsResult([_evaluate_paradigm(log_probs, path) for path in files])
 
 
 def _evaluate_paradigm(log_probs: LogProbs, path: Path) -> Paradigm:

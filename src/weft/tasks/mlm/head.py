@@ -52,7 +52,7 @@ class MLMHead(Head):
         """Return the summed cross-entropy of the chosen tokens, and of next-sentence prediction."""
         assert batch.at is not None
         assert batch.targets is not None
-        masked_loss, pooled = self.body.fill_loss(batch.tokens, batch.at.ids, batch.targets)
+        masked_loss, pooled = self.body.masked_lm_loss(batch.tokens, batch.at.ids, batch.targets)
         if self.next is None or batch.labels is None:
             return {"masked": masked_loss}, None
         next_loss = cross_entropy_sum(self._next_sentence_logits(batch.tokens, pooled), batch.labels)
@@ -61,7 +61,7 @@ class MLMHead(Head):
     def _next_sentence_logits(self, tokens: Tokens, pooled: Tensor | None = None) -> Tensor:
         """Return the logits of B following A (0) or not (1), (B, 2)."""
         assert self.next is not None
-        logits: Tensor = self.next(self.body.summary(tokens) if pooled is None else pooled)
+        logits: Tensor = self.next(self.body.pooled_output(tokens) if pooled is None else pooled)
         return logits
 
     def flops(self, batch: Batch) -> int:

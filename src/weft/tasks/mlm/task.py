@@ -150,7 +150,7 @@ class MLM(base.Task):
         """The text trains the tokenizer."""
         return [example.text], []
 
-    def asked(self, example: MLMExample) -> Question:
+    def without_labels(self, example: MLMExample) -> Question:
         """Return the example as a question, whose masks are masks; elsewhere they are plain text."""
         return Question(text=example.text)
 

@@ -32,7 +32,7 @@ def made(norm="post", causal=False, **shape):
 def asked(lengths, seed=0):
     torch.manual_seed(seed)
     tokens = Tokens.flat(torch.zeros(sum(lengths), dtype=torch.long), torch.tensor(lengths))
-    return torch.randn(sum(lengths), WIDTH), AttentionLayout.itself(tokens)
+    return torch.randn(sum(lengths), WIDTH), AttentionLayout.self_attention(tokens)
 
 
 def both(blocks, x, layout):

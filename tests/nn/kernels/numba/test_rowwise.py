@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from weft.nn.kernels.numba.matmul import FLOAT32, INT16, UINT8
 from weft.nn.kernels.numba.rowwise import activate, add_norm, quantize_rows
-from weft.nn.rnn.fused.codegen_numba import keeper
+from weft.nn.rnn.fused.codegen_numba import cached_njit
 from weft.nn.transformer.blocks import ACTIVATIONS
 
 pytestmark = pytest.mark.isa
@@ -102,5 +102,5 @@ def test_a_loop_rounds_what_it_made(form):
 def test_what_cannot_be_kept_is_compiled_all_the_same():
     space = {}
     exec("def twice(x):\n    return 2 * x", space)  # of no file, beside which it could be kept
-    assert keeper()(space["twice"])(21) == 42
+    assert cached_njit()(space["twice"])(21) == 42
     assert activate.__globals__["_activate"].stats.cache_path  # those of a module are

@@ -26,7 +26,7 @@ BACK = 6e-3  # and where weights, and what comes back to scores, are rounded in 
 
 
 @pytest.fixture(autouse=True)
-def believed():
+def kernels_enabled():
     codegen_triton.trust(True)
     yield
     codegen_triton.trust(False)
@@ -34,7 +34,7 @@ def believed():
 
 def test_the_kernels_pass_their_trial():
     assert try_kernels(torch.device("cuda")) == ""
-    assert codegen_triton.trusted(torch.zeros(1, device="cuda", dtype=torch.bfloat16))
+    assert codegen_triton.use_kernels(torch.zeros(1, device="cuda", dtype=torch.bfloat16))
 
 
 def apart(actual, expected):
@@ -254,9 +254,9 @@ def test_sequences_of_one_length_are_a_dense_batch(causal):
     torch.manual_seed(0)
     lengths, made = [300] * 3, drawn(900, 3, 2, 64)
     tokens = Tokens.pack([[0] * one for one in lengths]).to("cuda")
-    layout, back = AttentionLayout.itself(tokens), drawn(900, 2, 64).detach()
+    layout, back = AttentionLayout.self_attention(tokens), drawn(900, 2, 64).detach()
     assert layout.equal_lengths
-    assert not AttentionLayout.itself(Tokens.pack([[0] * 300, [0] * 299])).equal_lengths
+    assert not AttentionLayout.self_attention(Tokens.pack([[0] * 300, [0] * 299])).equal_lengths
     actual, (exact,) = fused(*made.unbind(1), layout, causal), exactly(made)
     expected = explicit(exact, None, exact.new_zeros(3 * 2 * 64), lengths, lengths, causal)
     (grad,), (wanted,) = torch.autograd.grad(actual, made, back), torch.autograd.grad(expected, exact, back.double())

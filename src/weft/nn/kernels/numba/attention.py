@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.nn.kernels.numba.matmul import multiply_panel, tile
-from weft.nn.rnn.fused.codegen_numba import keeper
+from weft.nn.rnn.fused.codegen_numba import cached_njit
 
 _ROWS, _COLUMNS = tile().rows, tile().columns
 MAX_LENGTH = 160  # sequence length up to which these loops are faster
@@ -27,7 +27,7 @@ def attend(qkv: Tensor, starts: Tensor, heads: int, causal: bool) -> Tensor:
     return out
 
 
-@keeper()
+@cached_njit()
 def _pack(qkv, first, length, size, panels):  # type: ignore[no-untyped-def]
     """Pack the queries of a sequence, for each head into panels (T / columns, d, columns)."""
     blocks = (length + _COLUMNS - 1) // _COLUMNS
@@ -38,7 +38,7 @@ def _pack(qkv, first, length, size, panels):  # type: ignore[no-untyped-def]
                 panels[offset + k * _COLUMNS] = qkv[first + t, h * size + k]
 
 
-@keeper()
+@cached_njit()
 def _score(qkv, panels, heads, size, length, scores):  # type: ignore[no-untyped-def]
     """Write K Qᵀ of each head side by side, (T, heads · queries); `qkv` is the address of the sequence's first row."""
     zeros = np.zeros(_COLUMNS, np.float32)
@@ -67,7 +67,7 @@ def _score(qkv, panels, heads, size, length, scores):  # type: ignore[no-untyped
         )
 
 
-@keeper()
+@cached_njit()
 def _weighted_sum(qkv, weights, heads, size, length, out):  # type: ignore[no-untyped-def]
     """Write each head's weighted sums of values, by weights (T, heads · queries); `out` is the first row's address."""
     zeros = np.zeros(_COLUMNS, np.float32)
@@ -82,7 +82,7 @@ def _weighted_sum(qkv, weights, heads, size, length, out):  # type: ignore[no-un
             )
 
 
-@keeper()
+@cached_njit()
 def _mask_future(scores, heads, wide):  # type: ignore[no-untyped-def]
     """Mask the keys that come after each query."""
     for j in range(scores.shape[0]):
@@ -91,7 +91,7 @@ def _mask_future(scores, heads, wide):  # type: ignore[no-untyped-def]
                 scores[j, h * wide + i] = -np.inf
 
 
-@keeper()
+@cached_njit()
 def exp_nonpositive(x):  # type: ignore[no-untyped-def]
     """Return exp(x) for x ≤ 0 by Cephes' expf, which vectorises: 2ⁿ · exp(r), |r| ≤ ln(2) / 2."""
     x = max(x, np.float32(-64))  # the smallest that matters; denormal numbers are slow
@@ -106,7 +106,7 @@ def exp_nonpositive(x):  # type: ignore[no-untyped-def]
     return (y * r * r + r + np.float32(1)) * np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
-@keeper(sums=True)
+@cached_njit(sums=True)
 def _softmax(scores, scale, max_score, total):  # type: ignore[no-untyped-def]
     """Replace scores (T, heads · queries) by softmax(scale · scores) over the keys, in place."""
     lanes = scores.shape[1]
@@ -126,7 +126,7 @@ def _softmax(scores, scale, max_score, total):  # type: ignore[no-untyped-def]
             scores[j, lane] *= total[lane]
 
 
-@keeper()
+@cached_njit()
 def _attend(heads, causal, qkv, starts, out):  # type: ignore[no-untyped-def]
     width, longest = out.shape[1], 0
     for b in range(len(starts) - 1):

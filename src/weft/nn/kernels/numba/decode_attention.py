@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.nn.kernels.numba.attention import exp_nonpositive
-from weft.nn.rnn.fused.codegen_numba import keeper
+from weft.nn.rnn.fused.codegen_numba import cached_njit
 
 _MIN_PARALLEL = 1 << 20  # products from which on it pays to use several threads
 
@@ -33,7 +33,7 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="weft-attend")
 
 
-@keeper(sums=True)
+@cached_njit(sums=True)
 def _attend(start, stop, q, kv, slots, first, last, out):  # type: ignore[no-untyped-def]
     heads, size = q.shape[1], q.shape[2]
     scale = np.float32(1.0 / math.sqrt(size))

@@ -28,7 +28,7 @@ from numba.core import cgutils, config, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from weft.nn.rnn.fused.codegen_numba import keeper
+from weft.nn.rnn.fused.codegen_numba import cached_njit
 
 _L2_BYTES = 1 << 19  # of x whose products with all panels are computed before the next rows: an L2 cache
 _UNROLL = 4  # steps of K in one iteration of the innermost loop
@@ -193,7 +193,7 @@ def _integer_panels(weight: Tensor, form: Format) -> Tensor:
     return panels.view(torch.int32).squeeze(3)
 
 
-@keeper()
+@cached_njit()
 def _pack(weight, panels):  # type: ignore[no-untyped-def]
     rows, columns = weight.shape[0], panels.shape[2]
     for panel in range(panels.shape[0]):
@@ -205,7 +205,7 @@ def _pack(weight, panels):  # type: ignore[no-untyped-def]
                 panels[panel, k, column] = 0
 
 
-@keeper()
+@cached_njit()
 def _multiply(low, high, x, x_scale, x_zero, panels, scale, sums, bias, out):  # type: ignore[no-untyped-def]
     """Multiply with the panels low … high."""
     steps, M = panels.shape[1], x.shape[0]
@@ -238,7 +238,7 @@ def _multiply(low, high, x, x_scale, x_zero, panels, scale, sums, bias, out):  #
 _ROWS, _COLUMNS, _FEW_ROWS, _VNNI = tile().rows, tile().columns, min(4, tile().rows), has_vnni()
 
 
-@keeper()
+@cached_njit()
 def multiply_panel(  # type: ignore[no-untyped-def]
     kind, tile_rows, rows, x, x_row, x_step, x_scale, x_zero, w, w_step, steps, scale, sums, bias, y, y_row, columns
 ):

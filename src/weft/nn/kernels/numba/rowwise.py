@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.nn.kernels.numba.matmul import FLOAT32, Format, Integers
-from weft.nn.rnn.fused.codegen_numba import keeper, tanh_of
+from weft.nn.rnn.fused.codegen_numba import cached_njit, tanh_of
 from weft.nn.transformer.blocks import gelu_tanh
 
 _ACTIVATION_CODES: dict[Any, int] = {F.relu: 0, F.gelu: 1, gelu_tanh: 2, F.silu: 3}
@@ -79,13 +79,13 @@ def add_norm(x: Tensor, y: Tensor, norm: nn.LayerNorm, form: Format) -> Rows:
     return Rows(values, integers)
 
 
-@keeper()
+@cached_njit()
 def _order_preserving(bits):  # type: ignore[no-untyped-def]
     """Map the bits of a float to an integer of the same order, and back: the minimum of integers vectorises."""
     return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
 
 
-@keeper()
+@cached_njit()
 def quantize_row(row, values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
     """Write round(x / scale) + zero, with the scale for which min(x, 0) is 0 and max(x, 0) is `steps`; NaN spreads."""
     least = most = np.int32(0)
@@ -102,13 +102,13 @@ def quantize_row(row, values, integers, scale, zero, steps):  # type: ignore[no-
         integers[row, column] = min(np.int32(values[row, column] * inverse + half), np.int32(steps))
 
 
-@keeper()
+@cached_njit()
 def _quantize_rows(values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
     for row in range(values.shape[0]):
         quantize_row(row, values, integers, scale, zero, steps)
 
 
-@keeper(sums=True)
+@cached_njit(sums=True)
 def _add_norm(x, y, weight, bias, eps, values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
     width = np.float32(x.shape[1])
     for row in range(x.shape[0]):
@@ -126,7 +126,7 @@ def _add_norm(x, y, weight, bias, eps, values, integers, scale, zero, steps):  #
             quantize_row(row, values, integers, scale, zero, steps)
 
 
-@keeper()
+@cached_njit()
 def _gelu(x):  # type: ignore[no-untyped-def]
     """Return x · Φ(x), with Eigen's rational approximation of erf, right to a few units in the last place."""
     z = x * _ROOT_HALF
@@ -137,7 +137,7 @@ def _gelu(x):  # type: ignore[no-untyped-def]
     return _HALF * x * (_ONE + p / (_B0 + y * (_B1 + y * (_B2 + y * (_B3 + y * _B4)))))
 
 
-@keeper()
+@cached_njit()
 def _activate(kind, values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
     for row in range(values.shape[0]):
         if kind == 0:

@@ -170,7 +170,7 @@ def _compile(source: str, dtype: torch.dtype) -> Kernel:
     compiled, tanh = compiler(), tanh_of(dtype)
     namespace: dict[str, Any] = {"compiled": compiled, "tanh": tanh, "sigmoid": compiled(_sigmoid(tanh, number))}
     namespace |= {"exp": math.exp, "maximum": compiled(_maximum), "where": compiled(_where)}
-    namespace |= {"number": number, "ZERO": number(0), "ONE": number(1), "cached": keeper(), "__name__": __name__}
+    namespace |= {"number": number, "ZERO": number(0), "ONE": number(1), "cached": cached_njit(), "__name__": __name__}
     exec(compile(source, _write_source(source, dtype), "exec"), namespace)  # generated above, from a trace
     kernel, arrays = namespace["kernel"], namespace["arrays"]
 
@@ -224,7 +224,7 @@ def compiler(sums: bool = False) -> Any:
 
 
 @cache
-def keeper(sums: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def cached_njit(sums: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Return an `njit` decorator that caches machine code in `__pycache__`; only for functions in files."""
 
     def compiled(function: Callable[..., Any]) -> Any:

@@ -37,29 +37,29 @@ def trust(agreed: bool, learning: bool = True) -> None:
         _enabled["training"] = agreed
 
 
-def believed(learning: bool) -> bool:
+def kernels_enabled(learning: bool) -> bool:
     """Return whether the half-precision kernels are enabled, for training or for inference."""
     return _enabled["training" if learning else "inference"]
 
 
-def trusted(x: torch.Tensor) -> bool:
+def use_kernels(x: torch.Tensor) -> bool:
     """Return whether the half-precision kernels are enabled in the current grad mode and apply to `x`."""
-    return believed(torch.is_grad_enabled()) and in_half(x)
+    return kernels_enabled(torch.is_grad_enabled()) and is_half(x)
 
 
-def in_half(x: torch.Tensor) -> bool:
+def is_half(x: torch.Tensor) -> bool:
     """Return whether matrix products with `x` run on CUDA in half precision, and Triton kernels can run there."""
     half = x.is_cuda and (x.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cuda"))
     # torch.compile for CUDA generates Triton.
-    return half and (torch.compiler.is_compiling() or (available() and ampere(x.device)))
+    return half and (torch.compiler.is_compiling() or (available() and is_ampere(x.device)))
 
 
-def ampere(device: torch.device) -> bool:
+def is_ampere(device: torch.device) -> bool:
     """Return whether a GPU is Ampere or newer: on older ones neither torch's attention nor our kernels run."""
     return torch.compiler.is_compiling() or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def halved(x: torch.Tensor) -> torch.Tensor:
+def to_half(x: torch.Tensor) -> torch.Tensor:
     """Cast `x` to the dtype of matrix products: autocast's, if enabled."""
     return x.to(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else x
 

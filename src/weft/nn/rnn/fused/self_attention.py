@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.nn.rnn.fused.codegen_numba import keeper, zero_scalar
+from weft.nn.rnn.fused.codegen_numba import cached_njit, zero_scalar
 
 MIN_THREADED_SIZE = 300_000  # numbers of past states read in one step
 
@@ -129,7 +129,7 @@ def _thread_pool(threads: int) -> ThreadPoolExecutor:
 @cache
 def _compile_forward(dtype: torch.dtype, parts: int) -> Callable[..., None]:
     """Compile self-attention of one step, for a range of rows."""
-    compiled, exp, zero, has_cell = keeper(sums=True), math.exp, zero_scalar(dtype), parts > 1
+    compiled, exp, zero, has_cell = cached_njit(sums=True), math.exp, zero_scalar(dtype), parts > 1
     lowest = zero - np.inf
 
     @compiled
@@ -163,7 +163,7 @@ def _compile_forward(dtype: torch.dtype, parts: int) -> Callable[..., None]:
 @cache
 def _compile_backward(dtype: torch.dtype, parts: int) -> Callable[..., None]:
     """Compile the backward pass of one step, for a range of rows."""
-    compiled, zero, has_cell = keeper(sums=True), zero_scalar(dtype), parts > 1
+    compiled, zero, has_cell = cached_njit(sums=True), zero_scalar(dtype), parts > 1
 
     @compiled
     def backward(  # type: ignore[no-untyped-def]
