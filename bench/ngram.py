@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.models.base import Budget
 from weft.models.ngram.model import NGram, NGramConfig
 from weft.tokenization.whitespace import Spaces

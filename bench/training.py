@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from translators import HIDDEN, LAYERS, PAD, VOCAB, WIDTH, marian_config
 from weft.config.schema import Run
 from weft.data.batching.loader import plan
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.tasks.factory import make_task
 from weft.tasks.prepare import fit_tokenizer, pack_split
 from weft.tokenization.trainable import Tokenizer

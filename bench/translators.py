@@ -280,7 +280,7 @@ class Weft:
         pass
 
     def translate(self, work: BlockSchedule, setting: Setting) -> list[Found]:
-        from weft.nn.layers.linear import frozen_weights
+        from weft.nn.layers.packed_linear import frozen_weights
         from weft.tasks.inference import map_in_threads
 
         over = map_in_threads if self.device == "cpu" else map  # as `weft predict` does

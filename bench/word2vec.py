@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from weft.analysis.word_vectors import WordVectors
-from weft.data.batching.packed import PackedItems, pack
+from weft.data.batching.packed_items import PackedItems, pack
 from weft.models.base import Budget
 from weft.models.word2vec.model import Word2Vec, Word2VecConfig
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from weft.config.schema import Named
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.models.base import Budget, Model, Pass, Role
 
 

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from weft.errors import ConfigError, DataError, RoleError, did_you_mean
 from weft.models.base import Role
 from weft.nn.kernels.self_test import try_reading
-from weft.nn.layers.linear import frozen_weights
+from weft.nn.layers.packed_linear import frozen_weights
 from weft.tasks.base import Head, Task
 from weft.tasks.inference import map_in_threads
 from weft.tokens import Tokens

@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel
 
 from weft.analysis.attention import Attention, views_of
-from weft.analysis.gradients import GradientNorms, trace
+from weft.analysis.gradient_flow import GradientNorms, trace
 from weft.analysis.layer_probing import LayerScores, choices_for, read_task, score_layers
 from weft.checkpoint import contents
 from weft.checkpoint.store import save_folder

@@ -10,7 +10,7 @@ from tests.conftest import recipe_for, reversed_pairs, write_pairs
 
 import weft
 from weft.analysis.attention import Attention, View
-from weft.analysis.gradients import GradientNorms
+from weft.analysis.gradient_flow import GradientNorms
 from weft.analysis.render.export import Reached, check_out, render_attention, render_gradients, save
 from weft.cli import main as cli
 from weft.errors import ConfigError

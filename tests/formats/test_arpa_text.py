@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.data.batching.packed import pack
+from weft.data.batching.packed_items import pack
 from weft.errors import DataError
 from weft.formats.arpa_text import BOS, EOS, SPECIALS, UNK, opened, read_arpa, write_arpa
 from weft.models.base import Budget

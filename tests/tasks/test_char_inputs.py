@@ -7,7 +7,7 @@ from tests.labelling import made
 
 import weft
 from weft.config.schema import Run, read_recipe
-from weft.data.batching.packed import pack
+from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy
 from weft.models.base import Role
 from weft.models.rnn import RNN, RNNConfig

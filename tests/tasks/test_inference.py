@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.conftest import reversed_pairs
 from tests.test_embedding import made
 
-from weft.data.batching.packed import pack
+from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
 from weft.tasks import inference as module

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import weft
 from weft.config.schema import Section
-from weft.data.batching.packed import pack
+from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.tasks.multiple_choice import Choice, ChoiceConfig, ChoiceExample

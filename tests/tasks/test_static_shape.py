@@ -8,7 +8,7 @@ import torch
 from tests.labelling import made
 
 from weft.config.schema import Run, read_recipe
-from weft.data.batching.packed import pack
+from weft.data.batching.packed_items import pack
 from weft.data.batching.static_shape import StaticShape
 from weft.data.readers.examples import Skipped
 from weft.data.truncation import TruncationPolicy

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import weft
 from weft.config.schema import Run, read_recipe
-from weft.data.batching.packed import pack
+from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.tasks.factory import make_task

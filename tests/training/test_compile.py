@@ -9,7 +9,7 @@ import torch
 
 import weft
 from weft.config.schema import Run
-from weft.data.batching.packed import pack
+from weft.data.batching.packed_items import pack
 from weft.data.batching.static_shape import StaticShape
 from weft.models.transformer import Transformer, TransformerConfig
 from weft.registry import resolve

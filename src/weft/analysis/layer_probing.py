@@ -19,7 +19,7 @@ import torch
 from weft.analysis.logistic_regression import Probe, row_blocks, temporary_array
 from weft.config.schema import Data, Named, Run, Train, read_recipe, read_section, recipe_names
 from weft.data.batching.loader import plan
-from weft.data.batching.packed import PackedItems, pack
+from weft.data.batching.packed_items import PackedItems, pack
 from weft.data.readers.examples import Skipped
 from weft.data.samples.datasets import SAMPLES
 from weft.data.truncation import TruncationPolicy

@@ -127,7 +127,7 @@ def neighbours(
     device: Device = "auto",
 ) -> None:
     """List the places of a corpus where a word has the contextual embeddings nearest to those it has in TEXT."""
-    from weft.analysis.neighbours import Finder, check_word
+    from weft.analysis.contextual_neighbours import Finder, check_word
     from weft.analysis.render.export import check_out, render_neighbours
 
     check_out(out)
@@ -164,7 +164,7 @@ def _check_distinct(models: list[str]) -> None:
 
 def _gradients(models: list[str], texts: list[str], suffix: str, device: str, trust: bool) -> bytes:
     """Return the page, picture or data of the gradients of models; without models, of untrained cells."""
-    from weft.analysis.gradients import fresh
+    from weft.analysis.gradient_flow import fresh
     from weft.analysis.render.export import Reached, render_gradients
 
     if not models:

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from weft.config.validation import explained
+from weft.config.error_messages import explained
 from weft.config.yaml import read_yaml
 from weft.errors import ConfigError, did_you_mean
 from weft.registry import Kind, resolve

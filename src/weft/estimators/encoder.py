@@ -9,7 +9,7 @@ from sklearn.utils import Tags
 
 from weft.errors import ConfigError
 from weft.estimators.inputs import InputError, read_texts, set_text_tags
-from weft.estimators.saved import Saved, json_parameters, read_about, save
+from weft.estimators.persistence import Saved, json_parameters, read_about, save
 from weft.pipeline import Pipeline, load
 
 

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from weft.errors import ConfigError
 from weft.estimators.inputs import InputError, check_lengths, read_texts, read_words, set_text_tags
-from weft.estimators.saved import Saved, json_parameters, read_about, save
+from weft.estimators.persistence import Saved, json_parameters, read_about, save
 from weft.pipeline import Pipeline, load, train
 
 Model = str | Path | Mapping[str, Any] | Pipeline | None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.config.schema import Named
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.errors import RoleError
 from weft.nn.layers.losses import cross_entropy_sum
 from weft.tokens import Tokens

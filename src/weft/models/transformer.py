@@ -21,14 +21,14 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from weft.config.schema import Named, Pretrained
-from weft.models.attention_config import PrunedHeads, check_heads, check_off
 from weft.models.base import Model, Role, matrix_numbers
+from weft.models.transformer_config import PrunedHeads, check_heads, check_off
 from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, but_last, on_triton
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.positions import Learned, Sinusoidal, check_position, positions_of
 from weft.nn.rnn.fused.codegen_triton import is_half
 from weft.nn.transformer.blocks import Activation, BlockConfig, Blocks
-from weft.nn.transformer.output import OutputProjection
+from weft.nn.transformer.output_projection import OutputProjection
 from weft.tokens import Tokens
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from weft.config.schema import Named, Run, Section
 from weft.data.batching.lm_stream import Reading
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.data.batching.static_shape import StaticShape
 from weft.data.corpus.format import Shards
 from weft.data.truncation import TruncationPolicy

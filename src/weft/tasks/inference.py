@@ -12,11 +12,11 @@ import torch
 
 from weft.config.schema import Section
 from weft.data.batching.loader import plan
-from weft.data.batching.packed import PackedItems, pack
+from weft.data.batching.packed_items import PackedItems, pack
 from weft.data.corpus.format import Shards
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
-from weft.nn.layers.linear import frozen_weights
+from weft.nn.layers.packed_linear import frozen_weights
 from weft.tasks.base import Answer, Batch, Head, Item, Task
 from weft.tasks.metrics import ConfusionMatrix
 from weft.tasks.prepare import encode_all

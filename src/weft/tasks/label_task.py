@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from torch import Tensor, nn
 
 from weft.config.schema import Named, Run, Section
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.data.labels import Label, Labels, balanced, read_label
 from weft.data.readers.lines import count
 from weft.errors import ConfigError, DataError, did_you_mean

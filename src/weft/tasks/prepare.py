@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from weft.config.schema import Data, Named
-from weft.data.batching.packed import PackedItems, pack
-from weft.data.readers.columns import Given, joined, spread
+from weft.data.batching.packed_items import PackedItems, pack
+from weft.data.readers.column_mapping import Given, joined, spread
 from weft.data.readers.examples import Skipped, read_examples
 from weft.data.samples.datasets import SAMPLES, read_sample
 from weft.data.truncation import TruncationPolicy

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from weft.config.schema import Named, Section
-from weft.data.batching.packed import pack
+from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy
 from weft.models.base import Role
 from weft.tasks import base

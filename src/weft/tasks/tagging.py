@@ -17,7 +17,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from weft.config.schema import Named, Run, Section
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.data.labels import Label
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError

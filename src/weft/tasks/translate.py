@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from weft.config.schema import Named, Run, Section
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
 from weft.decoding.generate import DecodingConfig, Hypothesis, generate, stream
 from weft.errors import ConfigError

@@ -8,7 +8,7 @@ import torch
 
 from weft.config.schema import Run
 from weft.data.batching.loader import Loader
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.data.batching.static_shape import StaticShape
 from weft.errors import ConfigError
 from weft.models.base import Model

@@ -29,10 +29,10 @@ from weft.tasks.prepare import read_whole
 from weft.tasks.pretrained_embeddings import check_vectors
 from weft.training.distributed import join_world, leave_world
 from weft.training.finetuning import check_tuning
-from weft.training.fit_loop import Fitting
 from weft.training.flops import TrainingCost, peak_flops
 from weft.training.reporting import Notice, Record
 from weft.training.run import make_tokenizer, make_trainer, settle
+from weft.training.self_fitting import Fitting
 from weft.training.trainer import Trainer
 
 MOST_STEPS, MOST_SECONDS = 20, 5.0  # limits of the timed updates; at least two are timed

@@ -24,7 +24,7 @@ from weft.errors import CheckpointError, ConfigError
 from weft.tasks.factory import make_task
 from weft.training.distributed import World, join_world, leave_world
 from weft.training.finetuning import check_tuning
-from weft.training.model_selection import metric_of
+from weft.training.metric_ranking import metric_of
 from weft.training.reporting import Notice, Reporter
 from weft.training.run import Trained, train_run
 

@@ -14,7 +14,7 @@ from weft.checkpoint.contents import Progress
 from weft.checkpoint.store import Store, verify_or_offer
 from weft.config.schema import Run
 from weft.config.yaml import write_yaml
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
 from weft.errors import CheckpointError, ConfigError, DataError
 from weft.formats.pretrained import start_from_weights, started_tokenizer
@@ -26,14 +26,14 @@ from weft.tasks.inference import evaluate, evaluate_prepared
 from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_whole, settled
 from weft.tasks.pretrained_embeddings import check_vectors, learn_words, start_from_vectors
 from weft.tokenization.trainable import Tokenizer, load_tokenizer
-from weft.training.checkpoint_averaging import try_average
 from weft.training.compile import make_loader
 from weft.training.distributed import World, join_world, leave_world
+from weft.training.final_averaging import try_average
 from weft.training.finetuning import check_tuning, frozen, reinitialized
-from weft.training.fit_loop import Fitting
 from weft.training.optim import schedule_uses_budget
+from weft.training.process_state import seed_all
 from weft.training.reporting import MetricsFile, Notice, Reporter, Reporters, TensorBoard
-from weft.training.rng_state import seed_all
+from weft.training.self_fitting import Fitting
 from weft.training.trainer import Evaluate, Trainer
 
 FREE = {"data.workers", "train.keep"}  # recipe keys that may change on resume, since they do not affect the result

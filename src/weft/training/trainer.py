@@ -32,10 +32,10 @@ from weft.training.deferred_loss import DeferredLoss
 from weft.training.distributed import World
 from weft.training.finetuning import lr_factors
 from weft.training.flops import TrainingCost, peak_flops
-from weft.training.model_selection import rank_of
+from weft.training.metric_ranking import rank_of
 from weft.training.optim import clip, lr_factor, make_optimizer, set_lr
+from weft.training.process_state import gather_carried, gather_rng_states, restore_rng_state, seed_all
 from weft.training.reporting import Eval, Notice, Reporter, Saved, Step
-from weft.training.rng_state import gather_carried, gather_rng_states, restore_rng_state, seed_all
 from weft.training.signals import Interrupted, Signals
 
 Evaluate = Callable[[Head], dict[str, float]]

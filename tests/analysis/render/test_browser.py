@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from weft.analysis.attention import Attention, View
-from weft.analysis.gradients import GradientNorms
+from weft.analysis.gradient_flow import GradientNorms
 from weft.analysis.positions import sinusoidal
 from weft.analysis.render.export import Reached, render_attention, render_gradients, render_positions
 from weft.analysis.render.page import page

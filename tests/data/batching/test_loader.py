@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.data.batching.loader import Loader, Position, plan
-from weft.data.batching.packed import pack
+from weft.data.batching.packed_items import pack
 from weft.tokens import Tokens
 
 

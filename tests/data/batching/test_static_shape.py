@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.data.batching.loader import Loader, Position, plan_static_shape
-from weft.data.batching.packed import pack
+from weft.data.batching.packed_items import pack
 from weft.data.batching.static_shape import StaticShape, split_by_room
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.data.batching.packed import pack
+from weft.data.batching.packed_items import pack
 from weft.data.corpus import format
 from weft.data.corpus.format import FORMAT, Manifest, Split, find_corpus, open_shards, read_manifest, verify, write_json
 from weft.data.corpus.merge import NARROW, WIDE, Made, TooWide, join_parts, read_made, write_tokens

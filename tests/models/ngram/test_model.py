@@ -14,7 +14,7 @@ from tests.ngram_equations import BOS, EOS, Equations
 
 from weft.checkpoint.contents import load_weights, weights
 from weft.config.schema import read_section
-from weft.data.batching.packed import PackedItems, pack
+from weft.data.batching.packed_items import PackedItems, pack
 from weft.errors import CheckpointError, ConfigError, RoleError, TrainingError
 from weft.models.base import Budget, Pass, Role
 from weft.models.ngram import counting

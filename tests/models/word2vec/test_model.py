@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from weft.config.schema import read_section
-from weft.data.batching.packed import pack
+from weft.data.batching.packed_items import pack
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Budget, Role
 from weft.models.word2vec import numba as kernels

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from weft.data.batching.packed import pack
+from weft.data.batching.packed_items import pack
 from weft.models.base import Budget
 from weft.models.word2vec.fit import Corpus
 from weft.models.word2vec.model import Word2Vec, Word2VecConfig

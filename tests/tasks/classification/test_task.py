@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import weft
 from weft.config.schema import Run, Section, read_recipe
-from weft.data.batching.packed import pack
+from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.tasks.classification.task import Classify, ClassifyConfig, ClassifyExample, RatedExample, Threshold

@@ -346,7 +346,7 @@ def test_pairs_take_the_place_of_data(run, tmp_path):
 
 
 def test_a_model_that_goes_both_ways_has_no_last_loss_to_look_back_from():
-    from weft.analysis.gradients import trace
+    from weft.analysis.gradient_flow import trace
 
     sizes = {"embedding": 4, "filters": {1: 4}, "highways": 1, "width": 8, "cells": 8}
     run = Run.parse({**recipe().model_dump(), "model": {"name": "elmo", **sizes}})

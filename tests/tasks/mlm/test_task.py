@@ -10,7 +10,7 @@ import torch
 
 import weft
 from weft.config.schema import Run, read_recipe
-from weft.data.batching.packed import pack
+from weft.data.batching.packed_items import pack
 from weft.data.corpus.format import open_shards
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
@@ -23,7 +23,7 @@ from weft.tokenization.trainable import train_tokenizer
 from weft.tokens import Tokens
 from weft.training.compile import Framed, make_loader
 from weft.training.distributed import World
-from weft.training.model_selection import sign_of
+from weft.training.metric_ranking import sign_of
 from weft.training.trainer import Trainer
 
 WORDS = ["the", "weft", "is", "a", "thread", "that", "runs", "through", "all", "of", "it", "woven"]

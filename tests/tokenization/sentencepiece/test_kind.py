@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.marian_folders import MANY, TEXTS, read_tokenizer, write_tokenizer
 
 from weft.errors import CheckpointError, ConfigError, DataError
-from weft.formats.huggingface.marian import read_marian
-from weft.formats.huggingface.marian_model import MARIAN_MAP
+from weft.formats.huggingface.marian import MARIAN_MAP
+from weft.formats.huggingface.marian_tokenizer import read_marian
 from weft.tasks.corpus.reuse import vocabulary
 from weft.tokenization.sentencepiece.marian import SentencePiece
 from weft.tokenization.trainable import load_tokenizer, train_tokenizer

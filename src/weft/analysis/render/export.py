@@ -9,8 +9,8 @@ from textwrap import shorten
 from typing import Any
 
 from weft.analysis.attention import Attention, legend
-from weft.analysis.gradients import GradientNorms
-from weft.analysis.neighbours import Neighbours
+from weft.analysis.contextual_neighbours import Neighbours
+from weft.analysis.gradient_flow import GradientNorms
 from weft.analysis.positions import Positions
 from weft.analysis.render.charts import line_chart
 from weft.analysis.render.page import details, heading, page, paragraph, reply, table

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch.utils.data import DataLoader, Dataset
 
 from weft.data.batching.lm_stream import Reading
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.data.batching.static_shape import StaticShape, split_by_room
 
 B = TypeVar("B")

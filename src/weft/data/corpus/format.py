@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from weft.config.schema import Section
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.data.corpus.partition import Origin
 from weft.errors import DataError
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from weft.config.schema import Data
-from weft.data.readers.columns import Columns, Rows
+from weft.data.readers.column_mapping import Columns, Rows
 from weft.data.readers.lines import LINE_OVERHEAD, BadRow, chomp, read_lines
 
 Lines = Iterator[tuple[int, str | BadRow]]

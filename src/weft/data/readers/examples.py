@@ -4,7 +4,7 @@ A source is a path, a glob pattern (its files in sorted order), or a list of par
 line. The format is given by the file's extension or by `data.format`: txt, tsv, csv, jsonl, conll (and .conllu), squad
 (of .json), each also .gz or .zst, and parquet. Where `data.columns` is omitted, csv, jsonl, squad and parquet map
 columns by the names of the fields; tsv, conll and parallel files by their order; a line of txt is the single field (in
-full: `weft.data.readers.columns`).
+full: `weft.data.readers.column_mapping`).
 
 All formats but squad are streamed: memory is bounded by `data.max_line_bytes`, however large the file. A bad row raises
 a `DataError` that begins with `file:line`, or with `data.on_bad_rows: skip` is skipped and counted. An error of a whole
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from weft.config.schema import Data
-from weft.data.readers.columns import Columns, Row, Rows, joined
+from weft.data.readers.column_mapping import Columns, Row, Rows, joined
 from weft.data.readers.documents import read_documents
 from weft.data.readers.formats import READERS, read_parallel
 from weft.data.readers.lines import BadRow, FileSlice, check_file, count

@@ -11,7 +11,7 @@ from itertools import chain, zip_longest
 from pathlib import PurePath
 from typing import Any, NoReturn
 
-from weft.data.readers.columns import Columns, Layout, Row, Rows
+from weft.data.readers.column_mapping import Columns, Layout, Row, Rows
 from weft.data.readers.lines import LINE_OVERHEAD, BadRow, chomp, count, read_lines, unreadable
 from weft.data.readers.squad import read_squad
 from weft.data.readers.tables import read_csv, read_tsv

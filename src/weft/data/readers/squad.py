@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from weft.data.readers.columns import Columns, Row, Rows
+from weft.data.readers.column_mapping import Columns, Row, Rows
 from weft.data.readers.lines import BadRow, open_bytes, unreadable
 from weft.errors import DataError
 

@@ -4,7 +4,7 @@ import csv
 from collections import deque
 from collections.abc import Iterator
 
-from weft.data.readers.columns import Columns, Layout, Rows
+from weft.data.readers.column_mapping import Columns, Layout, Rows
 from weft.data.readers.lines import LINE_OVERHEAD, BadRow, chomp, read_lines
 
 Cells = Iterator[tuple[int, list[str] | BadRow]]

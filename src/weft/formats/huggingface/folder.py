@@ -18,7 +18,7 @@ from weft.errors import CheckpointError, ConfigError, did_you_mean
 from weft.formats.huggingface.families import FAMILIES, MODEL_NAMES
 from weft.formats.huggingface.heads import detect_head, head_name, read_task, write_task
 from weft.formats.huggingface.mapping import HFMapping
-from weft.formats.huggingface.marian import read_marian, read_translation, write_marian, write_translation
+from weft.formats.huggingface.marian_tokenizer import read_marian, read_translation, write_marian, write_translation
 from weft.formats.huggingface.tokenizer import read_json, read_tokenizer, write_json, write_tokenizer
 from weft.formats.huggingface.weights import WeightFiles, find_weights, read_weights, write_weights
 from weft.registry import resolve

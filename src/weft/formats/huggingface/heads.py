@@ -35,7 +35,7 @@ def _guess_class(family: HFMapping, weight_names: Collection[str]) -> str:
 
 
 def head_name(run: Run) -> str:
-    """Return the name of a run's head in an HFMap."""
+    """Return the name of a run's head in an HFMapping."""
     task = make_task(run)  # resolves what the recipe leaves open
     return f"{run.task.name}.next" if isinstance(task, MLM) and task.pairs else run.task.name
 

@@ -1,4 +1,4 @@
-"""HFMap: the names of a model's configuration and weights in the Hugging Face format."""
+"""HFMapping: the names of a model's configuration and weights in the Hugging Face format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

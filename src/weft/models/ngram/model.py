@@ -39,7 +39,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from weft.config.schema import Named
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.errors import RoleError
 from weft.models.base import Budget, Direction, Model, Pass, Role
 from weft.models.ngram.counting import Trie, count

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.errors import DataError
 from weft.models.base import Budget, Pass
 

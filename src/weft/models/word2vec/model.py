@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.config.schema import Named
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.errors import ConfigError, RoleError
 from weft.models.base import Budget, Direction, Model, Pass, Role
 from weft.models.word2vec.fit import Corpus, fit_on_cpu, measure

@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from weft.nn.attention.capture import capturing, chosen_heads, record
 from weft.nn.attention.kv_cache import KVIndex, attend_cached
 from weft.nn.kernels.block_schedule import BlockSchedule
-from weft.nn.layers.linear import Linear
+from weft.nn.layers.packed_linear import Linear
 from weft.nn.rnn.fused.codegen_triton import is_ampere, use_kernels
 from weft.tokens import Tokens
 

@@ -14,7 +14,7 @@ from weft.nn.attention.multihead import AttentionLayout
 from weft.nn.layers.losses import cross_entropy_sum
 from weft.nn.rnn.fused import codegen_triton
 from weft.nn.transformer.blocks import BlockConfig, Blocks
-from weft.nn.transformer.output import OutputProjection
+from weft.nn.transformer.output_projection import OutputProjection
 from weft.tokens import Tokens
 
 # Eager PyTorch rounds to half precision too, and in a deep network that adds up, so the tolerance is a multiple of its

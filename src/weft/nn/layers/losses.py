@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.nn.rnn.fused.codegen_triton import use_kernels
-from weft.nn.transformer.output import OutputProjection
+from weft.nn.transformer.output_projection import OutputProjection
 
 
 def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None) -> Tensor:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from weft.nn.attention.capture import capturing
 from weft.nn.attention.kv_cache import KVCache, KVIndex, on_triton
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
-from weft.nn.layers.linear import Linear
+from weft.nn.layers.packed_linear import Linear
 from weft.nn.rnn.fused.codegen_triton import to_half, use_kernels
 
 _MIN_NUMBA_TOKENS = 512  # from which on the numba encoder is worth its compilation a process; for int8 it always is

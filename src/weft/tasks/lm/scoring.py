@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.data.batching.lm_stream import Stream
 from weft.data.batching.loader import plan
-from weft.data.batching.packed import PackedItems, pack
+from weft.data.batching.packed_items import PackedItems, pack
 from weft.models.base import Direction, Model
 from weft.tasks.base import IGNORE_INDEX, Batch, Head, Item
 from weft.tokenization.trainable import Tokenizer

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from weft.config.schema import Named, Run, Section
 from weft.data.batching.lm_stream import Packs, Reading, Stream, Streams
-from weft.data.batching.packed import PackedItems, pack
+from weft.data.batching.packed_items import PackedItems, pack
 from weft.data.corpus.format import Shards
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError

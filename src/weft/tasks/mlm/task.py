@@ -9,7 +9,7 @@
 | `rows`  | a text                                                                                     |
 
 `data.max_length` counts bos and eos. With `next_sentence`, by default if the model has segment embeddings, it also
-predicts whether B follows A (`weft.data.batching.sentence_pairs`).
+predicts whether B follows A (`weft.data.batching.mlm_sequences`).
 
 A question is a text with masks, "[MASK]" or the tokenizer's own; the answer has the best tokens for each.
 """
@@ -28,8 +28,8 @@ from pydantic import Field
 from weft.config.schema import Named, Run, Share
 from weft.data.batching.lm_stream import Readable, Reading, Spans
 from weft.data.batching.loader import plan
-from weft.data.batching.packed import PackedItems, pack
-from weft.data.batching.sentence_pairs import Documents, Pairs, Signs, Texts, Windows, join_pairs
+from weft.data.batching.mlm_sequences import Documents, Pairs, Signs, Texts, Windows, join_pairs
+from weft.data.batching.packed_items import PackedItems, pack
 from weft.data.batching.static_shape import StaticShape
 from weft.data.corpus.format import Shards
 from weft.data.truncation import TruncationPolicy

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, model_validator
 
 from weft.config.schema import Named, Run, Section
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.models.base import Role

@@ -18,7 +18,7 @@ from weft.nn.attention.multihead import MultiHeadAttention
 from weft.nn.kernels.numba.attention import MAX_LENGTH, attend
 from weft.nn.kernels.numba.matmul import FLOAT32
 from weft.nn.kernels.numba.rowwise import Rows, activate, add_norm, quantize_rows
-from weft.nn.layers.linear import Linear
+from weft.nn.layers.packed_linear import Linear
 from weft.nn.layers.quantization import Int8Linear
 from weft.nn.transformer.blocks import Block, Blocks
 from weft.tokens import Tokens

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.data.batching.packed import content_keys, pack
+from weft.data.batching.packed_items import content_keys, pack
 
 sequence = st.lists(st.integers(0, 2**31 - 1), max_size=9)
 items = st.lists(st.lists(sequence, min_size=1, max_size=4), max_size=12)

@@ -8,8 +8,8 @@ import torch
 from tests.models.test_elmo import SMALL
 from torch.nn import functional as F
 
-from weft.analysis import neighbours
-from weft.analysis.neighbours import Finder, Neighbour
+from weft.analysis import contextual_neighbours as neighbours
+from weft.analysis.contextual_neighbours import Finder, Neighbour
 from weft.cli.main import main
 from weft.config.schema import Run
 from weft.errors import DataError, RoleError

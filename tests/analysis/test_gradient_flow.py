@@ -10,7 +10,7 @@ from tests.conftest import reversed_pairs
 from torch import nn
 
 import weft
-from weft.analysis.gradients import GAINS, STEPS, GradientNorms, fresh, trace
+from weft.analysis.gradient_flow import GAINS, STEPS, GradientNorms, fresh, trace
 from weft.errors import DataError, RoleError
 from weft.nn.rnn.cells import CELLS
 from weft.tasks.base import Batch

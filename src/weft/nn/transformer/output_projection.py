@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.nn.attention.kv_cache import on_triton
-from weft.nn.layers.linear import Linear
+from weft.nn.layers.packed_linear import Linear
 from weft.nn.rnn.fused.codegen_triton import is_half, to_half
 
 _PAD_TO, _ALIGNED = 64, 8  # on CUDA, logits whose number is no multiple of 8 are slow: they are padded to one of 64

@@ -9,7 +9,7 @@ from weft.checkpoint import contents
 from weft.checkpoint.averaging import About, mean_weights, write_about
 from weft.checkpoint.manifest import order, verify
 from weft.checkpoint.store import average_name
-from weft.training.model_selection import metric_of, sign_of
+from weft.training.metric_ranking import metric_of, sign_of
 from weft.training.reporting import Notice, Saved
 from weft.training.trainer import Trainer
 

@@ -15,12 +15,12 @@ from weft.checkpoint.contents import Progress
 from weft.checkpoint.store import Store
 from weft.config.schema import Run, Train
 from weft.config.yaml import write_yaml
-from weft.data.batching.packed import PackedItems
+from weft.data.batching.packed_items import PackedItems
 from weft.errors import ConfigError
 from weft.models.base import Budget, Pass
 from weft.tasks.base import Head, Task
 from weft.training.distributed import World
-from weft.training.model_selection import rank_of
+from weft.training.metric_ranking import rank_of
 from weft.training.reporting import Eval, Notice, Reporter, Saved, Step
 from weft.training.signals import Interrupted, Signals
 from weft.training.trainer import Evaluate

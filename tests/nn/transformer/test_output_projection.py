@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from weft.nn.transformer.output import OutputProjection
+from weft.nn.transformer.output_projection import OutputProjection
 
 
 @pytest.mark.parametrize("vocab", [10, 4096, 5000])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.data.batching.sentence_pairs import LEAST, Documents, Pairs, Pieces, Signs, Texts, Windows, join_pairs
+from weft.data.batching.mlm_sequences import LEAST, Documents, Pairs, Pieces, Signs, Texts, Windows, join_pairs
 from weft.errors import DataError
 
 BOS, EOS = 0, 1

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from weft.training.distributed import World
-from weft.training.rng_state import gather_carried, gather_rng_states, restore_rng_state, seed_all
+from weft.training.process_state import gather_carried, gather_rng_states, restore_rng_state, seed_all
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from weft.nn.layers import linear
-from weft.nn.layers.linear import Linear, frozen_weights
+from weft.nn.layers import packed_linear as linear
+from weft.nn.layers.packed_linear import Linear, frozen_weights
 
 pytestmark = pytest.mark.isa
 
