@@ -9,11 +9,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # a name that is no folder is not looked for
 
 import pytest
 import torch
+from hypothesis import settings
 
 import weft
 from weft.testing import properties
 from weft.training.reporting import TensorBoard
 
+settings.register_profile("suite", deadline=None)  # no test asserts a time
+settings.load_profile("suite")
 torch.set_num_threads(1)
 
 

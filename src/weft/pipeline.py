@@ -182,7 +182,7 @@ class Pipeline:
 
     @property
     def has_data(self) -> bool:
-        """Whether the recipe names data to evaluate on."""
+        """Return whether the recipe names data to evaluate on."""
         return has_split(self.run.data, data_for(self.run.data, None)[1])
 
     def attention(

@@ -41,7 +41,7 @@ def two_processes(launch, *arguments):
     return done
 
 
-SETTINGS = ["model.dropout=0", "model.attention=none", "train.report_every=1", "train.batch_tokens=100"]
+SETTINGS = ["model.dropout=0", "train.report_every=1", "train.batch_tokens=100"]
 
 
 def test_two_processes_train_and_resume_as_one_that_accumulates(recipe, recipe_file, tmp_path):

@@ -122,7 +122,7 @@ Write = Callable[[BinaryIO, "Embedder", Iterable[str]], None]
 
 
 def _writer(out: Path, pool: str | None) -> Write:
-    """Say how a file is written, by its ending, before a model is loaded."""
+    """Return the writer of a file by its ending; called before a model is loaded."""
     known: dict[str, Write] = {".npy": _npy, ".npz": _npz, ".tsv": _tsv, ".jsonl": _jsonl}
     if out.suffix not in known:
         raise ConfigError(f"--out: {str(out)!r} must end in {', '.join(known)}; {did_you_mean(out.suffix, known)}")

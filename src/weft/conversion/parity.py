@@ -49,7 +49,7 @@ class Check:
 
     @property
     def matches(self) -> bool:
-        """Whether the outputs are equal up to rounding."""
+        """Return whether the outputs are equal up to rounding."""
         return self.difference <= self.tolerance
 
     def rows(self) -> list[list[str]]:

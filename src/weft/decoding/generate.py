@@ -63,7 +63,7 @@ class DecodingConfig(Section):
 
     @property
     def graph_compatible(self) -> bool:
-        """Whether the search can run as CUDA graphs (weft.decoding.cuda_graph)."""
+        """Return whether the search can run as CUDA graphs (weft.decoding.cuda_graph)."""
         return self.early_stopping == "sure" and not (self.renormalize_logits or self.finish)
 
     def penalty(self, length: int) -> float:

@@ -36,7 +36,7 @@ _MODULE_TYPES = ("Transformer", "Pooling", "Normalize")
 
 @dataclass(frozen=True)
 class Pooling:
-    """How the last layer's hidden states are pooled to one vector of a text."""
+    """The pooling of a text's last hidden states to one vector."""
 
     pool: Pool
     normalize: bool = False  # to unit length

@@ -79,7 +79,7 @@ class Capturable(Generator, Protocol):
 
     @property
     def prefill_capturable(self) -> bool:
-        """Whether `prime` can be captured as well: same kernels for sources of equal sizes and one-token prompts."""
+        """Return whether `prefill` can be captured too: same kernels for sources of one size, one-token prompts."""
         ...
 
     @property

@@ -146,7 +146,7 @@ class GPT(Model):
 
     @property
     def prefill_capturable(self) -> bool:
-        """Whether `prime` of one-token prompts can be captured: it launches nothing."""
+        """Return True: `prefill` of one-token prompts launches nothing."""
         return True
 
     @property

@@ -186,7 +186,7 @@ class Transformer(Model):
 
     @property
     def prefill_capturable(self) -> bool:
-        """Whether the encoder can be captured: in half precision on CUDA it never reads lengths on the host."""
+        """Return whether the encoder can be captured: in half precision on CUDA it never reads lengths on the host."""
         return is_half(self.embed.weight) and not self.training
 
     @property

@@ -164,12 +164,12 @@ class Tokenizer:
 
     @property
     def joint(self) -> bool:
-        """Whether both sides share one vocabulary, so that a model has one embedding matrix for both."""
+        """Return whether both sides share one vocabulary, so that a model has one embedding matrix for both."""
         return self.target is self
 
     @property
     def lossless(self) -> bool:
-        """Whether `decode(encode(text))` returns every text exactly."""
+        """Return whether `decode(encode(text))` returns every text exactly."""
         return False
 
     @property

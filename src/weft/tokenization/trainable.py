@@ -191,7 +191,7 @@ class Bytes(Tokenizer):
 
     @property
     def lossless(self) -> bool:
-        """Whether decoding returns every text exactly: true without lower-casing."""
+        """Return whether decoding returns every text exactly: true without lower-casing."""
         return self.engine.normalizer is None
 
     def _surface(self, token: str) -> str:
@@ -245,7 +245,7 @@ class BPE(Tokenizer):
 
     @property
     def lossless(self) -> bool:
-        """Whether decoding returns every text exactly: byte-level, without a normalizer or an added prefix space."""
+        """Return whether decoding returns every text exactly: byte-level, without a normalizer or an added prefix space."""
         prefix_space = getattr(self.engine.pre_tokenizer, "add_prefix_space", False)  # some imported tokenizers set it
         return self.config.bytes and self.engine.normalizer is None and not prefix_space
 

@@ -28,7 +28,7 @@ class ASGD(torch.optim.SGD):
 
     @property
     def averages(self) -> bool:
-        """Whether averaging has begun."""
+        """Return whether averaging has begun."""
         return any("aside" in state for state in self.state.values())
 
     def begin(self) -> None:

@@ -24,7 +24,7 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Whether this is the process that writes and reports."""
+        """Return whether this is the process that writes and reports."""
         return self.rank == 0
 
     def wrap(self, head: nn.Module) -> nn.Module:

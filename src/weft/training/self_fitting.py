@@ -63,7 +63,7 @@ class Fitting:
 
     @property
     def _spent(self) -> bool:
-        """Whether the budget of passes or of time is used up."""
+        """Return whether the budget of passes or of time is used up."""
         train, progress = self.run.train, self.progress
         by_time = train.time is not None and progress.elapsed >= train.time
         return by_time or (train.steps is not None and progress.step >= train.steps)

@@ -44,7 +44,7 @@ class FileSlice(str):
 
     @property
     def whole(self) -> bool:
-        """Whether it is the whole file."""
+        """Return whether the slice is the whole file."""
         return self.stop is None
 
 

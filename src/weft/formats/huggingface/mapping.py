@@ -9,7 +9,7 @@ Modules = Mapping[str, str | tuple[str, ...]]  # our module -> theirs; several o
 
 @dataclass(frozen=True)
 class HFMapping:
-    """How weft's configuration and weights map to a Hugging Face model; `folder` uses it in both directions.
+    """The mapping of weft's configuration and weights to a Hugging Face model's; `folder` reads it in both directions.
 
     In `modules` and `head_modules`, `{layer}` stands for each layer's number; a module's weight and bias go together.
     A head is named by its task; `mlm.next` is an `mlm` head that also predicts whether a sentence follows.

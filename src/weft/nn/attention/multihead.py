@@ -60,7 +60,7 @@ class AttentionLayout:
 
     @property
     def equal_lengths(self) -> bool:
-        """Whether this is self-attention of sequences of equal length; known without a device synchronisation."""
+        """Return whether all sequences attend to themselves and have one length, without a device synchronisation."""
         return self.queries is self.keys and len(self.queries.ids) == len(self.queries) * self.queries.longest > 0
 
     def with_schedule(self, x: Tensor, size: int) -> "AttentionLayout":

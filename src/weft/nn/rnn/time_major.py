@@ -40,7 +40,7 @@ class Grid:
 
     @property
     def full(self) -> bool:
-        """Whether there is no padding; computed from CPU lengths, without a device synchronisation."""
+        """Return whether there is no padding; computed from CPU lengths, without a device synchronisation."""
         return bool((self.lengths == self.steps).all())
 
     @property

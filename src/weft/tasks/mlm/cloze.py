@@ -32,7 +32,7 @@ class Blanks:
 
     @cached_property
     def spaced(self) -> bool:
-        """Whether a token may include the space before it."""
+        """Return whether a token may include the space before it."""
         plain = isinstance(self.tokenizer, Characters | Bytes)
         return self.tokenizer.model in ("BPE", "Unigram") and not plain
 

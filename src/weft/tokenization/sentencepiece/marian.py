@@ -95,7 +95,7 @@ class SentencePiece(Tokenizer):
 
     @property
     def joint(self) -> bool:
-        """Whether both sides have the same vocabulary."""
+        """Return whether both sides have the same vocabulary."""
         return self.target is self or self.target.engine.get_vocab() == self.engine.get_vocab()
 
     def encode(self, text: str) -> Encoding:

@@ -81,7 +81,7 @@ class AttentionStep:
 
     @property
     def outputs(self) -> list[Tensor]:
-        """What the scan returns beside the states: the contexts."""
+        """Return the context vectors, an output of the scan beside the states."""
         return [self.contexts[:]]  # a view: returning the tensor stored here would make a reference cycle
 
     def forward(self, t: int, input_proj: Tensor) -> None:
@@ -216,7 +216,7 @@ class InputFeedingStep:
 
     @property
     def outputs(self) -> list[Tensor]:
-        """What the scan returns beside the states: the readout after each step."""
+        """Return the readout of each step, an output of the scan beside the states."""
         return [self.readouts[1:]]
 
     def forward(self, t: int, input_proj: Tensor) -> None:

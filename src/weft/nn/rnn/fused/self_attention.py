@@ -64,7 +64,7 @@ class SelfAttentionStep:
 
     @property
     def outputs(self) -> list[Tensor]:
-        """What the scan returns beside the states: the mixture that its last step started from."""
+        """Return the mixture of earlier states that the last step started from, an output beside the states."""
         return [self.start_states[0][-1]]
 
     def forward(self, t: int, input_proj: Tensor) -> None:
