@@ -22,7 +22,7 @@ RENAMED = {  # keys of recipes before 0.1 -> what they are called now, by sectio
 
 
 def explained(items: Iterable[Any], schema: type[BaseModel], raw: object, place: str) -> Iterator[str]:
-    """Yield one line for each place that is wrong; of a key that may be several things, the one that went furthest counts."""
+    """Yield one line for each place that is wrong; of several types that were tried, that which went furthest."""
     placed: dict[tuple[str, ...], list[Any]] = {}
     for item in items:
         placed.setdefault(_keys(item, raw), []).append(item)

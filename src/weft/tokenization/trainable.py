@@ -245,7 +245,7 @@ class BPE(Tokenizer):
 
     @property
     def lossless(self) -> bool:
-        """Return whether decoding returns every text exactly: byte-level, without a normalizer or an added prefix space."""
+        """Return whether decoding is exact: it is byte-level, and has no normalizer and no added prefix space."""
         prefix_space = getattr(self.engine.pre_tokenizer, "add_prefix_space", False)  # some imported tokenizers set it
         return self.config.bytes and self.engine.normalizer is None and not prefix_space
 

@@ -8,13 +8,14 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from weft.nn.kernels.numba import matmul
-from weft.nn.kernels.numba.matmul import INT16, UINT8, Integers, PackedWeights, is_exact, quantize_weight, tile
+from weft.nn.kernels.numba import matmul, microkernel
+from weft.nn.kernels.numba.matmul import INT16, UINT8, Integers, PackedWeights, is_exact, quantize_weight
+from weft.nn.kernels.numba.microkernel import tile
 
 pytestmark = pytest.mark.isa
 quick = settings(deadline=None, derandomize=True, max_examples=30)
 shapes = st.tuples(st.integers(0, 40), st.integers(1, 70), st.integers(1, 90))  # M, N, K
-FORMS = [UINT8, INT16] if "ssse3" in matmul.cpu_features() else [INT16]
+FORMS = [UINT8, INT16] if "ssse3" in microkernel.cpu_features() else [INT16]
 
 
 def drawn(M, N, K, seed=0):
@@ -94,7 +95,7 @@ def test_sums_of_integers_are_exact(form, shape):
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: str(form.dtype))
 def test_the_self_test_passes_and_fails(form, monkeypatch):
     assert is_exact(form)
-    if form is UINT8 and not matmul.has_vnni():  # weights that saturate 16 bits
+    if form is UINT8 and not microkernel.has_vnni():  # weights that saturate 16 bits
         full = lambda weight: (torch.round(weight * 127).to(torch.int8), torch.ones(len(weight)))  # noqa: E731
         with monkeypatch.context() as patch:
             patch.setattr(matmul, "quantize_weight", full)
@@ -112,16 +113,16 @@ def test_weights_are_rounded_by_a_half_at_most():
     assert rounded.dtype is torch.int8
     assert ((rounded * scale[:, None] - weight).abs() <= 0.5001 * scale[:, None]).all()
     assert (scale <= 2 * weight.abs().amax(1) / 126 + 1e-12).all()  # no coarser than a pair of equals needs
-    if not matmul.has_vnni():
+    if not microkernel.has_vnni():
         pairs = torch.nn.functional.pad(rounded.int().abs(), (0, 1)).view(9, -1, 2).sum(2)
         assert pairs.max() * 255 < 2**15
 
 
 def test_instruction_sets_that_are_held_down_are_not_used():
-    held = os.environ.get("NUMBA_CPU_FEATURES", ",".join(f"+{name}" for name in matmul.cpu_features()))
+    held = os.environ.get("NUMBA_CPU_FEATURES", ",".join(f"+{name}" for name in microkernel.cpu_features()))
     lanes = 16 if "+avx512f" in held else 8 if "+avx" in held else 4
     assert tile().lanes == lanes
-    assert matmul.has_vnni() == ("vnni" in held)
+    assert microkernel.has_vnni() == ("vnni" in held)
     assert matmul.integer_format() is (UINT8 if "+ssse3" in held else INT16)
 
 

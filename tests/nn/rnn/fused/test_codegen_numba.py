@@ -44,7 +44,7 @@ def test_what_is_compiled_is_found_again_and_another_stage_is_not_taken_for_it(f
     assert step(add, torch.float32) == 8
     assert len(compiled(folder)) == 3
     assert compiled(folder).items() > before.items()
-    assert not [path for path in folder.iterdir() if path.suffix != ".py" and path.is_file()]
+    assert not [path for path in folder.iterdir() if path.suffix != ".kernel" and path.is_file()]
 
 
 def test_a_stage_of_another_version_is_compiled_anew(folder, tmp_path, monkeypatch):

@@ -11,18 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.nn.kernels.numba.matmul import multiply_panel, tile
+from weft.nn.kernels.numba.microkernel import COLUMNS, ROWS, multiply_panel
 from weft.nn.rnn.fused.codegen_numba import cached_njit
 
-_ROWS, _COLUMNS = tile().rows, tile().columns
 MAX_LENGTH = 160  # sequence length up to which these loops are faster
 
 
 def attend(qkv: Tensor, starts: Tensor, heads: int, causal: bool) -> Tensor:
     """Return the self-attention (N, D) of sequences with queries, keys and values concatenated in qkv (N, 3·D)."""
     out = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
-    if out.shape[1] // heads % _COLUMNS:  # the last panel of values is read to its end
-        qkv = torch.cat([qkv.flatten(), qkv.new_zeros(_COLUMNS)])[:-_COLUMNS].view_as(qkv)
+    if out.shape[1] // heads % COLUMNS:  # the last panel of values is read to its end
+        qkv = torch.cat([qkv.flatten(), qkv.new_zeros(COLUMNS)])[:-COLUMNS].view_as(qkv)
     _attend(heads, causal, *(x.numpy() for x in (qkv, starts, out)))
     return out
 
@@ -30,25 +29,25 @@ def attend(qkv: Tensor, starts: Tensor, heads: int, causal: bool) -> Tensor:
 @cached_njit()
 def _pack(qkv, first, length, size, panels):  # type: ignore[no-untyped-def]
     """Pack the queries of a sequence, for each head into panels (T / columns, d, columns)."""
-    blocks = (length + _COLUMNS - 1) // _COLUMNS
+    blocks = (length + COLUMNS - 1) // COLUMNS
     for t in range(length):
         for h in range(qkv.shape[1] // 3 // size):
-            offset = (h * blocks + t // _COLUMNS) * size * _COLUMNS + t % _COLUMNS
+            offset = (h * blocks + t // COLUMNS) * size * COLUMNS + t % COLUMNS
             for k in range(size):
-                panels[offset + k * _COLUMNS] = qkv[first + t, h * size + k]
+                panels[offset + k * COLUMNS] = qkv[first + t, h * size + k]
 
 
 @cached_njit()
 def _score(qkv, panels, heads, size, length, scores):  # type: ignore[no-untyped-def]
     """Write K Qᵀ of each head side by side, (T, heads · queries); `qkv` is the address of the sequence's first row."""
-    zeros = np.zeros(_COLUMNS, np.float32)
-    bias, width, blocks = zeros.ctypes.data, heads * size, (length + _COLUMNS - 1) // _COLUMNS
+    zeros = np.zeros(COLUMNS, np.float32)
+    bias, width, blocks = zeros.ctypes.data, heads * size, (length + COLUMNS - 1) // COLUMNS
     for panel in range(heads * blocks):
-        keys, queries = qkv + 4 * (width + panel // blocks * size), panels.ctypes.data + 4 * panel * size * _COLUMNS
-        y, row_stride = scores.ctypes.data + 4 * panel * _COLUMNS, scores.strides[0]
+        keys, queries = qkv + 4 * (width + panel // blocks * size), panels.ctypes.data + 4 * panel * size * COLUMNS
+        y, row_stride = scores.ctypes.data + 4 * panel * COLUMNS, scores.strides[0]
         multiply_panel(
             zeros,
-            _ROWS,
+            ROWS,
             length,
             keys,
             12 * width,
@@ -56,29 +55,29 @@ def _score(qkv, panels, heads, size, length, scores):  # type: ignore[no-untyped
             0,
             0,
             queries,
-            4 * _COLUMNS,
+            4 * COLUMNS,
             size,
             0,
             0,
             bias,
             y,
             row_stride,
-            _COLUMNS,
+            COLUMNS,
         )
 
 
 @cached_njit()
 def _weighted_sum(qkv, weights, heads, size, length, out):  # type: ignore[no-untyped-def]
     """Write each head's weighted sums of values, by weights (T, heads · queries); `out` is the first row's address."""
-    zeros = np.zeros(_COLUMNS, np.float32)
-    bias, width, blocks = zeros.ctypes.data, heads * size, (length + _COLUMNS - 1) // _COLUMNS
+    zeros = np.zeros(COLUMNS, np.float32)
+    bias, width, blocks = zeros.ctypes.data, heads * size, (length + COLUMNS - 1) // COLUMNS
     for h in range(heads):
-        x, step = weights.ctypes.data + 4 * h * blocks * _COLUMNS, weights.strides[0]
-        for column in range(0, size, _COLUMNS):
+        x, step = weights.ctypes.data + 4 * h * blocks * COLUMNS, weights.strides[0]
+        for column in range(0, size, COLUMNS):
             values, y = qkv + 4 * (2 * width + h * size + column), out + 4 * (h * size + column)
             left = size - column
             multiply_panel(
-                zeros, _ROWS, length, x, 4, step, 0, 0, values, 12 * width, length, 0, 0, bias, y, 4 * width, left
+                zeros, ROWS, length, x, 4, step, 0, 0, values, 12 * width, length, 0, 0, bias, y, 4 * width, left
             )
 
 
@@ -131,14 +130,14 @@ def _attend(heads, causal, qkv, starts, out):  # type: ignore[no-untyped-def]
     width, longest = out.shape[1], 0
     for b in range(len(starts) - 1):
         longest = max(longest, starts[b + 1] - starts[b])
-    size, lanes = width // heads, heads * ((longest + _COLUMNS - 1) // _COLUMNS * _COLUMNS)
+    size, lanes = width // heads, heads * ((longest + COLUMNS - 1) // COLUMNS * COLUMNS)
     panels, memory = np.zeros(size * lanes, np.float32), np.empty(longest * lanes, np.float32)
     max_score, total = np.empty(lanes, np.float32), np.empty(lanes, np.float32)
     for b in range(len(starts) - 1):
         first, T = starts[b], starts[b + 1] - starts[b]
         if T == 0:
             continue
-        padded = (T + _COLUMNS - 1) // _COLUMNS * _COLUMNS
+        padded = (T + COLUMNS - 1) // COLUMNS * COLUMNS
         scores = memory[: T * heads * padded].reshape(T, heads * padded)
         _pack(qkv, first, T, size, panels)
         _score(qkv.ctypes.data + first * qkv.strides[0], panels, heads, size, T, scores)

@@ -187,7 +187,7 @@ def _write_source(source: str, dtype: torch.dtype) -> str:
     numba caches machine code only for functions in files. Where the folder is not writable, it compiles each time.
     """
     text = f"# {dtype}, {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}\n{source}\n"
-    path = CACHE_DIR / f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}.py"
+    path = CACHE_DIR / f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}.kernel"
     with suppress(OSError):
         CACHE_DIR.mkdir(exist_ok=True)
         _write_once(path, text)
