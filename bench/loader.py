@@ -20,8 +20,9 @@ from pathlib import Path
 from weft.config.schema import Data, Run, read_recipe
 from weft.data.batching.loader import Loader
 from weft.data.samples.datasets import read_sample
+from weft.tasks.encoding import ENCODE_CHUNK
 from weft.tasks.factory import make_task
-from weft.tasks.prepare import CHUNK_SIZE, fit_tokenizer, pack_split
+from weft.tasks.prepare import fit_tokenizer, pack_split
 
 ROUNDS, ROWS, BUDGET = 5, 20_000, 8192
 
@@ -64,8 +65,8 @@ def main() -> None:
                 pass
 
         def bare() -> None:
-            for start in range(0, len(texts), CHUNK_SIZE):
-                tokenizer.engine.encode_batch(texts[start : start + CHUNK_SIZE], add_special_tokens=False)
+            for start in range(0, len(texts), ENCODE_CHUNK):
+                tokenizer.engine.encode_batch(texts[start : start + ENCODE_CHUNK], add_special_tokens=False)
 
         seconds = {"weft, jsonl to batches": median_seconds(ours), "encode_batch alone": median_seconds(bare)}
         for name, took in seconds.items():

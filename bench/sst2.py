@@ -43,11 +43,11 @@ from weft.data.batching.loader import Loader
 from weft.data.batching.static_shape import StaticShape
 from weft.formats.huggingface.folder import is_hf, save_hf
 from weft.formats.pretrained import read_run
-from weft.tasks.base import Batch
-from weft.tasks.factory import build, make_task
+from weft.tasks.batch import Batch
+from weft.tasks.factory import build, make_task, resolve_run
 from weft.tasks.prepare import fit_tokenizer, pack_split
 from weft.training.reporting import Eval, Notice, Record, Saved, Step
-from weft.training.run import make_tokenizer, settle
+from weft.training.run import make_tokenizer
 
 BATCH, WARMUP, DECAY, LONGEST = 32, 0.1, 0.01, 128
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")  # where what was compiled is kept
@@ -110,7 +110,7 @@ def recipe(data: Path, start: list[str]) -> Run:
 def make_weights(data: Path, preset: str, folder: Path, seed: int) -> None:
     """Write a Hugging Face directory with random weights and the words of the data."""
     run = recipe(data, [f"model={{preset: {preset}}}", "tokenizer={name: wordpiece, size: 30522, lowercase: true}"])
-    run = settle(run, make_task(run))
+    run = resolve_run(run, make_task(run))
     tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
     torch.manual_seed(seed)
     save_hf(folder, run, tokenizer, build(run, tokenizer)[1])
@@ -130,7 +130,7 @@ def find_weights(given: argparse.Namespace, data: Path, folder: Path) -> Path:
 def cut(data: Path, weights: Path, framed: bool, seed: int) -> tuple[int, int]:
     """Choose the tokens of weft's batches so that they have 32 sentences in the mean; return them, and the batches."""
     run = recipe(data, [f"model.weights={weights}"])
-    run = settle(run, make_task(run))
+    run = resolve_run(run, make_task(run))
     task = make_task(run)
     task.tokenizer = make_tokenizer(run, task)
     packed, _ = pack_split(run.data, "train", task, task.tokenizer)

@@ -93,7 +93,7 @@ def alone(pipeline, text, layers=(-1,)):
         ids = [id for id in ids if id != task.tokenizer.specials.unk]
     tokens = Tokens.pack([[*before, *ids, *after]])
     if task.uses_chars:
-        tokens = tokens.spelt([np.concatenate(task.spelt([text])[0])])
+        tokens = tokens.spelt([np.concatenate(task.char_ids([text])[0])])
     return pipeline.head.body.encode(tokens, layers), tokens
 
 

@@ -83,7 +83,7 @@ class Comparison:
         """Return a table of a few unseen examples with the answer of each recipe."""
         examples = self.unseen()
         pipelines = [contender.pipeline for contender in self.contenders]
-        columns = [[pipeline.task.line(answer) for answer in pipeline(examples)] for pipeline in pipelines]
+        columns = [[pipeline.task.format_answer(answer) for answer in pipeline(examples)] for pipeline in pipelines]
         previews = [self.contenders[0].pipeline.task.preview(example) for example in examples]
         headers = ["text", "should be", *(contender.name for contender in self.contenders)]
         return headers, [[*pair, *answers] for pair, *answers in zip(previews, *columns, strict=True)]

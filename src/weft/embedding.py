@@ -33,7 +33,8 @@ from weft.errors import ConfigError, DataError, RoleError, did_you_mean
 from weft.models.base import Role
 from weft.nn.kernels.self_test import try_reading
 from weft.nn.layers.packed_linear import frozen_weights
-from weft.tasks.base import Head, Task
+from weft.tasks.base import Task
+from weft.tasks.head import Head
 from weft.tasks.inference import map_in_threads
 from weft.tokens import Tokens
 
@@ -148,8 +149,8 @@ class Embedder:
         texts = [text.lower() for text in texts] if self.lowercase else texts
         rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         distinct, row_of_text = list(rows), np.fromiter(map(rows.__getitem__, texts), np.int64, len(texts))
-        ids, num_specials = self.task.cut(distinct), len(self.before) + len(self.after)
-        chars = self.task.spelt(distinct) if self.task.uses_chars else None
+        ids, num_specials = self.task.tokenize(distinct), len(self.before) + len(self.after)
+        chars = self.task.char_ids(distinct) if self.task.uses_chars else None
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         room = None if self.longest is None else max(0, self.longest - num_specials)
         if room is not None and lengths.max(initial=0) > room:
@@ -294,4 +295,4 @@ def _truncate_chars(chars: list[np.ndarray], room: int, before: int, after: int)
 
 def _single_token(task: Task) -> Tokens:
     tokens = Tokens.pack([[task.tokenizer.specials.eos]])
-    return tokens.spelt([task.spelt([""])[0][-1]]) if task.uses_chars else tokens
+    return tokens.spelt([task.char_ids([""])[0][-1]]) if task.uses_chars else tokens

@@ -25,15 +25,19 @@ from weft.formats.pretrained import open_model, read_run
 from weft.formats.sentence_transformers import Pooling, read_pooling, write_pooling
 from weft.nn.attention.capture import capture
 from weft.nn.layers.quantization import lower
-from weft.tasks.base import Answer, Batch, Head, Task
+from weft.tasks.base import Answer, Task
+from weft.tasks.batch import Batch
+from weft.tasks.capabilities import TeacherForcing, TextStreaming
 from weft.tasks.corpus.reuse import prepared_split
+from weft.tasks.encoding import EvaluationData
 from weft.tasks.factory import num_parameters
-from weft.tasks.inference import EvaluationResult, evaluate_prepared, judge, outputs, predict, reread
+from weft.tasks.head import Head
+from weft.tasks.inference import EvaluationResult, evaluate, evaluate_prepared, outputs, predict, teacher_forced_batch
 from weft.tasks.lm.minimal_pairs import MinimalPairsResult, evaluate_minimal_pairs
 from weft.tasks.lm.task import LM
 from weft.tasks.mlm.task import MLM
-from weft.tasks.prepare import check_answer, data_for, has_split, read_whole
-from weft.tasks.requests import Asked, parse_example, read_options
+from weft.tasks.prepare import check_answer, data_for, has_split, read_evaluation_data
+from weft.tasks.requests import Request, parse_example, read_options
 from weft.tokenization.trainable import Tokenizer
 from weft.training.distributed import pick_device
 from weft.training.multi_seed import check_single, train_seeds
@@ -55,20 +59,20 @@ class Pipeline:
     pooling: Pooling | None = None  # of a sentence-embedding model, if known
     trained: int = 0  # parameters before int8 quantization, which replaces them by buffers
 
-    def __call__(self, examples: Asked | Iterable[Asked], options: Mapping[str, Any] | None = None) -> list[Answer]:
+    def __call__(self, examples: Request | Iterable[Request], options: Mapping[str, Any] | None = None) -> list[Answer]:
         """Return the answers to examples: plain texts, or mappings with the fields of the task's example."""
         single = isinstance(examples, str | Mapping | BaseModel)
         return list(self.answers([examples] if single else examples, options))  # type: ignore[list-item, arg-type]
 
     def answers(
-        self, examples: Iterable[Asked], options: Mapping[str, Any] | None = None, start: int = 0
+        self, examples: Iterable[Request], options: Mapping[str, Any] | None = None, start: int = 0
     ) -> Iterator[Answer]:
         """Yield the answers to a stream of examples, in order, in constant memory; `start` is the first one's index."""
         parsed_options = read_options(self.task, options)
         parsed = (self.example(example, number) for number, example in enumerate(examples, start + 1))
         return predict(self.task, self.head, parsed, self._limit(), parsed_options, start=start)
 
-    def outputs(self, examples: Iterable[Asked]) -> Iterator[list[Any]]:
+    def outputs(self, examples: Iterable[Request]) -> Iterator[list[Any]]:
         """Yield the raw outputs of the head for each example, from which the task makes an answer.
 
         An example that is too long is truncated if `data.too_long` is cut.
@@ -78,30 +82,32 @@ class Pipeline:
         pairs = outputs(self.task, self.head, parsed, limit, read_options(self.task, None))
         return (output for _, output in pairs)
 
-    def stream(self, prompt: Asked, options: Mapping[str, Any] | None = None, start: int = 0) -> Iterator[str]:
+    def stream(self, prompt: Request, options: Mapping[str, Any] | None = None, start: int = 0) -> Iterator[str]:
         """Yield the answer's text piece by piece, as it is generated; `start` is the index of the prompt."""
         example = self.example(prompt, start + 1)
+        if not isinstance(self.task, TextStreaming):
+            raise RoleError(f"task: {self.run.task.name!r} does not generate text, so it cannot be streamed")
         return self.task.stream(self.head, example, self._limit(), read_options(self.task, options), start)
 
     def evaluate(
-        self, data: str | Path | Iterable[Asked] | None = None, tell: Callable[[str], object] | None = None
+        self, data: str | Path | Iterable[Request] | None = None, tell: Callable[[str], object] | None = None
     ) -> dict[str, float]:
         """Return the metrics on a file, a sample that ships with weft, examples, or by default the recipe's test data.
 
         `tell` is called with a line on the rows that were skipped or truncated, if any.
         """
-        return self.judge(data, tell).metrics
+        return self.evaluate_in_detail(data, tell).metrics
 
-    def judge(
-        self, data: str | Path | Iterable[Asked] | None = None, tell: Callable[[str], object] | None = None
+    def evaluate_in_detail(
+        self, data: str | Path | Iterable[Request] | None = None, tell: Callable[[str], object] | None = None
     ) -> EvaluationResult:
         """Evaluate as `evaluate` does; return the metrics and, if answers are labels, the confusion matrix."""
         result = self._evaluate_prepared(data) if data is None or isinstance(data, str | Path) else None
         if result is None:
-            examples, notice = self._examples(data)
+            examples, notice = self._evaluation_data(data)
             if notice and tell:
                 tell(notice)
-            result = judge(self.task, self.head, examples, self._limit(self.run.data.too_long))
+            result = evaluate(self.task, self.head, examples)
         if result.note and tell:
             tell(result.note)
         return result
@@ -186,7 +192,7 @@ class Pipeline:
         return has_split(self.run.data, data_for(self.run.data, None)[1])
 
     def attention(
-        self, example: Asked, layers: Collection[int] | None = None, heads: Collection[int] | None = None
+        self, example: Request, layers: Collection[int] | None = None, heads: Collection[int] | None = None
     ) -> Attention:
         """Return the attention weights of a teacher-forced pass over the answer, of all or some layers and heads."""
         parsed = self.example(example)
@@ -200,12 +206,13 @@ class Pipeline:
         if missing := set(layers or ()) - {layer for _, layer in maps.weights}:
             raise ConfigError(f"layers: {min(missing)} has no attention to look at; layers are counted from 0")
         text = example if isinstance(example, str) else self.task.preview(parsed)[0]
-        answer = self(parsed)[0] if self.task.has_question(parsed) else {"logprob": self.log_probs([parsed.text])[0]}
+        asks = not isinstance(self.task, TeacherForcing) or self.task.has_question(parsed)
+        answer = self(parsed)[0] if asks else {"logprob": self.log_probs([parsed.text])[0]}
         inputs = self.read(batch)
         views = views_of(maps, source if batch.source else inputs, target, inputs)
-        return Attention(text, answer, self.task.line(answer), views)
+        return Attention(text, answer, self.task.format_answer(answer), views)
 
-    def gradients(self, example: Asked, name: str = "") -> list[GradientNorms]:
+    def gradients(self, example: Request, name: str = "") -> list[GradientNorms]:
         """Return the gradient norms, at each input step, of the loss at the last step of the model's own answer."""
         if self.precision == "int8":
             raise ConfigError("precision: int8 is for answers and has no gradients; load the model in fp32 or bf16")
@@ -214,9 +221,9 @@ class Pipeline:
         sides = trace(self.task, self.head, batch)
         return [GradientNorms(name or self.run.model.name, side, tokens[side], norms) for side, norms in sides.items()]
 
-    def teacher_forced(self, example: Asked) -> tuple[list[str], list[str], Batch]:
+    def teacher_forced(self, example: Request) -> tuple[list[str], list[str], Batch]:
         """Answer, then return the tokens of source and target and the batch that feeds the model its own answer."""
-        source, target, batch = reread(self.task, self.head, self.example(example), self._limit())
+        source, target, batch = teacher_forced_batch(self.task, self.head, self.example(example), self._limit())
         return source, target, batch.to(self.device)
 
     def read(self, batch: Batch) -> list[str]:
@@ -253,18 +260,18 @@ class Pipeline:
         """Model, task and number of parameters, in a line."""
         return f"{self.run.model.name} for {self.run.task.name}, {self.parameters:,} parameters"
 
-    def example(self, asked: Asked, number: int = 1) -> Any:
+    def example(self, asked: Request, number: int = 1) -> Any:
         """Parse and check an example: a plain text is the task's first field, or JSON if the task needs several."""
         return parse_example(self.task, asked, number)
 
-    def _examples(self, data: str | Path | Iterable[Asked] | None) -> tuple[list[Any], str]:
-        """Read labelled examples; return them and a notice on skipped rows."""
+    def _evaluation_data(self, data: str | Path | Iterable[Request] | None) -> tuple[EvaluationData, str]:
+        """Read and encode labelled examples; return them and a notice on skipped rows."""
         if data is None or isinstance(data, str | Path):
-            return read_whole(*data_for(self.run.data, data), self.task, self.tokenizer)
-        examples = [self.example(item, number) for number, item in enumerate(data, 1)]
-        for number, example in enumerate(examples, 1):
-            check_answer(self.task, f"example {number}", example)
-        return examples, ""
+            return read_evaluation_data(*data_for(self.run.data, data), self.task)
+        examples = [(f"example {number}", self.example(item, number)) for number, item in enumerate(data, 1)]
+        for place, example in examples:
+            check_answer(self.task, place, example)
+        return EvaluationData.of(self.task, examples, self._limit(self.run.data.too_long)), ""
 
     def _limit(self, policy: str | None = None) -> TruncationPolicy:
         """Return the truncation policy: an input that is too long is an error, unless it is read in windows."""

@@ -13,7 +13,7 @@ import weft
 from weft.analysis.gradient_flow import GAINS, STEPS, GradientNorms, fresh, trace
 from weft.errors import DataError, RoleError
 from weft.nn.rnn.cells import CELLS
-from weft.tasks.base import Batch
+from weft.tasks.batch import Batch
 from weft.tokens import Tokens
 
 WORD = reversed_pairs()[0][0]

@@ -14,7 +14,8 @@ from weft.data.readers.examples import Skipped
 from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
 from weft.tasks.base import Example, Task
-from weft.tasks.prepare import encode_all, read_split
+from weft.tasks.encoding import encode_all
+from weft.tasks.prepare import read_split
 
 
 @given(st.lists(st.text(), min_size=1))

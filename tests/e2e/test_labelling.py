@@ -70,7 +70,7 @@ def test_a_classifier_from_its_recipe_to_its_answers(command, name):
     assert told["confusion"]["labels"] == labels
     assert sum(map(sum, told["confusion"]["counts"])) == ROWS["valid"]
     pipeline = weft.load(run)
-    found = pipeline.judge("langid:valid")
+    found = pipeline.evaluate_in_detail("langid:valid")
     assert told.pop("confusion") == found.confusion.to_dict()
     assert told == pytest.approx(found.metrics)
     assert pipeline.evaluate("langid:valid") == found.metrics

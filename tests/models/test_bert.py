@@ -16,7 +16,7 @@ from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Role
 from weft.models.bert import BERT, BERTConfig
 from weft.nn.attention.capture import capture
-from weft.tasks.base import IGNORE_INDEX, Batch
+from weft.tasks.batch import IGNORE_INDEX, Batch
 from weft.testing import PROPERTIES, check_model
 from weft.tokens import Tokens
 

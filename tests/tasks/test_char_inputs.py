@@ -99,7 +99,7 @@ def test_every_piece_of_a_word_is_spelt_as_the_word(recipe, name):
     words = ["Banov", "", "naïve-ish", "x y", "日本"]
     batch = collated(task, TagExample(words=words))
     spelt = read(batch.tokens.chars)
-    edges = [*batch.at.ids.tolist(), len(spelt) - 1]
+    edges = [*batch.positions.ids.tolist(), len(spelt) - 1]
     assert [spelt[0], spelt[-1]] == ["", ""]
     for word, first, last in zip(words, edges[:-1], edges[1:], strict=True):
         assert spelt[first:last] == [word] * (last - first)

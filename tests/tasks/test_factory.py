@@ -54,7 +54,7 @@ def test_what_does_not_go_together_is_refused_before_data_is_read(recipe):
 class Deaf(Seq2Seq):
     @classmethod
     def roles(cls, config):
-        return super().roles(config) - {next(iter(Translate.needs))}
+        return super().roles(config) - {next(iter(Translate.required_roles))}
 
 
 def test_a_model_without_the_roles_is_refused(recipe, monkeypatch):

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import reversed_pairs
+from tests.evaluation import encoded
 from tests.test_embedding import made
 
 from weft.data.batching.packed_items import pack
@@ -77,7 +78,7 @@ def test_beams_do_not_hang_on_neighbours_either(reverser):
 def test_order_is_kept_over_chunks_and_samples_do_not_change(reverser, monkeypatch, at_once):
     words = [WORDS[index % len(WORDS)] + "a" * (index % 4) for index in range(100)]
     expected = ask(reverser, words, sample=True, temperature=2.0)
-    monkeypatch.setattr(module, "CHUNK_SIZE", at_once)
+    monkeypatch.setattr(module, "INFERENCE_CHUNK", at_once)
     assert same(ask(reverser, words, sample=True, temperature=2.0), expected)
 
 
@@ -86,7 +87,7 @@ class Tracked(TranslateExample):
 
 
 def test_a_stream_is_read_a_chunk_ahead_and_then_let_go(reverser, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK_SIZE", 32)
+    monkeypatch.setattr(module, "INFERENCE_CHUNK", 32)
     live, read, most = weakref.WeakSet(), 0, 0
 
     def stream():
@@ -106,7 +107,7 @@ def test_a_stream_is_read_a_chunk_ahead_and_then_let_go(reverser, monkeypatch):
 
 
 def test_a_list_would_be_caught_by_that(reverser, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK_SIZE", 10**6)
+    monkeypatch.setattr(module, "INFERENCE_CHUNK", 10**6)
     read = 0
 
     def stream():
@@ -159,7 +160,7 @@ def test_what_is_right_is_not_needed_to_answer(reverser):
     (answer,) = predict(reverser.task, reverser.head, [example], TruncationPolicy(20, "error"), chosen)
     assert answer["text"] == WORDS[0][::-1]
     with pytest.raises(DataError, match="got 999 tokens"):
-        evaluate(reverser.task, reverser.head, [example], TruncationPolicy(20, "error"))
+        evaluate(reverser.task, reverser.head, encoded(reverser.task, [example], TruncationPolicy(20, "error")))
 
 
 def test_the_mean_loss_weighs_tokens_and_not_batches(reverser):
@@ -182,7 +183,7 @@ def test_evaluation_leaves_dropout_as_it_was(reverser):
     try:
         for training in (True, False):
             reverser.head.train(training)
-            found = evaluate(reverser.task, reverser.head, examples, LIMIT)
+            found = evaluate(reverser.task, reverser.head, encoded(reverser.task, examples, LIMIT)).metrics
             assert reverser.head.training == training
             assert found["exact_match"] == 1
     finally:
@@ -191,10 +192,12 @@ def test_evaluation_leaves_dropout_as_it_was(reverser):
 
 def test_evaluation_judges_what_is_left(reverser):
     examples = [TranslateExample(text=word, target=word[::-1]) for word in [*WORDS, "a" * 50]]
-    found = evaluate(reverser.task, reverser.head, examples, TruncationPolicy(20, "drop"))
+    found = evaluate(
+        reverser.task, reverser.head, encoded(reverser.task, examples, TruncationPolicy(20, "drop"))
+    ).metrics
     assert found["exact_match"] == 1
     with pytest.raises(DataError, match="not one example is left to evaluate on"):
-        evaluate(reverser.task, reverser.head, examples, TruncationPolicy(1, "drop"))
+        evaluate(reverser.task, reverser.head, encoded(reverser.task, examples, TruncationPolicy(1, "drop")))
 
 
 @pytest.fixture
@@ -210,7 +213,7 @@ def test_batches_that_are_answered_side_by_side_answer_the_same(reverser, monkey
     words = [*WORDS, *ODD]
     whole = ask(reverser, words, **options)
     monkeypatch.setattr(
-        module, "MAX_LOGITS", 7 * reverser.head.scored(reverser.task.Options(**options))
+        module, "MAX_LOGITS", 7 * reverser.head.logits_per_item(reverser.task.Options(**options))
     )  # seven at a time
     assert same(ask(reverser, words, **options), whole)
     assert torch.get_num_threads() == 2

@@ -114,8 +114,8 @@ def test_choices_of_all_questions_share_a_batch(recipe):
     task, _ = made(recipe)
     batch = collated(task, *KNOWN)
     assert batch.tokens.lengths.tolist() == [7, 7, 7, 7, 7, 7, 7, 7, 6]
-    assert batch.at.lengths.tolist() == [3, 2, 4]
-    assert batch.at.ids.tolist() == list(range(9))
+    assert batch.positions.lengths.tolist() == [3, 2, 4]
+    assert batch.positions.ids.tolist() == list(range(9))
     assert batch.targets.tolist() == [0, 4, 6]
     assert batch.counts == {"questions": 3}
     assert batch.tokens.split(batch.tokens.segments)[-1].tolist() == [0, 0, 0, 0, 1, 1]
@@ -229,7 +229,7 @@ def test_an_answer_has_the_number_the_text_and_the_scores():
     task = Choice(ChoiceConfig(name="choice"))
     answer = task.answer(EXAMPLES[0], [[0.2, 0.7, 0.1]])
     assert answer == {"choice": 1, "text": "is red", "scores": [0.2, 0.7, 0.1]}
-    assert task.line(answer) == "is red"
+    assert task.format_answer(answer) == "is red"
     assert task.preview(EXAMPLES[1]) == ("the sum | sat down | was two", "was two")
     assert task.preview(EXAMPLES[3]) == (" | ran | is red", "")
     assert task.score([answer, {"choice": 1}], EXAMPLES[:2]) == {"accuracy": 0.5}

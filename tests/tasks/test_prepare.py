@@ -9,8 +9,9 @@ import weft
 from weft.config.schema import Run, read_recipe
 from weft.data.readers.examples import Skipped
 from weft.errors import ConfigError, DataError
+from weft.tasks.encoding import ENCODE_CHUNK
 from weft.tasks.factory import make_task
-from weft.tasks.prepare import CHUNK_SIZE, fit_tokenizer, has_split, pack_split, read_split, read_whole
+from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_evaluation_data, read_split
 from weft.tasks.translate import Translate
 
 
@@ -27,7 +28,9 @@ def packed(recipe, *overrides, split="train"):
 
 def whole(recipe, *overrides):
     data, task, tokenizer = prepare_recipe(recipe, *overrides)
-    return read_whole(data, "valid", task, tokenizer)
+    task.tokenizer = tokenizer
+    encoded, report = read_evaluation_data(data, "valid", task)
+    return encoded.examples, report
 
 
 def add(path, *lines):
@@ -43,7 +46,9 @@ def test_every_pair_is_packed_and_nothing_is_told(recipe):
     assert len(items) == COUNT
     assert report == ""
     data, task, tokenizer = prepare_recipe(recipe)
-    examples, report = read_whole(data, "valid", task, tokenizer)
+    task.tokenizer = tokenizer
+    encoded, report = read_evaluation_data(data, "valid", task)
+    examples = encoded.examples
     assert [(one.text, one.target) for one in examples] == reversed_pairs()
     assert report == ""
 
@@ -157,11 +162,11 @@ def test_where_nothing_is_left_the_reason_is_told(recipe):
 
 
 def test_a_bad_row_far_down_is_found_in_its_chunk(recipe, pairs_file):
-    add(pairs_file, *["ab\tba"] * 2 * CHUNK_SIZE, f"{LONG}\tab", *["ab\tba"] * CHUNK_SIZE)
-    with pytest.raises(DataError, match=rf"pairs.tsv:{COUNT + 2 * CHUNK_SIZE + 1}: got 30 tokens"):
+    add(pairs_file, *["ab\tba"] * 2 * ENCODE_CHUNK, f"{LONG}\tab", *["ab\tba"] * ENCODE_CHUNK)
+    with pytest.raises(DataError, match=rf"pairs.tsv:{COUNT + 2 * ENCODE_CHUNK + 1}: got 30 tokens"):
         packed(recipe, "data.max_length=20")
     items, _ = packed(recipe, "data.max_length=20", "data.on_bad_rows=skip")
-    assert len(items) == COUNT + 3 * CHUNK_SIZE
+    assert len(items) == COUNT + 3 * ENCODE_CHUNK
 
 
 def test_a_split_that_is_not_there(recipe):

@@ -12,11 +12,11 @@ from torch import nn
 import weft
 from weft.config.schema import Named, Run, read_recipe
 from weft.models.base import Model, Role
-from weft.tasks.factory import build, make_task
+from weft.tasks.factory import build, make_task, resolve_run
 from weft.tasks.prepare import fit_tokenizer
 from weft.tasks.pretrained_embeddings import learn_words, start_from_vectors
 from weft.tokenization.trainable import train_tokenizer
-from weft.training.run import settle, train_run
+from weft.training.run import train_run
 
 TEXTS = ["the cat sat", "The dog sat down", "a cat and a dog", "down the unheard lane"]
 WORDS = ["the", "cat", "sat", "dog", "down", "a", "and", "elsewhere"]
@@ -58,7 +58,7 @@ def parsed(recipe, *overrides):
 def started(recipe, *overrides):
     """Return the tokenizer, the weights before and after, and the report."""
     run = parsed(recipe, *overrides)
-    run = settle(run, make_task(run))
+    run = resolve_run(run, make_task(run))
     tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
     torch.manual_seed(0)
     model = build(run, tokenizer)[1].body

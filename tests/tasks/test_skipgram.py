@@ -53,7 +53,7 @@ def test_neighbours_are_of_the_same_kind(trained):
     assert set(words) < set(FARM) - {"cow"}
     cosines = [cosine for _, cosine in answer["neighbours"]]
     assert cosines == sorted(cosines, reverse=True)
-    assert pipeline.task.line(answer).startswith(f"{words[0]} {cosines[0]:.2f}, ")
+    assert pipeline.task.format_answer(answer).startswith(f"{words[0]} {cosines[0]:.2f}, ")
 
 
 def test_a_call_may_ask_for_more_and_for_several_words(trained):
@@ -156,7 +156,7 @@ def test_it_is_a_body_for_labels_and_starts_from_vectors(trained, tmp_path, task
         "train": {"steps": 40, "lr": 3e-2, "device": "cpu"},
     }
     pipeline = weft.train(run, out=tmp_path / "run")
-    assert Role.SELF_FITTED not in pipeline.task.needs
+    assert Role.SELF_FITTED not in pipeline.task.required_roles
     assert "body.output.weight" not in pipeline.head.state_dict()
     (answer,) = pipeline([unseen])  # words that only the vectors know
     assert {key: answer[key] for key in must} == must

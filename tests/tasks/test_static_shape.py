@@ -13,7 +13,7 @@ from weft.data.batching.static_shape import StaticShape
 from weft.data.readers.examples import Skipped
 from weft.data.truncation import TruncationPolicy
 from weft.registry import resolve
-from weft.tasks.base import IGNORE_INDEX, Batch
+from weft.tasks.batch import IGNORE_INDEX, Batch
 from weft.tasks.factory import make_task
 from weft.tasks.prepare import read_split
 from weft.tokens import Tokens
@@ -121,7 +121,7 @@ def test_all_batches_of_a_compiled_run_have_one_shape(recipes, case):
     shapes, read = set(), 0
     for drawn, _ in zip(loader.stream(), range(8), strict=False):
         batch = drawn.batch
-        sides = [side for side in (batch.tokens, batch.source, batch.at) if side is not None]
+        sides = [side for side in (batch.tokens, batch.source, batch.positions) if side is not None]
         shapes.add((*((side.ids.shape, side.starts.shape, side.longest) for side in sides), batch.targets.shape))
         taught = batch.targets.isfinite() if batch.targets.is_floating_point() else batch.targets != IGNORE_INDEX
         assert int((taught if taught.ndim == 1 else taught.all(-1)).sum()) == sum(batch.counts.values())
@@ -151,14 +151,14 @@ def test_places_that_fill_a_batch_up_are_within_it():
     batch = Batch(
         Tokens.pack([[5, 6, 7], [8, 9]]),
         torch.tensor([1, 2, 3]),
-        at=Tokens.pack([[0, 2], [4]]),
+        positions=Tokens.pack([[0, 2], [4]]),
         labels=torch.tensor([1, 0]),
     )
     framed = batch.to_static_shape(frame)
-    assert framed.at.ids[:3].tolist() == [0, 2, 4]
-    assert not framed.at.ids[3:].any()
+    assert framed.positions.ids[:3].tolist() == [0, 2, 4]
+    assert not framed.positions.ids[3:].any()
     assert framed.targets[:3].tolist() == [1, 2, 3]
     assert set(framed.targets[3:].tolist()) == {IGNORE_INDEX}
-    assert len(framed.targets) == len(framed.at.ids)
+    assert len(framed.targets) == len(framed.positions.ids)
     assert framed.labels.tolist() == [1, 0] + [IGNORE_INDEX] * (len(framed.tokens) - 2)
-    assert framed.at.starts[-1] == len(framed.at.ids)
+    assert framed.positions.starts[-1] == len(framed.positions.ids)

@@ -152,9 +152,9 @@ def test_many_are_encoded_as_one_by_one(recipe):
 def test_a_batch_reads_the_first_sub_word_of_each_word(recipe):
     task, _ = made(recipe)
     batch = collated(task, ask("May 12", "B-DATE I-DATE"), ask("on", "O"))
-    firsts = batch.tokens.ids[batch.at.ids].tolist()
+    firsts = batch.tokens.ids[batch.positions.ids].tolist()
     assert firsts == [task.tokenizer.ids([word])[0][0] for word in ("May", "12", "on")]
-    assert batch.at.lengths.tolist() == [2, 1]
+    assert batch.positions.lengths.tolist() == [2, 1]
     assert [task.labels.names[tag] for tag in batch.targets] == ["B-DATE", "I-DATE", "O"]
     assert (batch.counts, batch.size) == ({"words": 3}, 11)
     assert collated(task, ask("May 12", "O O"), ask("on")).targets is None
@@ -287,7 +287,7 @@ def test_the_loss_is_the_cross_entropy_at_first_sub_words(recipe):
     task, head = made(recipe)
     batch = collated(task, *(ask(*row) for row in ROWS))
     sums, carry = head.eval()(batch)
-    logits = head.output(head.body.encode(batch.tokens)[0][batch.at.ids])
+    logits = head.output(head.body.encode(batch.tokens)[0][batch.positions.ids])
     assert carry is None
     torch.testing.assert_close(sums["words"], F.cross_entropy(logits, batch.targets, reduction="sum"))
 
@@ -299,7 +299,7 @@ def test_weights_multiply_the_gradient_of_their_tags_in_training_alone(recipe):
     batch = collated(task, *(ask(*row) for row in ROWS))
     parameters = list(head.parameters())
     ours = torch.autograd.grad(head.train()(batch)[0]["words"], parameters)
-    logits = head.output(head.body.encode(batch.tokens)[0][batch.at.ids])
+    logits = head.output(head.body.encode(batch.tokens)[0][batch.positions.ids])
     terms = F.cross_entropy(logits, batch.targets, reduction="none")
     weights = torch.tensor([task.config.weights[task.labels.names[tag]] for tag in batch.targets])
     expected = torch.autograd.grad((terms * weights).sum(), parameters)
@@ -330,7 +330,7 @@ def test_a_crf_sums_over_whole_sentences(recipe):
     task, head = made(recipe, "task.crf=true")
     head.crf.transitions.normal_()
     batch = collated(task, *(ask(*row) for row in ROWS))
-    scores = head.eval().output(head.body.encode(batch.tokens)[0][batch.at.ids])
+    scores = head.eval().output(head.body.encode(batch.tokens)[0][batch.positions.ids])
     expected = head.crf.loss_sum(scores, batch.targets, torch.tensor([3, 2, 4, 3]))
     torch.testing.assert_close(head(batch)[0]["words"], expected)
     tags, probabilities = head.crf.decode(scores, torch.tensor([3, 2, 4, 3]))
@@ -437,8 +437,8 @@ def test_an_answer_has_the_words_as_given():
     task = tagger("A B")
     answer = task.answer(TagExample(words=["x y", "Z"]), [([1, 0], [0.75, 0.5])])
     assert answer == {"words": ["x y", "Z"], "tags": ["B", "A"], "scores": [0.75, 0.5]}
-    assert task.line(answer) == "x y/B Z/A"
-    assert task.line({"words": ["a\n"], "tags": ["A"]}) == "a /A"
+    assert task.format_answer(answer) == "x y/B Z/A"
+    assert task.format_answer({"words": ["a\n"], "tags": ["A"]}) == "a /A"
     assert task.preview(ask("a b", "A B")) == ("a b", "a/A b/B")
 
 

@@ -141,9 +141,9 @@ def test_an_answer_has_candidates_where_there_are_several(task):
 
 
 def test_an_answer_is_one_line(task):
-    assert task.line({"text": "a b"}) == "a b"
-    assert task.line({"text": "a\nb\r\nc\u2028d"}) == "a b c d"
-    assert task.line({"text": ""}) == ""
+    assert task.format_answer({"text": "a b"}) == "a b"
+    assert task.format_answer({"text": "a\nb\r\nc\u2028d"}) == "a b c d"
+    assert task.format_answer({"text": ""}) == ""
 
 
 def test_scores_and_what_tables_show(task):

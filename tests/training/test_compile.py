@@ -13,7 +13,7 @@ from weft.data.batching.packed_items import pack
 from weft.data.batching.static_shape import StaticShape
 from weft.models.transformer import Transformer, TransformerConfig
 from weft.registry import resolve
-from weft.tasks.base import IGNORE_INDEX
+from weft.tasks.batch import IGNORE_INDEX
 from weft.tasks.factory import make_task
 from weft.tasks.translate import TranslateHead
 from weft.training.compile import Framed, make_loader

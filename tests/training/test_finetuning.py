@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tests.conftest import recipe_for, write_pairs
+from tests.evaluation import encoded
 from tests.training.test_trainer import Listener
 
 import weft
@@ -17,14 +18,13 @@ from weft.formats.pretrained import read_run
 from weft.models.rnn import RNN
 from weft.nn.rnn.time_major import Grid
 from weft.registry import resolve
-from weft.tasks.factory import build, make_task
+from weft.tasks.factory import build, make_task, resolve_run
 from weft.tasks.inference import evaluate
 from weft.tasks.prepare import fit_tokenizer
 from weft.training.finetuning import frozen, lr_factors, reinitialized
 from weft.training.flops import TrainingCost
 from weft.training.optim import make_optimizer, set_lr
 from weft.training.reporting import Notice, Step, read_metrics
-from weft.training.run import settle
 
 SMALL = {
     "bert": {"width": 8, "heads": 2, "layers": 3, "max_positions": 16, "dropout": 0.2},
@@ -81,7 +81,7 @@ def pretrained(folder):
 
 def head_of(recipe, *overrides):
     run = read_run(recipe, overrides)
-    run = settle(run, make_task(run))
+    run = resolve_run(run, make_task(run))
     tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
     torch.manual_seed(0)
     return run, *build(run, tokenizer)
@@ -199,7 +199,9 @@ def test_an_evaluation_in_between_leaves_what_is_frozen_as_it_was(folder):
     run, task, head = head_of(reviews(folder), "train.freeze=2")
     with frozen(head, run.train):
         head.train()
-        evaluate(task, head, [task.Example(text="a warm day", label="good")], TruncationPolicy(16, "error"))
+        evaluate(
+            task, head, encoded(task, [task.Example(text="a warm day", label="good")], TruncationPolicy(16, "error"))
+        )
         assert not any(part.training for floor in head.body.layer_groups()[:2] for part in floor)
         assert head.training
         assert all(part.training for floor in head.body.layer_groups()[2:] for part in floor)

@@ -11,7 +11,7 @@ from weft.config.schema import Run, read_recipe
 from weft.data.batching.static_shape import StaticShape
 from weft.data.truncation import TruncationPolicy
 from weft.models.base import matrix_numbers
-from weft.tasks.prepare import read_whole
+from weft.tasks.prepare import read_evaluation_data
 from weft.training.flops import PASSES, TrainingCost, peak_flops
 from weft.training.reporting import Step, read_metrics
 from weft.training.run import train_run
@@ -73,7 +73,7 @@ class Listener:
 def first_batch(recipe):
     """Return the head of a recipe and a batch of its first examples."""
     task, head = made(recipe)
-    examples, _ = read_whole(Run.parse(recipe).data, "train", task, task.tokenizer)
+    examples = read_evaluation_data(Run.parse(recipe).data, "train", task)[0].examples
     encoded = task.encode_batch(examples[:5], task.tokenizer, TruncationPolicy(1024, "error"))
     return head, task.collate([item for items in encoded for item in items], None)
 

@@ -20,8 +20,9 @@ from weft.analysis.render.page import heading, paragraph, table
 from weft.data.readers.lines import count
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Role
-from weft.tasks.base import Head, Task
+from weft.tasks.base import Task
 from weft.tasks.char_inputs import Spelling
+from weft.tasks.head import Head
 from weft.tasks.lm.task import LM
 from weft.tokens import Tokens, spell
 

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from weft.errors import DataError, RoleError
 from weft.models.base import Role
 from weft.nn.rnn.cells import CELLS, make_cell
-from weft.tasks.base import Batch, Head, Task
+from weft.tasks.base import Task
+from weft.tasks.batch import Batch
+from weft.tasks.head import Head
 from weft.tokens import Tokens
 
 STEPS, WIDTH = 100, 64  # length of the random sequence, and width of the cells
@@ -94,13 +96,13 @@ def _capture_embeddings(head: nn.Module, ids_by_side: Mapping[str, Tensor]) -> I
 
 def _last_loss(task: Task, head: Head, batch: Batch) -> Tensor:
     """Compute -log p of the last target token or, for a labelling task, the loss of the last predicted label."""
-    at, targets = batch.at, batch.targets
+    at, targets = batch.positions, batch.targets
     assert targets is not None
-    if Role.ENCODER in task.needs:
+    if Role.ENCODER in task.required_roles:
         if at is not None and not len(at.ids):
             raise DataError("the text has no words, so there is no last step to look back from; give one that has some")
         if at is not None:
-            batch = replace(batch, at=Tokens.flat(at.ids[-1:], torch.ones(1)), targets=targets[-1:])
+            batch = replace(batch, positions=Tokens.flat(at.ids[-1:], torch.ones(1)), targets=targets[-1:])
         return torch.stack(list(head(batch)[0].values())).sum()
     if targets.dim() > 1:  # one row per direction, as in ELMo
         raise RoleError(f"model: {head.body.config.name!r} goes both ways, so no one loss is the last; look at another")

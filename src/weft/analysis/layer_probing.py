@@ -26,11 +26,13 @@ from weft.data.truncation import TruncationPolicy
 from weft.embedding import Choice, Combine, Layers, Pool, check_encodes, chosen_layers, pooled
 from weft.errors import ConfigError, DataError
 from weft.registry import resolve
-from weft.tasks.base import Head, Task
+from weft.tasks.base import Task
 from weft.tasks.classification.task import Classify, ClassifyConfig
-from weft.tasks.factory import make_task
+from weft.tasks.encoding import encode_all
+from weft.tasks.factory import make_task, resolve_run
+from weft.tasks.head import Head
 from weft.tasks.label_task import LabelTask
-from weft.tasks.prepare import encode_all, has_split, pack_split, read_split, settled
+from weft.tasks.prepare import has_split, pack_split, read_split
 from weft.tasks.tagging import Tag
 from weft.tokenization.trainable import Tokenizer
 
@@ -158,8 +160,8 @@ def read_task(
     if not (has_split(data_section, "valid") or has_split(data_section, "test")):
         raise ConfigError("data.valid: needed to score on what was not learnt from; add data.valid=FILE")
     probed = Run(task=section, data=data_section, tokenizer=run.tokenizer, model=run.model, train=Train(steps=1))
-    probed = probed.model_copy(update={"task": settled(data_section, make_task(probed))})
     task = make_task(probed)
+    probed = resolve_run(probed, task)
     task.tokenizer = tokenizer
     assert isinstance(task, Classify | Tag)
     longest, max_positions = data_section.max_length, getattr(head.body, "reads", None)
@@ -238,8 +240,8 @@ def encode(task: LabelTask, head: Head, data: PackedItems, pool: Pool) -> tuple[
         assert batch.targets is not None
         with torch.inference_mode():
             hidden = body.encode(batch.tokens, body.mixable_layers)  # (L, N, D)
-            if batch.at is not None:
-                vectors = hidden[:, batch.at.ids].float()
+            if batch.positions is not None:
+                vectors = hidden[:, batch.positions.ids].float()
             else:
                 vectors = torch.stack([pooled(layer[None], batch.tokens, pool, "sum") for layer in hidden])
         chosen = np.concatenate([np.arange(ends[index] - sizes[index], ends[index]) for index in indices])

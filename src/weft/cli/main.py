@@ -132,7 +132,7 @@ def evaluate(
     if blimp is not None:
         print_pairs(pipeline.minimal_pairs(blimp), as_json)
         return
-    found = pipeline.judge(data, tell)
+    found = pipeline.evaluate_in_detail(data, tell)
     if as_json:
         matrix = {"confusion": found.confusion.to_dict()} if found.confusion else {}
         typer.echo(json.dumps({**found.metrics, **matrix}, ensure_ascii=False))
@@ -173,7 +173,7 @@ def predict(
     done = 0
     for chunk in arriving(examples):
         for answer in pipeline.answers(chunk, chosen, start=done):
-            typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else pipeline.task.line(answer))
+            typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else pipeline.task.format_answer(answer))
         done += len(chunk)
         sys.stdout.flush()
 

@@ -21,8 +21,9 @@ from weft.formats.huggingface.folder import describe_hf, is_hf, load_hf
 from weft.formats.huggingface.hub import find_model
 from weft.formats.sentence_transformers import transformer_folder
 from weft.registry import resolve
-from weft.tasks.base import Head, Task
+from weft.tasks.base import Task
 from weft.tasks.factory import build
+from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer, load_tokenizer
 
 T = TypeVar("T")

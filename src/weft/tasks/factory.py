@@ -6,8 +6,10 @@ from weft.config.schema import Run
 from weft.errors import ConfigError, did_you_mean
 from weft.models.base import Model, Role, check_roles
 from weft.registry import resolve
-from weft.tasks.base import Head, Task
+from weft.tasks.base import Task
 from weft.tasks.char_inputs import Spelling
+from weft.tasks.head import Head
+from weft.tasks.prepare import resolve_task_config
 from weft.tokenization.trainable import Tokenizer
 
 
@@ -19,12 +21,24 @@ def make_task(run: Run) -> Task:
             raise ConfigError(f"{section}.name: must be a weft {base.__name__}, but is {cls!r} instead")
     task: Task = task_class(run.task)
     roles = model.roles(run.model)
-    task.needs = task.needed(roles)
-    check_roles(run.task.name, task.needs, run.model.name, roles)
+    task.required_roles = task.roles_for(roles)
+    check_roles(run.task.name, task.required_roles, run.model.name, roles)
     task.uses_chars = model.uses_chars(run.model)
+    _check(task, run)
+    return task
+
+
+def resolve_run(run: Run, task: Task) -> Run:
+    """Return the recipe with task fields filled in from the training data; the task is configured with them."""
+    run = run.model_copy(update={"task": resolve_task_config(run.data, task)})
+    task.configure(run.task)
+    _check(task, run)
+    return run
+
+
+def _check(task: Task, run: Run) -> None:
     task.check(run)
     _check_metric(task, run)
-    return task
 
 
 def _check_metric(task: Task, run: Run) -> None:
@@ -44,16 +58,16 @@ def _declares_metrics(task: Task) -> bool:
     return metrics_depth <= next(depth for depth, cls in enumerate(mro) if "score" in vars(cls))
 
 
-def build(run: Run, tokenizer: Tokenizer) -> tuple[Task, Head]:
-    """Return the task and its head on a new model."""
-    task = make_task(run)
+def build(run: Run, tokenizer: Tokenizer, task: Task | None = None) -> tuple[Task, Head]:
+    """Return the task, made if not given, and its head on a new model."""
+    task = task or make_task(run)
     task.tokenizer = tokenizer
     model_class = resolve("model", run.model.name)
     sizes = [len(tokenizer)]
     if Role.SEQ2SEQ in model_class.roles(run.model) and not tokenizer.joint:
         sizes.append(len(tokenizer.target))
     model = model_class(run.model, *sizes)
-    model.prune_unused(task.needs)
+    model.prune_unused(task.required_roles)
     if task.uses_chars:
         model.set_char_table(torch.from_numpy(Spelling.of(tokenizer).table))
     return task, task.head(model)

@@ -7,12 +7,13 @@ The task of a converted body without a head. `Pipeline.embed` returns its vector
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from weft.config.schema import Named, Section
+from weft.config.schema import Named
 from weft.data.truncation import TruncationPolicy
 from weft.errors import RoleError
-from weft.models.base import Role
 from weft.tasks import base
-from weft.tasks.base import Answer, Batch, Head, Item, Sums, Task
+from weft.tasks.base import Answer, Task
+from weft.tasks.batch import Batch, Item
+from weft.tasks.head import Head, Sums
 from weft.tokenization.trainable import Tokenizer
 
 
@@ -46,14 +47,8 @@ class Embed(Task):
 
     Config: ClassVar[type[Named]] = EmbedConfig
     Example = EmbedExample
-    Options: ClassVar[type[Section]] = Section
-    needs = frozenset({Role.ENCODER})
     metric = "loss"
     config: EmbedConfig
-
-    def texts(self, example: EmbedExample) -> tuple[list[str], list[str]]:
-        """Return the text."""
-        return [example.text], []
 
     def encode(self, example: EmbedExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         """Raise: there are no answers."""
@@ -62,10 +57,6 @@ class Embed(Task):
     def head(self, model: Any) -> EmbedHead:
         """Return the bare head of a body."""
         return EmbedHead(model, self.config.summary)
-
-    def preview(self, example: EmbedExample) -> tuple[str, str]:
-        """Return the text."""
-        return example.text, ""
 
     def score(self, answers: Sequence[Answer], examples: Sequence[EmbedExample]) -> dict[str, float]:
         """Raise: there are no answers."""

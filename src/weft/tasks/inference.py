@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import accumulate, chain, islice, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,21 +12,24 @@ import torch
 
 from weft.config.schema import Section
 from weft.data.batching.loader import plan
-from weft.data.batching.packed_items import PackedItems, pack
+from weft.data.batching.packed_items import PackedItems, pack_in_memory
 from weft.data.corpus.format import Shards
 from weft.data.truncation import TruncationPolicy
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError, DataError, RoleError
 from weft.nn.layers.packed_linear import frozen_weights
-from weft.tasks.base import Answer, Batch, Head, Item, Task
+from weft.tasks.base import Answer, Task
+from weft.tasks.batch import Batch, Item
+from weft.tasks.capabilities import DirectEvaluation, LabelPrediction, PreparedEvaluation, TeacherForcing
+from weft.tasks.encoding import EvaluationData, encode_chunk
+from weft.tasks.head import Head
 from weft.tasks.metrics import ConfusionMatrix
-from weft.tasks.prepare import encode_all
 
-CHUNK_SIZE = 1024  # examples a chunk: enough for batches of similar lengths
+INFERENCE_CHUNK = 1024  # examples a chunk: enough for batches of similar lengths
 BUDGET, BUDGET_ON_CPU = 16384, 4096  # tokens in a batch
 MAX_LOGITS, MAX_LOGITS_ON_GPU = 1 << 23, 1 << 28  # logits of a decoding step: fit the caches, or the GPU's memory
 
-F = TypeVar("F")
-G = TypeVar("G")
+_A = TypeVar("_A")
+_B = TypeVar("_B")
 
 
 def predict(
@@ -55,35 +58,35 @@ def outputs(
     """Yield each example with the head's outputs for its items, from which `Task.answer` makes the answer."""
     stream, offset = iter(examples), start
     with frozen_weights():
-        while chunk := list(islice(stream, CHUNK_SIZE)):
-            yield from _chunk_outputs(task, head, chunk, limit, options, budget, offset)
+        while chunk := list(islice(stream, INFERENCE_CHUNK)):
+            questions = map(task.without_labels, chunk)
+            located = [(f"example {number}", question) for number, question in enumerate(questions, offset + 1)]
+            encoded = list(encode_chunk(located, task, task.tokenizer, limit, None))
+            yield from zip(chunk, _chunk_outputs(task, head, encoded, limit, options, budget, offset), strict=True)
             offset += len(chunk)
 
 
 def _chunk_outputs(
     task: Task,
     head: Head,
-    examples: Sequence[Any],
+    encoded: Sequence[list[Item]],
     limit: TruncationPolicy,
     options: Section,
     budget: int | None,
     offset: int,
-) -> Iterator[tuple[Any, list[Any]]]:
-    encoded = _encode_examples(task, [task.without_labels(example) for example in examples], limit, offset)
+) -> list[list[Any]]:
+    """Return the outputs for the items of each example; `offset` is the index of the first example."""
     for number, items in enumerate(encoded):
         if not items:
             raise DataError(f"example {offset + number + 1}: nothing is left of it to answer; {limit}".rstrip("; "))
-    owners = [index for index, items in enumerate(encoded) for _ in items]
-    by_example: list[list[Any]] = [[] for _ in examples]
     try:
         by_item = dict(
             _item_outputs(task, head, [item for items in encoded for item in items], options, budget, offset)
         )
     except DataError as error:
         raise _find_failing_example(task, head, encoded, options, offset) or error from None
-    for number, owner in enumerate(owners):
-        by_example[owner].append(by_item[number])
-    yield from zip(examples, by_example, strict=True)
+    ends = list(accumulate(map(len, encoded), initial=0))
+    return [[by_item[index] for index in range(*span)] for span in pairwise(ends)]
 
 
 def _find_failing_example(
@@ -99,16 +102,12 @@ def _find_failing_example(
     return None
 
 
-def _encode_examples(task: Task, examples: Sequence[Any], limit: TruncationPolicy, offset: int = 0) -> list[list[Item]]:
-    numbered = ((f"example {number}", example) for number, example in enumerate(examples, offset + 1))
-    return list(encode_all(numbered, task, task.tokenizer, limit, None))
-
-
 def _item_outputs(
     task: Task, head: Head, items: list[Item], options: Section, budget: int | None, offset: int
 ) -> Iterator[tuple[int, Any]]:
-    data, device = pack(items, num_token_arrays=task.num_token_arrays), _device(head)
-    logits_per_item, max_logits = head.scored(options), MAX_LOGITS if device.type == "cpu" else MAX_LOGITS_ON_GPU
+    data, device = pack_in_memory(items, task.num_token_arrays), _device(head)
+    logits_per_item = head.logits_per_item(options)
+    max_logits = MAX_LOGITS if device.type == "cpu" else MAX_LOGITS_ON_GPU
     max_items = max(1, max_logits // logits_per_item) if logits_per_item else len(items)
 
     def answer(indices: np.ndarray) -> Iterator[tuple[int, Any]]:
@@ -131,13 +130,13 @@ def _batch(task: Task, data: PackedItems, indices: np.ndarray) -> Batch:
     return task.collate([data[index] for index in indices.tolist()], np.random.default_rng(0))
 
 
-def map_in_threads(answer: Callable[[F], G], batches: Sequence[F]) -> Iterator[G]:
+def map_in_threads(answer: Callable[[_A], _B], batches: Sequence[_A]) -> Iterator[_B]:
     """Yield the results in order, with one batch a thread: small matrix products do not parallelize well."""
     threads = torch.get_num_threads()
     if threads == 1 or len(batches) == 1:
         yield from map(answer, batches)
         return
-    futures: deque[Future[G]] = deque()
+    futures: deque[Future[_B]] = deque()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for batch in batches:
@@ -150,15 +149,19 @@ def map_in_threads(answer: Callable[[F], G], batches: Sequence[F]) -> Iterator[G
         torch.set_num_threads(threads)
 
 
-def reread(task: Task, head: Head, example: Any, limit: TruncationPolicy) -> tuple[list[str], list[str], Batch]:
-    """Return source tokens, target tokens and the teacher-forced batch of an example with its own best output."""
+def teacher_forced_batch(
+    task: Task, head: Head, example: Any, limit: TruncationPolicy
+) -> tuple[list[str], list[str], Batch]:
+    """Return source tokens, target tokens and the batch in which the model reads its own best output as its target."""
+    if not isinstance(task, TeacherForcing):
+        raise RoleError(f"task: {task.config.name!r} has no output to read again")
     items = task.encode(task.without_labels(example) if task.has_question(example) else example, task.tokenizer, limit)
     if len(items) != 1:
         raise DataError(
             f"the text is read in {len(items)} windows, of data.max_length={limit.longest} tokens at most, and only "
             "one can be looked at; give a shorter text"
         )
-    if task.reads_itself:
+    if task.forces_input:
         return task.teacher_forced(items, [])
     outputs = [output for _, output in sorted(_item_outputs(task, head, items, task.options(), None, 0))]
     return task.teacher_forced(items, outputs)
@@ -169,50 +172,47 @@ class EvaluationResult:
     """The metrics of an evaluation and, for tasks with labels, the confusion matrix."""
 
     metrics: dict[str, float]
-    confusion: ConfusionMatrix | None
+    confusion: ConfusionMatrix | None = None
     note: str = ""  # a remark on the metrics
 
 
-def evaluate(
-    task: Task, head: Head, examples: Sequence[Any], limit: TruncationPolicy, budget: int | None = None
-) -> dict[str, float]:
-    """Return the loss and the task's metrics on examples."""
-    return judge(task, head, examples, limit, budget).metrics
-
-
 @frozen_weights()
-def judge(
-    task: Task, head: Head, examples: Sequence[Any], limit: TruncationPolicy, budget: int | None = None
-) -> EvaluationResult:
-    """Return the loss, the task's metrics and the confusion matrix on examples."""
-    if not examples:
+def evaluate(task: Task, head: Head, data: EvaluationData, budget: int | None = None) -> EvaluationResult:
+    """Return the loss, the task's metrics and the confusion matrix on labelled examples."""
+    if not data.examples:
         raise DataError("not one example is left to evaluate on")
-    with torch.inference_mode(), _eval_mode(head):
-        measured = task.measure(head, examples, limit)
-    if measured is not None:
-        return EvaluationResult(measured.metrics, None, measured.note)
-    encoded = _encode_examples(task, examples, limit)
-    usable = [(example, items) for example, items in zip(examples, encoded, strict=True) if items]
-    if not usable:
-        raise DataError("not one example is left to evaluate on")
-    data = pack((item for _, items in usable for item in items), num_token_arrays=task.num_token_arrays)
-    loss = mean_loss(task, head, data, budget)
-    evaluated = [example for example, _ in usable]
-    answers = list(predict(task, head, evaluated, limit, task.options(), budget))
-    return EvaluationResult({"loss": loss, **task.score(answers, evaluated)}, task.confusion(answers, evaluated))
+    if isinstance(task, DirectEvaluation):
+        with torch.inference_mode(), _eval_mode(head):
+            direct = task.evaluate(head, data)
+        return EvaluationResult(direct.metrics, note=direct.note)
+    loss = mean_loss(task, head, data.items, budget)
+    answers = list(_answers(task, head, data, budget))
+    confusion = task.confusion(answers, data.examples) if isinstance(task, LabelPrediction) else None
+    return EvaluationResult({"loss": loss, **task.score(answers, data.examples)}, confusion)
+
+
+def _answers(task: Task, head: Head, data: EvaluationData, budget: int | None) -> Iterator[Answer]:
+    """Yield the answers to labelled examples, from their encoding without labels."""
+    items, starts = data.unlabelled
+    for first in range(0, len(data.examples), INFERENCE_CHUNK):
+        spans = pairwise(starts[first : first + INFERENCE_CHUNK + 1].tolist())
+        encoded = [[items[index] for index in range(*span)] for span in spans]
+        outputs = _chunk_outputs(task, head, encoded, data.limit, task.options(), budget, first)
+        examples = data.examples[first : first + INFERENCE_CHUNK]
+        yield from (task.answer(*pair) for pair in zip(examples, outputs, strict=True))
 
 
 @frozen_weights()
 def evaluate_prepared(task: Task, head: Head, data: Shards, place: str) -> EvaluationResult:
     """Return the metrics on a prepared corpus; raise if the task needs the texts."""
-    with torch.inference_mode(), _eval_mode(head):
-        measured = task.measure_prepared(head, data)
-    if measured is None:
+    if not isinstance(task, PreparedEvaluation):
         raise ConfigError(
             f"{place}: is prepared: it has tokens, but not the texts, which the task {task.config.name!r} needs; "
             "give the text itself"
         )
-    return EvaluationResult(measured.metrics, None, measured.note)
+    with torch.inference_mode(), _eval_mode(head):
+        direct = task.evaluate_prepared(head, data)
+    return EvaluationResult(direct.metrics, note=direct.note)
 
 
 def mean_loss(task: Task, head: Head, data: PackedItems, budget: int | None = None) -> float:

@@ -16,16 +16,18 @@ import torch
 from pydantic import BeforeValidator, Field, field_validator
 from torch import Tensor, nn
 
-from weft.config.schema import Named, Run, Section
+from weft.config.schema import Named, Run
 from weft.data.batching.packed_items import PackedItems
 from weft.data.labels import Label, Labels, balanced, read_label
 from weft.data.readers.lines import count
 from weft.errors import ConfigError, DataError, did_you_mean
-from weft.models.base import Role, matrix_numbers
+from weft.models.base import matrix_numbers
 from weft.nn.attention.positions import rows_of
 from weft.nn.layers.scalar_mix import ScalarMix
 from weft.registry import resolve
-from weft.tasks.base import Batch, Head, Item, Task, missing_method
+from weft.tasks.batch import Batch, Item
+from weft.tasks.capabilities import TeacherForcing
+from weft.tasks.head import Head, missing_method
 from weft.tokens import Tokens
 
 MAX_WEIGHT = 1e12  # of a label: more than balanced weights of any data, and well within float32
@@ -139,32 +141,33 @@ class LabelHead(Head):
         return (self._smoothing, self.weights) if self.training else (0.0, None)
 
 
-class LabelTask(Task):
+class LabelTask(TeacherForcing):
     """A task that predicts labels with any encoder.
 
     An item's arrays: its token ids, positions among them, their characters if the model reads them, labels if known.
     """
 
     Config: ClassVar[type[Named]] = LabelConfig
-    Options: ClassVar[type[Section]] = Section
-    needs = frozenset({Role.ENCODER})
     num_token_arrays: int = 1
     orders: int = 1  # sequences of tokens in an item; two where a pair is read in both orders
     min_labels: int = 2  # fewer leave nothing to learn
     json_fields: ClassVar[frozenset[str]] = frozenset()  # a string that is a JSON object of exactly these is parsed
     config: LabelConfig
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
+    def configure(self, config: Any) -> None:
+        """Set the configuration and its labels."""
+        super().configure(config)
         self.labels = Labels(config.labels or ())
 
-    def read(self, text: str, place: str) -> Mapping[str, Any]:
+    def parse_text(self, text: str, place: str) -> Mapping[str, Any]:
         """Return a string as the text, unless it is JSON with exactly the fields in `json_fields`."""
         try:
             value = json.loads(text) if text.lstrip().startswith("{") else None
         except (ValueError, RecursionError):
             value = None
-        return value if isinstance(value, dict) and value.keys() == self.json_fields else super().read(text, place)
+        return (
+            value if isinstance(value, dict) and value.keys() == self.json_fields else super().parse_text(text, place)
+        )
 
     def right(self, example: Any) -> Sequence[str]:
         """Return the gold labels of an example."""

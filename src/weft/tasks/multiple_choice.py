@@ -18,11 +18,14 @@ from weft.config.schema import Named, Run, Section
 from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError
-from weft.models.base import Role, matrix_numbers
+from weft.models.base import matrix_numbers
 from weft.nn.attention.positions import rows_of
 from weft.nn.layers.segment_ops import segment_logsumexp
 from weft.tasks import base
-from weft.tasks.base import Answer, Batch, Item, Sums
+from weft.tasks.base import Answer
+from weft.tasks.batch import Batch, Item
+from weft.tasks.capabilities import TeacherForcing
+from weft.tasks.head import Head, Sums
 from weft.tasks.metrics import exact_match
 from weft.tasks.text_pairs import TextTokens, add_special_tokens, tokenize_texts, truncate_pair
 from weft.tokenization.trainable import Tokenizer
@@ -63,8 +66,8 @@ class ChoiceExample(base.Example):
         return self.choices.index(label) if isinstance(label, str) and label in self.choices else None
 
 
-class ChoiceHead(base.Head):
-    """One logit on the body's pooled output of each choice; `Batch.at` groups the sequences of a question."""
+class ChoiceHead(Head):
+    """One logit on the body's pooled output of each choice; `Batch.positions` groups the sequences of a question."""
 
     def __init__(self, body: Any, config: ChoiceConfig) -> None:
         super().__init__(body)
@@ -79,9 +82,9 @@ class ChoiceHead(base.Head):
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
         """Return the sum of -log p of the right choices over the questions."""
         assert batch.targets is not None
-        assert batch.at is not None
+        assert batch.positions is not None
         logits = self.scores(batch.tokens)
-        log_totals = segment_logsumexp(logits, rows_of(batch.at), len(batch.at))
+        log_totals = segment_logsumexp(logits, rows_of(batch.positions), len(batch.positions))
         return {"questions": log_totals.sum() - logits.index_select(0, batch.targets).sum()}, None
 
     def flops(self, batch: Batch) -> int:
@@ -90,12 +93,12 @@ class ChoiceHead(base.Head):
 
     def predict(self, batch: Batch, options: Section) -> list[list[float]]:
         """Return the probabilities of each question's choices."""
-        assert batch.at is not None
+        assert batch.positions is not None
         logits = self.scores(batch.tokens).cpu()
-        return [question.softmax(0).tolist() for question in batch.at.split(logits)]
+        return [question.softmax(0).tolist() for question in batch.positions.split(logits)]
 
 
-class Choice(base.Task):
+class Choice(TeacherForcing):
     """Items are (bos text eos choice eos of all choices, concatenated; the length of each; where each choice begins).
 
     Then come the characters, if the model reads them, and the index of the right choice, if it is known.
@@ -103,11 +106,9 @@ class Choice(base.Task):
 
     Config: ClassVar[type[Named]] = ChoiceConfig
     Example = ChoiceExample
-    Options: ClassVar[type[Section]] = Section
-    needs = frozenset({Role.ENCODER})
     metrics: tuple[str, ...] = ("accuracy",)
     metric = "accuracy"
-    form = '{"text": "…", "choices": ["…", "…"]}'
+    json_example = '{"text": "…", "choices": ["…", "…"]}'
     label_fields = ("label",)
     num_token_arrays = 1  # all choices are in one array: an item's size is the number of tokens that it adds to a batch
     config: ChoiceConfig
@@ -120,10 +121,6 @@ class Choice(base.Task):
     def texts(self, example: ChoiceExample) -> tuple[list[str], list[str]]:
         """Return all texts: they share one tokenizer."""
         return [example.text, *example.choices], []
-
-    def encode(self, example: ChoiceExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
-        """Encode one question."""
-        return self.encode_batch([example], tokenizer, limit)[0]
 
     def encode_batch(
         self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, limit: TruncationPolicy
@@ -157,17 +154,17 @@ class Choice(base.Task):
         ids, sizes, second = (np.concatenate([item[array] for item in items]).astype(np.int64) for array in range(3))
         counts = [len(item[1]) for item in items]
         tokens = Tokens.flat(torch.from_numpy(ids), torch.from_numpy(sizes))
-        positions = np.arange(len(ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        tokens = replace(tokens, segments=torch.from_numpy((positions >= np.repeat(second, sizes)).astype(np.int64)))
+        index = np.arange(len(ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of each token in its choice
+        tokens = replace(tokens, segments=torch.from_numpy((index >= np.repeat(second, sizes)).astype(np.int64)))
         if self.uses_chars:
             tokens = tokens.spelt([item[3] for item in items])
-        at = Tokens.flat(torch.arange(len(sizes)), torch.tensor(counts))
+        positions = Tokens.flat(torch.arange(len(sizes)), torch.tensor(counts))
         labels = [item[-1] for item in items] if all(len(item) > 3 + self.uses_chars for item in items) else None
         offsets = np.cumsum(counts) - counts
         targets = None if labels is None else torch.from_numpy(np.concatenate(labels).astype(np.int64) + offsets)
-        return Batch(tokens, targets, {"questions": len(items)}, at=at)
+        return Batch(tokens, targets, {"questions": len(items)}, positions=positions)
 
-    def longest_of(self, data: PackedItems) -> int | None:
+    def max_sequence_length(self, data: PackedItems) -> int | None:
         """Return the length of the longest choice: each is a sequence of its own."""
         return max((int(data[index][1].max()) for index in range(len(data))), default=0)
 
@@ -186,7 +183,7 @@ class Choice(base.Task):
         best = max(range(len(probabilities)), key=probabilities.__getitem__)
         return {"choice": best, "text": example.choices[best], "scores": [round(value, 6) for value in probabilities]}
 
-    def line(self, answer: Answer) -> str:
+    def format_answer(self, answer: Answer) -> str:
         """Return the text of the choice."""
         return " ".join(str(answer["text"]).split())
 

@@ -1,10 +1,8 @@
-"""Data preparation: read a recipe's splits, train the tokenizer, and encode examples to packed items."""
+"""Data preparation: read a recipe's splits, train the tokenizer, and pack the encoded examples."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -15,14 +13,10 @@ from weft.data.readers.examples import Skipped, read_examples
 from weft.data.samples.datasets import SAMPLES, read_sample
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, did_you_mean
-from weft.tasks.base import Item, Task
+from weft.tasks.base import Task
 from weft.tasks.corpus.reuse import prepared_folder, prepared_split, prepared_task, prepared_tokenizer, refuse_prepared
+from weft.tasks.encoding import EvaluationData, LocatedExample, encode_all
 from weft.tokenization.trainable import Tokenizer, train_tokenizer
-
-CHUNK_SIZE = 1024  # examples encoded in one call of the tokenizer
-
-T = TypeVar("T")
-LocatedExample = tuple[Any, Any]  # the location of an example, such as file:line, and the example
 
 
 def has_split(data: Data, split: str) -> bool:
@@ -97,7 +91,7 @@ def check_answer(task: Task, place: Any, example: Any) -> None:
             raise DataError(f"{place}: {name}: required to train or evaluate, but not given; see data.columns")
 
 
-def settled(data: Data, task: Task) -> Named:
+def resolve_task_config(data: Data, task: Task) -> Named:
     """Return the task's configuration with what is left to the training data, such as the labels."""
     task = prepared_task(data, task)
     return task.resolve_config(example for _, example in read_split(data, "train", task, Skipped()))
@@ -115,77 +109,6 @@ def fit_tokenizer(config: Named, data: Data, task: Task) -> Tokenizer:
     return train_tokenizer(config, side(0), side(1))
 
 
-def encode_all(
-    examples: Iterable[LocatedExample],
-    task: Task,
-    tokenizer: Tokenizer,
-    limit: TruncationPolicy,
-    skipped: Skipped | None,
-) -> Iterator[list[Item]]:
-    """Yield the items of each example, encoded in chunks; an invalid example raises, or is counted in `skipped`.
-
-    The tokenizer, which releases the GIL, encodes one chunk in a thread while the next is read.
-    """
-
-    def encode(chunk: list[LocatedExample]) -> tuple[list[list[Item]], TruncationPolicy] | None:
-        chunk_limit = TruncationPolicy(limit.longest, limit.policy)
-        try:
-            return task.encode_batch([example for _, example in chunk], tokenizer, chunk_limit), chunk_limit
-        except DataError:
-            return None
-
-    with ThreadPoolExecutor(1) as pool:
-        for chunk, future in _prefetch((chunk, pool.submit(encode, chunk)) for chunk in _chunks(examples)):
-            encoded = future.result()
-            if encoded is None:
-                yield from _encode_singly(chunk, task, tokenizer, limit, skipped)
-            else:
-                limit.add(encoded[1])
-                yield from encoded[0]
-
-
-def encode_chunk(
-    chunk: Sequence[LocatedExample], task: Task, tokenizer: Tokenizer, limit: TruncationPolicy, skipped: Skipped | None
-) -> Iterable[list[Item]]:
-    """Return the items of each example, encoded at once and, unlike `encode_all`, in this thread: for workers."""
-    chunk_limit = TruncationPolicy(limit.longest, limit.policy)
-    try:
-        encoded = task.encode_batch([example for _, example in chunk], tokenizer, chunk_limit)
-    except DataError:
-        return _encode_singly(chunk, task, tokenizer, limit, skipped)
-    limit.add(chunk_limit)
-    return encoded
-
-
-def _chunks(examples: Iterable[LocatedExample]) -> Iterator[list[LocatedExample]]:
-    stream = iter(examples)
-    while chunk := list(islice(stream, CHUNK_SIZE)):
-        yield chunk
-
-
-def _prefetch(stream: Iterable[T]) -> Iterator[T]:
-    """Yield the items of a stream, each after the next has been requested."""
-    pending: list[T] = []
-    for item in stream:
-        yield from pending
-        pending = [item]
-    yield from pending
-
-
-def _encode_singly(
-    chunk: Iterable[LocatedExample], task: Task, tokenizer: Tokenizer, limit: TruncationPolicy, skipped: Skipped | None
-) -> Iterator[list[Item]]:
-    for place, example in chunk:
-        try:
-            yield task.encode(example, tokenizer, limit)
-        except DataError as error:
-            located = DataError(f"{place}: {error}")
-            if skipped is None:
-                raise located from None
-            skipped.add(located)
-            yield []
-
-
 def pack_split(
     data: Data, split: str, task: Task, tokenizer: Tokenizer, folder: Path | None = None
 ) -> tuple[PackedItems, str]:
@@ -199,13 +122,12 @@ def pack_split(
     return packed, summarize_skipped(split, len(packed), skipped, limit)
 
 
-def read_whole(data: Data, split: str, task: Task, tokenizer: Tokenizer) -> tuple[list[Any], str]:
-    """Return the examples of a split, without those skipped or dropped, and a report of these."""
+def read_evaluation_data(data: Data, split: str, task: Task) -> tuple[EvaluationData, str]:
+    """Return the examples of a split, encoded, without those skipped or dropped, and a report of these."""
     skipped, limit = Skipped(), TruncationPolicy(data.max_length, data.too_long)
-    located = list(read_split(data, split, task, skipped))
-    encoded = encode_all(located, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
-    examples = [example for (_, example), items in zip(located, encoded, strict=True) if items]
-    return examples, summarize_skipped(split, len(examples), skipped, limit)
+    examples = read_split(data, split, task, skipped)
+    encoded = EvaluationData.of(task, examples, limit, skipped if data.on_bad_rows == "skip" else None)
+    return encoded, summarize_skipped(split, len(encoded.examples), skipped, limit)
 
 
 def summarize_skipped(split: str, remaining: int, skipped: Skipped, limit: TruncationPolicy) -> str:

@@ -13,11 +13,14 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from weft.config.schema import Named, Section
-from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy
 from weft.models.base import Role
 from weft.tasks import base
-from weft.tasks.base import Answer, Batch, Head, Item, Metrics
+from weft.tasks.base import Answer
+from weft.tasks.batch import Batch, Item
+from weft.tasks.capabilities import DirectEvaluation, Metrics, SelfFitting
+from weft.tasks.encoding import EvaluationData
+from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens
 
@@ -63,42 +66,33 @@ class SkipgramHead(Head):
         pairs = zip(ids.tolist(), best.tolist(), strict=True)
         return [[(id, cosine) for id, cosine in zip(*pair, strict=True) if cosine > -np.inf] for pair in pairs]
 
-    def scored(self, options: Section) -> int:
+    def logits_per_item(self, options: Section) -> int:
         """Return the number of cosines a text: the vocabulary."""
         vocab: int = self.body.vocab
         return vocab
 
 
-class Skipgram(base.Task):
+class Skipgram(SelfFitting, DirectEvaluation):
     """Word vectors; an item is (ids of the words,)."""
 
     Config: ClassVar[type[Named]] = SkipgramConfig
     Example = SkipgramExample
     Options = Neighbours
-    needs = frozenset({Role.ENCODER, Role.SELF_FITTED})
+    required_roles = frozenset({Role.ENCODER, Role.SELF_FITTED})
     metrics = ("loss",)
     metric = "loss"
     lower_is_better = True
-    supports_fit = True
     config: SkipgramConfig
-
-    def texts(self, example: SkipgramExample) -> tuple[list[str], list[str]]:
-        """The text trains the tokenizer."""
-        return [example.text], []
 
     @property
     def special_token_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """None: special tokens have no trained vectors."""
         return (), ()
 
-    def cut(self, texts: Sequence[str]) -> list[list[int]]:
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of the words of texts, without unknown ones."""
         unknown = self.tokenizer.specials.unk
         return [[id for id in ids if id != unknown] for ids in self.tokenizer.ids(texts)]
-
-    def encode(self, example: SkipgramExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
-        """Encode one text."""
-        return self.encode_batch([example], tokenizer, limit)[0]
 
     def encode_batch(
         self, examples: Sequence[SkipgramExample], tokenizer: Tokenizer, limit: TruncationPolicy
@@ -127,15 +121,10 @@ class Skipgram(base.Task):
         """Return the neighbours with their cosines, nearest first."""
         return {"neighbours": [[self.tokenizer.token(id), round(cosine, 6)] for id, cosine in outputs[0]]}
 
-    def line(self, answer: Answer) -> str:
+    def format_answer(self, answer: Answer) -> str:
         """Return a line such as `word 0.81, word 0.77`."""
         return " ".join(", ".join(f"{word} {cosine:.2f}" for word, cosine in answer["neighbours"]).splitlines())
 
-    def preview(self, example: SkipgramExample) -> tuple[str, str]:
-        """Return the text, which has no separate label."""
-        return example.text, ""
-
-    def measure(self, head: Head, examples: Sequence[SkipgramExample], limit: TruncationPolicy) -> Metrics:
+    def evaluate(self, head: Head, data: EvaluationData) -> Metrics:
         """Return the skip-gram or CBOW loss on texts."""
-        items = [item for encoded in self.encode_batch(examples, self.tokenizer, limit) for item in encoded]
-        return Metrics({"loss": head.body.loss(pack(items))})
+        return Metrics({"loss": head.body.loss(data.items)})

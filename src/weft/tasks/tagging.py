@@ -25,7 +25,10 @@ from weft.nn.layers.crf import CRF
 from weft.nn.layers.losses import cross_entropy_sum
 from weft.registry import resolve
 from weft.tasks import base
-from weft.tasks.base import Answer, Batch, Item, Sums
+from weft.tasks.base import Answer
+from weft.tasks.batch import Batch, Item
+from weft.tasks.capabilities import LabelPrediction, StaticBatches
+from weft.tasks.head import Sums
 from weft.tasks.label_task import LabelConfig, LabelHead, LabelTask
 from weft.tasks.metrics import ConfusionMatrix, exact_match, tally_entities
 from weft.tokenization.pretokenize import split_words
@@ -100,12 +103,12 @@ class TagHead(LabelHead):
 
     def _word_logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the logits of all words, (M, K), and the number of words in each sequence, (B,), which sum to M."""
-        assert batch.at is not None
-        hidden = self.states(self.seen(batch.tokens)).index_select(0, batch.at.ids)
-        return self.scores(hidden), batch.at.lengths
+        assert batch.positions is not None
+        hidden = self.states(self.seen(batch.tokens)).index_select(0, batch.positions.ids)
+        return self.scores(hidden), batch.positions.lengths
 
 
-class Tag(LabelTask):
+class Tag(LabelTask, StaticBatches, LabelPrediction):
     """Items are (bos words eos, as sub-words; the first sub-word of each word; characters, if used; tags, if known)."""
 
     Config: ClassVar[type[Named]] = TagConfig
@@ -118,8 +121,9 @@ class Tag(LabelTask):
 
     _add_space: Callable[[str], str] = staticmethod(str)  # a word as it occurs in a text, with its leading space
 
-    def __init__(self, config: TagConfig) -> None:
-        super().__init__(config)
+    def configure(self, config: Any) -> None:
+        """Set the labels, and the metrics: of entities, or of tags."""
+        super().configure(config)
         self.bio = config.scheme == "bio" or (config.scheme == "auto" and _is_bio(self.labels))
         # With no labels yet and scheme auto, the metrics are not known yet.
         if not self.bio and (config.labels or config.scheme == "plain"):
@@ -144,21 +148,17 @@ class Tag(LabelTask):
         """Return each word by itself: the tokenizer is trained on what it will encode."""
         return [self._add_space(word) for word in example.get_words()], []
 
-    def cut(self, texts: Sequence[str]) -> list[list[int]]:
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Split texts into words, and these into sub-words."""
         return [item[0][1:-1].tolist() for item in self._encode_texts(texts)]
 
-    def spelt(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
+    def char_ids(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
         """Return for each sub-word the characters of its whole word."""
         return [np.split(item[2], np.flatnonzero(item[2] == END)[:-1] + 1) for item in self._encode_texts(texts)]
 
     def _encode_texts(self, texts: Sequence[str]) -> list[Item]:
         examples, untruncated = [TagExample(text=text) for text in texts], TruncationPolicy(sys.maxsize, "error")
         return [items[0] for items in self.encode_batch(examples, self.tokenizer, untruncated)]
-
-    def encode(self, example: TagExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
-        """Encode one sentence."""
-        return self.encode_batch([example], tokenizer, limit)[0]
 
     def encode_batch(
         self, examples: Sequence[TagExample], tokenizer: Tokenizer, limit: TruncationPolicy
@@ -198,9 +198,9 @@ class Tag(LabelTask):
         """Join sentences into a batch; it has targets where all tags are known."""
         tokens, labels = self.tokens(items), self.known_labels(items)
         offsets = tokens.starts.tolist()
-        at = Tokens.pack([item[1] + offset for item, offset in zip(items, offsets, strict=False)])
+        positions = Tokens.pack([item[1] + offset for item, offset in zip(items, offsets, strict=False)])
         targets = None if labels is None else torch.from_numpy(np.concatenate(labels).astype(np.int64))
-        return Batch(tokens, targets, {"words": len(at.ids)}, at=at)
+        return Batch(tokens, targets, {"words": len(positions.ids)}, positions=positions)
 
     def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
         """Return the sub-words of each sentence; None with a CRF or characters, which have no static shape."""
@@ -218,7 +218,7 @@ class Tag(LabelTask):
         missing = len(words) - len(tags)
         return {"words": words, "tags": tags + [""] * missing, "scores": scores + [0.0] * missing}
 
-    def line(self, answer: Answer) -> str:
+    def format_answer(self, answer: Answer) -> str:
         """Return `word/TAG word/TAG`."""
         return _format_tags(answer["words"], answer["tags"])
 

@@ -15,7 +15,10 @@ from weft.errors import ConfigError
 from weft.models.base import Role
 from weft.nn.layers.losses import cross_entropy_sum
 from weft.tasks import base
-from weft.tasks.base import Answer, Batch, Head, Item, Sums
+from weft.tasks.base import Answer
+from weft.tasks.batch import Batch, Item
+from weft.tasks.capabilities import StaticBatches, TeacherForcing, TextStreaming
+from weft.tasks.head import Head, Sums
 from weft.tasks.incremental_text import grown
 from weft.tasks.metrics import bleu, exact_match
 from weft.tokenization.trainable import Tokenizer
@@ -57,7 +60,7 @@ class TranslateHead(Head):
         rows = batch.rows or range(len(batch.tokens))
         return generate(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, rows)
 
-    def scored(self, options: Section) -> int:
+    def logits_per_item(self, options: Section) -> int:
         """The vocabulary, for each hypothesis."""
         assert isinstance(options, DecodingConfig)
         vocab: int = self.body.target_vocab
@@ -74,13 +77,13 @@ def _prompt(batch: Batch) -> Tokens:
     return Tokens.flat(batch.tokens.ids[batch.tokens.starts[:-1].long()], torch.ones(len(batch.tokens)))
 
 
-class Translate(base.Task):
+class Translate(StaticBatches, TextStreaming, TeacherForcing):
     """Items are (source ids + eos, bos + target ids + eos)."""
 
     Config: ClassVar[type[Named]] = TranslateConfig
     Example = TranslateExample
     Options = DecodingConfig
-    needs = frozenset({Role.SEQ2SEQ, Role.GENERATOR})
+    required_roles = frozenset({Role.SEQ2SEQ, Role.GENERATOR})
     metrics = ("exact_match", "bleu")
     metric = "exact_match"
     label_fields = ("target",)
@@ -94,10 +97,6 @@ class Translate(base.Task):
     def texts(self, example: TranslateExample) -> tuple[list[str], list[str]]:
         """Return both sides."""
         return [example.text], [] if example.target is None else [example.target]
-
-    def encode(self, example: TranslateExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
-        """Encode one pair."""
-        return self.encode_batch([example], tokenizer, limit)[0]
 
     def encode_batch(
         self, examples: Sequence[TranslateExample], tokenizer: Tokenizer, limit: TruncationPolicy
@@ -168,13 +167,9 @@ class Translate(base.Task):
         # Not under inference_mode: between two increments it would hold for the caller's code too.
         return grown(head.stream(batch, options), self.tokenizer.target.decode)
 
-    def line(self, answer: Answer) -> str:
+    def format_answer(self, answer: Answer) -> str:
         """Return the translation on one line: a line break would look like the next answer."""
         return " ".join(str(answer["text"]).splitlines())
-
-    def preview(self, example: TranslateExample) -> tuple[str, str]:
-        """Return the text and its translation."""
-        return example.text, example.target or ""
 
     def score(self, answers: Sequence[Answer], examples: Sequence[TranslateExample]) -> dict[str, float]:
         """Compute exact match, and BLEU by sacreBLEU."""

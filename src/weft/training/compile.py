@@ -13,7 +13,9 @@ from weft.data.batching.static_shape import StaticShape
 from weft.errors import ConfigError
 from weft.models.base import Model
 from weft.nn.rnn.fused.codegen_triton import available, is_ampere
-from weft.tasks.base import Batch, Item, Task
+from weft.tasks.base import Task
+from weft.tasks.batch import Batch, Item
+from weft.tasks.capabilities import StaticBatches, StreamReading
 from weft.training.distributed import World
 
 
@@ -23,12 +25,13 @@ def make_loader(run: Run, task: Task, body: Model, data: PackedItems, world: Wor
     loader: Loader[Batch] = Loader(
         data, task.collate, train.batch_tokens, train.seed, world.rank, world.size, run.data.workers, pin
     )
-    loader.reading = task.reading(data, run, world.size)
-    lengths, frame = task.sequence_lengths(data), loader.reading.frame if loader.reading else None
+    loader.reading = task.reading(data, run, world.size) if isinstance(task, StreamReading) else None
+    lengths = task.sequence_lengths(data) if isinstance(task, StaticBatches) else None
+    frame = loader.reading.frame if loader.reading else None
     reason = _why_not_compiled(run, task, body, lengths is not None or frame is not None, world.device)
     if train.compile and reason:
         raise ConfigError(f"train.compile: {reason}; leave it out, or set it to false")
-    if not reason and train.compile is not False:
+    if not reason and train.compile is not False and isinstance(task, StaticBatches):
         loader.lengths = lengths
         loader.frame = frame or StaticShape.of(lengths, train.batch_tokens)  # type: ignore[arg-type]
         loader.collate = Framed(task, loader.frame)
@@ -52,9 +55,9 @@ def _why_not_compiled(run: Run, task: Task, body: Model, static: bool, device: t
 class Framed:
     """A task's collate function, followed by padding to a static shape."""
 
-    task: Task
+    task: StaticBatches
     frame: StaticShape
 
     def __call__(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
         """Collate items to a batch and pad it."""
-        return self.task.collate(items, rng).to_static_shape(self.frame, self.task.places(self.frame))
+        return self.task.collate(items, rng).to_static_shape(self.frame, self.task.num_positions(self.frame))

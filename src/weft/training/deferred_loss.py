@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.data.batching.loader import LoadedBatch
-from weft.tasks.base import Batch
+from weft.tasks.batch import Batch
 
 
 @dataclass(frozen=True)

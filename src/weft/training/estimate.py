@@ -22,16 +22,17 @@ from weft.config.schema import Run, Train
 from weft.data.batching.loader import Loader, Position
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError
-from weft.tasks.base import Batch
-from weft.tasks.factory import make_task
+from weft.tasks.batch import Batch
+from weft.tasks.encoding import EvaluationData
+from weft.tasks.factory import make_task, resolve_run
 from weft.tasks.inference import evaluate
-from weft.tasks.prepare import read_whole
+from weft.tasks.prepare import read_evaluation_data
 from weft.tasks.pretrained_embeddings import check_vectors
 from weft.training.distributed import join_world, leave_world
 from weft.training.finetuning import check_tuning
 from weft.training.flops import TrainingCost, peak_flops
 from weft.training.reporting import Notice, Record
-from weft.training.run import make_tokenizer, make_trainer, settle
+from weft.training.run import make_tokenizer, make_trainer
 from weft.training.self_fitting import Fitting
 from weft.training.trainer import Trainer
 
@@ -154,14 +155,15 @@ def plan_run(run: Run, tell: Callable[[str], object]) -> Plan:
     """Make a few updates of a run and return the estimate for all of it; `tell` is called with notices on the data."""
     began = time.perf_counter()
     check_tuning(run)
-    run = settle(run, make_task(run))
+    task = make_task(run)
+    run = resolve_run(run, task)
     world = join_world(run.train.device)
     with ExitStack() as stack:
         stack.callback(leave_world, world)
         stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
         check_vectors(run)
-        tokenizer = make_tokenizer(run, make_task(run))
-        trainer = make_trainer(run, tokenizer, world, None, stack, None, _Notices(tell))
+        tokenizer = make_tokenizer(run, task)
+        trainer = make_trainer(run, task, tokenizer, world, None, stack, None, _Notices(tell))
         if isinstance(trainer, Fitting):
             raise ConfigError(f"--plan: measures updates, but {run.model.name!r} is fitted: train it at once")
         return _measure(trainer, time.perf_counter() - began)
@@ -223,10 +225,11 @@ def _time_evaluation(trainer: Trainer) -> float | None:
     run, task = trainer.run, trainer.task
     if trainer.evaluate is None or not trainer.world.main:
         return None
-    examples, _ = read_whole(run.data, "valid", task, task.tokenizer)
-    sample = examples[:: math.ceil(len(examples) / EXAMPLES)]
+    examples = read_evaluation_data(run.data, "valid", task)[0].examples
+    sample = [(row, example) for row, example in enumerate(examples[:: math.ceil(len(examples) / EXAMPLES)])]
+    data = EvaluationData.of(task, sample, TruncationPolicy(run.data.max_length, run.data.too_long))
     began = time.perf_counter()
-    evaluate(task, trainer.head, sample, TruncationPolicy(run.data.max_length, run.data.too_long))
+    evaluate(task, trainer.head, data)
     return (time.perf_counter() - began) * len(examples) / len(sample)
 
 

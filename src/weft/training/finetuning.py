@@ -23,7 +23,7 @@ from weft.config.schema import Run, Train
 from weft.data.readers.lines import count
 from weft.errors import ConfigError
 from weft.models.base import Model
-from weft.tasks.base import Head
+from weft.tasks.head import Head
 
 LayerGroup = list[nn.Module]
 

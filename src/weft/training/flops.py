@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from weft.models.base import matrix_numbers
-from weft.tasks.base import Batch, Head
+from weft.tasks.batch import Batch
+from weft.tasks.head import Head
 
 PASSES = (
     3  # forward and backward; backward has two products for each of the forward pass: for input and weight gradients

@@ -1,6 +1,7 @@
 """A training run from recipe to best model: data, tokenizer, head, run directory, training loop."""
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +16,17 @@ from weft.checkpoint.store import Store, verify_or_offer
 from weft.config.schema import Run
 from weft.config.yaml import write_yaml
 from weft.data.batching.packed_items import PackedItems
-from weft.data.truncation import TruncationPolicy
 from weft.errors import CheckpointError, ConfigError, DataError
 from weft.formats.pretrained import start_from_weights, started_tokenizer
 from weft.models.base import Fitted, Model
-from weft.tasks.base import Head, Task
+from weft.tasks.base import Task
+from weft.tasks.capabilities import DirectEvaluation, SelfFitting
 from weft.tasks.corpus.reuse import prepared_folder, prepared_split
-from weft.tasks.factory import build, make_task
+from weft.tasks.encoding import EvaluationData
+from weft.tasks.factory import build, make_task, resolve_run
+from weft.tasks.head import Head
 from weft.tasks.inference import evaluate, evaluate_prepared
-from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_whole, settled
+from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_evaluation_data
 from weft.tasks.pretrained_embeddings import check_vectors, learn_words, start_from_vectors
 from weft.tokenization.trainable import Tokenizer, load_tokenizer
 from weft.training.compile import make_loader
@@ -58,8 +61,8 @@ def train_run(
     `known` is the tokenizer of another training on the same data, so that it is not trained again.
     """
     check_tuning(run)
-    run = settle(run, make_task(run))
     task = make_task(run)
+    run = resolve_run(run, task)
     world = join_world(run.train.device)
     store = _make_store(run, out)
     with ExitStack() as stack:
@@ -73,7 +76,7 @@ def train_run(
         if not folder:
             check_vectors(run)
         tokenizer = load_tokenizer(run.tokenizer, folder) if folder else known or make_tokenizer(run, task)
-        trainer = make_trainer(run, tokenizer, world, store, stack, folder, report, resume)
+        trainer = make_trainer(run, task, tokenizer, world, store, stack, folder, report, resume)
         progress = trainer.fit()
         if run.train.average and world.main and isinstance(trainer, Trainer):
             try_average(trainer, run.train.average)
@@ -97,11 +100,6 @@ def _make_store(run: Run, out: Path) -> Store:
     if not train.average:
         return Store(out, train.keep)
     return Store(out, max(train.keep, train.average), train.save_every or train.eval_every)
-
-
-def settle(run: Run, task: Task) -> Run:
-    """Return the recipe with task fields filled in from the training data, so that a checkpoint is self-contained."""
-    return run.model_copy(update={"task": settled(run.data, task)})
 
 
 def _resume_from(store: Store, run: Run, resume: bool) -> Path | None:
@@ -133,6 +131,7 @@ def check_recipe(then: dict[str, Any], now: Run, folder: Path) -> None:
 
 def make_trainer(
     run: Run,
+    task: Task,
     tokenizer: Tokenizer,
     world: World,
     store: Store | None,
@@ -149,30 +148,32 @@ def make_trainer(
     trained_vocab = len(tokenizer)  # before words of pre-trained vectors are added
     if not folder:
         learn_words(run, tokenizer)
-    task, head = build(run, tokenizer)
+    _, head = build(run, tokenizer, task)
     freeze_notice = stack.enter_context(frozen(head, run.train))
     start_notice = None if folder else _load_pretrained(run, head, tokenizer, trained_vocab)
     packed, data_notice = pack_split(run.data, "train", task, tokenizer, store.root if store else None)
-    _check_lengths(run, task, head.body, packed)
+    valid, valid_notice = _read_validation(run, task)
+    _check_lengths(run, task, head.body, {"train": packed, **({"valid": valid.items} if valid else {})})
     reporters = _make_reporters(store, world, folder, report)
     stack.callback(reporters.close)
     afresh = f"{store.root}: there is no checkpoint to go on from: training starts afresh" if store else ""
     resume_notice = afresh if resume and not folder else ""
-    for message in (data_notice and f"data.train: {data_notice}", start_notice, freeze_notice, resume_notice):
+    train_notice = data_notice and f"data.train: {data_notice}"
+    for message in (train_notice, start_notice, freeze_notice, resume_notice, valid_notice):
         if message:
             reporters(Notice(message))
     head.to(world.device)
-    examples = _read_validation(run, task, reporters)
+    examples = valid.examples if valid else []
     if run.train.metric and (reason := task.unavailable_metric(run.train.metric, examples)):
         raise ConfigError(
             f"train.metric: {run.train.metric} will not be given for data.valid: {reason}; choose another"
         )
-    if task.supports_fit and isinstance(head.body, Fitted):
-        fitting = Fitting(run, task, head, packed, world, reporters, store, _make_evaluate(run, task, examples))
+    if isinstance(task, SelfFitting) and isinstance(head.body, Fitted):
+        fitting = Fitting(run, task, head, packed, world, reporters, store, _make_evaluate(run, task, valid))
         fitting.begin(folder, _digest(packed.digest, examples))
         return fitting
     loader = make_loader(run, task, head.body, packed, world)
-    trainer = Trainer(run, task, head, loader, world, reporters, store, _make_evaluate(run, task, examples))
+    trainer = Trainer(run, task, head, loader, world, reporters, store, _make_evaluate(run, task, valid))
     trainer.progress.data = _digest(packed.digest, examples)
     _resume_or_save(trainer, folder, world)
     return trainer
@@ -184,20 +185,20 @@ def _load_pretrained(run: Run, head: Head, tokenizer: Tokenizer, trained_vocab: 
         return start_from_weights(run, head) or start_from_vectors(run, tokenizer, head.body, trained_vocab)
 
 
-def _check_lengths(run: Run, task: Task, body: Model, packed: PackedItems) -> None:
+def _check_lengths(run: Run, task: Task, body: Model, splits: Mapping[str, PackedItems]) -> None:
     """Refuse sequences longer than the model has positions, before training rather than in the middle of it."""
     max_positions = getattr(body, "reads", None)
-    if max_positions is None or task.longest_of(packed) is None:
+    if max_positions is None or task.max_sequence_length(splits["train"]) is None:
         return
-    max_length = 0 if task.reads_itself else getattr(task.options(), "max_length", 0)  # 0: evaluation generates nothing
-    if max_length > max_positions and has_split(run.data, "valid"):
+    generates = "valid" in splits and not isinstance(task, DirectEvaluation)
+    max_length = getattr(task.options(), "max_length", 0)
+    if generates and max_length > max_positions:
         raise ConfigError(
             f"task.decode.max_length: {max_length} tokens may be written, but the model learns {max_positions} "
             f"positions; set it to {max_positions} or less, or raise model.max_positions"
         )
-    valid = [("valid", pack_split(run.data, "valid", task, task.tokenizer)[0])] if has_split(run.data, "valid") else []
-    for split, data in (("train", packed), *valid):
-        longest = task.longest_of(data) or 0
+    for split, data in splits.items():
+        longest = task.max_sequence_length(data) or 0
         if longest > max_positions:
             raise DataError(
                 f"data.{split}: a sequence has {longest} tokens, its mark included, but the model learns "
@@ -235,20 +236,18 @@ def _make_reporters(store: Store | None, world: World, folder: Path | None, repo
     return Reporters([*reporters, *given])
 
 
-def _read_validation(run: Run, task: Task, report: Reporter) -> list[Any]:
+def _read_validation(run: Run, task: Task) -> tuple[EvaluationData | None, str]:
+    """Return the validation data, encoded once for all evaluations, and a notice; None without it, or if prepared."""
     if not has_split(run.data, "valid") or prepared_folder(run.data, "valid"):
-        return []
-    examples, notice = read_whole(run.data, "valid", task, task.tokenizer)
-    if notice:
-        report(Notice(f"data.valid: {notice}"))
-    return examples
+        return None, ""
+    data, notice = read_evaluation_data(run.data, "valid", task)
+    return data, notice and f"data.valid: {notice}"
 
 
-def _make_evaluate(run: Run, task: Task, examples: list[Any]) -> Evaluate | None:
-    limit = TruncationPolicy(run.data.max_length, run.data.too_long)
+def _make_evaluate(run: Run, task: Task, data: EvaluationData | None) -> Evaluate | None:
     if prepared := prepared_split(run.data, "valid", task, task.tokenizer):
         return lambda head: evaluate_prepared(task, head, prepared[0], "data.valid").metrics
-    return (lambda head: evaluate(task, head, examples, limit)) if examples else None
+    return (lambda head: evaluate(task, head, data).metrics) if data else None
 
 
 def _digest(train_digest: str, examples: list[Any]) -> str:

@@ -18,7 +18,8 @@ from weft.config.yaml import write_yaml
 from weft.data.batching.packed_items import PackedItems
 from weft.errors import ConfigError
 from weft.models.base import Budget, Pass
-from weft.tasks.base import Head, Task
+from weft.tasks.capabilities import SelfFitting
+from weft.tasks.head import Head
 from weft.training.distributed import World
 from weft.training.metric_ranking import rank_of
 from weft.training.reporting import Eval, Notice, Reporter, Saved, Step
@@ -33,7 +34,7 @@ class Fitting:
     """The training loop of one run: `fit` trains until the budget is spent."""
 
     run: Run
-    task: Task
+    task: SelfFitting
     head: Head
     data: PackedItems
     world: World
@@ -95,7 +96,7 @@ class Fitting:
             done=progress.step,
             threads=1 if train.deterministic else threads(),
             folder=None if self.store is None else self.store.root,
-            eos=self.task.end,
+            eos=self.task.eos,
             elapsed=progress.elapsed,
         )
 

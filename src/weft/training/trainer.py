@@ -26,7 +26,9 @@ from weft.data.batching.loader import LoadedBatch, Loader
 from weft.errors import TrainingError
 from weft.nn.kernels.self_test import try_kernels
 from weft.nn.rnn.cells import lacking_half_kernels
-from weft.tasks.base import Batch, Head, Task
+from weft.tasks.base import Task
+from weft.tasks.batch import Batch
+from weft.tasks.head import Head
 from weft.training import asgd
 from weft.training.deferred_loss import DeferredLoss
 from weft.training.distributed import World
@@ -301,7 +303,7 @@ class Trainer:
     def save(self, best: bool = False) -> None:
         """Write a checkpoint; `best` links it as the best."""
         self._read_pending()
-        rng, carried = gather_rng_states(self.world), gather_carried(self.head.carry_parts(self._carry), self.world)
+        rng, carried = gather_rng_states(self.world), gather_carried(self.head.carry_tensors(self._carry), self.world)
         if self.store and self.world.main:
             path = self.store.save(self.progress.step, lambda folder: self._write(folder, rng, carried), best)
             self.report(Saved(self.progress.step, path))
@@ -328,7 +330,8 @@ class Trainer:
         # With a larger budget training continues.
         self.progress.done = self.progress.done and (self.spent() >= 1 or self._out_of_patience())
         if restore_rng_state(contents.load_random(folder), self.world):
-            self._carry = self.head.carry_of(contents.load_carried(folder, self.world.rank, self.world.device))
+            carried = contents.load_carried(folder, self.world.rank, self.world.device)
+            self._carry = self.head.carry_from_tensors(carried)
         else:
             self.report(Notice("the number of processes has changed: dropout is drawn anew from here"))
             seed_all(self.train.seed + self.progress.step, self.world)

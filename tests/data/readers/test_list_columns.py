@@ -10,7 +10,7 @@ from weft.data.readers.examples import Skipped, read_examples, read_rows
 from weft.errors import ConfigError, DataError
 
 
-class Asked(BaseModel):
+class Request(BaseModel):
     text: str
     choices: list[str]
     label: str | None = None
@@ -18,7 +18,7 @@ class Asked(BaseModel):
 
 def rows(path, columns, **keys):
     data = read_section(Data, {"train": "unused", "columns": columns, **keys}, "data")
-    return [one.model_dump(exclude_none=True) for _, one in read_examples(str(path), data, Asked, Skipped())]
+    return [one.model_dump(exclude_none=True) for _, one in read_examples(str(path), data, Request, Skipped())]
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_one_that_is_missing_is_named_with_its_place_in_the_list(table):
 
 
 def test_an_object_may_lack_some_of_a_list_that_it_need_not_have(table):
-    class Loose(Asked):
+    class Loose(Request):
         choices: list[str] = []
 
     data = Data(train="unused", columns={"text": "text", "choices": ["x", "z", "y"]})

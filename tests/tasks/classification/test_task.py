@@ -20,9 +20,8 @@ from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.tasks.classification.task import Classify, ClassifyConfig, ClassifyExample, RatedExample, Threshold
-from weft.tasks.factory import make_task
+from weft.tasks.factory import make_task, resolve_run
 from weft.tasks.text_pairs import TextTokens, truncate_pair
-from weft.training.run import settle
 
 LIMIT = TruncationPolicy(1024, "error")
 ROWS = [("so good", "good"), ("very good", "good"), ("fine", "good"), ("quite bad", "bad"), ("odd thing", "odd")]
@@ -226,19 +225,19 @@ def test_what_only_a_summary_needs_is_not_there_where_layers_are_mixed(recipe):
 
 def test_labels_are_those_of_the_training_data_in_alphabetical_order(recipe):
     run = Run.parse(recipe)
-    assert settle(run, make_task(run)).task.labels == ("bad", "good", "odd")
+    assert resolve_run(run, make_task(run)).task.labels == ("bad", "good", "odd")
 
 
 def test_labels_that_are_listed_stay_and_nothing_is_read(recipe):
     run = Run.parse(read_recipe(recipe, ["task.labels=[odd, good, bad]"]))
     task = make_task(run)
     assert task.resolve_config(iter(lambda: pytest.fail("the data was read"), None)) is run.task
-    assert settle(run, task) == run
+    assert resolve_run(run, task) == run
 
 
 def test_balanced_weights_are_scikit_learns(recipe):
     run = Run.parse(read_recipe(recipe, ["task.weights=balanced"]))
-    settled = settle(run, make_task(run))
+    settled = resolve_run(run, make_task(run))
     labels, gold = np.array(["bad", "good", "odd"]), [label for _, label in ROWS]
     expected = compute_class_weight("balanced", classes=labels, y=gold)
     assert [settled.task.weights[label] for label in labels] == pytest.approx(expected.tolist())
@@ -336,8 +335,8 @@ def test_an_answer_has_the_scores_from_the_likeliest_down():
     answer = classify().answer(ask("x"), [([1], [0.2, 0.7, 0.1])])
     assert answer == {"label": "good", "scores": {"good": 0.7, "bad": 0.2, "odd": 0.1}}
     assert list(answer["scores"]) == ["good", "bad", "odd"]
-    assert classify().line(answer) == "good"
-    assert classify().line({"label": "two\nlines"}) == "two lines"
+    assert classify().format_answer(answer) == "good"
+    assert classify().format_answer({"label": "two\nlines"}) == "two lines"
 
 
 def test_what_is_shown_of_an_example():
@@ -379,7 +378,7 @@ def test_it_learns_and_knows_how_sure_it_is(recipe, tmp_path):
         assert sum(answer["scores"].values()) == pytest.approx(1, abs=1e-5)
         assert answer["label"] == next(iter(answer["scores"]))
     assert pipeline.evaluate()["accuracy"] == 1
-    assert pipeline.judge().confusion.counts == [[1, 0, 0], [0, 3, 0], [0, 0, 1]]
+    assert pipeline.evaluate_in_detail().confusion.counts == [[1, 0, 0], [0, 3, 0], [0, 0, 1]]
     names, labels, batch = pipeline.task.teacher_forced(
         pipeline.task.encode(pipeline.example("so good"), pipeline.tokenizer, LIMIT), [([1], [])]
     )
@@ -436,7 +435,7 @@ def test_several_are_those_above_the_threshold(several):
             assert chosen == [index for index, probability in enumerate(probabilities) if probability > threshold]
     answer = task.answer(ask("x"), [([1, 2], [0.1, 0.6, 0.8])])
     assert answer == {"labels": ["red", "fish"], "scores": {"red": 0.8, "fish": 0.6, "blue": 0.1}}
-    assert task.line(answer) == "red, fish"
+    assert task.format_answer(answer) == "red, fish"
     assert task.answer(ask("x"), [([], [0.1, 0.3, 0.2])])["labels"] == []
     assert task.confusion([answer], [ask("x", labels=[])]) is None
 
@@ -537,11 +536,11 @@ def test_numbers_are_learnt_and_judged_by_their_order(rated, tmp_path):
     assert metrics["pearson"] == pytest.approx(scipy.stats.pearsonr(predicted, gold).statistic)
     apart = [{"text": "so good", "label": 4}, {"text": "bad", "label": 1.5}]
     assert pipeline.evaluate(apart)["loss"] == pytest.approx(((predicted[0] - 4) ** 2 + (predicted[1] - 1.5) ** 2) / 2)
-    assert pipeline.judge().confusion is None
+    assert pipeline.evaluate_in_detail().confusion is None
     assert weft.load(tmp_path / "run")("so good") == pipeline("so good")
     assert pipeline.run.task.labels is None
     example = pipeline.example({"text": "so good", "label": "1.50"})
-    assert pipeline.task.line(answers[0]) == json.dumps(answers[0]["score"])
+    assert pipeline.task.format_answer(answers[0]) == json.dumps(answers[0]["score"])
     assert pipeline.task.preview(example) == ("so good", "1.5")
     names, predicted, batch = pipeline.teacher_forced("so good")
     assert (names, predicted) == (["<s>", "so", "good", "</s>"], [json.dumps(answers[0]["score"])])
@@ -645,8 +644,8 @@ def test_both_orders_are_learnt_answered_and_looked_at(bodies, tmp_path):
 @pytest.mark.parametrize("text", ['{"text": "so"}', '{"text": "so", "pair": "bad", "label": "x"}', '{"', "[1]", "{}"])
 def test_a_pair_is_given_as_json_and_all_else_is_a_text(bodies, text):
     task, _ = made(bodies)
-    assert task.read(text, "example 1") == {"text": text}
-    assert task.read(' {"pair": "bad", "text": "so"}', "example 1") == {"text": "so", "pair": "bad"}
+    assert task.parse_text(text, "example 1") == {"text": text}
+    assert task.parse_text(' {"pair": "bad", "text": "so"}', "example 1") == {"text": "so", "pair": "bad"}
 
 
 # GPT's layout (Radford et al. 2018, section 3.3 and figure 1).

@@ -22,7 +22,7 @@ from weft.tasks.corpus.build import prepare
 from weft.tasks.corpus.reuse import vocabulary
 from weft.tasks.corpus.workers import Job, make_part
 from weft.tasks.factory import make_task
-from weft.tasks.prepare import fit_tokenizer, pack_split, read_split, read_whole, settled
+from weft.tasks.prepare import fit_tokenizer, pack_split, read_evaluation_data, read_split, resolve_task_config
 from weft.training.reporting import read_metrics
 
 WORDS = ["the", "weft", "is", "a", "thread", "that", "runs", "through", "all", "of", "it"]
@@ -61,7 +61,7 @@ def parsed(recipe, *overrides):
 
 def packed(run, split="train"):
     """Return the items that training encodes from the text itself."""
-    task = make_task(run.model_copy(update={"task": settled(run.data, make_task(run))}))
+    task = make_task(run.model_copy(update={"task": resolve_task_config(run.data, make_task(run))}))
     return pack_split(run.data, split, task, fit_tokenizer(run.tokenizer, run.data, task))
 
 
@@ -146,7 +146,7 @@ def test_every_task_can_be_prepared_and_trained_on(tmp_path, out, name):
     assert manifest.splits["train"].told == told
     assert manifest.splits["train"].documents <= manifest.splits["train"].items
     again = parsed({**recipe, "data": {**recipe["data"], "sample": None, "train": str(out)}}, "data.valid=null")
-    task = make_task(again.model_copy(update={"task": settled(again.data, make_task(again))}))
+    task = make_task(again.model_copy(update={"task": resolve_task_config(again.data, make_task(again))}))
     opened, notice = pack_split(again.data, "train", task, fit_tokenizer(again.tokenizer, again.data, task))
     assert (opened.digest, notice) == (want.digest, told)
 
@@ -342,7 +342,7 @@ class TestReading:
 
     def opened(self, recipe, *changes):
         run = parsed(recipe, *changes)
-        task = make_task(run.model_copy(update={"task": settled(run.data, make_task(run))}))
+        task = make_task(run.model_copy(update={"task": resolve_task_config(run.data, make_task(run))}))
         return pack_split(run.data, "train", task, fit_tokenizer(run.tokenizer, run.data, task))
 
     def test_the_tokenizer_is_that_of_the_corpus(self, text, out):
@@ -378,14 +378,14 @@ class TestReading:
 
     def test_labels_and_weights_are_those_of_the_text(self, tmp_path, out):
         recipe = tasks(tmp_path)["classify"]
-        whole = settled(parsed(recipe).data, make_task(parsed(recipe)))
+        whole = resolve_task_config(parsed(recipe).data, make_task(parsed(recipe)))
         changes = ("data.max_length=4", "data.too_long=cut")
         recipe = self.prepared(None, out, recipe=recipe)
         run = parsed(recipe, *changes)
-        assert settled(run.data, make_task(run)) == whole
+        assert resolve_task_config(run.data, make_task(run)) == whole
         assert whole.labels == ("a", "b")
         own = parsed(recipe, *changes, "task.weights={a: 2.0}")
-        assert settled(own.data, make_task(own)).weights == {"a": 2.0}
+        assert resolve_task_config(own.data, make_task(own)).weights == {"a": 2.0}
         with pytest.raises(ConfigError, match="another way"):
             self.opened(recipe, *changes, "task.labels=[b, a]")
 
@@ -394,9 +394,9 @@ class TestReading:
         prepare(parsed(recipe, "task.weights=null"), out, workers=1)
         run = parsed(recipe, f"data.train={out}", f"data.valid={out}")
         with pytest.raises(ConfigError, match="data.train: .*corpus is prepared: it has tokens, but not the texts"):
-            settled(run.data, make_task(run))
+            resolve_task_config(run.data, make_task(run))
         with pytest.raises(ConfigError, match="data.valid: .*corpus is prepared"):
-            read_whole(run.data, "valid", make_task(run), None)
+            read_evaluation_data(run.data, "valid", make_task(run))
         with pytest.raises(ConfigError, match="data.train: .*corpus is prepared already; give the text itself"):
             prepare(run, tmp_path / "again", workers=1)
 
@@ -471,7 +471,7 @@ def test_memory_holds_a_block_of_text_not_all(tmp_path, monkeypatch):
     monkeypatch.setattr("weft.data.corpus.merge._CHUNK", 1 << 14)
     small = peak(tmp_path / "small")
     monkeypatch.setattr(corpus_workers, "BLOCK", 1 << 30)
-    monkeypatch.setattr(corpus_workers, "CHUNK_SIZE", 1 << 30)
+    monkeypatch.setattr(corpus_workers, "ENCODE_CHUNK", 1 << 30)
     assert small < 4 * path.stat().st_size < peak(tmp_path / "large")
 
 

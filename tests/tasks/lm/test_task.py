@@ -9,14 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.evaluation import encoded
 
 import weft
 from weft.config.schema import Run
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
-from weft.tasks.base import IGNORE_INDEX
+from weft.tasks.batch import IGNORE_INDEX
 from weft.tasks.factory import build, make_task
-from weft.tasks.inference import judge
+from weft.tasks.inference import evaluate
 from weft.tokenization.trainable import train_tokenizer
 from weft.tokens import Tokens
 
@@ -59,7 +60,7 @@ def by_hand(task, head, text, carried=()):
 def test_documents_on_their_own_have_the_loss_of_the_equation():
     task, head = build_task(recipe(task={"reads": "rows"}, data={"too_long": "error", "max_length": 64}))
     losses = [one for text in TEXTS for one in by_hand(task, head, text)[0]]
-    result = task.measure(head, examples(task), TruncationPolicy(64, "error")).metrics
+    result = task.evaluate(head, encoded(task, examples(task), TruncationPolicy(64, "error"))).metrics
     assert result["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
     assert result["perplexity"] == pytest.approx(math.exp(np.mean(losses)), rel=1e-9)
     size = sum(len(text) + 1 for text in TEXTS)
@@ -72,7 +73,7 @@ def test_a_stream_that_is_read_on_has_the_loss_of_one_long_text():
     for text in TEXTS:
         own, read = by_hand(task, head, text, carried)
         losses, carried = losses + own, carried + read
-    result = task.measure(head, examples(task), TruncationPolicy(8, "error")).metrics
+    result = task.evaluate(head, encoded(task, examples(task), TruncationPolicy(8, "error"))).metrics
     assert result["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
 
 
@@ -84,7 +85,7 @@ def test_rows_of_a_long_stream_have_come_to_what_they_remember():
     follow = torch.tensor([*whole[1:], task.tokenizer.specials.bos])
     follow[follow == task.tokenizer.specials.bos] = task.tokenizer.specials.eos
     must = -float(logits.gather(1, follow[:, None]).mean())
-    result = task.measure(head, examples(task, texts), TruncationPolicy(8, "error")).metrics["loss"]
+    result = task.evaluate(head, encoded(task, examples(task, texts), TruncationPolicy(8, "error"))).metrics["loss"]
     assert len(whole) > 4 * 1024  # several rows
     assert result == pytest.approx(must, rel=1e-6)
 
@@ -105,7 +106,7 @@ def test_windows_of_a_stream_see_as_far_back_as_the_stride_leaves_them(stride):
         logits = head.body.logits(Tokens.pack([ids[first : place + 1]])).detach().log_softmax(-1)[-1]
         follow = ids[place + 1] if place + 1 < len(ids) else specials.bos
         losses.append(-float(logits[specials.eos if follow == specials.bos else follow]))
-    result = task.measure(head, examples(task), TruncationPolicy(8, "error")).metrics
+    result = task.evaluate(head, encoded(task, examples(task), TruncationPolicy(8, "error"))).metrics
     assert result["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
 
 
@@ -129,7 +130,7 @@ def test_windows_of_a_backward_model_see_as_far_ahead_as_the_stride_leaves_them(
         last = len(ids) - (0 if mirrored < width else (mirrored - width) // step * step + step)
         logits = head.body.logits(Tokens.pack([read[place:last]]), direction="backward").log_softmax(-1)[0]
         losses.append(-float(logits[ids[place]]))
-    result = task.measure(head, examples(task), TruncationPolicy(8, "error")).metrics
+    result = task.evaluate(head, encoded(task, examples(task), TruncationPolicy(8, "error"))).metrics
     assert result["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
 
 
@@ -150,7 +151,7 @@ def test_other_directions_have_their_targets(direction):
 
 def test_what_sees_both_sides_has_no_bits_per_byte_and_says_so():
     task, head = build_task(recipe(model={"direction": "both"}))
-    result = task.measure(head, examples(task), TruncationPolicy(64, "error"))
+    result = task.evaluate(head, encoded(task, examples(task), TruncationPolicy(64, "error")))
     assert "bits_per_byte" not in result.metrics
     assert "not that of the text" in result.note
     with pytest.raises(RoleError, match="does not generate"):
@@ -166,11 +167,20 @@ def test_pieces_of_a_long_document_leave_no_token_out():
     assert all(a[1][-1] == b[0][0] for a, b in pairwise(items))
 
 
-@pytest.mark.parametrize(("policy", "given"), [("window", True), ("cut", False), ("drop", False)])
+def test_bits_per_byte_after_a_drop_are_of_the_texts_that_are_left():
+    task, head = build_task(recipe(task={"reads": "rows"}))
+    texts = sorted(TEXTS, key=len)[:-1]
+    kept = max(len(by_hand_ids(task, text)) for text in texts)
+    dropped = task.evaluate(head, encoded(task, examples(task), TruncationPolicy(kept, "drop")))
+    expected = task.evaluate(head, encoded(task, examples(task, texts), TruncationPolicy(kept, "error")))
+    assert dropped.metrics["bits_per_byte"] == pytest.approx(expected.metrics["bits_per_byte"])
+
+
+@pytest.mark.parametrize(("policy", "given"), [("window", True), ("cut", False)])
 def test_text_that_is_left_out_is_not_divided_by(policy, given):
     """Its bytes would count, and its tokens would not."""
     task, head = build_task(recipe(task={"reads": "rows"}))
-    result = task.measure(head, examples(task), TruncationPolicy(8, policy))
+    result = task.evaluate(head, encoded(task, examples(task), TruncationPolicy(8, policy)))
     assert ("bits_per_byte" in result.metrics) is given
     assert given or "data.too_long leaves out some of the text" in result.note
 
@@ -178,9 +188,9 @@ def test_text_that_is_left_out_is_not_divided_by(policy, given):
 def test_nothing_to_judge_by_is_an_error_and_not_a_perplexity_of_one():
     task, head = build_task(recipe(task={"reads": "rows"}))
     with pytest.raises(DataError, match="not one example is left"):
-        task.measure(head, examples(task), TruncationPolicy(0, "drop"))
+        evaluate(task, head, encoded(task, examples(task), TruncationPolicy(0, "drop")))
     with pytest.raises(DataError, match="not one example is left"):
-        judge(task, head, [], TruncationPolicy(8, "error"))
+        evaluate(task, head, encoded(task, [], TruncationPolicy(8, "error")))
 
 
 def test_bits_per_byte_that_will_not_be_given_are_refused_before_training(tmp_path):
@@ -206,7 +216,8 @@ def test_words_that_are_not_known_pay_for_their_spelling():
     task, head = build_task(run)
     known, strange = "the cat", "the zebra"
     first, second = (
-        task.measure(head, examples(task, [text]), TruncationPolicy(64, "error")).metrics for text in (known, strange)
+        task.evaluate(head, encoded(task, examples(task, [text]), TruncationPolicy(64, "error"))).metrics
+        for text in (known, strange)
     )
     paid = second["bits_per_byte"] * (len(strange) + 1) - second["loss"] * 3 / math.log(2)
     assert paid == pytest.approx(math.log2(257) * (len("zebra") + 1))
@@ -219,7 +230,7 @@ def test_words_that_are_not_known_pay_for_their_spelling():
 )
 def test_a_tokenizer_that_loses_text_gets_no_bits_per_byte(tokenizer, text):
     task, head = build_task(Run.parse({**recipe().dump(), "tokenizer": tokenizer}))
-    result = task.measure(head, examples(task, [text]), TruncationPolicy(64, "error"))
+    result = task.evaluate(head, encoded(task, examples(task, [text]), TruncationPolicy(64, "error")))
     assert "bits_per_byte" not in result.metrics
     assert "loses some of the text" in result.note
 

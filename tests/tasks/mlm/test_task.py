@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.evaluation import encoded
 
 import weft
 from weft.config.schema import Run, read_recipe
@@ -15,10 +16,10 @@ from weft.data.corpus.format import open_shards
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.bert import BERT
-from weft.tasks.base import IGNORE_INDEX
+from weft.tasks.batch import IGNORE_INDEX
 from weft.tasks.corpus.build import prepare
 from weft.tasks.factory import build, make_task
-from weft.tasks.inference import judge
+from weft.tasks.inference import evaluate
 from weft.tokenization.trainable import train_tokenizer
 from weft.tokens import Tokens
 from weft.training.compile import Framed, make_loader
@@ -101,8 +102,8 @@ def test_a_batch_hides_words_and_knows_which(kind):
     for one in drawn(run, task, packed(task, lines())):
         batch = one.batch
         assert batch.tokens.longest <= run.data.max_length
-        assert batch.counts["masked"] == len(batch.at.ids) == len(batch.targets)
-        hidden = batch.tokens.ids[batch.at.ids] == task.tokenizer.specials.mask
+        assert batch.counts["masked"] == len(batch.positions.ids) == len(batch.targets)
+        hidden = batch.tokens.ids[batch.positions.ids] == task.tokenizer.specials.mask
         assert hidden.double().mean() > 0.5
         assert not special & set(batch.targets.tolist())
         for row, sequence in enumerate(batch.tokens.split()):
@@ -110,8 +111,8 @@ def test_a_batch_hides_words_and_knows_which(kind):
             assert sequence[-1] == task.tokenizer.specials.eos
             count = sum(id not in special for id in sequence.tolist())
             allowed = max(1, round(0.15 * count))
-            assert int(batch.at.lengths[row]) <= allowed
-            assert task.config.whole_words or int(batch.at.lengths[row]) == allowed
+            assert int(batch.positions.lengths[row]) <= allowed
+            assert task.config.whole_words or int(batch.positions.lengths[row]) == allowed
         assert (batch.labels is None) == (not task.pairs)
 
 
@@ -121,7 +122,7 @@ def test_masks_are_new_each_time_and_follow_from_the_place_in_the_training(kind)
     first, again = drawn(run, task, data), drawn(run, task, data)
     for one, other in zip(first, again, strict=True):
         assert torch.equal(one.batch.tokens.ids, other.batch.tokens.ids)
-        assert torch.equal(one.batch.at.ids, other.batch.at.ids)
+        assert torch.equal(one.batch.positions.ids, other.batch.positions.ids)
     loader = make_loader(run, task, BERT, data, World(0, 1, torch.device("cpu")))
     third = next(iter(loader.stream(first[2].draw.position)))
     assert torch.equal(third.batch.tokens.ids, first[2].batch.tokens.ids)
@@ -137,7 +138,7 @@ def test_the_loss_is_that_of_the_words_that_were_chosen_and_of_what_follows(kind
     sums = head(batch)[0]
     logits = head.body.logits(batch.tokens).log_softmax(-1)  # every place, here
     right = torch.full((len(batch.tokens.ids),), IGNORE_INDEX)
-    right[batch.at.ids] = batch.targets
+    right[batch.positions.ids] = batch.targets
     must = -sum(logits[place, id] for place, id in enumerate(right.tolist()) if id != IGNORE_INDEX)
     torch.testing.assert_close(sums["masked"], must)
     assert set(sums) == ({"masked", "next"} if task.pairs else {"masked"}) == set(batch.counts)
@@ -167,9 +168,9 @@ def test_only_the_words_that_were_chosen_meet_the_vocabulary(kind):
     hook = head.body.output.register_forward_hook(lambda part, given, out: seen.append(len(given[0])))
     head(batch)
     hook.remove()
-    assert seen == [len(batch.at.ids)]
+    assert seen == [len(batch.positions.ids)]
     matrices = head.body.transform.weight.numel() + head.body.output.weight.numel()
-    spared = len(batch.tokens.ids) - len(batch.at.ids)
+    spared = len(batch.tokens.ids) - len(batch.positions.ids)
     own = 0 if head.next is None else 2 * head.next.weight.numel() * len(batch.tokens)
     assert head.flops(batch) == head.body.flops(batch.tokens) - 2 * matrices * spared + own
 
@@ -191,9 +192,9 @@ def test_batches_of_one_shape_teach_the_same(kind):
     for one, _ in zip(loader.stream(), range(12), strict=False):
         batch = one.batch
         labels = None if batch.labels is None else len(batch.labels)
-        shapes.add((len(batch.tokens.ids), len(batch.tokens), batch.tokens.longest, len(batch.at.ids), batch.at.longest,
-                    len(batch.at), len(batch.targets), labels))  # fmt: skip
-        assert int((batch.targets != IGNORE_INDEX).sum()) == len(batch.unpadded.at.ids) == batch.counts["masked"]
+        tokens, positions = ((len(side.ids), len(side), side.longest) for side in (batch.tokens, batch.positions))
+        shapes.add((*tokens, *positions, len(batch.targets), labels))
+        assert int((batch.targets != IGNORE_INDEX).sum()) == len(batch.unpadded.positions.ids) == batch.counts["masked"]
         assert batch.size == len(batch.unpadded.tokens.ids)
     assert len(shapes) == 1
     for got, must in zip(learnt(head, batch), learnt(head, batch.unpadded), strict=True):
@@ -214,7 +215,7 @@ def test_labels_are_true_to_the_documents():
     for one in drawn(run, task, packed(task, texts), 8):
         batch = one.batch
         ids = batch.tokens.ids.clone()
-        ids[batch.at.ids] = batch.targets
+        ids[batch.positions.ids] = batch.targets
         kinds = batch.tokens.split(batch.tokens.segments)
         for text, segment, label in zip(batch.tokens.split(ids), kinds, batch.labels.tolist(), strict=True):
             first, second = (
@@ -254,7 +255,7 @@ def test_a_text_is_as_likely_as_its_tokens_masked_in_turn(own):
 def test_an_evaluation_is_always_the_same_and_says_what_it_is_of(kind):
     _, task, head = kind
     examples = [task.Example(text=text) for text in lines(20, 5)]
-    result = [judge(task, head, examples, TruncationPolicy(24, "window")) for _ in range(2)]
+    result = [evaluate(task, head, encoded(task, examples, TruncationPolicy(24, "window"))) for _ in range(2)]
     assert result[0] == result[1]
     metrics = result[0].metrics
     assert metrics.keys() == {"loss", *task.metrics}
@@ -266,12 +267,8 @@ def test_an_evaluation_is_always_the_same_and_says_what_it_is_of(kind):
     if task.config.reads == "packs":
         with torch.no_grad():
             known = [by_hand(task, head, " ".join(text.split()))[0] for text in ["the weft", "is a thread that runs"]]
-            short = judge(
-                task,
-                head,
-                [task.Example(text=text) for text in ["the weft", "is a thread that runs"]],
-                TruncationPolicy(24, "error"),
-            )
+            examples = [task.Example(text=text) for text in ["the weft", "is a thread that runs"]]
+            short = evaluate(task, head, encoded(task, examples, TruncationPolicy(24, "error")))
         count = sum(len(ids) for ids in task.tokenizer.ids(["the weft", "is a thread that runs"]))
         assert short.metrics["pseudo_perplexity"] == pytest.approx(math.exp(-sum(known) / count), rel=1e-9)
 
@@ -281,13 +278,13 @@ def test_an_evaluation_counts_what_is_right():
     examples = [task.Example(text=text) for text in lines(20, 5)]
     loss = correct = total = follows = pairs = 0
     for batch in task._evaluation_batches(packed(task, [one.text for one in examples])):
-        logits = head.body.logits(batch.tokens)[batch.at.ids].log_softmax(-1).detach()
+        logits = head.body.logits(batch.tokens)[batch.positions.ids].log_softmax(-1).detach()
         loss -= float(logits.gather(1, batch.targets[:, None]).sum())
         correct += int((logits.argmax(-1) == batch.targets).sum())
         total += len(batch.targets)
         follows += int((head.next(head.body.pooled_output(batch.tokens)).argmax(-1) == batch.labels).sum())
         pairs += len(batch.labels)
-    metrics = judge(task, head, examples, TruncationPolicy(24, "window")).metrics
+    metrics = evaluate(task, head, encoded(task, examples, TruncationPolicy(24, "window"))).metrics
     assert metrics["perplexity"] == pytest.approx(math.exp(loss / total))
     assert metrics["masked_accuracy"] == pytest.approx(correct / total)
     assert 0 < follows < pairs
@@ -296,14 +293,16 @@ def test_an_evaluation_counts_what_is_right():
 
 def test_one_document_is_judged_without_next_sentences():
     _, task, head = build_task(recipe())
-    result = judge(task, head, [task.Example(text=" ".join(lines(3)))], TruncationPolicy(24, "window"))
+    result = evaluate(
+        task, head, encoded(task, [task.Example(text=" ".join(lines(3)))], TruncationPolicy(24, "window"))
+    )
     assert "next_accuracy" not in result.metrics
     assert result.note.startswith("next_accuracy: not given, since there is but one document; pseudo_perplexity")
     one = [task.Example(text="a")]
     assert task.unavailable_metric("next_accuracy", one) == "there is but one document"
     assert task.unavailable_metric("next_accuracy", one * 2) == task.unavailable_metric("perplexity", one) == ""
     with pytest.raises(DataError, match="not one word is left"):
-        judge(task, head, [task.Example(text="")], TruncationPolicy(24, "window"))
+        evaluate(task, head, encoded(task, [task.Example(text="")], TruncationPolicy(24, "window")))
 
 
 def test_to_train_next_sentences_takes_two_documents(tmp_path):
@@ -433,7 +432,7 @@ def test_it_learns_and_fills(trained):
     assert [len(fill) for fill in other["fills"]] == [2, 2]
     assert answer["fills"][0][0]["token"] == "three"
     assert answer["fills"][0][0]["score"] > answer["fills"][0][1]["score"] > 0
-    assert trained.task.line(answer) == answer["text"]
+    assert trained.task.format_answer(answer) == answer["text"]
     assert len(trained("one [MASK] three")[0]["fills"][0]) == 5
     given = [one["token"] for one in trained("one [MASK] three", {"top": 10**6})[0]["fills"][0]]
     specials = {trained.tokenizer.token(id) for id in trained.head.specials}

@@ -16,14 +16,13 @@ from weft.data.batching.static_shape import StaticShape
 from weft.data.readers.examples import Skipped, read_examples
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
-from weft.tasks.base import IGNORE_INDEX
+from weft.tasks.batch import IGNORE_INDEX
 from weft.tasks.corpus.build import prepare
-from weft.tasks.factory import make_task
+from weft.tasks.factory import make_task, resolve_run
 from weft.tasks.inference import predict
 from weft.tasks.prepare import pack_split
 from weft.tasks.qa.head import Candidate, SpanOptions, Window, WindowOutput, best_spans, logsumexp
 from weft.tasks.qa.task import Span, SpanConfig, SpanExample
-from weft.training.run import settle
 
 quick = settings(
     deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -408,7 +407,7 @@ def test_an_answer_is_the_best_of_all_windows():
     windows = [window_output((1.0, 0, 3), (0.0, 4, 8)), window_output((2.0, 9, 12), (1.5, 0, 8))]
     answer = task_of().answer(ask("?"), windows)
     assert answer == {"answer": "the", "start": 9, "end": 12, "score": pytest.approx(0.474, abs=1e-3)}
-    assert task_of().line({"answer": "two\nlines "}) == "two lines"
+    assert task_of().format_answer({"answer": "two\nlines "}) == "two lines"
     assert task_of().answer(ask("?"), [window_output()]) == {"answer": "", "start": None, "end": None, "score": 0.0}
 
 
@@ -473,7 +472,7 @@ def test_scores_are_squads_and_those_of_the_unanswerable_where_there_are_some():
 def test_whether_there_may_be_no_answer_is_settled_by_the_data_or_the_recipe(recipe, rows):
     def settled(*overrides):
         run = Run.parse(read_recipe(recipe, overrides))
-        return settle(run, make_task(run)).task.unanswerable
+        return resolve_run(run, make_task(run)).task.unanswerable
 
     assert settled() is False
     rows.write_text(rows.read_text() + ask("who ate ?", "").model_dump_json() + "\n")

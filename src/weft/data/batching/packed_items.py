@@ -9,7 +9,7 @@ Ids are int32, or uint16 in a prepared corpus (`weft.data.corpus.format`) where 
 import hashlib
 import tempfile
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -104,6 +104,14 @@ def pack(
     return PackedItems(
         ids.view(np.ndarray), np.asarray(starts), np.asarray(bounds), digest.hexdigest(), num_token_arrays
     )
+
+
+def pack_in_memory(items: Sequence[tuple[np.ndarray, ...]], num_token_arrays: int | None = None) -> PackedItems:
+    """Return items packed in memory, without a digest: for a few items that are read once."""
+    sequences = [sequence for item in items for sequence in item]
+    ids = np.concatenate(sequences).astype(np.int32, copy=False) if sequences else np.zeros(0, np.int32)
+    starts, bounds = (np.cumsum([0, *map(len, parts)], dtype=np.int64) for parts in (sequences, items))
+    return PackedItems(ids, starts, bounds, "", num_token_arrays)
 
 
 def _flush(chunk: list[np.ndarray], starts: "array[int]", file: IO[bytes], digest: "hashlib._Hash") -> None:

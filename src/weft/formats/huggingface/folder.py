@@ -22,8 +22,9 @@ from weft.formats.huggingface.marian_tokenizer import read_marian, read_translat
 from weft.formats.huggingface.tokenizer import read_json, read_tokenizer, write_json, write_tokenizer
 from weft.formats.huggingface.weights import WeightFiles, find_weights, read_weights, write_weights
 from weft.registry import resolve
-from weft.tasks.base import Head, Task
+from weft.tasks.base import Task
 from weft.tasks.factory import build
+from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer
 
 

@@ -19,7 +19,9 @@ from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.models.base import matrix_numbers
-from weft.tasks.base import Answer, Batch, Item, Sums
+from weft.tasks.base import Answer
+from weft.tasks.batch import Batch, Item
+from weft.tasks.capabilities import LabelPrediction, StaticBatches
 from weft.tasks.classification.targets import (
     DEFAULT_THRESHOLD,
     ClassifyExample,
@@ -30,6 +32,7 @@ from weft.tasks.classification.targets import (
     SingleLabel,
     Threshold,
 )
+from weft.tasks.head import Sums
 from weft.tasks.label_task import LabelConfig, LabelHead, LabelTask
 from weft.tasks.metrics import ConfusionMatrix
 from weft.tasks.text_pairs import TextTokens, add_special_tokens, tokenize_texts, truncate_pair
@@ -105,7 +108,7 @@ class ClassifyHead(LabelHead):
         return self.scores(pooled)
 
 
-class Classify(LabelTask):
+class Classify(LabelTask, StaticBatches, LabelPrediction):
     """Items are (bos text eos, or bos text eos pair eos; where the pair begins, if any; characters; labels, if known).
 
     With `symmetric` there are two arrays of token ids, two starts of the second text, and two arrays of characters.
@@ -117,9 +120,11 @@ class Classify(LabelTask):
     metric: str = SingleLabel.metric
     json_fields = frozenset({"text", "pair"})
     config: ClassifyConfig
+    kind: SingleLabel
 
-    def __init__(self, config: ClassifyConfig) -> None:
-        super().__init__(config)
+    def configure(self, config: Any) -> None:
+        """Set the labels and the kind of target."""
+        super().configure(config)
         self.kind = kind = config.kind
         self.Example, self.label_fields, self.min_labels = kind.Example, (kind.label_field,), kind.min_labels
         self.metrics, self.metric = kind.metric_names(len(self.labels)), kind.metric
@@ -146,10 +151,6 @@ class Classify(LabelTask):
     def texts(self, example: ClassifyExample) -> tuple[list[str], list[str]]:
         """Return both texts: they share one tokenizer."""
         return [example.text, *([] if example.pair is None else [example.pair])], []
-
-    def encode(self, example: ClassifyExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
-        """Encode one text or pair."""
-        return self.encode_batch([example], tokenizer, limit)[0]
 
     def encode_batch(
         self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, limit: TruncationPolicy
@@ -238,7 +239,7 @@ class Classify(LabelTask):
         (output,) = outputs
         return self.kind.answer(output, self.labels)
 
-    def line(self, answer: Answer) -> str:
+    def format_answer(self, answer: Answer) -> str:
         """Return the label, several separated by commas, or the number."""
         return " ".join(", ".join(self.kind.names(answer)).splitlines())
 

@@ -35,6 +35,7 @@ from weft.data.corpus.partition import Origin, Part, cut_source, origins, part_s
 from weft.data.readers.examples import Skipped
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
+from weft.tasks.base import Task
 from weft.tasks.corpus.reuse import (
     changed_keys,
     check_probes,
@@ -44,8 +45,8 @@ from weft.tasks.corpus.reuse import (
     vocabulary,
 )
 from weft.tasks.corpus.workers import Job, encode_in_workers
-from weft.tasks.factory import make_task
-from weft.tasks.prepare import fit_tokenizer, has_split, read_split, settled, summarize_skipped
+from weft.tasks.factory import make_task, resolve_run
+from weft.tasks.prepare import fit_tokenizer, has_split, read_split, summarize_skipped
 from weft.tasks.pretrained_embeddings import check_vectors, learn_words
 from weft.tokenization.trainable import Tokenizer
 
@@ -161,7 +162,7 @@ def _open_corpus(run: Run, out: Path, tokenizer: Tokenizer | None) -> _Corpus:
     task = make_task(run)
     tokenizer = tokenizer or fit_tokenizer(run.tokenizer, run.data, task)
     learn_words(run, tokenizer)
-    resolved = run.model_copy(update={"task": settled(run.data, task)})
+    resolved = resolve_run(run, task)
     manifest = Manifest(
         format=FORMAT,
         task=run.task.model_dump(mode="json"),
@@ -169,7 +170,7 @@ def _open_corpus(run: Run, out: Path, tokenizer: Tokenizer | None) -> _Corpus:
         tokenizer=run.tokenizer.model_dump(mode="json"),
         settled=resolved.task.model_dump(mode="json"),
         vocabulary=vocabulary(tokenizer),
-        probes=tuple(_probes(resolved, tokenizer)),
+        probes=tuple(_probes(resolved, task, tokenizer)),
         splits={},
     )
     tokenizer.save(out)
@@ -178,11 +179,10 @@ def _open_corpus(run: Run, out: Path, tokenizer: Tokenizer | None) -> _Corpus:
     return _Corpus(resolved, out, saved, manifest)
 
 
-def _probes(run: Run, tokenizer: Tokenizer) -> list[Probe]:
+def _probes(run: Run, task: Task, tokenizer: Tokenizer) -> list[Probe]:
     """Return a few short examples of the training data with their items."""
     if folder := prepared_folder(run.data, "train"):
         return list(read_manifest(folder).probes)
-    task = make_task(run)
     candidates = islice(read_split(run.data, "train", task, Skipped()), PROBE_CANDIDATES)
     texts = (example.model_dump_json() for _, example in candidates)
     short_texts = islice((text for text in texts if len(text) <= MAX_PROBE_CHARS), NUM_PROBES)

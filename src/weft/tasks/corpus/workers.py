@@ -21,9 +21,11 @@ from weft.data.corpus.merge import NARROW, WIDE, Lengths, Made, Plan, TooWide, w
 from weft.data.readers.examples import Skipped
 from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
-from weft.tasks.base import Item, Task
+from weft.tasks.base import Task
+from weft.tasks.batch import Item
+from weft.tasks.encoding import ENCODE_CHUNK, LocatedExample, encode_chunk
 from weft.tasks.factory import make_task
-from weft.tasks.prepare import CHUNK_SIZE, LocatedExample, encode_chunk, read_split
+from weft.tasks.prepare import read_split
 from weft.tokenization.trainable import Tokenizer
 
 BLOCK = 1 << 20  # bytes of text encoded at once: the tokenizer needs a hundred times as much memory
@@ -116,7 +118,7 @@ def _blocks(examples: Iterable[LocatedExample], task: Task) -> Iterator[tuple[li
         block.append(located)
         sizes.append(sum(map(_num_bytes, chain(*task.texts(located[1])))))
         block_bytes += sizes[-1]
-        if block_bytes >= BLOCK or len(block) == CHUNK_SIZE:
+        if block_bytes >= BLOCK or len(block) == ENCODE_CHUNK:
             yield block, sizes
             block, sizes, block_bytes = [], [], 0
     if block:

@@ -13,7 +13,8 @@ from weft.decoding.generate import DecodingConfig, Hypothesis, generate, stream
 from weft.errors import DataError, RoleError
 from weft.models.base import Direction, Role
 from weft.nn.layers.losses import cross_entropy_sum
-from weft.tasks.base import Batch, Head, Sums
+from weft.tasks.batch import Batch
+from weft.tasks.head import Head, Sums
 from weft.tasks.lm import scoring
 from weft.tokens import Tokens
 
@@ -51,11 +52,11 @@ class LMHead(Head):
         sums = self.body.loss_each(batch.tokens, targets, self.directions)
         return dict(zip(loss_names(self.directions), sums, strict=True)), None
 
-    def carry_parts(self, carry: Any) -> list[Tensor]:
+    def carry_tensors(self, carry: Any) -> list[Tensor]:
         """Return the tensors of a carried state."""
         return [] if carry is None else list(carry.parts)
 
-    def carry_of(self, parts: Sequence[Tensor]) -> Any:
+    def carry_from_tensors(self, parts: Sequence[Tensor]) -> Any:
         """Return the carried state made of these tensors."""
         return self.body.state_of(parts) if parts else None
 
@@ -76,7 +77,7 @@ class LMHead(Head):
                 continuations[row] = [self._to_continuation(ids, hypothesis, limit) for hypothesis in group]
         return [continuations[row] for row in range(len(prompts))]
 
-    def scored(self, options: Section) -> int:
+    def logits_per_item(self, options: Section) -> int:
         """Return the number of logits a step: the vocabulary, for each hypothesis."""
         assert isinstance(options, ContinuationConfig)
         vocab: int = self.body.vocab

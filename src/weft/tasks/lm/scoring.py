@@ -19,7 +19,8 @@ from weft.data.batching.lm_stream import Stream
 from weft.data.batching.loader import plan
 from weft.data.batching.packed_items import PackedItems, pack
 from weft.models.base import Direction, Model
-from weft.tasks.base import IGNORE_INDEX, Batch, Head, Item
+from weft.tasks.batch import IGNORE_INDEX, Batch, Item
+from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens
 

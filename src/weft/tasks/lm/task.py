@@ -24,15 +24,26 @@ from pydantic import Field
 
 from weft.config.schema import Named, Run, Section
 from weft.data.batching.lm_stream import Packs, Reading, Stream, Streams
-from weft.data.batching.packed_items import PackedItems, pack
+from weft.data.batching.packed_items import PackedItems
 from weft.data.corpus.format import Shards
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.models.base import Direction, Fitted, Role
 from weft.registry import resolve
 from weft.tasks import base
-from weft.tasks.base import IGNORE_INDEX, Answer, Batch, Head, Item, Metrics
+from weft.tasks.base import Answer
+from weft.tasks.batch import IGNORE_INDEX, Batch, Item
+from weft.tasks.capabilities import (
+    Metrics,
+    PreparedEvaluation,
+    SelfFitting,
+    StreamReading,
+    TeacherForcing,
+    TextStreaming,
+)
 from weft.tasks.char_inputs import Spelling
+from weft.tasks.encoding import EvaluationData
+from weft.tasks.head import Head
 from weft.tasks.incremental_text import find_stop_word, grown
 from weft.tasks.lm import scoring
 from weft.tasks.lm.head import Continuation, ContinuationConfig, LMHead, loss_names
@@ -55,33 +66,31 @@ class LMExample(base.Example):
     text: str
 
 
-class LM(base.Task):
+class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEvaluation):
     """Items are pairs (inputs, targets) or, of streams, whole documents (bos w_1 … w_n)."""
 
     Config: ClassVar[type[Named]] = LMConfig
     Example = LMExample
     Options = ContinuationConfig
-    needs = frozenset({Role.LANGUAGE_MODEL})
+    required_roles = frozenset({Role.LANGUAGE_MODEL})
     metrics = ("perplexity", "bits_per_byte")
     metric = "perplexity"
     lower_is_better = True
-    supports_fit = True
     num_token_arrays = 1
-    reads_itself = True
+    forces_input = True
     config: LMConfig
     reads = "rows"
     fitted = False
 
     @property
-    def end(self) -> int:
+    def eos(self) -> int:
         """The id of eos, which the ids of a document leave out."""
         return self.tokenizer.specials.eos
 
-    def needed(self, roles: frozenset[Role]) -> frozenset[Role]:
+    def roles_for(self, roles: frozenset[Role]) -> frozenset[Role]:
         """Return the roles needed: a masked language model will do as well."""
-        return (
-            frozenset({Role.MASKED_LM}) if Role.MASKED_LM in roles and Role.LANGUAGE_MODEL not in roles else self.needs
-        )
+        masked = Role.MASKED_LM in roles and Role.LANGUAGE_MODEL not in roles
+        return frozenset({Role.MASKED_LM}) if masked else self.required_roles
 
     def check(self, run: Run) -> None:
         """Set how the corpus is read, and raise for settings that the model does not support."""
@@ -122,10 +131,6 @@ class LM(base.Task):
         if self.config.stride is not None and self.reads != "packs":
             raise ConfigError("task.stride: is of windows, but here there are none; leave it out, or read packs")
 
-    def texts(self, example: LMExample) -> tuple[list[str], list[str]]:
-        """The text trains the tokenizer."""
-        return [example.text], []
-
     @property
     def special_token_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return bos and eos as far as the model has read them: forward no eos, backward no bos, fitted neither."""
@@ -134,13 +139,9 @@ class LM(base.Task):
             return (), ()
         return () if self.directions == ("backward",) else before, () if self.directions == ("forward",) else after
 
-    def spelt(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
+    def char_ids(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
         """Return the characters of tokens: as in the vocabulary, of unknown ones as in the text."""
         return Spelling.of(self.tokenizer).of_texts(texts)
-
-    def encode(self, example: LMExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
-        """Encode one text."""
-        return self.encode_batch([example], tokenizer, limit)[0]
 
     def encode_batch(
         self, examples: Sequence[LMExample], tokenizer: Tokenizer, limit: TruncationPolicy
@@ -261,15 +262,11 @@ class LM(base.Task):
         names = [self.tokenizer.token(id) for id in batch.tokens.ids.tolist()]
         return names, names, batch
 
-    def line(self, answer: Answer) -> str:
+    def format_answer(self, answer: Answer) -> str:
         """Return the continuation on one line: a line break would be taken for the next answer."""
         if "text" not in answer:
             return f"log-probability {answer['logprob']:.2f}"
         return " ".join(str(answer["text"]).splitlines())
-
-    def preview(self, example: LMExample) -> tuple[str, str]:
-        """Return the text, which has no separate label."""
-        return example.text, ""
 
     def log_probs(self, head: Head, texts: Sequence[str]) -> list[float]:
         """Return the log-probability of each text; of a model with both contexts, the sum of its tokens'."""
@@ -300,17 +297,13 @@ class LM(base.Task):
         lossless = texts and scoring.unknown_word_cost(texts, self.tokenizer) is not None
         return "" if lossless else "the tokenizer loses some of the text"
 
-    def measure(self, head: Head, examples: Sequence[LMExample], limit: TruncationPolicy) -> Metrics:
+    def evaluate(self, head: Head, data: EvaluationData) -> Metrics:
         """Return the metrics on texts."""
-        texts = [example.text for example in examples]
-        encoded = self.encode_batch(examples, self.tokenizer, limit)
-        data = pack((item for items in encoded for item in items), num_token_arrays=1)
-        if not len(data):
-            raise DataError("not one example is left to evaluate on")
+        texts = [example.text for example in data.examples]
         num_bytes = sum(len((text if self.tokenizer.lossless else text.strip(" ")).encode()) + 1 for text in texts)
-        return self._metrics(head, data, scoring.unknown_word_cost(texts, self.tokenizer), num_bytes, len(texts))
+        return self._metrics(head, data.items, scoring.unknown_word_cost(texts, self.tokenizer), num_bytes, len(texts))
 
-    def measure_prepared(self, head: Head, data: Shards) -> Metrics:
+    def evaluate_prepared(self, head: Head, data: Shards) -> Metrics:
         """Return the metrics on a prepared corpus, which has tokens and the number of bytes of each text."""
         unknown_cost = 0.0 if self.tokenizer.lossless else None
         return self._metrics(head, data, unknown_cost, int(data.bytes.sum()) + len(data.bytes), len(data.bytes))
@@ -328,7 +321,7 @@ class LM(base.Task):
             return Metrics(metrics, "perplexity: of each token given all the others, which is not that of the text")
         if unknown_cost is None:
             return Metrics(metrics, "bits_per_byte: not given, since the tokenizer loses some of the text")
-        if self.reads == "rows" and not scoring.are_complete(data, self.end, num_texts):
+        if self.reads == "rows" and not scoring.are_complete(data, self.eos, num_texts):
             return Metrics(metrics, "bits_per_byte: not given, since data.too_long leaves out some of the text")
         return Metrics({**metrics, "bits_per_byte": (unknown_cost - sums[0]) / math.log(2) / num_bytes})
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from weft.config.schema import Section
 from weft.nn.layers.losses import cross_entropy_sum
-from weft.tasks.base import Batch, Head, Sums
+from weft.tasks.batch import Batch
+from weft.tasks.head import Head, Sums
 from weft.tasks.lm.scoring import device_of
 from weft.tokens import Tokens
 
@@ -50,9 +51,9 @@ class MLMHead(Head):
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
         """Return the summed cross-entropy of the chosen tokens, and of next-sentence prediction."""
-        assert batch.at is not None
+        assert batch.positions is not None
         assert batch.targets is not None
-        masked_loss, pooled = self.body.masked_lm_loss(batch.tokens, batch.at.ids, batch.targets)
+        masked_loss, pooled = self.body.masked_lm_loss(batch.tokens, batch.positions.ids, batch.targets)
         if self.next is None or batch.labels is None:
             return {"masked": masked_loss}, None
         next_loss = cross_entropy_sum(self._next_sentence_logits(batch.tokens, pooled), batch.labels)
@@ -68,15 +69,15 @@ class MLMHead(Head):
         """Return the flops of the body, with the output projection at the chosen positions alone."""
         parts = (getattr(self.body, name, None) for name in ("transform", "output"))
         output_size = sum(part.weight.numel() for part in parts if isinstance(part, nn.Linear))
-        skipped = 0 if batch.at is None else len(batch.tokens.ids) - len(batch.at.ids)
+        skipped = 0 if batch.positions is None else len(batch.tokens.ids) - len(batch.positions.ids)
         own_flops = 0 if self.next is None else self.next.weight.numel() * len(batch.tokens)
         return super().flops(batch) + 2 * (own_flops - output_size * skipped)
 
     def tally(self, batch: Batch) -> dict[str, float]:
         """Return the summed loss and the number of correct predictions of a batch, for each part."""
-        assert batch.at is not None
+        assert batch.positions is not None
         assert batch.targets is not None
-        predictions = {"masked": (self._logits(batch.tokens, batch.at.ids), batch.targets)}
+        predictions = {"masked": (self._logits(batch.tokens, batch.positions.ids), batch.targets)}
         if self.next is not None and batch.labels is not None:
             predictions["next"] = self._next_sentence_logits(batch.tokens), batch.labels
         totals: dict[str, float] = {}
@@ -89,13 +90,13 @@ class MLMHead(Head):
     def predict(self, batch: Batch, options: Section) -> list[MaskPredictions]:
         """Return the best tokens for each mask, without special tokens."""
         assert isinstance(options, FillMaskConfig)
-        assert batch.at is not None
-        probs = self._logits(batch.tokens, batch.at.ids).float().softmax(-1)
+        assert batch.positions is not None
+        probs = self._logits(batch.tokens, batch.positions.ids).float().softmax(-1)
         probs[:, self.specials] = -1
         best, ids = probs.topk(min(options.top, probs.shape[-1] - len(self.specials)), -1)
         rows = zip(ids.tolist(), best.tolist(), strict=True)
         remaining = iter([list(zip(row_ids, values, strict=True)) for row_ids, values in rows])
-        return [list(islice(remaining, size)) for size in batch.at.lengths.tolist()]
+        return [list(islice(remaining, size)) for size in batch.positions.lengths.tolist()]
 
     def log_probs(self, texts: Sequence[np.ndarray]) -> list[float]:
         """Return the pseudo-log-likelihood of each text, given with bos and eos."""

@@ -29,7 +29,7 @@ from weft.config.schema import Named, Run, Share
 from weft.data.batching.lm_stream import Readable, Reading, Spans
 from weft.data.batching.loader import plan
 from weft.data.batching.mlm_sequences import Documents, Pairs, Signs, Texts, Windows, join_pairs
-from weft.data.batching.packed_items import PackedItems, pack
+from weft.data.batching.packed_items import PackedItems
 from weft.data.batching.static_shape import StaticShape
 from weft.data.corpus.format import Shards
 from weft.data.truncation import TruncationPolicy
@@ -37,7 +37,11 @@ from weft.errors import ConfigError, DataError
 from weft.models.base import Role
 from weft.registry import resolve
 from weft.tasks import base
-from weft.tasks.base import IGNORE_INDEX, Answer, Batch, Head, Item, Metrics
+from weft.tasks.base import Answer
+from weft.tasks.batch import IGNORE_INDEX, Batch, Item
+from weft.tasks.capabilities import Metrics, PreparedEvaluation, StreamReading, TeacherForcing
+from weft.tasks.encoding import EvaluationData
+from weft.tasks.head import Head
 from weft.tasks.lm.scoring import device_of
 from weft.tasks.mlm.cloze import MASK, Blanks
 from weft.tasks.mlm.head import FillMaskConfig, MaskPredictions, MLMHead
@@ -70,17 +74,17 @@ class Question(MLMExample):
     """A text whose masks are to be filled."""
 
 
-class MLM(base.Task):
+class MLM(StreamReading, TeacherForcing, PreparedEvaluation):
     """Items are documents (bos w_1 … w_n) for `packs`, or texts (bos w_1 … w_n eos) for `rows`."""
 
     Config: ClassVar[type[Named]] = MLMConfig
     Example = MLMExample
     Options = FillMaskConfig
-    needs = frozenset({Role.MASKED_LM})
+    required_roles = frozenset({Role.MASKED_LM})
     metrics: tuple[str, ...] = ("perplexity", "masked_accuracy", "next_accuracy", "pseudo_perplexity")
     metric = "perplexity"
     lower_is_better = True
-    reads_itself = True
+    forces_input = True
     config: MLMConfig
     pairs = False  # whether sequences are segment pairs, for next-sentence prediction
     longest = 512
@@ -146,10 +150,6 @@ class MLM(base.Task):
         """The least number of special tokens of a sequence."""
         return 2 + (len(self.boundaries.between) if self.pairs else 0)
 
-    def texts(self, example: MLMExample) -> tuple[list[str], list[str]]:
-        """The text trains the tokenizer."""
-        return [example.text], []
-
     def without_labels(self, example: MLMExample) -> Question:
         """Return the example as a question, whose masks are masks; elsewhere they are plain text."""
         return Question(text=example.text)
@@ -157,10 +157,6 @@ class MLM(base.Task):
     def has_question(self, example: MLMExample) -> bool:
         """Return whether a text has masks."""
         return len(self.blanks.cut(example.text)) > 1
-
-    def encode(self, example: MLMExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
-        """Encode one text."""
-        return self.encode_batch([example], tokenizer, limit)[0]
 
     def encode_batch(
         self, examples: Sequence[MLMExample], tokenizer: Tokenizer, limit: TruncationPolicy
@@ -194,7 +190,7 @@ class MLM(base.Task):
             if len(masks)
             else choose_positions(ids, lengths, self.vocabulary, self.config.share, self.config.whole_words, rng)
         )
-        batch = Batch(tokens, at=_positions(at, tokens))
+        batch = Batch(tokens, positions=_positions(at, tokens))
         if len(masks):
             return batch
         counts = {"masked": len(at), **({} if labels is None else {"next": len(labels)})}
@@ -210,7 +206,7 @@ class MLM(base.Task):
         """Return the lengths of texts, for `rows`."""
         return data.sizes[None] if self.config.reads == "rows" else None
 
-    def places(self, frame: StaticShape) -> int:
+    def num_positions(self, frame: StaticShape) -> int:
         """Return the most positions that can be chosen in a batch of this shape."""
         max_chosen = max_chosen_tokens(self.config.share, frame.sizes[-1], frame.rows, self.min_special_tokens)
         return min(-(-max_chosen // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE, frame.sizes[-1])
@@ -242,15 +238,11 @@ class MLM(base.Task):
         answers = [[{"token": self.tokenizer.token(id), "score": round(p, 6)} for id, p in fill] for fill in fills]
         return {"fills": answers, "text": self.blanks.filled(example.text, [fill[0][0] for fill in fills])}
 
-    def line(self, answer: Answer) -> str:
+    def format_answer(self, answer: Answer) -> str:
         """Return the text filled with the best tokens, on one line."""
         if "text" not in answer:
             return f"pseudo-log-likelihood {answer['logprob']:.2f}"
         return " ".join(str(answer["text"]).splitlines())
-
-    def preview(self, example: MLMExample) -> tuple[str, str]:
-        """Return the text, which has no separate label."""
-        return example.text, ""
 
     def teacher_forced(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
         """Return the names of the tokens and the batch of the text itself, with all but its masks as targets."""
@@ -259,11 +251,8 @@ class MLM(base.Task):
         names = [self.tokenizer.token(id) for id in tokens.ids.tolist()]
         at = np.arange(1, len(tokens.ids) - 1)
         targets = tokens.ids[at]
-        return (
-            names,
-            names,
-            Batch(tokens, targets.where(targets != self.vocabulary.mask, IGNORE_INDEX), at=_positions(at, tokens)),
-        )
+        targets = targets.where(targets != self.vocabulary.mask, IGNORE_INDEX)
+        return names, names, Batch(tokens, targets, positions=_positions(at, tokens))
 
     def log_probs(self, head: Head, texts: Sequence[str]) -> list[float]:
         """Return the pseudo-log-likelihood of each text."""
@@ -278,12 +267,11 @@ class MLM(base.Task):
         """Return why next_accuracy is not given: one document makes no pairs."""
         return "there is but one document" if metric == "next_accuracy" and len(examples) == 1 else ""
 
-    def measure(self, head: Head, examples: Sequence[MLMExample], limit: TruncationPolicy) -> Metrics:
+    def evaluate(self, head: Head, data: EvaluationData) -> Metrics:
         """Return the metrics on texts, with the same masks each time."""
-        encoded = self.encode_batch(examples, self.tokenizer, limit)
-        return self._evaluate(head, pack(item for items in encoded for item in items))
+        return self._evaluate(head, data.items)
 
-    def measure_prepared(self, head: Head, data: Shards) -> Metrics:
+    def evaluate_prepared(self, head: Head, data: Shards) -> Metrics:
         """Return the metrics on a prepared corpus, which has tokens alone."""
         return self._evaluate(head, data)
 

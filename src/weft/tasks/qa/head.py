@@ -25,7 +25,8 @@ from weft.models.base import matrix_numbers
 from weft.nn.attention.positions import rows_of
 from weft.nn.layers.scalar_mix import ScalarMix
 from weft.nn.layers.segment_ops import LOWEST, segment_logsumexp
-from weft.tasks.base import IGNORE_INDEX, Batch, Head, Sums
+from weft.tasks.batch import IGNORE_INDEX, Batch
+from weft.tasks.head import Head, Sums
 from weft.tokens import Tokens
 
 START, END = 1, 2  # a token's target: 0, or a sum of these; IGNORE_INDEX where no answer can be

@@ -17,9 +17,10 @@ from weft.config.schema import Named, Run, Section
 from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
-from weft.models.base import Role
 from weft.tasks import base
-from weft.tasks.base import IGNORE_INDEX, Answer, Batch, Item
+from weft.tasks.base import Answer
+from weft.tasks.batch import IGNORE_INDEX, Batch, Item
+from weft.tasks.capabilities import StaticBatches, TeacherForcing
 from weft.tasks.label_task import Layers
 from weft.tasks.qa.head import END, START, Candidate, SpanBatch, SpanHead, SpanOptions, Window, WindowOutput, logsumexp
 from weft.tasks.qa.metrics import best_threshold, mean_scores, score_answer
@@ -82,7 +83,7 @@ class SpanExample(base.Example):
         return start + lead, start + len(answer.rstrip())
 
 
-class Span(base.Task):
+class Span(StaticBatches, TeacherForcing):
     """Items are (bos question eos passage eos; the passage's start, length and own tokens; gold; offsets).
 
     gold: where the answer starts and ends, empty for prediction. offsets: the characters of each passage token, empty
@@ -92,10 +93,9 @@ class Span(base.Task):
     Config: ClassVar[type[Named]] = SpanConfig
     Example = SpanExample
     Options: ClassVar[type[Section]] = SpanOptions
-    needs = frozenset({Role.ENCODER})
     metrics: tuple[str, ...] = ("exact_match", "f1", *_UNANSWERABLE)
     metric = "f1"
-    form = '{"question": "…", "passage": "…"}'
+    json_example = '{"question": "…", "passage": "…"}'
     label_fields = ("answers",)
     num_token_arrays = 1
     config: SpanConfig
@@ -118,10 +118,6 @@ class Span(base.Task):
     def texts(self, example: SpanExample) -> tuple[list[str], list[str]]:
         """Return both texts: they share one tokenizer."""
         return [example.question, example.passage], []
-
-    def encode(self, example: SpanExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
-        """Encode one question, in as many windows as its passage needs."""
-        return self.encode_batch([example], tokenizer, limit)[0]
 
     def encode_batch(
         self, examples: Sequence[SpanExample], tokenizer: Tokenizer, limit: TruncationPolicy
@@ -249,7 +245,7 @@ class Span(base.Task):
             answer["candidates"] = pool[: options.top]
         return answer
 
-    def line(self, answer: Answer) -> str:
+    def format_answer(self, answer: Answer) -> str:
         """Return the answer's text."""
         return " ".join(str(answer["answer"]).split())
 

@@ -14,7 +14,7 @@ from weft.nn.kernels.self_test import try_kernels
 from weft.nn.layers.losses import cross_entropy_sum, read_out_sum
 from weft.nn.rnn.fused import codegen_triton
 from weft.nn.transformer.output_projection import OutputProjection
-from weft.tasks.base import Batch
+from weft.tasks.batch import Batch
 from weft.tasks.translate import TranslateHead
 from weft.tokens import Tokens
 

@@ -1,0 +1,119 @@
+"""What a task can do beyond training and prediction, declared by its base classes: `class LM(TextStreaming, …)`.
+
+Callers ask `isinstance(task, TextStreaming)`; where a task lacks what is asked for, they raise an error that says so.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from weft.config.schema import Run, Section
+from weft.data.batching.lm_stream import Reading
+from weft.data.batching.packed_items import PackedItems
+from weft.data.batching.static_shape import StaticShape
+from weft.data.corpus.format import Shards
+from weft.data.truncation import TruncationPolicy
+from weft.tasks.base import Answer, Task
+from weft.tasks.batch import Batch, Item
+from weft.tasks.encoding import EvaluationData
+from weft.tasks.head import Head, missing_method
+from weft.tasks.metrics import ConfusionMatrix
+
+
+class StaticBatches(Task):
+    """Batches that can be padded to one shape, so that a training can be compiled."""
+
+    def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
+        """Return the number of tokens that each item adds to a batch: (1, items), or (2, items) with the source first.
+
+        None where the batches, as configured, have no static shape.
+        """
+        raise missing_method(self, "sequence_lengths")
+
+    def num_positions(self, shape: StaticShape) -> int:
+        """Return the maximum number of positions in `Batch.positions` for a static shape; by default, every token."""
+        return shape.sizes[-1]
+
+    def max_sequence_length(self, data: PackedItems) -> int | None:
+        """Return the length of the longest sequence in the items."""
+        lengths = self.sequence_lengths(data)
+        return None if lengths is None else int(lengths.max(initial=0))
+
+
+class StreamReading(StaticBatches):
+    """Training data read as one continuous stream of tokens, in windows of one shape."""
+
+    def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
+        """Return None: the stream is read in windows."""
+        return None
+
+    def reading(self, data: PackedItems, run: Run, world: int) -> Reading | None:
+        """Return how the stream is read; None where the data, as configured, is read item by item."""
+        raise missing_method(self, "reading")
+
+
+class SelfFitting(Task):
+    """Training of a model that has its own `fit`, without gradients."""
+
+    @property
+    def eos(self) -> int | None:
+        """The token that ends each item, where items are stored without it."""
+        return None
+
+
+class TextStreaming(Task):
+    """Answers that are generated text, available in increments."""
+
+    def stream(
+        self, head: Head, example: Any, limit: TruncationPolicy, options: Section, row: int = 0
+    ) -> Iterator[str]:
+        """Yield the answer's text in increments; sampling is seeded as for example number `row` of a list."""
+        raise missing_method(self, "stream")
+
+
+class TeacherForcing(Task):
+    """A second pass that reads the model's own answer as its target: for attention and gradients."""
+
+    forces_input: ClassVar[bool] = False  # whether the target is the input itself, and no answer is generated for it
+
+    def has_question(self, example: Any) -> bool:
+        """Return whether an example asks for an answer."""
+        return not self.forces_input
+
+    def teacher_forced(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
+        """Return the tokens on both sides, and the batch that feeds the predicted output back to the model."""
+        raise missing_method(self, "teacher_forced")
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Metrics, the loss among them, and a note on how to read them."""
+
+    metrics: dict[str, float]
+    note: str = ""
+
+
+class DirectEvaluation(Task):
+    """Metrics computed by the head on the data, such as perplexity, and not from answers."""
+
+    def evaluate(self, head: Head, data: EvaluationData) -> Metrics:
+        """Return the metrics of a head on encoded examples."""
+        raise missing_method(self, "evaluate")
+
+
+class PreparedEvaluation(DirectEvaluation):
+    """Metrics that need no texts, but tokens alone: those of a prepared corpus."""
+
+    def evaluate_prepared(self, head: Head, data: Shards) -> Metrics:
+        """Return the metrics of a head on a prepared corpus."""
+        raise missing_method(self, "evaluate_prepared")
+
+
+class LabelPrediction(Task):
+    """Answers that are labels."""
+
+    def confusion(self, answers: Sequence[Answer], examples: Sequence[Any]) -> ConfusionMatrix | None:
+        """Return the confusion matrix; None where an answer, as configured, is not one label."""
+        raise missing_method(self, "confusion")
