@@ -152,7 +152,7 @@ def test_a_step_of_few_through_a_stack(activation, width, rows, read, dtype, tol
     caches = [KVCache.of(prompt, [one.to(kind) for one in kept]).opened() for kind in (torch.float32, dtype)]
     expected = plainly(stack.step, x, caches[0])
     assert decode_step_small_batch.fits(stack, x)
-    assert not decode_step_small_batch.fits(stack, x.repeat(decode_step_small_batch.ROWS + 1, 1))
+    assert not decode_step_small_batch.fits(stack, x.repeat(decode_step_small_batch.MAX_ROWS + 1, 1))
     found = decode_step_small_batch.step(stack.to(dtype), x.to(dtype), caches[1])
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=tolerance)
     own = caches[0].index[:, caches[0].end - 1].long()
