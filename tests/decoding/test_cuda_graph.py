@@ -24,14 +24,14 @@ from weft.errors import ConfigError, DataError, WeftError
 from weft.models.transformer import Transformer, TransformerConfig
 from weft.nn.attention.capture import capture
 from weft.nn.attention.kv_cache import StaticKVCache
-from weft.nn.rnn.fused import codegen_triton
+from weft.nn.kernels import dispatch
 from weft.tokens import Tokens
 
 EOS = 0
 NEVER = float("-inf")
 steady = settings(max_examples=100, deadline=None, derandomize=True)
 needs_gpu = pytest.mark.skipif(
-    not (torch.cuda.is_available() and codegen_triton.available()), reason="needs CUDA and Triton"
+    not (torch.cuda.is_available() and dispatch.has_triton()), reason="needs CUDA and Triton"
 )
 
 
@@ -289,7 +289,7 @@ class TestCuda:
                 with torch.no_grad():
                     kernels.choose(logits)
                     with monkeypatch.context() as patch:
-                        patch.setattr(static_state, "on_triton", lambda x: False)
+                        patch.setattr(static_state, "decodes_on_triton", lambda x: False)
                         plain.choose(logits)
                 assert_states_equal(plain, kernels)
 

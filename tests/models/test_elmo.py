@@ -9,7 +9,7 @@ import weft
 from weft.config.schema import Run, expand_preset
 from weft.errors import ConfigError, RoleError
 from weft.models.elmo import ELMo, ELMoConfig
-from weft.nn.rnn.fused import scan
+from weft.nn.kernels import dispatch
 from weft.nn.rnn.time_major import Grid
 from weft.registry import resolve
 from weft.testing import check_model
@@ -72,7 +72,7 @@ def test_it_is_its_equations_forward_and_backward(config, chars):
 
 
 def test_it_is_so_in_kernels_too(monkeypatch):
-    monkeypatch.setattr(scan, "FUSED", torch.float64)
+    monkeypatch.setattr(dispatch, "SCAN_DTYPE", torch.float64)
     test_it_is_its_equations_forward_and_backward({"clip": 0.3}, True)
 
 

@@ -16,7 +16,7 @@ from weft.errors import ConfigError, WeftError
 from weft.models.base import Role
 from weft.models.rnn import RNN, RNNConfig, RNNState
 from weft.nn.attention.capture import capture
-from weft.nn.rnn.fused import scan
+from weft.nn.kernels import dispatch
 from weft.nn.rnn.time_major import Grid
 from weft.testing import check_model
 from weft.tokens import Tokens
@@ -119,7 +119,7 @@ def test_it_is_so_deep_tied_and_with_ways_around(config):
 @pytest.mark.parametrize("cell", ["peephole", "jordan"])
 def test_it_is_so_in_kernels_too(cell, attention, monkeypatch):
     """By default they run in single precision only; tests/nn/test_scan.py has them for every cell."""
-    monkeypatch.setattr(scan, "FUSED", torch.float64)
+    monkeypatch.setattr(dispatch, "SCAN_DTYPE", torch.float64)
     for direction in DIRECTIONS:
         check(make(4, cell=cell, attention=attention, direction=direction, layers=2), RAGGED)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.decoding.beam_search import Beam, FinishedPool, Hypothesis, extend
 from weft.decoding.logits_processors import NEG_INF, ForbiddenTokens, log_probs
-from weft.nn.attention.kv_cache import on_triton
+from weft.nn.kernels.dispatch import decodes_on_triton
 
 NARROW = 16  # the widest beam that the Triton kernel handles
 
@@ -151,7 +151,7 @@ class BeamState(DecodingState[Beam]):
 
     def choose(self, logits: Tensor) -> None:
         """Extend each beam by each token (`weft.decoding.beam_search.extend`)."""
-        if on_triton(logits) and self.row.shape[1] <= NARROW:
+        if decodes_on_triton(logits) and self.row.shape[1] <= NARROW:
             from weft.decoding import static_state_triton
 
             return static_state_triton.beam(self, logits)
@@ -265,7 +265,7 @@ class GreedyState(DecodingState[GreedyRules]):
 
     def choose(self, logits: Tensor) -> None:
         """Choose and write the next token of each sequence."""
-        if self.pick is argmax_token and on_triton(logits):
+        if self.pick is argmax_token and decodes_on_triton(logits):
             from weft.decoding import static_state_triton
 
             return static_state_triton.greedy(self, logits)

@@ -27,8 +27,9 @@ from weft.models.base import Direction, Model, Role
 from weft.models.transformer_config import StackConfig
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.positions import Learned, check_position, positions_of
+from weft.nn.layers.activations import ACTIVATIONS, Activation
 from weft.nn.layers.losses import read_out_sum
-from weft.nn.transformer.blocks import ACTIVATIONS, Activation, BlockConfig, Blocks
+from weft.nn.transformer.blocks import BlockConfig, Blocks
 from weft.nn.transformer.output_projection import OutputProjection
 from weft.tokens import Tokens
 

@@ -24,11 +24,13 @@ from weft.config.schema import Named
 from weft.errors import RoleError
 from weft.models.base import Direction, Model, Role
 from weft.models.transformer_config import StackConfig
-from weft.nn.attention.kv_cache import KVCache, StaticKVCache, but_last, on_triton
+from weft.nn.attention.kv_cache import KVCache, StaticKVCache, but_last
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.positions import Learned, check_position, positions_of
+from weft.nn.kernels import dispatch
+from weft.nn.layers.activations import Activation
 from weft.nn.layers.losses import read_out_sum
-from weft.nn.transformer.blocks import Activation, Block, BlockConfig, Blocks
+from weft.nn.transformer.blocks import Block, BlockConfig, Blocks
 from weft.nn.transformer.output_projection import OutputProjection
 from weft.tokens import Tokens
 
@@ -175,10 +177,9 @@ class GPT(Model):
     def _embed_next(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Return the embeddings (B, D) of one token a hypothesis, at the cache's last position."""
         table = self.embed.weight
-        if on_triton(table) and not self.training:
-            from weft.nn.kernels.triton.decode_step import placed
-
-            return placed(ids, table, self.positions.table.weight, cache, 1.0)
+        if embed_next := dispatch.next_embedding(table, self.training):
+            embedded: Tensor = embed_next(ids, table, self.positions.table.weight, cache, 1.0)
+            return embedded
         x: Tensor = self.dropout(self.embed(ids) + self.positions(cache.position))
         return x
 

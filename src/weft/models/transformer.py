@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from weft.config.schema import Named, Pretrained
 from weft.models.base import Model, Role, matrix_numbers
 from weft.models.transformer_config import PrunedHeads, check_heads, check_off
-from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, but_last, on_triton
+from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, but_last
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.positions import Learned, Sinusoidal, check_position, positions_of
-from weft.nn.rnn.fused.codegen_triton import is_half
-from weft.nn.transformer.blocks import Activation, BlockConfig, Blocks
+from weft.nn.kernels import dispatch
+from weft.nn.layers.activations import Activation
+from weft.nn.transformer.blocks import BlockConfig, Blocks
 from weft.nn.transformer.output_projection import OutputProjection
 from weft.tokens import Tokens
 
@@ -187,7 +188,7 @@ class Transformer(Model):
     @property
     def prefill_capturable(self) -> bool:
         """Return whether the encoder can be captured: in half precision on CUDA it never reads lengths on the host."""
-        return is_half(self.embed.weight) and not self.training
+        return dispatch.is_half(self.embed.weight) and not self.training
 
     @property
     def reads(self) -> int | None:
@@ -232,11 +233,10 @@ class Transformer(Model):
     def _embed_next(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Return the embeddings (B, D) of one token a hypothesis, at the cache's last position."""
         table = self.target_embed.weight
-        if on_triton(table) and not self.training:
-            from weft.nn.kernels.triton.decode_step import placed
-
+        if embed_next := dispatch.next_embedding(table, self.training):
             positions = self.positions.vectors(cache.log.room, table.device)
-            return placed(ids, table, positions, cache, self.config.width**0.5)
+            embedded: Tensor = embed_next(ids, table, positions, cache, self.config.width**0.5)
+            return embedded
         return self._add_positions(self.target_embed(ids), self.positions(cache.position))
 
     def _add_positions(self, embedded: Tensor, positions: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from weft.data.batching.packed_items import PackedItems
 from weft.data.batching.static_shape import StaticShape
 from weft.errors import ConfigError
 from weft.models.base import Model
-from weft.nn.rnn.fused.codegen_triton import available, is_ampere
+from weft.nn.kernels.dispatch import can_compile
 from weft.tasks.base import Task
 from weft.tasks.batch import Batch, Item
 from weft.tasks.capabilities import StaticBatches, StreamReading
@@ -42,7 +42,7 @@ def _why_not_compiled(run: Run, task: Task, body: Model, static: bool, device: t
     """Return the reason why a run cannot be compiled; "" if it can. `static`: its batches can have one shape."""
     if device.type != "cuda" or run.train.precision != "bf16":
         return f"pays on a GPU in bf16, but this is {device.type} in {run.train.precision}"
-    if torch.cuda.is_available() and not (available() and is_ampere(device)):
+    if torch.cuda.is_available() and not can_compile(device):
         return "needs Triton, and a GPU of Ampere or newer"
     if not body.supports_compile:
         return f"the model {run.model.name!r} does not go into one graph"

@@ -18,8 +18,8 @@ from weft.models.base import Role
 from weft.models.seq2seq import decoder as decoder_module
 from weft.models.seq2seq.model import Seq2Seq, Seq2SeqConfig
 from weft.nn.attention.capture import capture
+from weft.nn.kernels import dispatch
 from weft.nn.layers.losses import cross_entropy_sum
-from weft.nn.rnn.fused import scan
 from weft.nn.rnn.time_major import Grid
 from weft.testing import PROPERTIES, check_model
 from weft.tokens import Tokens
@@ -143,7 +143,7 @@ def test_it_is_so_however_deep_and_with_and_without_a_bridge(bridge, layers, pla
 @pytest.mark.parametrize("cell", ["peephole", "jordan"])
 def test_it_is_so_in_kernels_too(cell, attention, monkeypatch):
     """By default they run in single precision only; tests/nn/test_scan.py has them for every cell."""
-    monkeypatch.setattr(scan, "FUSED", torch.float64)
+    monkeypatch.setattr(dispatch, "SCAN_DTYPE", torch.float64)
     check_against_reference(scattered(4, cell=cell, width=4, layers=2, attention=attention, bridge=False), RAGGED)
 
 
@@ -151,21 +151,21 @@ def test_it_is_so_in_kernels_too(cell, attention, monkeypatch):
 @pytest.mark.parametrize("cell", ["peephole", "gru"])
 def test_so_is_input_feeding(cell, attention, monkeypatch):
     """Input feeding is fused with one layer, and step by step with several."""
-    monkeypatch.setattr(scan, "FUSED", torch.float64)
+    monkeypatch.setattr(dispatch, "SCAN_DTYPE", torch.float64)
     fed = {"place": "after", "input_feeding": True}
     check_against_reference(scattered(4, cell=cell, width=4, attention=attention, **fed), RAGGED)
 
 
 @pytest.mark.parametrize("cell", ["peephole", "gru"])
 def test_so_is_the_additive_look_after_the_cell(cell, monkeypatch):
-    monkeypatch.setattr(scan, "FUSED", torch.float64)
+    monkeypatch.setattr(dispatch, "SCAN_DTYPE", torch.float64)
     check_against_reference(scattered(4, cell=cell, width=4, layers=2, place="after"), RAGGED)
 
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_an_input_that_is_fed_wrongly_is_caught(layers, monkeypatch):
     """Negative control: the first step gets the last readout."""
-    monkeypatch.setattr(scan, "FUSED", torch.float64)
+    monkeypatch.setattr(dispatch, "SCAN_DTYPE", torch.float64)
     model = scattered(4, cell="peephole", width=4, layers=layers, place="after", input_feeding=True)
     begin = Seq2Seq._initial_state
 
@@ -481,7 +481,7 @@ def test_capture_sees_the_same_where_a_kernel_would_have_walked(attention, monke
     model, (tokens, source) = make(4, attention=attention, locations=4), pairs(RAGGED)
     with capture() as maps:
         expected = model.logits(tokens, source)
-    monkeypatch.setattr(scan, "FUSED", torch.float64)
+    monkeypatch.setattr(dispatch, "SCAN_DTYPE", torch.float64)
     with capture() as again:
         torch.testing.assert_close(model.logits(tokens, source), expected)
     torch.testing.assert_close(again.weights["cross", 0], maps.weights["cross", 0])
@@ -562,7 +562,7 @@ def test_what_stands_in_empty_places_changes_no_answer(cell, place, monkeypatch)
 @pytest.mark.parametrize("kernels", [False, True], ids=["by steps", "in kernels"])
 @pytest.mark.parametrize("place", PLACES, ids=config_id)
 def test_empty_sequences_among_others_change_nothing_and_spoil_no_gradient(place, kernels, monkeypatch):
-    monkeypatch.setattr(scan, "FUSED", torch.float64 if kernels else None)
+    monkeypatch.setattr(dispatch, "SCAN_DTYPE", torch.float64 if kernels else None)
     model, (tokens, source) = make(7, cell="peephole", layers=1 + kernels, **place), pairs(RAGGED)
     if place.get("input_feeding"):
         model = make(7, cell="peephole", **place)  # of which only one layer goes in kernels
@@ -574,7 +574,7 @@ def test_empty_sequences_among_others_change_nothing_and_spoil_no_gradient(place
 @pytest.mark.parametrize("kernels", [False, True], ids=["by steps", "in kernels"])
 @pytest.mark.parametrize("place", PLACES, ids=config_id)
 def test_an_empty_source_is_answered_for_itself_alone(place, kernels, monkeypatch):
-    monkeypatch.setattr(scan, "FUSED", torch.float64 if kernels else None)
+    monkeypatch.setattr(dispatch, "SCAN_DTYPE", torch.float64 if kernels else None)
     model, target = make(8, **place), [1, 2, 3, 4]
     first, second, none = (
         model.logits(Tokens.pack([target, [3]]), Tokens.pack([[], other]))[:4] for other in ([4, 5], [6, 7, 8], [])

@@ -9,10 +9,10 @@ from weft.data.batching.packed_items import pack
 from weft.models.base import Budget
 from weft.models.word2vec.fit import Corpus
 from weft.models.word2vec.model import Word2Vec, Word2VecConfig
-from weft.nn.rnn.fused import codegen_triton
+from weft.nn.kernels import dispatch
 
 needs_gpu = pytest.mark.skipif(
-    not (torch.cuda.is_available() and codegen_triton.available()), reason="needs CUDA and Triton"
+    not (torch.cuda.is_available() and dispatch.has_triton()), reason="needs CUDA and Triton"
 )
 pytestmark = needs_gpu
 RATE, WIDTH, ROWS, USED = 0.05, 100, [1, 2, 4, 5, 5], [3, 9, 10, 11, 12]

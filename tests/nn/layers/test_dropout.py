@@ -7,11 +7,10 @@ import torch
 from tests.equations import CELLS, agree, scatter
 from torch import nn
 
+from weft.nn.kernels import dispatch
 from weft.nn.layers.dropout import SequenceDropout, WordDropout, draw_mask
 from weft.nn.rnn import cells
 from weft.nn.rnn.cells import make_cell
-from weft.nn.rnn.fused import codegen_triton
-from weft.nn.rnn.fused import scan as scanning
 from weft.nn.rnn.self_attentive import LSTMN
 from weft.nn.rnn.time_major import Grid
 from weft.tokens import Tokens
@@ -109,7 +108,7 @@ def make_layer(name, attention, seed=5):
     ],
 )
 def test_dropped_weights_are_the_same_for_a_whole_walk(name, attention, kernels, monkeypatch):
-    monkeypatch.setattr(scanning, "FUSED", torch.float64 if kernels else None)
+    monkeypatch.setattr(dispatch, "SCAN_DTYPE", torch.float64 if kernels else None)
     masks, inputs = [], torch.randn(7, 3, 5, dtype=torch.float64, requires_grad=True)
 
     def drawn(p, shape, like):
@@ -166,7 +165,7 @@ def test_the_library_walks_by_the_weights_that_are_left():
     torch.testing.assert_close([outputs, h, c], [expected, their_h[0], their_c[0]])
 
 
-@pytest.mark.skipif(not (torch.cuda.is_available() and codegen_triton.available()), reason="needs CUDA and Triton")
+@pytest.mark.skipif(not (torch.cuda.is_available() and dispatch.has_triton()), reason="needs CUDA and Triton")
 @pytest.mark.parametrize(("half", "tolerance"), [(False, 1e-4), (True, 3e-2)])
 @pytest.mark.parametrize("name", CELLS)
 def test_a_gpu_walks_by_the_weights_that_are_left(name, half, tolerance, monkeypatch):

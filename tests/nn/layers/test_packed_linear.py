@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from weft.nn.kernels import dispatch
 from weft.nn.layers import packed_linear as linear
 from weft.nn.layers.packed_linear import Linear, frozen_weights
 
@@ -30,12 +31,12 @@ def is_library(dense, x):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [0, 1, linear._MIN_ROWS, 200])
+@pytest.mark.parametrize("rows", [0, 1, dispatch.MIN_PACKED_ROWS, 200])
 def test_it_is_the_librarys_layer(bias, rows, packings):
     dense, x = layer(bias=bias), torch.randn(rows, 24)
     with torch.no_grad(), frozen_weights():
         torch.testing.assert_close(dense(x), nn.functional.linear(x, dense.weight, dense.bias))
-    assert len(packings) == (rows >= linear._MIN_ROWS)
+    assert len(packings) == (rows >= dispatch.MIN_PACKED_ROWS)
 
 
 def test_a_matrix_is_packed_once_in_a_scope_and_forgotten_after_it(packings):

@@ -5,8 +5,8 @@ import torch
 from tests.equations import agree, scatter
 from torch import nn
 
+from weft.nn.kernels import dispatch
 from weft.nn.rnn import projected_lstm
-from weft.nn.rnn.fused import scan
 from weft.nn.rnn.projected_lstm import ProjectedLSTM, ProjectedScan
 
 CLIPS = [None, 0.25]
@@ -56,7 +56,7 @@ def test_it_is_its_equations_and_their_gradient(clip):
 
 @pytest.mark.parametrize("clip", CLIPS)
 def test_it_is_so_in_kernels(clip, monkeypatch):
-    monkeypatch.setattr(scan, "FUSED", torch.float64)
+    monkeypatch.setattr(dispatch, "SCAN_DTYPE", torch.float64)
     monkeypatch.setattr(ProjectedLSTM, "_scan_eager", None)  # must not be called
     check(make_layer(clip))
 

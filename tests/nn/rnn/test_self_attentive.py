@@ -11,8 +11,8 @@ from tests.equations import CELLS, agree, scatter, weights_of
 from torch import Tensor
 
 from weft.nn.attention.capture import capture
+from weft.nn.kernels import dispatch
 from weft.nn.rnn.cells import make_cell
-from weft.nn.rnn.fused import scan
 from weft.nn.rnn.self_attentive import LSTMN
 
 quick = settings(deadline=None, derandomize=True, max_examples=20)
@@ -108,7 +108,7 @@ def test_rows_may_end_and_begin_where_they_like(pieces):
 @pytest.mark.parametrize("cell", ["peephole", "jordan"])
 def test_it_is_so_in_kernels_too(cell, score, pieces, monkeypatch):
     """By default they are used for single precision only."""
-    monkeypatch.setattr(scan, "FUSED", torch.float64)
+    monkeypatch.setattr(dispatch, "SCAN_DTYPE", torch.float64)
     check(make(cell, score, 2), cell, score, *pieces)
 
 

@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 from weft.nn.attention.capture import capturing, record
 from weft.nn.attention.scores import Additive, attend, make_score
+from weft.nn.kernels import dispatch
 from weft.nn.rnn.cells import Cell, State, at_last, make_cell
 from weft.nn.rnn.fused.attention import AttentionSpec, InputFeedingSpec, attend_all, attention_spec
-from weft.nn.rnn.fused.scan import scan_fused, worthwhile
+from weft.nn.rnn.fused.scan import scan_fused
 from weft.nn.rnn.time_major import Grid
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Decoder(nn.Module):
         """Attend with all queries (T, B, D) at once; return the contexts (T, B, D) and, if captured, the weights."""
         assert self.score is not None
         spec = self._attention_spec(memory, memory.states.new_zeros(0, queries.shape[-1]))
-        if spec and isinstance(self.score, Additive) and not queries.is_cuda and worthwhile(queries):
+        if spec and isinstance(self.score, Additive) and dispatch.numba_scan(queries):
             return attend_all(queries, spec), queries.new_zeros(0)
         scores = self.score(queries.transpose(0, 1), memory.keys)
         context, weights = attend(scores, memory.states, memory.empty)
@@ -165,7 +166,7 @@ class Decoder(nn.Module):
         # The inputs' share of the gates is one product for all steps; a step adds that of its context and state.
         gates = F.linear(inputs, from_input, bias)  # (T, B, G·D)
         spec = self._attention_spec(memory, from_context)
-        if spec and worthwhile(gates):
+        if spec and dispatch.fused_scan(gates):
             *parts, context = scan_fused(cell, gates, state, spec)
             return parts[0], context, tuple(at_last(*pair, real) for pair in zip(parts, state, strict=True))
         initial, states, contexts, maps = state, [], [], []
@@ -189,7 +190,7 @@ class Decoder(nn.Module):
         spec = self._attention_spec(memory, from_read)
         if spec and len(self.layers) == 1 and not state.read.requires_grad:
             gates = F.linear(inputs, from_input, bias)
-            if worthwhile(gates):
+            if dispatch.fused_scan(gates):
                 feeding = InputFeedingSpec(spec, self.readout.weight, self.readout.bias, state.read)
                 *parts, output = scan_fused(self.first, gates, state.layers[0], feeding)
                 last = tuple(at_last(*pair, real) for pair in zip(parts, state.layers[0], strict=True))

@@ -45,7 +45,7 @@ from weft.data.batching.packed_items import PackedItems
 from weft.errors import ConfigError, RoleError
 from weft.models.base import Budget, Direction, Model, Pass, Role
 from weft.models.word2vec.fit import Corpus, fit_on_cpu, measure
-from weft.nn.rnn.fused.codegen_triton import available
+from weft.nn.kernels import dispatch
 from weft.tokens import Tokens
 
 
@@ -115,7 +115,7 @@ class Word2Vec(Model):
             buffer.copy_(torch.from_numpy(probabilities).log())
         weights = self.embed.weight.detach(), output.detach()
         settings = self._hyperparameters
-        if self.embed.weight.is_cuda and available():
+        if dispatch.word2vec_on_triton(self.embed.weight):
             from weft.models.word2vec.triton import fit_on_gpu, tiles
 
             if tiles(settings, self.width):

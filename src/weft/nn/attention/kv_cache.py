@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.nn.kernels.numba.decode_attention import attend_cached_numba
+from weft.nn.kernels import dispatch
 from weft.tokens import Tokens
 
 ROOM = 64  # columns at first; doubled where a text outgrows them
@@ -166,9 +166,7 @@ class StaticKVCache(KVCache):
     def opened(self) -> "StaticKVCache":
         """Add one more column, in place."""
         rows = torch.arange(len(self.first), device=self.at.device) if self.rows is None else self.rows
-        if on_triton(self.log.layers[0]):
-            from weft.nn.kernels.triton.decode_attention import advance
-
+        if advance := dispatch.cache_advance(self.log.layers[0]):
             advance(self.index, rows, self.at)
         else:
             self.index.copy_(self.index.index_select(0, rows))
@@ -194,15 +192,6 @@ def but_last(prompt: Tokens) -> Tokens:
     return replace(Tokens.flat(prompt.ids[kept], lengths), longest=prompt.longest - 1)
 
 
-def on_triton(x: Tensor) -> bool:
-    """Return whether the Triton kernels serve a decoding step: on CUDA, without gradient and without autocast."""
-    if not x.is_cuda or x.dtype is torch.float64 or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
-        return False
-    from weft.nn.rnn.fused.codegen_triton import available, is_ampere
-
-    return available() and (x.dtype is torch.float32 or is_ampere(x.device))
-
-
 def _moved(index: Tensor, before: int, after: int) -> Tensor:
     """Return the index for a storage whose number of columns has grown from `before` to `after`."""
     if before == after:
@@ -216,12 +205,9 @@ def attend_cached(q: Tensor, kv: Tensor, reach: KVIndex) -> Tensor:
     """Attend with one query a hypothesis, q (B, H, d), to the keys and values in its index: (B, H, d)."""
     if not len(kv):  # nothing to attend to
         return torch.zeros_like(q)
-    if on_triton(q):
-        from weft.nn.kernels.triton.decode_attention import attend
-
-        return attend(q, kv, reach)
-    if q.dtype == torch.float32 and not q.is_cuda and not torch.is_grad_enabled():
-        return attend_cached_numba(q, kv, *reach)
+    if kernel := dispatch.cached_attention(q):
+        output: Tensor = kernel(q, kv, reach)
+        return output
     step = torch.arange(reach.slots.shape[1], device=q.device)
     padding = (step < reach.first[:, None]) | (step >= reach.last[:, None])  # (B, T)
     padded = kv[reach.slots.long()].masked_fill(padding[..., None, None, None], 0.0)  # (B, T, 2, H, d)

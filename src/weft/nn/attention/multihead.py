@@ -25,13 +25,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.nn.attention.capture import capturing, chosen_heads, record
 from weft.nn.attention.kv_cache import KVIndex, attend_cached
+from weft.nn.kernels import dispatch
 from weft.nn.kernels.block_schedule import BlockSchedule
 from weft.nn.layers.packed_linear import Linear
-from weft.nn.rnn.fused.codegen_triton import is_ampere, use_kernels
 from weft.tokens import Tokens
 
-_MAX_SHORT, _MAX_HEAD_SIZE = 256, 64  # length and head size up to which the kernel for short sequences is faster
-_MAX_RAGGED, _HEAD_SIZES = 512, (16, 32, 64)  # the same for the kernels for ragged self-attention: length, head sizes
 _DENSE_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # equal lengths
 _LENGTH_BAND = 16  # on the CPU, sequences whose lengths are in the same band of so many tokens are padded into one call
 
@@ -64,17 +62,10 @@ class AttentionLayout:
         return self.queries is self.keys and len(self.queries.ids) == len(self.queries) * self.queries.longest > 0
 
     def with_schedule(self, x: Tensor, size: int) -> "AttentionLayout":
-        """Return the layout with a block schedule, if the kernels for ragged self-attention serve heads of this size.
-
-        Long sequences of equal length have faster kernels.
-        """
-        longest = self.queries.longest
-        fits = (
-            longest <= (_MAX_SHORT if self.equal_lengths else _MAX_RAGGED)
-            and size in _HEAD_SIZES
-            and len(self.queries) > 0
-        )
-        if self.queries is not self.keys or not fits or not use_kernels(x):
+        """Return the layout with a block schedule, if the kernels for self-attention that need one serve."""
+        if self.queries is not self.keys or not len(self.queries):
+            return self
+        if not dispatch.schedules_self_attention(x, size, self.queries.longest, self.equal_lengths):
             return self
         return replace(self, schedule=BlockSchedule.of(self.queries.starts, len(self.queries.ids)))
 
@@ -107,21 +98,12 @@ def _pad_positions(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     return starts[:, None] + torch.minimum(step, (lengths[:, None] - 1).clamp(min=0)), step < lengths[:, None]
 
 
-def short(x: Tensor, layout: AttentionLayout, size: int) -> bool:
-    """Return whether the kernel for short sequences serves; without a backward pass PyTorch's is faster from 128 on."""
-    longest = max(layout.queries.longest, layout.keys.longest)
-    return (
-        use_kernels(x)
-        and size <= _MAX_HEAD_SIZE
-        and longest <= (_MAX_SHORT if torch.is_grad_enabled() else _MAX_SHORT // 2)
-    )
-
-
 def fused(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, causal: bool) -> Tensor:
     """Attend with q (N, H, d) to k and v (M, H, d), each sequence to its own: (N, H, d)."""
-    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and is_ampere(q.device):
-        if layout.equal_lengths:
-            return _equal_length_attention(q, k, v, layout.queries, causal)
+    kernel = dispatch.library_attention(q, layout.equal_lengths)
+    if kernel == "dense":
+        return _equal_length_attention(q, k, v, layout.queries, causal)
+    if kernel == "varlen":
         return _varlen_attention(q, k, v, layout, causal)
     groups, order = layout.groups
     if order is None and len(groups) == 1 and groups[0].mask is None and len(groups[0].keys) == len(k):
@@ -155,9 +137,7 @@ def _equal_length_attention(q: Tensor, k: Tensor, v: Tensor, tokens: Tokens, cau
 
 
 def _varlen_attention(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, causal: bool) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn  # slow: it imports half of the compiler
-
-    queries, keys = layout.queries, layout.keys
+    varlen_attn, queries, keys = dispatch.library_varlen_attention(), layout.queries, layout.keys
     window: dict[str, Any] = {"window_size": (-1, 0) if causal else (-1, -1)}
     size = q.shape[-1]
     if padding := -size % 8:  # the kernel takes head sizes that are multiples of 8, and scales by the padded size
@@ -213,10 +193,12 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """Return the concatenated heads, the input of the output projection: (N, H·d)."""
         captured = not torch.compiler.is_compiling() and capturing(self.layer)
-        if keep is None and not captured and layout.schedule is not None and memory is None:
-            return self._varlen_self_attention(x, layout, layout.schedule)
-        if keep is None and not captured and short(x, layout, self.size):
-            return self._short_attention(x, layout, memory)
+        if keep is None and not captured:
+            if layout.schedule is not None and memory is None:
+                return self._varlen_self_attention(x, layout, layout.schedule)
+            longest = max(layout.queries.longest, layout.keys.longest)
+            if short_attention := dispatch.short_attention(x, self.size, longest):
+                return self._short_attention(short_attention, x, layout, memory)
         q, kv = self.project(x, memory)
         k, v = kv.unbind(1)
         if keep is not None:
@@ -227,18 +209,17 @@ class MultiHeadAttention(nn.Module):
 
     def _varlen_self_attention(self, x: Tensor, layout: AttentionLayout, schedule: BlockSchedule) -> Tensor:
         """Return the heads of self-attention by one kernel, which adds the bias and reads the projection in place."""
-        from weft.nn.kernels.triton.varlen_self_attention import varlen_self_attention
-
+        varlen_self_attention = dispatch.varlen_self_attention()
         qkv, tokens = F.linear(x, self.in_proj.weight).unflatten(-1, (3, -1, self.size)), layout.queries
         heads: Tensor = varlen_self_attention(
             qkv, self.in_proj.bias, tokens.starts, *schedule, tokens.longest, self.causal
         )[0]
         return heads.flatten(1)
 
-    def _short_attention(self, x: Tensor, layout: AttentionLayout, memory: Tensor | None) -> Tensor:
+    def _short_attention(
+        self, short_attention: dispatch.Kernel, x: Tensor, layout: AttentionLayout, memory: Tensor | None
+    ) -> Tensor:
         """Return the same by the kernel for short sequences, which does cross-attention too."""
-        from weft.nn.kernels.triton.short_attention import short_attention
-
         qkv, kv = F.linear(x, self.in_proj.weight).unflatten(-1, (1 if self.cross else 3, -1, self.size)), None
         bias: Tensor = self.in_proj.bias
         queries, keys = layout.queries, layout.keys

@@ -11,8 +11,8 @@ import torch.nn.attention
 from torch import Tensor
 
 from weft.nn.attention.multihead import AttentionLayout
+from weft.nn.kernels import dispatch
 from weft.nn.layers.losses import cross_entropy_sum
-from weft.nn.rnn.fused import codegen_triton
 from weft.nn.transformer.blocks import BlockConfig, Blocks
 from weft.nn.transformer.output_projection import OutputProjection
 from weft.tokens import Tokens
@@ -24,29 +24,29 @@ _ERROR_FACTOR, _RELATIVE = 2.0, 0.01
 
 def try_kernels(device: torch.device, learning: bool = True) -> str:
     """Enable the kernels, for training or inference alone, if they match eager PyTorch; return the reason if not."""
-    if device.type != "cuda" or not codegen_triton.available():
+    if device.type != "cuda" or not dispatch.has_triton():
         return ""
     try:
         take_flash3(device)
         with torch.random.fork_rng([device], device_type="cuda"), torch.set_grad_enabled(learning):
-            codegen_triton.trust(False, learning)
+            dispatch.trust(False, learning)
             exact, eager = _examples(device, half=False), _examples(device)
-            codegen_triton.trust(True, learning)
+            dispatch.trust(True, learning)
             fused = _examples(device)
         error = _relative_error(fused, eager, exact)
     except Exception as exception:  # of any kind that a compiler may raise
-        codegen_triton.trust(False, learning)
+        dispatch.trust(False, learning)
         return (
             f"they fail here ({str(exception).splitlines()[0][:200] if str(exception) else type(exception).__name__})"
         )
-    codegen_triton.trust(error < 1, learning)
+    dispatch.trust(error < 1, learning)
     return "" if error < 1 else f"they are off by {error:.2g} times what rounding explains here"
 
 
 @cache
 def try_reading(device: torch.device) -> None:
     """Enable the kernels for inference, if they have not been tested yet."""
-    if not codegen_triton.kernels_enabled(learning=False):
+    if not dispatch.kernels_enabled(learning=False):
         try_kernels(device, learning=False)
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from weft.nn.rnn.fused.codegen_triton import use_kernels
+from weft.nn.kernels import dispatch
 from weft.nn.transformer.output_projection import OutputProjection
 
 
@@ -13,9 +13,7 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, w
 
     `weights` (V,) multiply the term of each target, smoothed or not. A target of -100 is ignored, as in PyTorch.
     """
-    if weights is None and use_kernels(logits):
-        from weft.nn.kernels.triton.cross_entropy import cross_entropy
-
+    if weights is None and (cross_entropy := dispatch.cross_entropy(logits)):
         losses: Tensor = cross_entropy(logits.contiguous(), targets.contiguous(), logits.shape[-1], smoothing)[0]
         return losses.sum()
     if weights is None:
@@ -26,10 +24,9 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, w
 
 def read_out_sum(output: OutputProjection, states: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return `cross_entropy_sum` of the logits of hidden states (N, D)."""
-    if not use_kernels(states):
+    cross_entropy = dispatch.cross_entropy(states)
+    if cross_entropy is None:
         return cross_entropy_sum(output(states), targets, smoothing)
-    from weft.nn.kernels.triton.cross_entropy import cross_entropy
-
     # Logits whose number is no multiple of a few are written, and read, several times as slowly: they are padded.
     logits = F.linear(states, *output.padded_parameters())
     losses: Tensor = cross_entropy(logits, targets.contiguous(), output.out_features, smoothing)[0]

@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from torch import Tensor, nn
+
+from weft.nn.kernels import dispatch
 
 if TYPE_CHECKING:
     from weft.nn.kernels.numba.matmul import PackedWeights
-
-_MIN_ROWS = 48  # rows from which on a product with a packed matrix is worth the packing
 
 
 class _PackedEntry(NamedTuple):
@@ -55,17 +54,16 @@ def packed(weight: Tensor, rows: int) -> "PackedWeights | None":
     entry = _Scopes.cache.get(id(weight))
     if entry is not None and entry.version == weight._version:
         return entry.packed
-    return _pack(weight) if rows >= _MIN_ROWS else None
+    return _pack(weight) if rows >= dispatch.MIN_PACKED_ROWS else None
 
 
 def _pack(weight: Tensor) -> "PackedWeights":
     """Pack a matrix, unless another thread has just done it."""
-    from weft.nn.kernels.numba.matmul import PackedWeights
-
+    pack = dispatch.matmul().PackedWeights.floats
     with _Scopes.lock:
         entry = _Scopes.cache.get(id(weight))
         if entry is None or entry.version != weight._version:
-            entry = _Scopes.cache[id(weight)] = _PackedEntry(weight, weight._version, PackedWeights.floats(weight))
+            entry = _Scopes.cache[id(weight)] = _PackedEntry(weight, weight._version, pack(weight))
     return entry.packed
 
 
@@ -79,9 +77,7 @@ class Linear(nn.Linear):
 
     def product(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor | None:
         """Return x Wᵀ + bias by weft's own product, in `out` where that is given; None where PyTorch's is used."""
-        if torch.is_grad_enabled() or x.dtype is not torch.float32 or x.device.type != "cpu" or x.ndim != 2:
-            return None
-        if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling() or self.weight.is_inference():
+        if not dispatch.packed_matmul(x, self.weight):
             return None
         weights = packed(self.weight, len(x))
         return None if weights is None else weights.multiply(x.contiguous(), bias, out)

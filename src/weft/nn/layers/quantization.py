@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import ConfigError
+from weft.nn.kernels import dispatch
 
 if TYPE_CHECKING:
-    from weft.nn.kernels.numba.matmul import Format
+    from weft.nn.kernels.numba.matmul import Format, PackedWeights
     from weft.nn.kernels.numba.rowwise import Rows
 
 
@@ -22,18 +23,16 @@ class Int8Linear(nn.Module):
     """A linear layer whose weight matrix is int8."""
 
     def __init__(self, dense: nn.Linear) -> None:
-        from weft.nn.kernels.numba.matmul import PackedWeights, quantize_weight
-
         super().__init__()
+        matmul = dispatch.matmul()
         self.in_features, self.out_features, self.form = dense.in_features, dense.out_features, _format(dense)
         self.bias = None if dense.bias is None else dense.bias.detach().float()
-        self._packed = PackedWeights.integers(*quantize_weight(dense.weight.detach().float()), self.form)
+        quantized = matmul.quantize_weight(dense.weight.detach().float())
+        self._packed: PackedWeights = matmul.PackedWeights.integers(*quantized, self.form)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, in_features) to (N, out_features)."""
-        from weft.nn.kernels.numba.rowwise import quantize_rows
-
-        return self.product(quantize_rows(x, self.form))
+        return self.product(dispatch.quantize_rows()(x, self.form))
 
     def product(self, rows: "Rows", out: Tensor | None = None) -> Tensor:
         """Return the same for tokens that are quantized already."""
@@ -43,17 +42,16 @@ class Int8Linear(nn.Module):
 
 def _format(dense: nn.Linear) -> "Format":
     """Return the format of inputs; raise ConfigError where no integer product is exact."""
-    from weft.nn.kernels.numba.matmul import WIDEST, integer_format
-
-    form = integer_format()
+    matmul = dispatch.matmul()
+    form: Format | None = matmul.integer_format()
     if form is None:
         raise ConfigError(
             "precision: a self-test shows that int8 products are not exact on this CPU; take fp32 or bf16"
         )
-    if dense.in_features > WIDEST:
+    if dense.in_features > matmul.WIDEST:
         raise ConfigError(
-            f"precision: int8 is exact for layers of up to {WIDEST:,} inputs, but one has {dense.in_features:,}; take "
-            "fp32 or bf16"
+            f"precision: int8 is exact for layers of up to {matmul.WIDEST:,} inputs, but one has "
+            f"{dense.in_features:,}; take fp32 or bf16"
         )
     return form
 

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.errors import ConfigError
+from weft.nn.kernels import dispatch
 from weft.nn.layers.dropout import draw_mask
-from weft.nn.rnn.fused.codegen_triton import is_half
-from weft.nn.rnn.fused.scan import MIN_STEPS, scan
+from weft.nn.rnn.fused.scan import scan
 from weft.nn.rnn.init import init_recurrent_
 
 Parts = Sequence[Tensor]  # (B, D) each
@@ -143,7 +143,8 @@ class _TorchCell(Cell):
 
     def forward(self, inputs: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
         """Run torch's fused kernel. For rows of unequal length it yields the last state only if that is the output."""
-        if not len(inputs) or (real is not None and self.states > 1) or self._prefers_scan(inputs):
+        dropped = self.training and self.drop > 0
+        if not len(inputs) or (real is not None and self.states > 1) or not dispatch.library_rnn(inputs, dropped):
             return super().forward(inputs, state, real)
         if inputs.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             half = torch.get_autocast_dtype("cpu")
@@ -167,11 +168,6 @@ class _TorchCell(Cell):
         with torch.autocast("cpu", enabled=False):
             outputs, finals = self.forward(inputs.float(), initial, real)
         return outputs.to(half), tuple(part.to(half) for part in finals)
-
-    def _prefers_scan(self, inputs: Tensor) -> bool:
-        """Return whether cuDNN would run in float16 whatever the dtype, or copy weights that are not in its layout."""
-        float16 = is_half(inputs) and len(inputs) >= MIN_STEPS
-        return float16 or (inputs.is_cuda and self.training and self.drop > 0)
 
     def _single_stage(self, pointwise: Pointwise) -> tuple[Stage, ...]:
         return (Stage(pointwise, self.kernel.all_weights[0][1]),)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from weft.nn.kernels import dispatch
 from weft.nn.rnn.cells import Parts, State, at_last
-from weft.nn.rnn.fused.codegen_numba import StageShape, step_kernels
-from weft.nn.rnn.fused.scan import worthwhile
+from weft.nn.rnn.fused.codegen_numba import StageShape, numba_step_kernels
 from weft.nn.rnn.init import init_recurrent_
 
 GATES = 4
@@ -51,7 +51,7 @@ class ProjectedLSTM(nn.Module):
         """
         initial = state or self.begin(inputs.shape[1], inputs)
         input_proj = F.linear(inputs, self.input_weight, self.bias)  # (T, B, 4·C)
-        if worthwhile(input_proj) and not input_proj.is_cuda:
+        if dispatch.numba_scan(input_proj):
             states: State = ProjectedScan.apply(self.clip, input_proj, *initial, self.state_weight, self.project)  # type: ignore[no-untyped-call]
         else:
             states = self._scan_eager(input_proj, initial)
@@ -148,6 +148,6 @@ class ProjectedScan(torch.autograd.Function):
 
 
 def _gate_kernels(clip: float | None, input_proj: Tensor, has_grad_c: bool = True) -> Any:
-    kernels = step_kernels(gate_function(clip), _SHAPE, (False, has_grad_c), input_proj.dtype)
+    kernels = numba_step_kernels(gate_function(clip), _SHAPE, (False, has_grad_c), input_proj.dtype)
     assert kernels.shared, "the gradients of products and input projections are the same"
     return kernels

@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from weft.nn.attention.capture import capturing, record
 from weft.nn.attention.scores import Dot, attend, make_score
+from weft.nn.kernels import dispatch
 from weft.nn.rnn.cells import Cell, Stage, State, at_last
-from weft.nn.rnn.fused.scan import scan_fused, worthwhile
+from weft.nn.rnn.fused.scan import scan_fused
 from weft.nn.rnn.fused.self_attention import SelfAttentionSpec
 from weft.nn.rnn.fused.trace import NotFusibleError
 
@@ -84,8 +85,7 @@ class LSTMN(nn.Module):
 
     def _can_fuse(self, input_proj: Tensor) -> bool:
         """Return whether the fused scan applies: CPU only, dot-product scores only, attention weights not captured."""
-        on_cpu = input_proj.device.type == "cpu"
-        return on_cpu and isinstance(self.score, Dot) and worthwhile(input_proj) and not capturing(self.layer)
+        return isinstance(self.score, Dot) and dispatch.numba_scan(input_proj) and not capturing(self.layer)
 
     def _forward_fused(self, input_proj: Tensor, queries: Tensor, stages: tuple[Stage, ...]) -> tuple[Tensor, State]:
         assert isinstance(self.score, Dot)

@@ -17,26 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.nn.attention.capture import capturing
-from weft.nn.attention.kv_cache import KVCache, KVIndex, on_triton
+from weft.nn.attention.kv_cache import KVCache, KVIndex
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
+from weft.nn.kernels import dispatch
+from weft.nn.layers.activations import ACTIVATIONS, Activation
 from weft.nn.layers.packed_linear import Linear
-from weft.nn.rnn.fused.codegen_triton import to_half, use_kernels
-
-_MIN_NUMBA_TOKENS = 512  # from which on the numba encoder is worth its compilation a process; for int8 it always is
-Activation = Literal["relu", "gelu", "gelu-tanh", "silu"]
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """Return GPT's GELU, by tanh: 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))) (Hendrycks & Gimpel 2016)."""
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu-tanh": gelu_tanh,
-    "silu": F.silu,
-}
 
 
 @dataclass(frozen=True)
@@ -76,15 +61,12 @@ class FeedForward(nn.Module):
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return the hidden layer act(x W_1 + b_1), the input of fc2: (N, hidden)."""
-        if self.activation not in (F.relu, F.gelu, gelu_tanh) or not use_kernels(x):
-            projected = self.fc1(x)
-            return projected.relu_() if self.activation is F.relu else self.activation(projected)
-        from weft.nn.kernels.triton.linear_activation import linear_gelu, linear_relu
-
-        inputs = to_half(x), to_half(self.fc1.weight), self.fc1.bias
-        is_relu = self.activation is F.relu
-        hidden: Tensor = linear_relu(*inputs) if is_relu else linear_gelu(*inputs, self.activation is F.gelu)[0]
-        return hidden
+        if linear_activation := dispatch.linear_activation(x, self.activation):
+            weight = dispatch.to_half(self.fc1.weight)
+            hidden: Tensor = linear_activation(dispatch.to_half(x), weight, self.fc1.bias)
+            return hidden
+        projected = self.fc1(x)
+        return projected.relu_() if self.activation is F.relu else self.activation(projected)
 
 
 class Residual(nn.Module):
@@ -98,25 +80,23 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, layer: Callable[[Tensor], Tensor], last: nn.Linear | None = None) -> Tensor:
         """Return x + Dropout(last(layer(x))), or x + Dropout(layer(x)) without `last`, with the norm in its place."""
         output: Tensor = layer(self.norm(x) if self.pre_norm else x)
-        if last is not None and not self.pre_norm and use_kernels(output):
-            return self._fused_add_norm(x, F.linear(output, last.weight), last.bias)
+        if last is not None and not self.pre_norm and (add_norm := dispatch.add_norm(output)):
+            return self._fused_add_norm(add_norm, x, F.linear(output, last.weight), last.bias)
         output = x + self.dropout(output if last is None else last(output))
         return output if self.pre_norm else self.norm(output)
 
-    def _fused_add_norm(self, x: Tensor, output: Tensor, bias: Tensor) -> Tensor:
+    def _fused_add_norm(self, add_norm: dispatch.Kernel, x: Tensor, output: Tensor, bias: Tensor) -> Tensor:
         """Return LayerNorm(x + Dropout(output + bias)) by one kernel; half precision is enough for a normed stream."""
-        from weft.nn.kernels.triton.add_norm import add_norm
-
         norm = self.norm
         normed: Tensor = add_norm(
             x.to(output.dtype), output, bias, norm.weight, norm.bias, *self._dropout_seed(x), norm.eps
         )[0]
         return normed
 
-    def add_then_norm(self, x: Tensor, output: Tensor, bias: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    def add_then_norm(
+        self, residual_norm: dispatch.Kernel, x: Tensor, output: Tensor, bias: Tensor, norm: nn.LayerNorm
+    ) -> tuple[Tensor, Tensor]:
         """Return the sum s = x + Dropout(output + bias) and norm(s), the next layer's norm, by one kernel."""
-        from weft.nn.kernels.triton.residual_norm import residual_norm
-
         total, normed, *_ = residual_norm(x, output, bias, norm.weight, norm.bias, *self._dropout_seed(x), norm.eps)
         return total, normed
 
@@ -215,10 +195,11 @@ class Blocks(nn.Module):
 
         With `layers` only those, such as the last one (-1); the others are not kept.
         """
-        if memory is None and keep is None and self._use_numba(x, layout):
-            from weft.nn.kernels.numba import encoder
-
-            return encoder.encode(self, x, layout.queries, layers)
+        if memory is None and keep is None and layout.queries is layout.keys:
+            encode = dispatch.encoder(self, x)
+            if encode is not None and not self._captures():
+                hidden_states: list[Tensor] = encode(self, x, layout.queries, layers)
+                return hidden_states
         scheduled = layout.with_schedule(x, self.shapes[0][1]) if keep is None else layout
         states = self._hidden_states(x, scheduled, memory, across, keep)
         return states if layers is None else [states[layer] for layer in layers]
@@ -231,28 +212,22 @@ class Blocks(nn.Module):
         across: AttentionLayout | None,
         keep: list[Tensor] | None,
     ) -> list[Tensor]:
-        if isinstance(self.norm, nn.LayerNorm) and use_kernels(x):
-            return self._fused_pre_norm(x, self.norm, layout, memory, across, keep)
+        if isinstance(self.norm, nn.LayerNorm) and (residual_norm := dispatch.residual_norm(x)):
+            return self._fused_pre_norm(residual_norm, x, self.norm, layout, memory, across, keep)
         states = [x]
         for block in self.blocks:
             states.append(block(states[-1], layout, memory, across, keep))
         states[-1] = self.norm(states[-1])
         return states
 
-    def _use_numba(self, x: Tensor, layout: AttentionLayout) -> bool:
-        """Return whether the numba encoder serves: for inference on the CPU, in float32, with enough tokens."""
-        if x.device.type != "cpu" or x.dtype is not torch.float32 or torch.is_autocast_enabled("cpu"):
-            return False
-        if torch.compiler.is_compiling() or torch.is_grad_enabled() or self.training:
-            return False
-        if layout.queries is not layout.keys:
-            return False
+    def _captures(self) -> bool:
+        """Return whether a layer's attention weights are captured, or a layer has no heads."""
         blocks = [block for block in self.blocks if isinstance(block, Block)]
-        enough = len(x) >= _MIN_NUMBA_TOKENS or (len(x) > 0 and not isinstance(blocks[0].feed_forward.fc1, nn.Linear))
-        return enough and all(block.attention.kept and not capturing(block.layer) for block in blocks)
+        return any(capturing(block.layer) or not block.attention.kept for block in blocks)
 
     def _fused_pre_norm(
         self,
+        residual_norm: dispatch.Kernel,
         x: Tensor,
         last_norm: nn.LayerNorm,
         layout: AttentionLayout,
@@ -264,22 +239,20 @@ class Blocks(nn.Module):
         blocks = [block for block in self.blocks if isinstance(block, Block)]
         layers = [block.layers(layout, memory, across, keep) for block in blocks]
         norms = iter([*(residual.norm for sublayers in layers for residual, *_ in sublayers), last_norm])
-        x = to_half(x)
+        x = dispatch.to_half(x)
         states, normed = [x], next(norms)(x)
         for sublayers in layers:
             for residual, layer, linear in sublayers:
-                x, normed = residual.add_then_norm(x, F.linear(layer(normed), linear.weight), linear.bias, next(norms))
+                output = F.linear(layer(normed), linear.weight)
+                x, normed = residual.add_then_norm(residual_norm, x, output, linear.bias, next(norms))
             states.append(x)
         return [*states[:-1], normed]
 
     def step(self, x: Tensor, cache: KVCache, held: tuple[Tensor, ...] = (), reach: KVIndex | None = None) -> Tensor:
         """Map the next token of each hypothesis, (B, D) to (B, D), and add its keys and values to the cache."""
-        if on_triton(x) and x.dtype is not torch.float32 and not self.training:
-            from weft.nn.kernels.triton import decode_step, decode_step_small_batch
-
-            if decode_step_small_batch.fits(self, x):
-                return decode_step_small_batch.step(self, x, cache)
-            return decode_step.step(self, x, cache, held, reach)
+        if decode_step := dispatch.decode_step(self, x):
+            hidden: Tensor = decode_step(self, x, cache, held, reach)
+            return hidden
         for depth, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             x = block.step(x, cache, held[depth] if held else None, reach)

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from weft.nn.attention.capture import capture
 from weft.nn.attention.multihead import AttentionLayout
+from weft.nn.kernels import dispatch
 from weft.nn.kernels.numba import encoder
 from weft.nn.kernels.numba.attention import MAX_LENGTH
+from weft.nn.layers.activations import ACTIVATIONS
 from weft.nn.layers.quantization import lower
-from weft.nn.transformer import blocks as transformer_blocks
-from weft.nn.transformer.blocks import ACTIVATIONS, BlockConfig, Blocks
+from weft.nn.transformer.blocks import BlockConfig, Blocks
 from weft.tokens import Tokens
 
 pytestmark = pytest.mark.isa
@@ -37,7 +38,7 @@ def asked(lengths, seed=0):
 
 def both(blocks, x, layout):
     """What the loops make of it, and what operations do."""
-    assert len(x) < transformer_blocks._MIN_NUMBA_TOKENS
+    assert len(x) < dispatch.MIN_ENCODER_TOKENS
     with torch.inference_mode():
         return encoder.encode(blocks, x, layout.queries), blocks(x, layout)
 
@@ -119,7 +120,7 @@ def test_int8_is_near_and_a_sequence_alone_is_itself():
 def loops(monkeypatch):
     """Count the calls of the loops; they are for any size."""
     seen, read = [], encoder.encode
-    monkeypatch.setattr(transformer_blocks, "_MIN_NUMBA_TOKENS", 1)
+    monkeypatch.setattr(dispatch, "MIN_ENCODER_TOKENS", 1)
     monkeypatch.setattr(encoder, "encode", lambda *given: seen.append(1) or read(*given))
     return seen
 
@@ -143,7 +144,7 @@ def test_they_answer_much_and_do_not_learn(loops):
 
 def test_little_is_not_worth_it(monkeypatch, loops):
     blocks, (x, layout) = made(), asked([5, 9])
-    monkeypatch.setattr(transformer_blocks, "_MIN_NUMBA_TOKENS", 15)
+    monkeypatch.setattr(dispatch, "MIN_ENCODER_TOKENS", 15)
     with torch.inference_mode():
         blocks(x, layout)
         assert not loops

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from weft.nn.kernels.numba.matmul import FLOAT32, INT16, UINT8
 from weft.nn.kernels.numba.rowwise import activate, add_norm, quantize_rows
+from weft.nn.layers.activations import ACTIVATIONS
 from weft.nn.rnn.fused.codegen_numba import cached_njit
-from weft.nn.transformer.blocks import ACTIVATIONS
 
 pytestmark = pytest.mark.isa
 quick = settings(deadline=None, derandomize=True, max_examples=25)

@@ -3,16 +3,14 @@
 import pytest
 import torch
 
-from weft.nn.attention import kv_cache
 from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, attend_cached
-from weft.nn.rnn.fused import codegen_triton
-from weft.nn.transformer import blocks as blocks_of
+from weft.nn.kernels import dispatch
 from weft.nn.transformer.blocks import BlockConfig, Blocks
 from weft.tokens import Tokens
 
 DEVICE = "cuda"
 pytestmark = pytest.mark.skipif(
-    not (torch.cuda.is_available() and codegen_triton.available()), reason="needs CUDA and Triton"
+    not (torch.cuda.is_available() and dispatch.has_triton()), reason="needs CUDA and Triton"
 )
 
 
@@ -29,8 +27,7 @@ def plainly(monkeypatch):
 
     def call(function, *args):
         with monkeypatch.context() as patch:
-            for module in (kv_cache, blocks_of):
-                patch.setattr(module, "on_triton", lambda x: False)
+            patch.setattr(dispatch, "decodes_on_triton", lambda x: False)
             return function(*args)
 
     return call
@@ -47,19 +44,19 @@ def reached(rows, columns, held=300):
     ("rows", "columns", "heads", "size"), [(160, 64, 8, 64), (5, 9, 3, 4), (2, 1700, 2, 64), (1, 40, 2, 128)]
 )
 def test_a_look_at_what_is_held(rows, columns, heads, size, dtype, tolerance, plainly):
-    from weft.nn.kernels.triton.decode_attention import attend
+    from weft.nn.kernels.triton.decode_attention import attend_cached_triton
 
     reach, q = reached(rows, columns), torch.randn(rows, heads, size, device=DEVICE).to(dtype)
     kv = torch.randn(300, 2, heads, size, device=DEVICE).to(dtype)
     expected = plainly(attend_cached, q.float(), kv.float(), reach)
-    torch.testing.assert_close(attend(q, kv, reach).float(), expected, rtol=0, atol=tolerance)
+    torch.testing.assert_close(attend_cached_triton(q, kv, reach).float(), expected, rtol=0, atol=tolerance)
     nothing = KVIndex(reach.slots, reach.last, reach.last)
-    assert not attend(q, kv, nothing).any()
+    assert not attend_cached_triton(q, kv, nothing).any()
 
 
 @pytest.mark.parametrize("columns", [9, 1200])
 def test_a_look_that_writes_first(columns, plainly):
-    from weft.nn.kernels.triton.decode_attention import attend
+    from weft.nn.kernels.triton.decode_attention import attend_cached_triton
 
     rows, heads, size = 4, 3, 8
     places = torch.randperm(rows * columns, device=DEVICE).int().view(rows, columns)
@@ -71,7 +68,7 @@ def test_a_look_that_writes_first(columns, plainly):
     )
     written = kv.clone()
     written[places[:, columns - 3].long()] = made[:, 1:]
-    found = attend(made[:, 0], kv, KVIndex(places, first, last), made[:, 1:])
+    found = attend_cached_triton(made[:, 0], kv, KVIndex(places, first, last), made[:, 1:])
     assert torch.equal(kv, written)
     expected = plainly(attend_cached, made[:, 0], written, KVIndex(places, first, last))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
@@ -138,7 +135,7 @@ def test_a_step_through_a_stack(norm, activation, width, ffn_width, rows, dtype,
     ],
 )
 def test_a_step_of_few_through_a_stack(activation, width, rows, read, dtype, tolerance, plainly):
-    from weft.nn.kernels.triton import decode_step_small_batch
+    from weft.nn.kernels.triton.decode_step_small_batch import small_batch_step
 
     stack = Blocks(BlockConfig(width, 4, 4 * width, activation, "pre"), 2, "decoder", True).eval().to(DEVICE)
     for one in stack.parameters():
@@ -151,9 +148,10 @@ def test_a_step_of_few_through_a_stack(activation, width, rows, read, dtype, tol
     )
     caches = [KVCache.of(prompt, [one.to(kind) for one in kept]).opened() for kind in (torch.float32, dtype)]
     expected = plainly(stack.step, x, caches[0])
-    assert decode_step_small_batch.fits(stack, x)
-    assert not decode_step_small_batch.fits(stack, x.repeat(decode_step_small_batch.MAX_ROWS + 1, 1))
-    found = decode_step_small_batch.step(stack.to(dtype), x.to(dtype), caches[1])
+    stack, x = stack.to(dtype), x.to(dtype)
+    assert dispatch.decode_step(stack, x) is small_batch_step
+    assert dispatch.decode_step(stack, x.repeat(dispatch.MAX_SMALL_BATCH + 1, 1)) is not small_batch_step
+    found = small_batch_step(stack, x, caches[1])
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=tolerance)
     own = caches[0].index[:, caches[0].end - 1].long()
     for one, other in zip(caches[1].log.layers, caches[0].log.layers, strict=True):
@@ -161,11 +159,11 @@ def test_a_step_of_few_through_a_stack(activation, width, rows, read, dtype, tol
 
 
 def test_words_and_places():
-    from weft.nn.kernels.triton.decode_step import placed
+    from weft.nn.kernels.triton.decode_step import embed_next
 
     prompt = Tokens.flat(torch.zeros(5, dtype=torch.long), torch.tensor([1, 3, 1])).to(DEVICE)
     held = KVCache.of(prompt, [torch.randn(5, 2, 2, 4, device=DEVICE)]).opened()
     words, places = torch.randn(9, 24, device=DEVICE), torch.randn(7, 24, device=DEVICE)
     ids = torch.tensor([8, 0, 3], device=DEVICE)
-    found = placed(ids, words, places, held, 2.0)
+    found = embed_next(ids, words, places, held, 2.0)
     torch.testing.assert_close(found, 2 * words[ids] + places[held.position.long()], rtol=0, atol=1e-6)

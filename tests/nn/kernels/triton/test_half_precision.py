@@ -9,17 +9,17 @@ from torch.nn import functional as F
 from weft.data.batching.static_shape import StaticShape
 from weft.models.transformer import Transformer, TransformerConfig
 from weft.nn.attention.multihead import AttentionLayout, fused
+from weft.nn.kernels import dispatch
 from weft.nn.kernels.block_schedule import BlockSchedule
 from weft.nn.kernels.self_test import try_kernels
 from weft.nn.layers.losses import cross_entropy_sum, read_out_sum
-from weft.nn.rnn.fused import codegen_triton
 from weft.nn.transformer.output_projection import OutputProjection
 from weft.tasks.batch import Batch
 from weft.tasks.translate import TranslateHead
 from weft.tokens import Tokens
 
 pytestmark = pytest.mark.skipif(
-    not (torch.cuda.is_available() and codegen_triton.available()), reason="needs CUDA and Triton"
+    not (torch.cuda.is_available() and dispatch.has_triton()), reason="needs CUDA and Triton"
 )
 HALF = 4e-3  # of a norm: about what rounding to bfloat16 at the beginning and at the end costs
 BACK = 6e-3  # and where weights, and what comes back to scores, are rounded in between
@@ -27,14 +27,14 @@ BACK = 6e-3  # and where weights, and what comes back to scores, are rounded in 
 
 @pytest.fixture(autouse=True)
 def kernels_enabled():
-    codegen_triton.trust(True)
+    dispatch.trust(True)
     yield
-    codegen_triton.trust(False)
+    dispatch.trust(False)
 
 
 def test_the_kernels_pass_their_trial():
     assert try_kernels(torch.device("cuda")) == ""
-    assert codegen_triton.use_kernels(torch.zeros(1, device="cuda", dtype=torch.bfloat16))
+    assert dispatch.use_kernels(torch.zeros(1, device="cuda", dtype=torch.bfloat16))
 
 
 def apart(actual, expected):
@@ -267,7 +267,7 @@ def test_sequences_of_one_length_are_a_dense_batch(causal):
 
 def learnt(head, batch, kernels=True):
     """The loss of a batch and its gradient, with the kernels or without any."""
-    codegen_triton.trust(kernels)
+    dispatch.trust(kernels)
     head.zero_grad()
     with torch.autocast("cuda", torch.bfloat16):
         loss = head(batch)[0]["tokens"]

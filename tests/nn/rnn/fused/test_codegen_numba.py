@@ -24,7 +24,7 @@ def folder(tmp_path, monkeypatch):
 def step(pointwise, dtype=torch.float64):
     """Return the stage's value for 5 and 3, compiled as in a new process."""
     shape = StageShape(input_proj=1, product=0, state=1, vectors=0, values=1)
-    forward = codegen_numba.step_kernels.__wrapped__(pointwise, shape, (True,), dtype).forward
+    forward = codegen_numba.numba_step_kernels.__wrapped__(pointwise, shape, (True,), dtype).forward
     input_proj, state, out = (torch.full((2, 1, 1), value, dtype=dtype) for value in (5, 3, 0))
     forward(1, 1, {"input_proj": input_proj, "state0": state, "out0": out})(0)
     return out[1].item()

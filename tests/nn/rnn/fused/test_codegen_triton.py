@@ -5,15 +5,15 @@ import ast
 import pytest
 import torch
 
-from weft.models.seq2seq import decoder
 from weft.models.seq2seq.model import Seq2Seq, Seq2SeqConfig
+from weft.nn.kernels import dispatch
 from weft.nn.rnn.cells import CELLS, _elman, _jordan_output, _lstm, _peephole, make_cell
-from weft.nn.rnn.fused import codegen_triton, persistent_triton, scan
+from weft.nn.rnn.fused import persistent_triton, scan
 from weft.nn.rnn.fused.codegen_numba import StageShape
 from weft.tokens import Tokens
 
 needs_gpu = pytest.mark.skipif(
-    not (torch.cuda.is_available() and codegen_triton.available()), reason="needs CUDA and Triton"
+    not (torch.cuda.is_available() and dispatch.has_triton()), reason="needs CUDA and Triton"
 )
 
 
@@ -65,7 +65,7 @@ def test_an_attending_walk_is_the_loop_under_autograd(attention, cell, monkeypat
         return [logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))]
 
     fused = read()
-    monkeypatch.setattr(decoder, "worthwhile", lambda input_proj: False)
+    monkeypatch.setattr(dispatch, "fused_scan", lambda input_proj: False)
     for tensor, reference in zip(fused, read(), strict=True):
         assert (
             tensor - reference

@@ -11,8 +11,8 @@ from tests import equations
 from tests.equations import CELLS, affine, agree, scatter, weights_of
 from torch import Tensor, nn
 
+from weft.nn.kernels import dispatch
 from weft.nn.rnn.cells import Cell, Stage, make_cell
-from weft.nn.rnn.fused import scan as scanning
 from weft.nn.rnn.fused.scan import scan
 
 quick = settings(deadline=None, derandomize=True, max_examples=25)
@@ -166,7 +166,7 @@ def check(name: str, cell: Cell, steps: int, rows: int) -> None:
 @pytest.fixture(params=[None, torch.float64], ids=["by steps", "in kernels"])
 def implementation(request, monkeypatch):
     """Run step by step, or in kernels, which by default are used for single precision only."""
-    monkeypatch.setattr(scanning, "FUSED", request.param)
+    monkeypatch.setattr(dispatch, "SCAN_DTYPE", request.param)
 
 
 @pytest.mark.parametrize("steps", [1, 9])
@@ -179,7 +179,7 @@ def test_a_scan_is_its_cell_step_by_step(name, steps, implementation):
 @given(st.sampled_from(ALL), st.integers(1, 7), st.integers(1, 4), st.integers(1, 5), st.integers(0, 99), st.booleans())
 def test_it_is_so_for_any_size(name, steps, rows, width, seed, kernels):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scanning, "FUSED", torch.float64 if kernels else None)
+        patch.setattr(dispatch, "SCAN_DTYPE", torch.float64 if kernels else None)
         check(name, make(name, seed, width), steps, rows)
 
 
@@ -379,10 +379,10 @@ def test_a_gradient_of_the_gradient_is_right_or_refused(monkeypatch):
         (grad,) = torch.autograd.grad(run_scan(cell, inputs, state)[0].square().sum(), inputs, create_graph=True)
         grad.square().sum().backward()
 
-    monkeypatch.setattr(scanning, "FUSED", None)
+    monkeypatch.setattr(dispatch, "SCAN_DTYPE", None)
     twice()
     assert cell.state_weight.grad.any()
-    monkeypatch.setattr(scanning, "FUSED", torch.float64)
+    monkeypatch.setattr(dispatch, "SCAN_DTYPE", torch.float64)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         twice()
 

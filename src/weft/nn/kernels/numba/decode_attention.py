@@ -3,6 +3,7 @@
 import math
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,11 +12,15 @@ from torch import Tensor
 from weft.nn.kernels.numba.attention import exp_nonpositive
 from weft.nn.rnn.fused.codegen_numba import cached_njit
 
+if TYPE_CHECKING:
+    from weft.nn.attention.kv_cache import KVIndex
+
 _MIN_PARALLEL = 1 << 20  # products from which on it pays to use several threads
 
 
-def attend_cached_numba(q: Tensor, kv: Tensor, slots: Tensor, first: Tensor, last: Tensor) -> Tensor:
-    """Attend with q (B, H, d) to kv (M, 2, H, d) at slots[b, first[b]:last[b]], in float32: (B, H, d)."""
+def attend_cached_numba(q: Tensor, kv: Tensor, reach: "KVIndex") -> Tensor:
+    """Return the same as `weft.nn.attention.kv_cache.attend_cached`, in float32."""
+    slots, first, last = reach
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     arrays = [x.numpy() for x in (q.contiguous(), kv, slots, first, last.contiguous(), out)]
     rows = len(q)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.nn.kernels.numba.matmul import FLOAT32, Format, Integers
+from weft.nn.layers.activations import gelu_tanh
 from weft.nn.rnn.fused.codegen_numba import cached_njit, tanh_of
-from weft.nn.transformer.blocks import gelu_tanh
 
 _ACTIVATION_CODES: dict[Any, int] = {F.relu: 0, F.gelu: 1, gelu_tanh: 2, F.silu: 3}
 _tanh = tanh_of(torch.float32)

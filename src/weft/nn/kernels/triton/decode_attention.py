@@ -9,14 +9,15 @@ their partial results.
 # mypy: ignore-errors
 
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from weft.nn.attention.kv_cache import KVIndex
+if TYPE_CHECKING:
+    from weft.nn.attention.kv_cache import KVIndex
 
 COLUMN_BLOCKS = 32, 64  # block sizes: for short texts where there are programs enough to fill the device, and else
 MIN_SPLIT, MIN_SPLIT_AND_COMBINE = (
@@ -158,12 +159,12 @@ def _combine(parts, out, D: tl.constexpr, DP: tl.constexpr, SPLITS: tl.constexpr
 def attend_partial(
     q: torch.Tensor,
     kv: torch.Tensor,
-    reach: KVIndex,
+    reach: "KVIndex",
     new: torch.Tensor | None,
     unchanged: bool,
     min_split: int = MIN_SPLIT,
 ) -> PartialAttention:
-    """Return the same as `attend`, but leave the partial results of several programs uncombined."""
+    """Return the same as `attend_cached_triton`, but leave the partial results of several programs uncombined."""
     rows, heads, size = q.shape
     slots, first, last = reach
     columns = slots.shape[1]
@@ -180,8 +181,8 @@ def attend_partial(
     return PartialAttention(out, parts, splits, padded)
 
 
-def attend(
-    q: torch.Tensor, kv: torch.Tensor, reach: KVIndex, new: torch.Tensor | None = None, unchanged: bool = False
+def attend_cached_triton(
+    q: torch.Tensor, kv: torch.Tensor, reach: "KVIndex", new: torch.Tensor | None = None, unchanged: bool = False
 ) -> torch.Tensor:
     """Return the same as `weft.nn.attention.kv_cache.attend_cached`; `new` (B, 2, H, d) first goes to the last slot.
 

@@ -8,15 +8,19 @@ programs (split-K), and the kernel that adds to the residual stream sums their p
 
 # mypy: ignore-errors
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.nn.attention.kv_cache import KVCache, KVIndex
-from weft.nn.kernels.triton.decode_attention import attend, early, let_in, prefetch
-from weft.nn.transformer.blocks import gelu_tanh
+from weft.nn.kernels.triton.decode_attention import attend_cached_triton, early, let_in, prefetch
+from weft.nn.layers.activations import gelu_tanh
+
+if TYPE_CHECKING:
+    from weft.nn.attention.kv_cache import KVCache, KVIndex
 
 MAX_ROWS = 256  # rows above which PyTorch's products are faster
 MAX_SPLITS, SPLIT_MULTIPLE, MIN_COLUMNS = (
@@ -175,7 +179,7 @@ def _embed(
     tl.store(out + b * D + d, word * scale + position_embedding, d < D)
 
 
-def placed(ids: Tensor, words: Tensor, places: Tensor, cache: KVCache, scale: float) -> Tensor:
+def embed_next(ids: Tensor, words: Tensor, places: Tensor, cache: "KVCache", scale: float) -> Tensor:
     """Return scale · words[ids] + places[position], (B, D)."""
     width = words.shape[1]
     out = torch.empty(len(ids), width, dtype=words.dtype, device=words.device)
@@ -184,7 +188,9 @@ def placed(ids: Tensor, words: Tensor, places: Tensor, cache: KVCache, scale: fl
     return out
 
 
-def step(blocks: nn.Module, x: Tensor, cache: KVCache, held: tuple[Tensor, ...], reach: KVIndex | None) -> Tensor:
+def decode_step(
+    blocks: nn.Module, x: Tensor, cache: "KVCache", held: tuple[Tensor, ...], reach: "KVIndex | None"
+) -> Tensor:
     """Return the same as `weft.nn.transformer.blocks.Blocks.step`."""
     residuals = [residual for block in blocks.blocks for residual in _residuals(block)]
     pre_norm = residuals[0].pre_norm
@@ -198,13 +204,12 @@ def step(blocks: nn.Module, x: Tensor, cache: KVCache, held: tuple[Tensor, ...],
     for depth, block in enumerate(blocks.blocks):
         attention, cross, feed_forward = block.attention, block.cross_attention, block.feed_forward
         projected = linear(normed, attention.in_proj).unflatten(-1, (3, -1, attention.size))
-        x, normed = add_output(
-            attend(projected[:, 0], cache.log.layers[depth], cache.reach, projected[:, 1:], unchanged=True),
-            attention.out_proj,
-        )
+        kv, new = cache.log.layers[depth], projected[:, 1:]
+        heads = attend_cached_triton(projected[:, 0], kv, cache.reach, new, unchanged=True)
+        x, normed = add_output(heads, attention.out_proj)
         if cross is not None:
             projected = linear(normed, cross.in_proj).unflatten(-1, (-1, cross.size))
-            x, normed = add_output(attend(projected, held[depth], reach, unchanged=True), cross.out_proj)
+            x, normed = add_output(attend_cached_triton(projected, held[depth], reach, unchanged=True), cross.out_proj)
         x, normed = add_output(linear(normed, feed_forward.fc1, feed_forward.activation), feed_forward.fc2)
     return normed
 

@@ -13,19 +13,21 @@ short.
 
 # mypy: ignore-errors
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from weft.nn.attention.kv_cache import KVCache
 from weft.nn.kernels.triton.decode_attention import PartialAttention, attend_partial, early, let_in
 from weft.nn.kernels.triton.decode_step import ACTIVATIONS, add_norm, apply_activation
 
-MAX_ROWS = 4  # at most
+if TYPE_CHECKING:
+    from weft.nn.attention.kv_cache import KVCache, KVIndex
+
 TILE, WARPS = 16_384, 4  # weights of a program at most
 PROGRAMS = 128  # at least, where there are outputs enough
-MAX_DEPTH = 8192  # a larger inner dimension does not fit into the registers of one program
 
 
 @triton.jit
@@ -94,16 +96,10 @@ def _linear(x, rows, layer, dtype, norm=None, stream=None, activation=None, atte
     return out
 
 
-def fits(blocks: nn.Module, x: Tensor) -> bool:
-    """Return whether there are few rows, and the stack is pre-norm and has no cross-attention."""
-    first = blocks.blocks[0]
-    depth = max(first.feed_forward.fc2.in_features, first.feed_forward.fc1.in_features)
-    fitting = len(x) <= MAX_ROWS and depth <= MAX_DEPTH
-    return fitting and isinstance(blocks.norm, nn.LayerNorm) and first.cross_attention is None
-
-
-def step(blocks: nn.Module, x: Tensor, cache: KVCache) -> Tensor:
-    """Return the same as `weft.nn.transformer.blocks.Blocks.step`, for a stack that `fits`."""
+def small_batch_step(
+    blocks: nn.Module, x: Tensor, cache: "KVCache", held: tuple[Tensor, ...] = (), reach: "KVIndex | None" = None
+) -> Tensor:
+    """Return the same as `weft.nn.transformer.blocks.Blocks.step`, for a pre-norm stack without cross-attention."""
     rows, dtype, stream = len(x), x.dtype, x
     for depth, block in enumerate(blocks.blocks):
         attention, feed_forward = block.attention, block.feed_forward

@@ -147,3 +147,13 @@ def _gelu_backward(ctx, grad_out, _):
 
 
 linear_gelu.register_autograd(_gelu_backward, setup_context=_setup_gelu)
+
+
+def linear_exact_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Map (N, D) as `linear_relu` does, with exact GELU."""
+    return linear_gelu(x, weight, bias, True)[0]
+
+
+def linear_tanh_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Map (N, D) as `linear_relu` does, with GELU by tanh."""
+    return linear_gelu(x, weight, bias, False)[0]

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.nn.attention.scores import Additive, Dot, General, Score
+from weft.nn.kernels import dispatch
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,8 @@ class AttentionSpec:
         """Return the attention of one scan, which writes its states to `states`, (T + 1, B, D) each."""
         if self.query_weight is None:
             return AttentionStep(self, states)
-        if self.memory.is_cuda:
-            from weft.nn.rnn.fused.additive_triton import TritonAdditiveStep
-
-            return TritonAdditiveStep(self, states)
-        from weft.nn.rnn.fused.additive_numba import NumbaAdditiveStep
-
-        return NumbaAdditiveStep(self, states)
+        step: AttentionStep = dispatch.additive_step(self.memory)(self, states)
+        return step
 
 
 def attention_spec(

@@ -74,7 +74,7 @@ def trace_stage(pointwise: Pointwise, shape: StageShape) -> tuple[Trace, Trace]:
 
 
 @cache
-def step_kernels(
+def numba_step_kernels(
     pointwise: Pointwise, shape: StageShape, has_grad: tuple[bool, ...] | None, dtype: torch.dtype
 ) -> StepKernels:
     """Compile a stage. `has_grad`: which outputs of the last stage have a gradient; None for another stage."""

@@ -1,7 +1,4 @@
-"""CUDA code generation for a cell's stages: one Triton kernel per stage and step, as `codegen_numba` for the CPU.
-
-Also the switches for all of weft's half-precision Triton kernels: available, enabled, applicable.
-"""
+"""CUDA code generation for a cell's stages: one Triton kernel per stage and step, as `codegen_numba` for the CPU."""
 
 import linecache
 import re
@@ -15,53 +12,6 @@ import torch
 from weft.nn.rnn.fused.codegen_numba import Pointwise, StageShape, StepKernels, trace_stage
 
 BLOCK = 512  # elements per program
-
-
-@cache
-def available() -> bool:
-    """Return whether Triton is installed."""
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-_enabled = {"training": False, "inference": False}
-
-
-def trust(agreed: bool, learning: bool = True) -> None:
-    """Enable the kernels for half precision, or not, after their self-test: for training too, or inference alone."""
-    _enabled["inference"] = agreed
-    if learning:
-        _enabled["training"] = agreed
-
-
-def kernels_enabled(learning: bool) -> bool:
-    """Return whether the half-precision kernels are enabled, for training or for inference."""
-    return _enabled["training" if learning else "inference"]
-
-
-def use_kernels(x: torch.Tensor) -> bool:
-    """Return whether the half-precision kernels are enabled in the current grad mode and apply to `x`."""
-    return kernels_enabled(torch.is_grad_enabled()) and is_half(x)
-
-
-def is_half(x: torch.Tensor) -> bool:
-    """Return whether matrix products with `x` run on CUDA in half precision, and Triton kernels can run there."""
-    half = x.is_cuda and (x.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cuda"))
-    # torch.compile for CUDA generates Triton.
-    return half and (torch.compiler.is_compiling() or (available() and is_ampere(x.device)))
-
-
-def is_ampere(device: torch.device) -> bool:
-    """Return whether a GPU is Ampere or newer: on older ones neither torch's attention nor our kernels run."""
-    return torch.compiler.is_compiling() or torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def to_half(x: torch.Tensor) -> torch.Tensor:
-    """Cast `x` to the dtype of matrix products: autocast's, if enabled."""
-    return x.to(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else x
 
 
 def load_source(name: str, source: str) -> Any:
@@ -94,10 +44,10 @@ def triton_line(line: str) -> str:
 
 
 @cache
-def step_kernels(
+def triton_step_kernels(
     pointwise: Pointwise, shape: StageShape, has_grad: tuple[bool, ...] | None, dtype: torch.dtype
 ) -> StepKernels:
-    """Generate a stage's kernels; `has_grad` as in `weft.nn.rnn.fused.codegen_numba.step_kernels`."""
+    """Generate a stage's kernels; `has_grad` as in `weft.nn.rnn.fused.codegen_numba.numba_step_kernels`."""
     code, gradient = trace_stage(pointwise, shape)
     input_proj, product, *_ = shape.split(gradient.outputs)
     shared = has_grad is not None and input_proj == product

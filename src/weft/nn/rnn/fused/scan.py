@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from weft.nn.rnn.fused import codegen_triton, persistent_triton
+from weft.nn.kernels import dispatch
+from weft.nn.rnn.fused import persistent_triton
 from weft.nn.rnn.fused.attention import AttentionSpec, AttentionStep, InputFeedingSpec, InputFeedingStep
-from weft.nn.rnn.fused.codegen_numba import StageShape, StepKernels, step_kernels
+from weft.nn.rnn.fused.codegen_numba import StageShape, StepKernels
 from weft.nn.rnn.fused.self_attention import SelfAttentionSpec, SelfAttentionStep
 from weft.nn.rnn.fused.trace import NotFusibleError
 
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
     from weft.nn.rnn.cells import Cell, Stage, State
 
 AnyAttentionSpec = AttentionSpec | InputFeedingSpec | SelfAttentionSpec
-MIN_STEPS = 4  # a shorter sequence is not worth a compilation
-FUSED = torch.float32  # the dtype for which the CPU kernels are used
-
-
 Stages = tuple["Stage", ...]
 
 
@@ -38,19 +35,10 @@ def scan(cell: "Cell", input_proj: Tensor, state: "State", stages: Stages | None
 
     `stages` replace the cell's own (`Cell.dropped`).
     """
-    if worthwhile(input_proj):
+    if dispatch.fused_scan(input_proj):
         with suppress(NotFusibleError):
             return scan_fused(cell, input_proj, state, stages=stages)
     return scan_eager(cell, input_proj, state, stages)
-
-
-def worthwhile(input_proj: Tensor) -> bool:
-    """Return whether a scan over input_proj (T, B, G·D) should use fused kernels."""
-    if input_proj.device.type == "cuda":
-        fits = codegen_triton.available()
-    else:
-        fits = input_proj.dtype is FUSED and not torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
-    return fits and len(input_proj) >= MIN_STEPS and input_proj.shape[1] > 0
 
 
 def scan_eager(cell: "Cell", input_proj: Tensor, state: "State", stages: Stages | None = None) -> tuple[Tensor, ...]:
@@ -92,11 +80,7 @@ def scan_fused(
     plan.kernels_for((True,) * plan.parts, input_proj)  # raises NotFusibleError here, if at all
     weights = [_cast(part, input_proj) for stage in stages for part in (stage.weight, stage.bias)]
     state = (_cast(state[0], input_proj), *(part.float() if input_proj.is_cuda else part for part in state[1:]))
-    if (
-        input_proj.is_cuda
-        and attention is None
-        and persistent_triton.choose_block(input_proj.shape[1], cell.width, input_proj.device)
-    ):
+    if attention is None and dispatch.persistent_scan(input_proj, cell.width):
         return PersistentScan.apply(plan, input_proj, vectors, *state, *weights)  # type: ignore[no-any-return, no-untyped-call]
     with torch.autocast(input_proj.device.type, enabled=False):
         attended = [_cast(part, input_proj) for part in plan.attended]
@@ -120,7 +104,7 @@ class _Plan:
         return self.attention.tensors if self.attention else []
 
     def kernels_for(self, has_grad: tuple[bool, ...], input_proj: Tensor) -> list[StepKernels]:
-        last, make = len(self.shapes) - 1, codegen_triton.step_kernels if input_proj.is_cuda else step_kernels
+        last, make = len(self.shapes) - 1, dispatch.step_kernels(input_proj)
         return [
             make(function, shape, has_grad if number == last else None, input_proj.dtype)
             for number, (function, shape) in enumerate(zip(self.functions, self.shapes, strict=True))
