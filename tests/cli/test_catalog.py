@@ -100,3 +100,17 @@ def test_in_a_pipe_there_is_no_bar(folder):
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert done.stderr == ""
     assert "train" in done.stdout
+
+
+def test_kernels_are_listed_with_reasons(weft, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, out, err = weft("models", "--kernels")
+    assert code == 0
+    assert out.split()[:5] == ["operation", "device", "dtype", "implementation", "reason"]
+    assert err == "no GPU is visible: Triton kernels are for CUDA alone\n"
+    code, lines, err = weft("models", "--kernels", "--json")
+    assert (code, err) == (0, "")
+    rows = [json.loads(line) for line in lines.splitlines()]
+    assert {row["device"] for row in rows} == {"cpu"}
+    assert all(row["operation"] in out and row["reason"] in out for row in rows)
+    assert "recipe" in weft("models")[1]

@@ -19,8 +19,16 @@ data_app = typer.Typer(help="List, show and prepare data.", no_args_is_help=True
 tokenizer_app = typer.Typer(help="Train a tokenizer, or see what one does.", no_args_is_help=True)
 
 
-def models(as_json: Json = False) -> None:
+def models(
+    as_json: Json = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="List what computes each operation on this machine instead, and why.")
+    ] = False,
+) -> None:
     """List what is ready to use: recipes, sizes of models (presets), models, tasks, tokenizers."""
+    if kernels:
+        _print_kernels(as_json)
+        return
     from weft.config.schema import expand_preset, preset_names, read_preset, read_recipe, recipe_names
     from weft.config.yaml import write_yaml
     from weft.registry import TABLE
@@ -41,6 +49,19 @@ def models(as_json: Json = False) -> None:
     print_table(["preset", "model", "settings"], sizes)
     for kind, table in TABLE.items():
         typer.echo(f"{kind}s: {', '.join(table)}")
+
+
+def _print_kernels(as_json: bool) -> None:
+    from weft.nn.kernels.report import Choice, choices
+
+    rows = choices()
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps(row._asdict()))
+        return
+    print_table(list(Choice._fields), [list(row) for row in rows])
+    if all(row.device == "cpu" for row in rows):
+        tell("no GPU is visible: Triton kernels are for CUDA alone")
 
 
 @data_app.command("list")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from weft.nn.kernels import dispatch
+from weft.nn.kernels import dispatch, report
 from weft.nn.layers.activations import gelu_tanh
 from weft.nn.layers.quantization import Int8Linear
 from weft.nn.rnn.fused.additive_numba import NumbaAdditiveStep
@@ -281,3 +281,67 @@ def test_torch_compile_traces_the_dispatch():
         return x + sum(kernel is None for kernel in kernels) + (dispatch.short_attention(x, 64, 9) is None)
 
     assert torch.compile(ask, backend="eager", fullgraph=True)(torch.zeros(1)) == 4
+
+
+class TestReport:
+    def rows(self, monkeypatch, failure=""):
+        """Return the rows as on a GPU, by operation, device and dtype."""
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+        monkeypatch.setattr(report, "try_kernels", lambda device: failure)
+        monkeypatch.setattr(report, "_example", lambda one: OnCuda3(one.dtype) if one.device == "cuda" else EXAMPLE)
+        monkeypatch.setattr(report, "_stack", lambda like: stack())
+        return {row[:3]: row[3:] for row in report.choices()}
+
+    def test_a_gpu_with_triton(self, gpu):
+        rows = self.rows(gpu)
+        assert rows["cross-entropy, training", "cuda", "bfloat16"] == ("Triton", "self-test passed")
+        assert rows["decoding step, inference", "cuda", "bfloat16"] == ("Triton", "Triton is installed")
+        assert rows["elman, lstm, gru, training", "cuda", "float32"] == ("PyTorch", "cuDNN")
+        assert all(row[0] == "Triton" for (_, *where), row in rows.items() if where == ["cuda", "bfloat16"])
+
+    def test_a_gpu_without(self, gpu):
+        gpu.setattr(dispatch, "has_triton", lambda: False)
+        rows = self.rows(gpu)
+        assert rows["cross-entropy, training", "cuda", "bfloat16"] == ("PyTorch", "Triton is not installed")
+        assert rows["decoding step, inference", "cuda", "bfloat16"] == ("PyTorch", "Triton is not installed")
+
+    def test_a_self_test_that_failed(self, gpu):
+        dispatch.trust(False)
+        rows = self.rows(gpu, "they fail here")
+        found = rows["cross-entropy, training", "cuda", "bfloat16"]
+        assert found == ("PyTorch", "self-test of the Triton kernels: they fail here")
+        assert rows["decoding step, inference", "cuda", "bfloat16"] == ("Triton", "Triton is installed")
+
+    def test_an_old_gpu(self, gpu):
+        gpu.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+        found = self.rows(gpu)["cross-entropy, training", "cuda", "bfloat16"]
+        assert found == ("PyTorch", "the GPU is older than Ampere")
+
+    @pytest.mark.parametrize("exact", [True, False])
+    def test_int8_goes_by_its_self_test(self, exact, monkeypatch):
+        monkeypatch.setattr(dispatch.matmul(), "integer_format", lambda: exact or None)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        (row,) = [row for row in report.choices() if row.dtype == "int8"]
+        assert row.implementation == ("numba" if exact else "none")
+        assert ("not exact" in row.reason) is not exact
+
+    @pytest.mark.parametrize(
+        ("features", "told"),
+        [({"avx512f", "avx512vnni", "avx2"}, "AVX-512 with VNNI"), ({"avx2", "avx"}, "AVX2"), ({"neon"}, "NEON")],
+    )
+    def test_instructions(self, features, told, monkeypatch):
+        from weft.nn.kernels.numba import microkernel
+
+        monkeypatch.setattr(microkernel, "cpu_features", lambda: frozenset(features))
+        assert report._instructions() == told
+
+
+EXAMPLE = torch.zeros(512, 64)
+
+
+class OnCuda3(OnCuda):
+    """The same, where an operation of three dimensions is asked for with x[:, None]."""
+
+    def __getitem__(self, _):
+        return self
