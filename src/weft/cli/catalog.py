@@ -52,14 +52,14 @@ def models(
 
 
 def _print_kernels(as_json: bool) -> None:
-    from weft.nn.kernels.report import Choice, choices
+    from weft.nn.kernels.report import KernelChoice, choices
 
     rows = choices()
     if as_json:
         for row in rows:
             typer.echo(json.dumps(row._asdict()))
         return
-    print_table(list(Choice._fields), [list(row) for row in rows])
+    print_table(list(KernelChoice._fields), [list(row) for row in rows])
     if all(row.device == "cpu" for row in rows):
         tell("no GPU is visible: Triton kernels are for CUDA alone")
 

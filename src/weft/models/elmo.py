@@ -31,7 +31,7 @@ from weft.config.schema import Named, Pretrained
 from weft.errors import ConfigError, RoleError
 from weft.models.base import Direction, Model, Role, matrix_numbers
 from weft.nn.layers.char_cnn import CharFilters, Highway
-from weft.nn.rnn.cells import State
+from weft.nn.rnn.cells import CellState
 from weft.nn.rnn.projected_lstm import ProjectedLSTM
 from weft.nn.rnn.time_major import Grid
 from weft.tokens import END, LONGEST_SPELLING, PAD, Tokens
@@ -74,7 +74,7 @@ class ELMoConfig(Pretrained):
 class ELMoState:
     """The states of the forward layers."""
 
-    layers: tuple[State, ...]
+    layers: tuple[CellState, ...]
 
     def select(self, rows: Tensor) -> "ELMoState":
         """Return the state whose hypothesis b continues the old hypothesis rows[b]."""
@@ -116,8 +116,8 @@ class DirectionalLSTM(nn.Module):
         return [grid.gather(output, self.reverse) for output in outputs]
 
     def walk(
-        self, inputs: Tensor, states: Sequence[State] | None = None, real: Tensor | None = None
-    ) -> tuple[list[Tensor], tuple[State, ...]]:
+        self, inputs: Tensor, states: Sequence[CellState] | None = None, real: Tensor | None = None
+    ) -> tuple[list[Tensor], tuple[CellState, ...]]:
         """Run all layers over time-major inputs (T, B, D/2) from `states` on; return each layer's outputs and state."""
         outputs, last = [], []
         for depth, layer in enumerate(self.layers):

@@ -177,7 +177,7 @@ class GPT(Model):
     def _embed_next(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Return the embeddings (B, D) of one token a hypothesis, at the cache's last position."""
         table = self.embed.weight
-        if embed_next := dispatch.next_embedding(table, self.training):
+        if embed_next := dispatch.next_embedding_kernel(table, self.training):
             embedded: Tensor = embed_next(ids, table, self.positions.table.weight, cache, 1.0)
             return embedded
         x: Tensor = self.dropout(self.embed(ids) + self.positions(cache.position))

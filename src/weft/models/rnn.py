@@ -35,7 +35,7 @@ from weft.models.base import Direction, Model, Role, matrix_numbers
 from weft.nn.attention.scores import Additive
 from weft.nn.layers.char_cnn import CharCNN
 from weft.nn.layers.dropout import SequenceDropout, WordDropout
-from weft.nn.rnn.cells import State
+from weft.nn.rnn.cells import CellState
 from weft.nn.rnn.self_attentive import LSTMN
 from weft.nn.rnn.stack import RecurrentStack
 from weft.nn.rnn.time_major import Grid
@@ -87,7 +87,7 @@ class RNNConfig(Pretrained):
 class RNNState:
     """The recurrent states of all layers."""
 
-    layers: tuple[State, ...]
+    layers: tuple[CellState, ...]
 
     @property
     def parts(self) -> list[Tensor]:

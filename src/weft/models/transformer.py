@@ -233,7 +233,7 @@ class Transformer(Model):
     def _embed_next(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Return the embeddings (B, D) of one token a hypothesis, at the cache's last position."""
         table = self.target_embed.weight
-        if embed_next := dispatch.next_embedding(table, self.training):
+        if embed_next := dispatch.next_embedding_kernel(table, self.training):
             positions = self.positions.vectors(cache.log.room, table.device)
             embedded: Tensor = embed_next(ids, table, positions, cache, self.config.width**0.5)
             return embedded

@@ -54,13 +54,13 @@ def gpu(monkeypatch):
 
 
 HALF = {
-    "short_attention": lambda x: dispatch.short_attention(x, 64, 100),
-    "linear_relu": lambda x: dispatch.linear_activation(x, F.relu),
-    "linear_exact_gelu": lambda x: dispatch.linear_activation(x, F.gelu),
-    "linear_tanh_gelu": lambda x: dispatch.linear_activation(x, gelu_tanh),
-    "add_norm": dispatch.add_norm,
-    "residual_norm": dispatch.residual_norm,
-    "cross_entropy": dispatch.cross_entropy,
+    "short_attention": lambda x: dispatch.short_attention_kernel(x, 64, 100),
+    "linear_relu": lambda x: dispatch.linear_activation_kernel(x, F.relu),
+    "linear_exact_gelu": lambda x: dispatch.linear_activation_kernel(x, F.gelu),
+    "linear_tanh_gelu": lambda x: dispatch.linear_activation_kernel(x, gelu_tanh),
+    "add_norm": dispatch.add_norm_kernel,
+    "residual_norm": dispatch.residual_norm_kernel,
+    "cross_entropy": dispatch.cross_entropy_kernel,
     True: lambda x: dispatch.schedules_self_attention(x, 64, 512, False),
 }
 
@@ -102,20 +102,20 @@ def test_self_attention_by_shape(gpu):
     assert serves(OnCuda(), 16, 256, True)
     assert not serves(OnCuda(), 16, 257, True)
     assert not serves(OnCuda(), 24, 100, False)
-    assert dispatch.varlen_self_attention() == "varlen_self_attention"
+    assert dispatch.varlen_self_attention_kernel() == "varlen_self_attention"
 
 
 def test_short_attention_by_shape(gpu):
-    assert dispatch.short_attention(OnCuda(), 64, 256) == "short_attention"
-    assert dispatch.short_attention(OnCuda(), 64, 257) is None
-    assert dispatch.short_attention(OnCuda(), 65, 100) is None
+    assert dispatch.short_attention_kernel(OnCuda(), 64, 256) == "short_attention"
+    assert dispatch.short_attention_kernel(OnCuda(), 64, 257) is None
+    assert dispatch.short_attention_kernel(OnCuda(), 65, 100) is None
     with torch.no_grad():
-        assert dispatch.short_attention(OnCuda(), 64, 128) == "short_attention"
-        assert dispatch.short_attention(OnCuda(), 64, 129) is None
+        assert dispatch.short_attention_kernel(OnCuda(), 64, 128) == "short_attention"
+        assert dispatch.short_attention_kernel(OnCuda(), 64, 129) is None
 
 
 def test_an_activation_without_a_kernel(gpu):
-    assert dispatch.linear_activation(OnCuda(), F.silu) is None
+    assert dispatch.linear_activation_kernel(OnCuda(), F.silu) is None
 
 
 def test_which_attention_of_the_library(gpu):
@@ -132,11 +132,11 @@ def stack(norm="pre", cross=False, **config):
 
 
 DECODING = {
-    "advance": dispatch.cache_advance,
-    "attend_cached_triton": dispatch.cached_attention,
-    "embed_next": lambda x: dispatch.next_embedding(x, False),
-    "linear_large_vocab": dispatch.large_vocab_product,
-    "decode_step": lambda x: dispatch.decode_step(stack("post"), x),
+    "advance": dispatch.cache_advance_kernel,
+    "attend_cached_triton": dispatch.cached_attention_kernel,
+    "embed_next": lambda x: dispatch.next_embedding_kernel(x, False),
+    "linear_large_vocab": dispatch.large_vocab_kernel,
+    "decode_step": lambda x: dispatch.decode_step_kernel(stack("post"), x),
 }
 
 
@@ -167,7 +167,7 @@ class TestDecoding:
 
 @torch.no_grad()
 def test_a_step_of_very_few(gpu):
-    step = dispatch.decode_step
+    step = dispatch.decode_step_kernel
     assert step(stack(), OnCuda(rows=4)) == "small_batch_step"
     assert step(stack(), OnCuda(rows=5)) == "decode_step"
     assert step(stack("post"), OnCuda(rows=4)) == "decode_step"
@@ -175,33 +175,33 @@ def test_a_step_of_very_few(gpu):
     gpu.setattr(dispatch, "MAX_SMALL_DEPTH", 63)
     assert step(stack(), OnCuda(rows=4)) == "decode_step"
     assert step(stack().train(), OnCuda(rows=4)) is None
-    assert dispatch.next_embedding(OnCuda(), True) is None
-    assert dispatch.large_vocab_product(OnCuda(rows=257)) is None
+    assert dispatch.next_embedding_kernel(OnCuda(), True) is None
+    assert dispatch.large_vocab_kernel(OnCuda(rows=257)) is None
 
 
 @torch.no_grad()
 def test_attention_to_the_cache_on_the_cpu():
-    assert dispatch.cached_attention(torch.zeros(2, 3)).__module__ == "weft.nn.kernels.numba.decode_attention"
-    assert dispatch.cached_attention(torch.zeros(2, 3, dtype=torch.bfloat16)) is None
+    assert dispatch.cached_attention_kernel(torch.zeros(2, 3)).__module__ == "weft.nn.kernels.numba.decode_attention"
+    assert dispatch.cached_attention_kernel(torch.zeros(2, 3, dtype=torch.bfloat16)) is None
     with torch.enable_grad():
-        assert dispatch.cached_attention(torch.zeros(2, 3)) is None
+        assert dispatch.cached_attention_kernel(torch.zeros(2, 3)) is None
 
 
 @torch.no_grad()
 def test_the_encoder_on_the_cpu():
     x, blocks = torch.zeros(dispatch.MIN_ENCODER_TOKENS, 64), stack()
-    assert dispatch.encoder(blocks, x).__module__ == "weft.nn.kernels.numba.encoder"
-    assert dispatch.encoder(blocks, x[1:]) is None
-    assert dispatch.encoder(blocks, x.double()) is None
-    assert dispatch.encoder(blocks, OnCuda(torch.float32, len(x))) is None
-    assert dispatch.encoder(stack().train(), x) is None
+    assert dispatch.encoder_kernel(blocks, x).__module__ == "weft.nn.kernels.numba.encoder"
+    assert dispatch.encoder_kernel(blocks, x[1:]) is None
+    assert dispatch.encoder_kernel(blocks, x.double()) is None
+    assert dispatch.encoder_kernel(blocks, OnCuda(torch.float32, len(x))) is None
+    assert dispatch.encoder_kernel(stack().train(), x) is None
     with torch.enable_grad():
-        assert dispatch.encoder(blocks, x) is None
+        assert dispatch.encoder_kernel(blocks, x) is None
     with torch.autocast("cpu", torch.bfloat16):
-        assert dispatch.encoder(blocks, x) is None
+        assert dispatch.encoder_kernel(blocks, x) is None
     blocks.blocks[0].feed_forward.fc1 = Int8Linear(nn.Linear(64, 64))
-    assert dispatch.encoder(blocks, x[:1]) is not None
-    assert dispatch.encoder(blocks, x[:0]) is None
+    assert dispatch.encoder_kernel(blocks, x[:1]) is not None
+    assert dispatch.encoder_kernel(blocks, x[:0]) is None
 
 
 @torch.no_grad()
@@ -235,8 +235,8 @@ def test_recurrent_scans():
     assert not dispatch.fused_scan(gates[:, :0])
     assert not dispatch.fused_scan(gates.double())
     assert not dispatch.persistent_scan(gates, 8)
-    assert dispatch.step_kernels(gates) is numba_step_kernels
-    assert dispatch.additive_step(gates) is NumbaAdditiveStep
+    assert dispatch.step_kernel_generator(gates) is numba_step_kernels
+    assert dispatch.additive_step_class(gates) is NumbaAdditiveStep
     with torch.no_grad():
         assert not dispatch.fused_scan(gates)
     with torch.autocast("cpu", torch.bfloat16):
@@ -251,7 +251,7 @@ def test_recurrent_scans_on_cuda(gpu):
     assert dispatch.persistent_scan(OnCuda(), 64)
     processors.multi_processor_count = 1
     assert not dispatch.persistent_scan(OnCuda(), 64)
-    assert dispatch.step_kernels(OnCuda()).__module__ == "weft.nn.rnn.fused.codegen_triton"
+    assert dispatch.step_kernel_generator(OnCuda()).__module__ == "weft.nn.rnn.fused.codegen_triton"
     gpu.setattr(dispatch, "has_triton", lambda: False)
     assert not dispatch.fused_scan(OnCuda())
 
@@ -277,8 +277,12 @@ def test_torch_compile_traces_the_dispatch():
     """Without a break of the graph, and as in eager mode."""
 
     def ask(x):
-        kernels = (dispatch.add_norm(x), dispatch.cross_entropy(x), dispatch.linear_activation(x, F.relu))
-        return x + sum(kernel is None for kernel in kernels) + (dispatch.short_attention(x, 64, 9) is None)
+        kernels = (
+            dispatch.add_norm_kernel(x),
+            dispatch.cross_entropy_kernel(x),
+            dispatch.linear_activation_kernel(x, F.relu),
+        )
+        return x + sum(kernel is None for kernel in kernels) + (dispatch.short_attention_kernel(x, 64, 9) is None)
 
     assert torch.compile(ask, backend="eager", fullgraph=True)(torch.zeros(1)) == 4
 
@@ -320,7 +324,7 @@ class TestReport:
 
     @pytest.mark.parametrize("exact", [True, False])
     def test_int8_goes_by_its_self_test(self, exact, monkeypatch):
-        monkeypatch.setattr(dispatch.matmul(), "integer_format", lambda: exact or None)
+        monkeypatch.setattr(dispatch.matmul_module(), "integer_format", lambda: exact or None)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         (row,) = [row for row in report.choices() if row.dtype == "int8"]
         assert row.implementation == ("numba" if exact else "none")

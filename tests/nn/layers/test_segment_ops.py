@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.nn.layers.segment_ops import LOWEST, segment_logsumexp
+from weft.nn.layers.segment_ops import MASKED_SCORE, segment_logsumexp
 
 
 @settings(deadline=None)
@@ -18,7 +18,7 @@ def test_each_group_is_summed_by_itself(sizes, seed, shift):
 
 
 def test_the_gradient_is_the_softmax_and_an_empty_or_a_closed_group_spoils_nothing():
-    scores = torch.tensor([1.0, 2.0, -3.0, LOWEST, LOWEST], requires_grad=True)
+    scores = torch.tensor([1.0, 2.0, -3.0, MASKED_SCORE, MASKED_SCORE], requires_grad=True)
     found = segment_logsumexp(scores, torch.tensor([0, 0, 1, 3, 3]), 4)
     assert found[2] == -torch.inf
     torch.where(torch.tensor([True, True, False, False]), found, 0).sum().backward()

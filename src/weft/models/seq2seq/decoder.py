@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from weft.nn.attention.capture import capturing, record
 from weft.nn.attention.scores import Additive, attend, make_score
 from weft.nn.kernels import dispatch
-from weft.nn.rnn.cells import Cell, State, at_last, make_cell
+from weft.nn.rnn.cells import Cell, CellState, at_last, make_cell
 from weft.nn.rnn.fused.attention import AttentionSpec, InputFeedingSpec, attend_all, attention_spec
 from weft.nn.rnn.fused.scan import scan_fused
 from weft.nn.rnn.time_major import Grid
@@ -40,7 +40,7 @@ class Memory:
 class DecoderState:
     """Per hypothesis: the layers' states, the last readout, and the index of its source."""
 
-    layers: tuple[State, ...]
+    layers: tuple[CellState, ...]
     read: Tensor  # (B, D) h~_{t-1}, for input feeding
     owner: Tensor  # (B,) row of the memory
     vector: Tensor  # (sources, D) v
@@ -129,8 +129,8 @@ class Decoder(nn.Module):
         return torch.tanh(self.readout(torch.cat(list(parts), -1)))
 
     def _run(
-        self, inputs: Tensor, states: Sequence[State], real: Tensor | None, depth: int = 0
-    ) -> tuple[Tensor, tuple[State, ...]]:
+        self, inputs: Tensor, states: Sequence[CellState], real: Tensor | None, depth: int = 0
+    ) -> tuple[Tensor, tuple[CellState, ...]]:
         """Run the layers from `depth` on, each over all steps at once; return the top outputs and the states."""
         last = []
         for number, (layer, state) in enumerate(zip(list(self.layers)[depth:], states, strict=True), start=depth):
@@ -156,8 +156,8 @@ class Decoder(nn.Module):
         return attention_spec(self.score, memory.states, memory.keys, memory.empty, into_step)
 
     def _attend_and_step(
-        self, inputs: Tensor, state: State, memory: Memory, real: Tensor | None
-    ) -> tuple[Tensor, Tensor, State]:
+        self, inputs: Tensor, state: CellState, memory: Memory, real: Tensor | None
+    ) -> tuple[Tensor, Tensor, CellState]:
         """Run the first layer with attention before each step; return its outputs, the contexts, and its last state."""
         assert self.score is not None
         cell = self.first

@@ -166,7 +166,7 @@ class StaticKVCache(KVCache):
     def opened(self) -> "StaticKVCache":
         """Add one more column, in place."""
         rows = torch.arange(len(self.first), device=self.at.device) if self.rows is None else self.rows
-        if advance := dispatch.cache_advance(self.log.layers[0]):
+        if advance := dispatch.cache_advance_kernel(self.log.layers[0]):
             advance(self.index, rows, self.at)
         else:
             self.index.copy_(self.index.index_select(0, rows))
@@ -205,7 +205,7 @@ def attend_cached(q: Tensor, kv: Tensor, reach: KVIndex) -> Tensor:
     """Attend with one query a hypothesis, q (B, H, d), to the keys and values in its index: (B, H, d)."""
     if not len(kv):  # nothing to attend to
         return torch.zeros_like(q)
-    if kernel := dispatch.cached_attention(q):
+    if kernel := dispatch.cached_attention_kernel(q):
         output: Tensor = kernel(q, kv, reach)
         return output
     step = torch.arange(reach.slots.shape[1], device=q.device)

@@ -197,7 +197,7 @@ class MultiHeadAttention(nn.Module):
             if layout.schedule is not None and memory is None:
                 return self._varlen_self_attention(x, layout, layout.schedule)
             longest = max(layout.queries.longest, layout.keys.longest)
-            if short_attention := dispatch.short_attention(x, self.size, longest):
+            if short_attention := dispatch.short_attention_kernel(x, self.size, longest):
                 return self._short_attention(short_attention, x, layout, memory)
         q, kv = self.project(x, memory)
         k, v = kv.unbind(1)
@@ -209,7 +209,7 @@ class MultiHeadAttention(nn.Module):
 
     def _varlen_self_attention(self, x: Tensor, layout: AttentionLayout, schedule: BlockSchedule) -> Tensor:
         """Return the heads of self-attention by one kernel, which adds the bias and reads the projection in place."""
-        varlen_self_attention = dispatch.varlen_self_attention()
+        varlen_self_attention = dispatch.varlen_self_attention_kernel()
         qkv, tokens = F.linear(x, self.in_proj.weight).unflatten(-1, (3, -1, self.size)), layout.queries
         heads: Tensor = varlen_self_attention(
             qkv, self.in_proj.bias, tokens.starts, *schedule, tokens.longest, self.causal

@@ -114,14 +114,14 @@ def schedules_self_attention(x: Tensor, size: int, longest: int, equal_lengths: 
     return longest <= (MAX_SHORT if equal_lengths else MAX_RAGGED) and size in HEAD_SIZES and use_kernels(x)
 
 
-def varlen_self_attention() -> Kernel:
+def varlen_self_attention_kernel() -> Kernel:
     """Return the kernel for self-attention by a block schedule."""
     from weft.nn.kernels.triton.varlen_self_attention import varlen_self_attention
 
     return varlen_self_attention  # type: ignore[no-any-return]
 
 
-def short_attention(x: Tensor, size: int, longest: int) -> Kernel | None:
+def short_attention_kernel(x: Tensor, size: int, longest: int) -> Kernel | None:
     """Return the kernel for short sequences, of self- and cross-attention; without gradient PyTorch's is faster."""
     most = MAX_SHORT if torch.is_grad_enabled() else MAX_SHORT // 2
     if size > MAX_HEAD_SIZE or longest > most or not use_kernels(x):
@@ -148,7 +148,7 @@ def library_varlen_attention() -> Kernel:
 # Transformer blocks, losses and the output projection.
 
 
-def linear_activation(x: Tensor, activation: Kernel) -> Kernel | None:
+def linear_activation_kernel(x: Tensor, activation: Kernel) -> Kernel | None:
     """Return the kernel for act(x Wᵀ + b): one pass for the activation, and for all that its gradient needs."""
     if activation not in (F.relu, F.gelu, gelu_tanh) or not use_kernels(x):
         return None
@@ -157,7 +157,7 @@ def linear_activation(x: Tensor, activation: Kernel) -> Kernel | None:
     return linear_relu if activation is F.relu else linear_exact_gelu if activation is F.gelu else linear_tanh_gelu
 
 
-def add_norm(x: Tensor) -> Kernel | None:
+def add_norm_kernel(x: Tensor) -> Kernel | None:
     """Return the kernel for the residual sum, dropout and norm of a post-norm layer."""
     if not use_kernels(x):
         return None
@@ -166,7 +166,7 @@ def add_norm(x: Tensor) -> Kernel | None:
     return add_norm  # type: ignore[no-any-return]
 
 
-def residual_norm(x: Tensor) -> Kernel | None:
+def residual_norm_kernel(x: Tensor) -> Kernel | None:
     """Return the kernel for the residual sum and dropout of a pre-norm layer, and the next layer's norm."""
     if not use_kernels(x):
         return None
@@ -175,7 +175,7 @@ def residual_norm(x: Tensor) -> Kernel | None:
     return residual_norm  # type: ignore[no-any-return]
 
 
-def cross_entropy(x: Tensor) -> Kernel | None:
+def cross_entropy_kernel(x: Tensor) -> Kernel | None:
     """Return the kernel for cross-entropy, which reads the logits once and keeps no copy of them in float32."""
     if not use_kernels(x):
         return None
@@ -184,7 +184,7 @@ def cross_entropy(x: Tensor) -> Kernel | None:
     return cross_entropy  # type: ignore[no-any-return]
 
 
-def encoder(blocks: Any, x: Tensor) -> Kernel | None:
+def encoder_kernel(blocks: Any, x: Tensor) -> Kernel | None:
     """Return the encoder for inference on the CPU: numba loops between matrix products, a part of the batch at once."""
     if blocks.training or not infers_on_cpu(x):
         return None
@@ -209,7 +209,7 @@ def chunks_vocab(x: Tensor, vocab: int) -> bool:
 # Decoding: one token a hypothesis.
 
 
-def decode_step(blocks: Any, x: Tensor) -> Kernel | None:
+def decode_step_kernel(blocks: Any, x: Tensor) -> Kernel | None:
     """Return the kernels for a step of a stack of blocks; pre-norm decoders have others for a batch of very few."""
     if not decodes_on_triton(x) or x.dtype is torch.float32 or blocks.training:
         return None
@@ -229,7 +229,7 @@ def _is_small_step(blocks: Any, rows: int) -> bool:
     return fits and isinstance(blocks.norm, nn.LayerNorm) and first.cross_attention is None
 
 
-def cached_attention(q: Tensor) -> Kernel | None:
+def cached_attention_kernel(q: Tensor) -> Kernel | None:
     """Return the kernel for one query a hypothesis over the key-value cache, which reads its entries in place."""
     if decodes_on_triton(q):
         from weft.nn.kernels.triton.decode_attention import attend_cached_triton
@@ -242,7 +242,7 @@ def cached_attention(q: Tensor) -> Kernel | None:
     return None
 
 
-def cache_advance(x: Tensor) -> Kernel | None:
+def cache_advance_kernel(x: Tensor) -> Kernel | None:
     """Return the kernel that reorders the cache's index for the next step, in place."""
     if not decodes_on_triton(x):
         return None
@@ -251,7 +251,7 @@ def cache_advance(x: Tensor) -> Kernel | None:
     return advance
 
 
-def next_embedding(table: Tensor, training: bool) -> Kernel | None:
+def next_embedding_kernel(table: Tensor, training: bool) -> Kernel | None:
     """Return the kernel for the embeddings of the next tokens at their positions."""
     if training or not decodes_on_triton(table):
         return None
@@ -260,7 +260,7 @@ def next_embedding(table: Tensor, training: bool) -> Kernel | None:
     return embed_next
 
 
-def large_vocab_product(x: Tensor) -> Kernel | None:
+def large_vocab_kernel(x: Tensor) -> Kernel | None:
     """Return the kernel for the logits of few rows, where their number is not aligned."""
     if not decodes_on_triton(x):
         return None
@@ -304,7 +304,7 @@ def persistent_scan(input_proj: Tensor, width: int) -> bool:
     return choose_block(input_proj.shape[1], width, input_proj.device) is not None
 
 
-def step_kernels(input_proj: Tensor) -> Kernel:
+def step_kernel_generator(input_proj: Tensor) -> Kernel:
     """Return the generator of the kernels of a scan's stages."""
     if input_proj.is_cuda:
         from weft.nn.rnn.fused.codegen_triton import triton_step_kernels
@@ -315,7 +315,7 @@ def step_kernels(input_proj: Tensor) -> Kernel:
     return numba_step_kernels
 
 
-def additive_step(memory: Tensor) -> Kernel:
+def additive_step_class(memory: Tensor) -> Kernel:
     """Return the class for additive attention inside a scan."""
     if memory.is_cuda:
         from weft.nn.rnn.fused.additive_triton import TritonAdditiveStep
@@ -334,14 +334,14 @@ def packed_matmul(x: Tensor, weight: Tensor) -> bool:
     return x.ndim == 2 and infers_on_cpu(x) and not weight.is_inference()
 
 
-def matmul() -> ModuleType:
+def matmul_module() -> ModuleType:
     """Return the matrix products with packed weights, float32 and int8."""
     from weft.nn.kernels.numba import matmul
 
     return matmul
 
 
-def quantize_rows() -> Kernel:
+def row_quantizer() -> Kernel:
     """Return the quantization of the rows of a matrix, the input of int8 products."""
     from weft.nn.kernels.numba.rowwise import quantize_rows
 

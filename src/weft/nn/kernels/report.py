@@ -21,7 +21,7 @@ _NONE = "weft has no kernel of its own"
 _STEPS = f"{dispatch.MIN_SCAN_STEPS} steps or more"
 
 
-class Choice(NamedTuple):
+class KernelChoice(NamedTuple):
     """The implementation of an operation on a device."""
 
     operation: str
@@ -54,17 +54,20 @@ def _half(name: str, ask: Callable[[Tensor], object], limits: str = "") -> _Oper
 
 _OPERATIONS = (
     _on_cpu(
-        "encoder", False, lambda x: dispatch.encoder(_stack(x), x), f"{dispatch.MIN_ENCODER_TOKENS} tokens or more"
+        "encoder",
+        False,
+        lambda x: dispatch.encoder_kernel(_stack(x), x),
+        f"{dispatch.MIN_ENCODER_TOKENS} tokens or more",
     ),
-    _on_cpu("transformer block", True, dispatch.residual_norm),
+    _on_cpu("transformer block", True, dispatch.residual_norm_kernel),
     _on_cpu("linear layer", False, lambda x: dispatch.packed_matmul(x, x), f"{dispatch.MIN_PACKED_ROWS} rows or more"),
-    _on_cpu("cached attention", False, dispatch.cached_attention),
-    _on_cpu("decoding step", False, lambda x: dispatch.decode_step(_stack(x), x), "", "layer by layer"),
-    _on_cpu("cross-entropy", True, dispatch.cross_entropy),
+    _on_cpu("cached attention", False, dispatch.cached_attention_kernel),
+    _on_cpu("decoding step", False, lambda x: dispatch.decode_step_kernel(_stack(x), x), "", "layer by layer"),
+    _on_cpu("cross-entropy", True, dispatch.cross_entropy_kernel),
     _on_cpu("elman, lstm, gru", True, lambda x: not dispatch.library_rnn(x[:, None], False), "", "oneDNN"),
     _on_cpu("other recurrent cells", True, lambda x: dispatch.fused_scan(x[:, None]), _STEPS),
     _on_cpu("other recurrent cells", False, lambda x: dispatch.fused_scan(x[:, None]), "", "to compile takes longer"),
-    _on_cpu("additive attention in a scan", True, dispatch.additive_step, _STEPS),
+    _on_cpu("additive attention in a scan", True, dispatch.additive_step_class, _STEPS),
     _on_cpu("word2vec", True, lambda x: not dispatch.word2vec_on_triton(x), "in threads"),
     _half(
         "self-attention",
@@ -73,16 +76,16 @@ _OPERATIONS = (
     ),
     _half(
         "attention of short sequences",
-        lambda x: dispatch.short_attention(x, dispatch.MAX_HEAD_SIZE, dispatch.MAX_SHORT),
+        lambda x: dispatch.short_attention_kernel(x, dispatch.MAX_HEAD_SIZE, dispatch.MAX_SHORT),
         f"up to {dispatch.MAX_SHORT} tokens, heads of up to {dispatch.MAX_HEAD_SIZE}",
     ),
-    _half("linear layer and activation", lambda x: dispatch.linear_activation(x, F.gelu)),
-    _half("residual sum and norm (post-norm)", dispatch.add_norm),
-    _half("residual sum and norm (pre-norm)", dispatch.residual_norm),
-    _half("cross-entropy", dispatch.cross_entropy),
-    _Operation("decoding step", "cuda", _HALF, False, lambda x: dispatch.decode_step(_stack(x), x)),
-    _Operation("cached attention", "cuda", _HALF, False, dispatch.cached_attention),
-    _Operation("cached attention", "cuda", _SINGLE, False, dispatch.cached_attention),
+    _half("linear layer and activation", lambda x: dispatch.linear_activation_kernel(x, F.gelu)),
+    _half("residual sum and norm (post-norm)", dispatch.add_norm_kernel),
+    _half("residual sum and norm (pre-norm)", dispatch.residual_norm_kernel),
+    _half("cross-entropy", dispatch.cross_entropy_kernel),
+    _Operation("decoding step", "cuda", _HALF, False, lambda x: dispatch.decode_step_kernel(_stack(x), x)),
+    _Operation("cached attention", "cuda", _HALF, False, dispatch.cached_attention_kernel),
+    _Operation("cached attention", "cuda", _SINGLE, False, dispatch.cached_attention_kernel),
     _Operation("elman, lstm, gru", "cuda", _HALF, True, lambda x: not dispatch.library_rnn(x[:, None], False)),
     _Operation(
         *("elman, lstm, gru", "cuda", _SINGLE, True),
@@ -100,7 +103,7 @@ _OPERATIONS = (
 )
 
 
-def choices() -> list[Choice]:
+def choices() -> list[KernelChoice]:
     """Return the implementation of each operation on each device that there is; kernels are tested for it."""
     rows = [*(_choice(one, "") for one in _OPERATIONS if one.device == "cpu"), *_tested_choices()]
     if torch.cuda.is_available():
@@ -109,14 +112,14 @@ def choices() -> list[Choice]:
     return rows
 
 
-def _choice(operation: _Operation, failure: str) -> Choice:
+def _choice(operation: _Operation, failure: str) -> KernelChoice:
     """Ask the dispatch; `failure` is what the self-test of the half-precision kernels found."""
     with torch.set_grad_enabled(operation.learning):
         serves = bool(operation.ask(_example(operation)))
     name = f"{operation.name}, {'training' if operation.learning else 'inference'}"
     ours = "numba" if operation.device == "cpu" else "Triton"
     why = _why(operation) if serves else _why_not(operation, failure)
-    return Choice(name, operation.device, _name(operation.dtype), ours if serves else "PyTorch", why)
+    return KernelChoice(name, operation.device, _name(operation.dtype), ours if serves else "PyTorch", why)
 
 
 def _why(operation: _Operation) -> str:
@@ -135,17 +138,17 @@ def _why_not(operation: _Operation, failure: str) -> str:
     return f"self-test of the Triton kernels: {failure}" if operation.tested and failure else "it does not fit"
 
 
-def _tested_choices() -> list[Choice]:
+def _tested_choices() -> list[KernelChoice]:
     """Return the choices that a self-test on this CPU has made."""
     int8, half = "linear layer, inference", "lstm under autocast, training"
     exact = f"{_instructions()}; int8 products exact (self-test)"
     return [
-        Choice(int8, "cpu", "int8", "numba", exact)
-        if dispatch.matmul().integer_format()
-        else Choice(int8, "cpu", "int8", "none", "int8 products are not exact (self-test)"),
-        Choice(half, "cpu", "bfloat16", "PyTorch", "oneDNN in bfloat16 (self-test)")
+        KernelChoice(int8, "cpu", "int8", "numba", exact)
+        if dispatch.matmul_module().integer_format()
+        else KernelChoice(int8, "cpu", "int8", "none", "int8 products are not exact (self-test)"),
+        KernelChoice(half, "cpu", "bfloat16", "PyTorch", "oneDNN in bfloat16 (self-test)")
         if has_half_kernel("LSTM", _HALF)
-        else Choice(half, "cpu", "float32", "PyTorch", "no bfloat16 kernel for this CPU (self-test)"),
+        else KernelChoice(half, "cpu", "float32", "PyTorch", "no bfloat16 kernel for this CPU (self-test)"),
     ]
 
 

@@ -13,7 +13,7 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, w
 
     `weights` (V,) multiply the term of each target, smoothed or not. A target of -100 is ignored, as in PyTorch.
     """
-    if weights is None and (cross_entropy := dispatch.cross_entropy(logits)):
+    if weights is None and (cross_entropy := dispatch.cross_entropy_kernel(logits)):
         losses: Tensor = cross_entropy(logits.contiguous(), targets.contiguous(), logits.shape[-1], smoothing)[0]
         return losses.sum()
     if weights is None:
@@ -24,7 +24,7 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor, smoothing: float = 0.0, w
 
 def read_out_sum(output: OutputProjection, states: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return `cross_entropy_sum` of the logits of hidden states (N, D)."""
-    cross_entropy = dispatch.cross_entropy(states)
+    cross_entropy = dispatch.cross_entropy_kernel(states)
     if cross_entropy is None:
         return cross_entropy_sum(output(states), targets, smoothing)
     # Logits whose number is no multiple of a few are written, and read, several times as slowly: they are padded.

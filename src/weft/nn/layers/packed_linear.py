@@ -59,7 +59,7 @@ def packed(weight: Tensor, rows: int) -> "PackedWeights | None":
 
 def _pack(weight: Tensor) -> "PackedWeights":
     """Pack a matrix, unless another thread has just done it."""
-    pack = dispatch.matmul().PackedWeights.floats
+    pack = dispatch.matmul_module().PackedWeights.floats
     with _Scopes.lock:
         entry = _Scopes.cache.get(id(weight))
         if entry is None or entry.version != weight._version:

@@ -24,7 +24,7 @@ class Int8Linear(nn.Module):
 
     def __init__(self, dense: nn.Linear) -> None:
         super().__init__()
-        matmul = dispatch.matmul()
+        matmul = dispatch.matmul_module()
         self.in_features, self.out_features, self.form = dense.in_features, dense.out_features, _format(dense)
         self.bias = None if dense.bias is None else dense.bias.detach().float()
         quantized = matmul.quantize_weight(dense.weight.detach().float())
@@ -32,7 +32,7 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, in_features) to (N, out_features)."""
-        return self.product(dispatch.quantize_rows()(x, self.form))
+        return self.product(dispatch.row_quantizer()(x, self.form))
 
     def product(self, rows: "Rows", out: Tensor | None = None) -> Tensor:
         """Return the same for tokens that are quantized already."""
@@ -42,7 +42,7 @@ class Int8Linear(nn.Module):
 
 def _format(dense: nn.Linear) -> "Format":
     """Return the format of inputs; raise ConfigError where no integer product is exact."""
-    matmul = dispatch.matmul()
+    matmul = dispatch.matmul_module()
     form: Format | None = matmul.integer_format()
     if form is None:
         raise ConfigError(

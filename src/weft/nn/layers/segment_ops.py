@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-LOWEST = -1e30  # masked scores: finite, so that differences of them are not NaN
+MASKED_SCORE = -1e30  # masked scores: finite, so that differences of them are not NaN
 
 
 def segment_logsumexp(scores: Tensor, groups: Tensor, count: int) -> Tensor:
@@ -11,6 +11,6 @@ def segment_logsumexp(scores: Tensor, groups: Tensor, count: int) -> Tensor:
     No tensor's size depends on the groups' values, so that one compiled graph serves all batches.
     """
     groups = groups.long()
-    peaks = scores.new_full((count,), LOWEST).scatter_reduce(0, groups, scores.detach(), "amax")
+    peaks = scores.new_full((count,), MASKED_SCORE).scatter_reduce(0, groups, scores.detach(), "amax")
     sums = scores.new_zeros(count).index_add(0, groups, (scores - peaks[groups]).exp())
     return peaks + sums.log()

@@ -32,17 +32,16 @@ from weft.errors import ConfigError
 from weft.nn.kernels import dispatch
 from weft.nn.layers.dropout import draw_mask
 from weft.nn.rnn.fused.scan import scan
+from weft.nn.rnn.fused.trace import Parts, Pointwise
 from weft.nn.rnn.init import init_recurrent_
 
-Parts = Sequence[Tensor]  # (B, D) each
-State = tuple[Tensor, ...]  # the recurrent state of a layer, (B, D) each
-Pointwise = Callable[[Parts, Parts, Parts, Parts], Parts]
+CellState = tuple[Tensor, ...]  # the recurrent state of a layer, (B, D) each
 
 CELLS = ("elman", "jordan", "lstm", "peephole", "gru")
 _HALF_ERROR = 0.05  # absolute, of outputs within ±1 after a few steps in bfloat16, whose relative rounding is 2^-9
 
 
-class Stage(NamedTuple):
+class CellStage(NamedTuple):
     """One stage of a step: a matrix product, then an elementwise function.
 
     `pointwise(input_proj, product, state, vectors)` takes the gates' input projections, the gates of this product, the
@@ -75,7 +74,7 @@ class Cell(nn.Module):
         """Return weight (G·D, I) and bias (G·D,) of the input projection."""
         raise _missing_method(self, "from_input")
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[CellStage, ...]:
         """Return the step's stages."""
         raise _missing_method(self, "stages")
 
@@ -83,7 +82,7 @@ class Cell(nn.Module):
         """Return the cell's own vectors (K, D), if it has any."""
         return None
 
-    def dropped(self) -> tuple[Stage, ...]:
+    def dropped(self) -> tuple[CellStage, ...]:
         """Return the stages for one sequence; in training with DropConnect on the state-to-state weights."""
         first, *rest = self.stages()
         if self.training and self.drop:
@@ -94,7 +93,7 @@ class Cell(nn.Module):
         """Compute the input projection W_x x + b of inputs (..., I), for all steps at once: (..., G·D)."""
         return F.linear(inputs, *self.from_input())
 
-    def step(self, input_proj: Tensor, state: State, stages: Sequence[Stage] | None = None) -> State:
+    def step(self, input_proj: Tensor, state: CellState, stages: Sequence[CellStage] | None = None) -> CellState:
         """Return the state after one step, given input_proj (B, G·D); `stages` replace the cell's own (`dropped`)."""
         parts, vectors = input_proj.chunk(self.gates, -1), self.vectors()
         values: Parts = state
@@ -104,11 +103,13 @@ class Cell(nn.Module):
             values = stage.pointwise(parts, gates, state, () if vectors is None else vectors.unbind())
         return tuple(values)
 
-    def begin(self, rows: int, like: Tensor) -> State:
+    def begin(self, rows: int, like: Tensor) -> CellState:
         """Return the state before the first step: zeros."""
         return tuple(like.new_zeros(rows, self.width) for _ in range(self.states))
 
-    def forward(self, inputs: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, inputs: Tensor, state: CellState | None = None, real: Tensor | None = None
+    ) -> tuple[Tensor, CellState]:
         """Return the outputs (T, B, D) for inputs (T, B, I), and the state after each row's last real step.
 
         `real` (T, B) is True at a row's steps, False at the padding after them; None means no padding.
@@ -141,7 +142,9 @@ class _TorchCell(Cell):
         weight, _, input_bias, state_bias = self.kernel.all_weights[0]
         return weight, input_bias + state_bias
 
-    def forward(self, inputs: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, inputs: Tensor, state: CellState | None = None, real: Tensor | None = None
+    ) -> tuple[Tensor, CellState]:
         """Run torch's fused kernel. For rows of unequal length it yields the last state only if that is the output."""
         dropped = self.training and self.drop > 0
         if not len(inputs) or (real is not None and self.states > 1) or not dispatch.library_rnn(inputs, dropped):
@@ -161,16 +164,16 @@ class _TorchCell(Cell):
         return outputs, tuple(part[0] for part in finals)
 
     def _forward_float32(
-        self, inputs: Tensor, state: State | None, real: Tensor | None, half: torch.dtype
-    ) -> tuple[Tensor, State]:
+        self, inputs: Tensor, state: CellState | None, real: Tensor | None, half: torch.dtype
+    ) -> tuple[Tensor, CellState]:
         """Run in float32 and round the results to half precision, as torch's half-precision kernel would."""
         initial = None if state is None else tuple(part.float() for part in state)
         with torch.autocast("cpu", enabled=False):
             outputs, finals = self.forward(inputs.float(), initial, real)
         return outputs.to(half), tuple(part.to(half) for part in finals)
 
-    def _single_stage(self, pointwise: Pointwise) -> tuple[Stage, ...]:
-        return (Stage(pointwise, self.kernel.all_weights[0][1]),)
+    def _single_stage(self, pointwise: Pointwise) -> tuple[CellStage, ...]:
+        return (CellStage(pointwise, self.kernel.all_weights[0][1]),)
 
 
 @cache
@@ -210,7 +213,7 @@ class Elman(_TorchCell):
         self.kernel = nn.RNN(inputs, width)
         init_recurrent_(*self.kernel.parameters(), gates=1)
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[CellStage, ...]:
         """Return the one stage: tanh."""
         return self._single_stage(_elman)
 
@@ -229,7 +232,7 @@ class LSTM(_TorchCell):
         self.kernel = nn.LSTM(inputs, width)
         init_recurrent_(*self.kernel.parameters(), gates=4, open_gate=1)
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[CellStage, ...]:
         """Return the one stage: one product for all four gates."""
         return self._single_stage(_lstm)
 
@@ -255,10 +258,10 @@ class GRU(_TorchCell):
         weight, _, bias, _ = self.kernel.all_weights[0]
         return weight, bias
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[CellStage, ...]:
         """Return the one stage: one product for all three gates."""
         _, weight, _, bias = self.kernel.all_weights[0]
-        return (Stage(_gru, weight, bias),)
+        return (CellStage(_gru, weight, bias),)
 
 
 def _gru(input_proj: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
@@ -289,9 +292,9 @@ class Peephole(Cell):
         """Return the peephole weights, one per gate and unit: (3, D)."""
         return self.peepholes
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[CellStage, ...]:
         """Return the one stage: one product for all four gates."""
-        return (Stage(_peephole, self.state_weight),)
+        return (CellStage(_peephole, self.state_weight),)
 
 
 def _peephole(input_proj: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:
@@ -320,9 +323,9 @@ class Jordan(Cell):
         """Return the input weight and bias."""
         return self.input_weight, self.bias
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[CellStage, ...]:
         """Return two stages: the hidden layer, then the output."""
-        return Stage(_elman, self.state_weight), Stage(_jordan_output, self.output.weight, self.output.bias)
+        return CellStage(_elman, self.state_weight), CellStage(_jordan_output, self.output.weight, self.output.bias)
 
 
 def _jordan_output(input_proj: Parts, product: Parts, state: Parts, vectors: Parts) -> Parts:

@@ -19,8 +19,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from weft.nn.kernels import dispatch
-from weft.nn.rnn.cells import Parts, State, at_last
+from weft.nn.rnn.cells import CellState, at_last
 from weft.nn.rnn.fused.codegen_numba import StageShape, numba_step_kernels
+from weft.nn.rnn.fused.trace import Parts
 from weft.nn.rnn.init import init_recurrent_
 
 GATES = 4
@@ -40,11 +41,13 @@ class ProjectedLSTM(nn.Module):
         init_recurrent_(self.input_weight, self.state_weight, self.bias, gates=GATES, open_gate=1)
         nn.init.orthogonal_(self.project)
 
-    def begin(self, rows: int, like: Tensor) -> State:
+    def begin(self, rows: int, like: Tensor) -> CellState:
         """Return the state before the first step: zeros."""
         return like.new_zeros(rows, self.width), like.new_zeros(rows, self.cells)
 
-    def forward(self, inputs: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, inputs: Tensor, state: CellState | None = None, real: Tensor | None = None
+    ) -> tuple[Tensor, CellState]:
         """Return the outputs (T, B, P) for inputs (T, B, I), and the state after each row's last real step.
 
         `real` (T, B) is True at a row's steps, False at the padding after them; None means no padding.
@@ -52,12 +55,12 @@ class ProjectedLSTM(nn.Module):
         initial = state or self.begin(inputs.shape[1], inputs)
         input_proj = F.linear(inputs, self.input_weight, self.bias)  # (T, B, 4·C)
         if dispatch.numba_scan(input_proj):
-            states: State = ProjectedScan.apply(self.clip, input_proj, *initial, self.state_weight, self.project)  # type: ignore[no-untyped-call]
+            states: CellState = ProjectedScan.apply(self.clip, input_proj, *initial, self.state_weight, self.project)  # type: ignore[no-untyped-call]
         else:
             states = self._scan_eager(input_proj, initial)
         return states[0], tuple(at_last(part, start, real) for part, start in zip(states, initial, strict=True))
 
-    def _scan_eager(self, input_proj: Tensor, state: State) -> State:
+    def _scan_eager(self, input_proj: Tensor, state: CellState) -> CellState:
         """Run the scan step by step under autograd."""
         states, pointwise = [], gate_function(self.clip)
         for step in input_proj:

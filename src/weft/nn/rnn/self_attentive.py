@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from weft.nn.attention.capture import capturing, record
 from weft.nn.attention.scores import Dot, attend, make_score
 from weft.nn.kernels import dispatch
-from weft.nn.rnn.cells import Cell, Stage, State, at_last
+from weft.nn.rnn.cells import Cell, CellStage, CellState, at_last
 from weft.nn.rnn.fused.scan import scan_fused
 from weft.nn.rnn.fused.self_attention import SelfAttentionSpec
 from weft.nn.rnn.fused.trace import NotFusibleError
@@ -34,12 +34,12 @@ class LSTMN(nn.Module):
         self.score = make_score(score, cell.width, 1)
         self.layer, self.place = layer, place  # keys of its captured weights
 
-    def begin(self, rows: int, like: Tensor) -> State:
+    def begin(self, rows: int, like: Tensor) -> CellState:
         """Return the state before the first step: empty tapes."""
         tapes = [like.new_zeros(rows, 0, self.width) for _ in range(self.cell.states)]
         return *tapes, like.new_zeros(rows, 0, dtype=torch.bool), like.new_zeros(rows, self.width)
 
-    def carry(self, state: State) -> State:
+    def carry(self, state: CellState) -> CellState:
         """Return the state for the next segment of a long text: the tapes cut to each row's last step."""
         *tapes, padding_mask, mixed = state
         if not padding_mask.shape[1]:
@@ -49,7 +49,9 @@ class LSTMN(nn.Module):
         rows = torch.arange(len(padding_mask), device=padding_mask.device)
         return *(tape[rows, last][:, None] for tape in tapes), padding_mask[rows, last][:, None], mixed
 
-    def forward(self, inputs: Tensor, state: State | None = None, real: Tensor | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, inputs: Tensor, state: CellState | None = None, real: Tensor | None = None
+    ) -> tuple[Tensor, CellState]:
         """Return the outputs (T, B, D) for inputs (T, B, I), and the state after each row's last real step."""
         input_proj, queries, stages = self.cell.ahead(inputs), self.query(inputs), self.cell.dropped()
         if state is None and real is None and self._can_fuse(input_proj):
@@ -87,7 +89,9 @@ class LSTMN(nn.Module):
         """Return whether the fused scan applies: CPU only, dot-product scores only, attention weights not captured."""
         return isinstance(self.score, Dot) and dispatch.numba_scan(input_proj) and not capturing(self.layer)
 
-    def _forward_fused(self, input_proj: Tensor, queries: Tensor, stages: tuple[Stage, ...]) -> tuple[Tensor, State]:
+    def _forward_fused(
+        self, input_proj: Tensor, queries: Tensor, stages: tuple[CellStage, ...]
+    ) -> tuple[Tensor, CellState]:
         assert isinstance(self.score, Dot)
         start = self.cell.begin(input_proj.shape[1], input_proj)
         *states, mixed = scan_fused(self.cell, input_proj, start, SelfAttentionSpec(queries, self.score.scale), stages)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from weft.nn.layers.dropout import SequenceDropout
-from weft.nn.rnn.cells import State, make_cell
+from weft.nn.rnn.cells import CellState, make_cell
 from weft.nn.rnn.self_attentive import LSTMN
 from weft.nn.rnn.time_major import Grid
 
-Direction = Literal["forward", "backward", "both"]
+StackDirection = Literal["forward", "backward", "both"]
 
-REVERSED: dict[Direction, tuple[bool, ...]] = {"forward": (False,), "backward": (True,), "both": (False, True)}
+REVERSED: dict[StackDirection, tuple[bool, ...]] = {"forward": (False,), "backward": (True,), "both": (False, True)}
 
 
 class RecurrentStack(nn.Module):
@@ -33,7 +33,7 @@ class RecurrentStack(nn.Module):
         inputs: int,
         width: int,
         layers: int,
-        direction: Direction = "forward",
+        direction: StackDirection = "forward",
         dropout: float = 0.0,
         residual: bool = False,
         attention: str = "none",
@@ -82,8 +82,8 @@ class RecurrentStack(nn.Module):
         return [directions[0] for directions in self.layers]  # type: ignore[index]
 
     def walk(
-        self, inputs: Tensor, states: Sequence[State] | None = None, real: Tensor | None = None
-    ) -> tuple[list[Tensor], tuple[State, ...]]:
+        self, inputs: Tensor, states: Sequence[CellState] | None = None, real: Tensor | None = None
+    ) -> tuple[list[Tensor], tuple[CellState, ...]]:
         """Run the forward direction over (T, B, I) from `states` on; return each layer's outputs and new state."""
         outputs, new_states = [], []
         for depth, layer in enumerate(self.ahead):

@@ -61,7 +61,7 @@ class FeedForward(nn.Module):
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return the hidden layer act(x W_1 + b_1), the input of fc2: (N, hidden)."""
-        if linear_activation := dispatch.linear_activation(x, self.activation):
+        if linear_activation := dispatch.linear_activation_kernel(x, self.activation):
             weight = dispatch.to_half(self.fc1.weight)
             hidden: Tensor = linear_activation(dispatch.to_half(x), weight, self.fc1.bias)
             return hidden
@@ -80,7 +80,7 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, layer: Callable[[Tensor], Tensor], last: nn.Linear | None = None) -> Tensor:
         """Return x + Dropout(last(layer(x))), or x + Dropout(layer(x)) without `last`, with the norm in its place."""
         output: Tensor = layer(self.norm(x) if self.pre_norm else x)
-        if last is not None and not self.pre_norm and (add_norm := dispatch.add_norm(output)):
+        if last is not None and not self.pre_norm and (add_norm := dispatch.add_norm_kernel(output)):
             return self._fused_add_norm(add_norm, x, F.linear(output, last.weight), last.bias)
         output = x + self.dropout(output if last is None else last(output))
         return output if self.pre_norm else self.norm(output)
@@ -196,7 +196,7 @@ class Blocks(nn.Module):
         With `layers` only those, such as the last one (-1); the others are not kept.
         """
         if memory is None and keep is None and layout.queries is layout.keys:
-            encode = dispatch.encoder(self, x)
+            encode = dispatch.encoder_kernel(self, x)
             if encode is not None and not self._captures():
                 hidden_states: list[Tensor] = encode(self, x, layout.queries, layers)
                 return hidden_states
@@ -212,7 +212,7 @@ class Blocks(nn.Module):
         across: AttentionLayout | None,
         keep: list[Tensor] | None,
     ) -> list[Tensor]:
-        if isinstance(self.norm, nn.LayerNorm) and (residual_norm := dispatch.residual_norm(x)):
+        if isinstance(self.norm, nn.LayerNorm) and (residual_norm := dispatch.residual_norm_kernel(x)):
             return self._fused_pre_norm(residual_norm, x, self.norm, layout, memory, across, keep)
         states = [x]
         for block in self.blocks:
@@ -250,7 +250,7 @@ class Blocks(nn.Module):
 
     def step(self, x: Tensor, cache: KVCache, held: tuple[Tensor, ...] = (), reach: KVIndex | None = None) -> Tensor:
         """Map the next token of each hypothesis, (B, D) to (B, D), and add its keys and values to the cache."""
-        if decode_step := dispatch.decode_step(self, x):
+        if decode_step := dispatch.decode_step_kernel(self, x):
             hidden: Tensor = decode_step(self, x, cache, held, reach)
             return hidden
         for depth, block in enumerate(self.blocks):

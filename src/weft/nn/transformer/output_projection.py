@@ -38,7 +38,7 @@ class OutputProjection(Linear):
         return weight, None if self.bias is None else F.pad(dispatch.to_half(self.bias), (0, padding))
 
     def _padded_product(self, x: Tensor) -> Tensor:
-        if linear_large_vocab := dispatch.large_vocab_product(x):
+        if linear_large_vocab := dispatch.large_vocab_kernel(x):
             logits: Tensor = linear_large_vocab(x, self.weight)
             return logits if self.bias is None else logits.add_(self.bias)
         return F.linear(dispatch.to_half(x), *self.padded_parameters())[:, : self.out_features]

@@ -24,7 +24,7 @@ from weft.config.schema import Section
 from weft.models.base import matrix_numbers
 from weft.nn.attention.positions import rows_of
 from weft.nn.layers.scalar_mix import ScalarMix
-from weft.nn.layers.segment_ops import LOWEST, segment_logsumexp
+from weft.nn.layers.segment_ops import MASKED_SCORE, segment_logsumexp
 from weft.tasks.batch import IGNORE_INDEX, Batch
 from weft.tasks.head import Head, Sums
 from weft.tokens import Tokens
@@ -102,7 +102,7 @@ class SpanHead(Head):
         logits, targets, rows = self.scores(batch.tokens), batch.targets, rows_of(batch.tokens)
         ignored = targets == IGNORE_INDEX
         sums = [
-            _loss(column.masked_fill(ignored, LOWEST), ~ignored & ((targets & bit) > 0), rows, len(batch.tokens))
+            _loss(column.masked_fill(ignored, MASKED_SCORE), ~ignored & ((targets & bit) > 0), rows, len(batch.tokens))
             for column, bit in zip(logits.unbind(1), (START, END), strict=True)
         ]
         return {"windows": (sums[0] + sums[1]) / 2}, None

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests import transformer_equations as paper
 
-from weft.nn.kernels.numba.attention import attend
+from weft.nn.kernels.numba.attention import ragged_self_attention
 
 pytestmark = pytest.mark.isa
 quick = settings(deadline=None, derandomize=True, max_examples=30)
@@ -34,7 +34,7 @@ def explicit(qkv, starts, heads, causal):
 @example([70, 33], 1, 64)
 def test_it_is_the_equation(causal, lengths, heads, size):
     qkv, starts = drawn(lengths, heads, size)
-    output = attend(qkv, starts, heads, causal)
+    output = ragged_self_attention(qkv, starts, heads, causal)
     torch.testing.assert_close(output, explicit(qkv, starts, heads, causal), rtol=1e-5, atol=1e-5)
     if any(length > 1 for length in lengths):
         assert (output - explicit(qkv, starts, heads, not causal)).abs().max() > 1e-4
@@ -42,9 +42,9 @@ def test_it_is_the_equation(causal, lengths, heads, size):
 
 def test_attention_to_one_key_alone_is_sharp():
     qkv, starts = drawn([12], 2, 8, spread=8.0)  # scores differ by hundreds
-    output = attend(qkv, starts, 2, True)
+    output = ragged_self_attention(qkv, starts, 2, True)
     torch.testing.assert_close(output, explicit(qkv, starts, 2, True), rtol=1e-4, atol=1e-4)
-    far = attend(qkv * 1e4, starts, 2, False)
+    far = ragged_self_attention(qkv * 1e4, starts, 2, False)
     values = (qkv * 1e4).unflatten(1, (3, 2, 8))[:, 2]
     assert all((far.view(12, 2, 8)[:, head, None] == values[None, :, head]).all(2).any(1).all() for head in range(2))
 
@@ -54,6 +54,6 @@ def test_neighbours_and_the_future_do_not_count():
     other = qkv.clone()
     other[:5] += 1
     other[9:] += 1
-    before, after = (attend(each, starts, 2, True) for each in (qkv, other))
+    before, after = (ragged_self_attention(each, starts, 2, True) for each in (qkv, other))
     assert torch.equal(before[5:9], after[5:9])
     assert not torch.equal(before[9:11], after[9:11])

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from weft.nn.kernels.numba.matmul import FLOAT32, INT16, UINT8
-from weft.nn.kernels.numba.rowwise import activate, add_norm, quantize_rows
+from weft.nn.kernels.numba.rowwise import activate, add_norm_rows, quantize_rows
 from weft.nn.layers.activations import ACTIVATIONS
 from weft.nn.rnn.fused.codegen_numba import cached_njit
 
@@ -49,7 +49,7 @@ def test_a_sum_is_normed_and_kept(size):
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     total = x + y
-    rows = add_norm(x, y, norm, FLOAT32)
+    rows = add_norm_rows(x, y, norm, FLOAT32)
     torch.testing.assert_close(y, total, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(rows.values, norm(total).detach(), rtol=1e-4, atol=1e-4)
 
@@ -94,7 +94,7 @@ def test_what_is_no_number_spreads_over_its_row_alone(bad):
 def test_a_loop_rounds_what_it_made(form):
     torch.manual_seed(0)
     x, norm = torch.randn(4, 41), nn.LayerNorm(41)
-    for rows in [activate(F.gelu, x.clone(), form), add_norm(torch.randn(4, 41), x.clone(), norm, form)]:
+    for rows in [activate(F.gelu, x.clone(), form), add_norm_rows(torch.randn(4, 41), x.clone(), norm, form)]:
         again = quantize_rows(rows.values, form).integers
         assert all(torch.equal(a[..., :41], b[..., :41]) for a, b in zip(rows.integers, again, strict=True))
 

@@ -106,7 +106,7 @@ def test_hypotheses_go_on_in_place(plainly):
     ],
 )
 def test_a_step_through_a_stack(norm, activation, width, ffn_width, rows, dtype, tolerance, plainly):
-    from weft.nn.kernels.triton import decode_step
+    from weft.nn.kernels.triton.decode_step import decode_step
 
     stack = Blocks(BlockConfig(width, 4, ffn_width, activation, norm, off={"1": [2]}), 2, "decoder", True, True).eval()
     for one in stack.parameters():
@@ -118,7 +118,7 @@ def test_a_step_through_a_stack(norm, activation, width, ffn_width, rows, dtype,
     caches = [KVCache.of(prompt, [one.to(kind) for one in kept]).opened() for kind in (torch.float32, dtype)]
     expected = plainly(stack.to(DEVICE).step, x, caches[0], tuple(held), KVIndex.of(prompt))
     half = tuple(one.to(dtype) for one in held)
-    found = decode_step.step(stack.to(dtype), x.to(dtype), caches[1], half, KVIndex.of(prompt))
+    found = decode_step(stack.to(dtype), x.to(dtype), caches[1], half, KVIndex.of(prompt))
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=tolerance)
     own = caches[0].index[:, caches[0].end - 1].long()
     for one, other in zip(caches[1].log.layers, caches[0].log.layers, strict=True):
@@ -149,8 +149,8 @@ def test_a_step_of_few_through_a_stack(activation, width, rows, read, dtype, tol
     caches = [KVCache.of(prompt, [one.to(kind) for one in kept]).opened() for kind in (torch.float32, dtype)]
     expected = plainly(stack.step, x, caches[0])
     stack, x = stack.to(dtype), x.to(dtype)
-    assert dispatch.decode_step(stack, x) is small_batch_step
-    assert dispatch.decode_step(stack, x.repeat(dispatch.MAX_SMALL_BATCH + 1, 1)) is not small_batch_step
+    assert dispatch.decode_step_kernel(stack, x) is small_batch_step
+    assert dispatch.decode_step_kernel(stack, x.repeat(dispatch.MAX_SMALL_BATCH + 1, 1)) is not small_batch_step
     found = small_batch_step(stack, x, caches[1])
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=tolerance)
     own = caches[0].index[:, caches[0].end - 1].long()

@@ -12,7 +12,7 @@ from tests.equations import CELLS, affine, agree, scatter, weights_of
 from torch import Tensor, nn
 
 from weft.nn.kernels import dispatch
-from weft.nn.rnn.cells import Cell, Stage, make_cell
+from weft.nn.rnn.cells import Cell, CellStage, make_cell
 from weft.nn.rnn.fused.scan import scan
 
 quick = settings(deadline=None, derandomize=True, max_examples=25)
@@ -44,7 +44,7 @@ class Leaky(Cell):
         return self.rate
 
     def stages(self):
-        return (Stage(leak, self.matrix),)
+        return (CellStage(leak, self.matrix),)
 
 
 def leaky(w, input_proj, h):
@@ -79,7 +79,7 @@ class Twofold(Cell):
         return self.pair
 
     def stages(self):
-        return Stage(narrow, self.inner.weight), Stage(widen, self.outer.weight, self.outer.bias)
+        return CellStage(narrow, self.inner.weight), CellStage(widen, self.outer.weight, self.outer.bias)
 
 
 def twofold(w, input_proj, h, m, n):
@@ -107,7 +107,7 @@ class Odd(Leaky):
         return None
 
     def stages(self):
-        return (Stage(crooked, self.matrix),)
+        return (CellStage(crooked, self.matrix),)
 
 
 def odd(w, input_proj, h):

@@ -17,7 +17,7 @@ from weft.nn.rnn.fused.codegen_numba import cached_njit
 MAX_LENGTH = 160  # sequence length up to which these loops are faster
 
 
-def attend(qkv: Tensor, starts: Tensor, heads: int, causal: bool) -> Tensor:
+def ragged_self_attention(qkv: Tensor, starts: Tensor, heads: int, causal: bool) -> Tensor:
     """Return the self-attention (N, D) of sequences with queries, keys and values concatenated in qkv (N, 3·D)."""
     out = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
     if out.shape[1] // heads % COLUMNS:  # the last panel of values is read to its end

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.nn.attention.multihead import MultiHeadAttention
-from weft.nn.kernels.numba.attention import MAX_LENGTH, attend
+from weft.nn.kernels.numba.attention import MAX_LENGTH, ragged_self_attention
 from weft.nn.kernels.numba.matmul import FLOAT32
-from weft.nn.kernels.numba.rowwise import Rows, activate, add_norm, quantize_rows
+from weft.nn.kernels.numba.rowwise import Rows, activate, add_norm_rows, quantize_rows
 from weft.nn.layers.packed_linear import Linear
 from weft.nn.layers.quantization import Int8Linear
 from weft.nn.transformer.blocks import Block, Blocks
@@ -66,11 +66,11 @@ def _encode_layers(blocks: Blocks, outputs: dict[int, Tensor], starts: Tensor, l
     for depth, block in enumerate(layers, 1):
         rows = quantize_rows(_attend(block.attention, rows, starts, longest, buffer), form)
         y = _linear(block.attention.out_proj, rows)
-        rows = add_norm(x, y, next(norms), form)
+        rows = add_norm_rows(x, y, next(norms), form)
         x = y if pre_norm else rows.values
         rows = activate(block.feed_forward.activation, _linear(block.feed_forward.fc1, rows, buffer), form)
         y = _linear(block.feed_forward.fc2, rows)
-        rows = add_norm(x, y, next(norms), form)
+        rows = add_norm_rows(x, y, next(norms), form)
         x = y if pre_norm else rows.values
         if depth in outputs:
             outputs[depth].copy_(rows.values if depth == len(layers) else x)
@@ -93,7 +93,7 @@ def _linear(layer: Linear | Int8Linear, rows: Rows, memory: Tensor | None = None
 
 def _attend(attention: MultiHeadAttention, rows: Rows, starts: Tensor, longest: int, memory: Tensor) -> Tensor:
     qkv, heads = _linear(attention.in_proj, rows, memory), len(attention.kept)
-    return (attend if longest <= MAX_LENGTH else _attend_sdpa)(qkv, starts, heads, attention.causal)
+    return (ragged_self_attention if longest <= MAX_LENGTH else _attend_sdpa)(qkv, starts, heads, attention.causal)
 
 
 def _attend_sdpa(qkv: Tensor, starts: Tensor, heads: int, causal: bool) -> Tensor:

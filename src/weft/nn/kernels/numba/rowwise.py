@@ -70,7 +70,7 @@ def activate(activation: Callable[..., Tensor], values: Tensor, form: Format) ->
     return Rows(values, integers)
 
 
-def add_norm(x: Tensor, y: Tensor, norm: nn.LayerNorm, form: Format) -> Rows:
+def add_norm_rows(x: Tensor, y: Tensor, norm: nn.LayerNorm, form: Format) -> Rows:
     """Return norm(x + y); y (N, D) is overwritten by the sum."""
     values = torch.empty_like(x)
     integers = _allocate(values, form)

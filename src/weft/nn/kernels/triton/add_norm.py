@@ -13,11 +13,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-ROWS, PROGRAMS = (
+_ROWS, _PROGRAMS = (
     1,
     1056,
 )  # rows at a time, and programs of the backward pass: eight for each of an H200's 132 multiprocessors
-STAGES = 4  # of the software pipeline that loads rows
+_STAGES = 4  # of the software pipeline that loads rows
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def _add_norm_backward(
 
 def _constants(width, share):
     padded = triton.next_power_of_2(width)
-    return {"SHARE": share, "D": width, "BD": padded, "ROWS": ROWS, "num_warps": max(1, min(8, padded // 1024))}
+    return {"SHARE": share, "D": width, "BD": padded, "ROWS": _ROWS, "num_warps": max(1, min(8, padded // 1024))}
 
 
 @triton_op("weft::add_norm", mutates_args=())
@@ -99,7 +99,7 @@ def add_norm(
     rows, width = z.shape
     y, means = torch.empty_like(z), z.new_empty(rows, dtype=torch.float32)
     scales, seeded = torch.empty_like(means), weight if seed is None else seed
-    wrap_triton(_add_norm_forward)[(-(-rows // ROWS),)](
+    wrap_triton(_add_norm_forward)[(-(-rows // _ROWS),)](
         x, z, shift, weight, bias, seeded, y, means, scales, rows, EPS=eps, **_constants(width, share)
     )
     return y, means, scales
@@ -113,8 +113,8 @@ def add_norm_backward(
     """Return the gradients of x, of z, and (3, D) of shift, weight and bias."""
     rows, width = z.shape
     gx, gz, seeded = torch.empty_like(x), torch.empty_like(z), weight if seed is None else seed
-    sums = z.new_empty(PROGRAMS, 3, width, dtype=torch.float32)
-    wrap_triton(_add_norm_backward)[(PROGRAMS,)](
+    sums = z.new_empty(_PROGRAMS, 3, width, dtype=torch.float32)
+    wrap_triton(_add_norm_backward)[(_PROGRAMS,)](
         x,
         z,
         shift,
@@ -127,7 +127,7 @@ def add_norm_backward(
         gz,
         sums,
         rows,
-        STAGES=STAGES,
+        STAGES=_STAGES,
         **_constants(width, share),
     )
     return gx, gz, sums.sum(0)

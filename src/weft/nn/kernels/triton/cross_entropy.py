@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-BLOCK, WARPS = 4096, 4  # logits at a time, backward
-FORWARD_BLOCK, STAGES = 2048, 3  # the same forward; stages of the software pipeline
+_BLOCK, _WARPS = 4096, 4  # logits at a time, backward
+_FORWARD_BLOCK, _STAGES = 2048, 3  # the same forward; stages of the software pipeline
 
 
 @triton.jit
@@ -83,9 +83,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, vocab: int, smoothing: float)
         SMOOTHING=smoothing,
         V=vocab,
         ROW=row_stride,
-        BLOCK=FORWARD_BLOCK,
-        STAGES=STAGES,
-        num_warps=WARPS,
+        BLOCK=_FORWARD_BLOCK,
+        STAGES=_STAGES,
+        num_warps=_WARPS,
     )
     return losses, lses
 
@@ -97,7 +97,7 @@ def cross_entropy_backward(
     """Return the gradient of the logits."""
     rows, row_stride = logits.shape
     glogits = torch.empty_like(logits)
-    wrap_triton(_cross_entropy_backward)[(rows, -(-row_stride // BLOCK))](
+    wrap_triton(_cross_entropy_backward)[(rows, -(-row_stride // _BLOCK))](
         logits,
         targets,
         lses,
@@ -106,8 +106,8 @@ def cross_entropy_backward(
         SMOOTHING=smoothing,
         V=vocab,
         ROW=row_stride,
-        BLOCK=BLOCK,
-        num_warps=WARPS,
+        BLOCK=_BLOCK,
+        num_warps=_WARPS,
     )
     return glogits
 

@@ -24,10 +24,10 @@ MIN_SPLIT, MIN_SPLIT_AND_COMBINE = (
     128,
     512,
 )  # columns that are worth a program of their own; and worth a kernel to combine partial results
-PROGRAMS = 264  # that keep all of the device's multiprocessors busy
+_PROGRAMS = 264  # that keep all of the device's multiprocessors busy
 PER_WARP = 4096  # elements of keys, or of values, of a warp
 AHEAD = 128  # columns that are prefetched at a time
-TILE = 4096  # entries of an index that a program moves
+_TILE = 4096  # entries of an index that a program moves
 
 
 class PartialAttention(NamedTuple):
@@ -168,11 +168,11 @@ def attend_partial(
     rows, heads, size = q.shape
     slots, first, last = reach
     columns = slots.shape[1]
-    most = min(columns // min_split, PROGRAMS // (rows * heads))
+    most = min(columns // min_split, _PROGRAMS // (rows * heads))
     splits, padded = 1 << max(most, 1).bit_length() - 1, max(triton.next_power_of_2(size), 16)
     out = torch.empty(rows, heads, size, dtype=q.dtype, device=q.device)
     parts = torch.empty(rows * heads * splits * (padded + 2), device=q.device) if splits > 1 else out
-    new_kv, block = q if new is None else new, COLUMN_BLOCKS[columns > 64 or rows * heads * splits <= 2 * PROGRAMS]
+    new_kv, block = q if new is None else new, COLUMN_BLOCKS[columns > 64 or rows * heads * splits <= 2 * _PROGRAMS]
     _attend[rows, heads, splits](
         q, new_kv, kv, slots, first, last, out, parts, columns, last.stride(0), size**-0.5,
         Q_ROW=q.stride(0), NEW_ROW=new_kv.stride(0), H=heads, D=size, DP=padded, BT=block, WRITES=new is not None,
@@ -213,6 +213,6 @@ def _advance(index, rows, at, B, room, BB: tl.constexpr, BT: tl.constexpr, EARLY
 def advance(index: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> None:
     """Reorder `index` (B, room) so that hypothesis b continues rows[b], and give each its own slot in column `at`."""
     padded = triton.next_power_of_2(len(index))
-    block = max(TILE // padded, 4)
+    block = max(_TILE // padded, 4)
     grid = (triton.cdiv(index.shape[1], block),)
     _advance[grid](index, rows, at, len(index), index.shape[1], BB=padded, BT=block, num_warps=4, **early())

@@ -29,7 +29,7 @@ MAX_SPLITS, SPLIT_MULTIPLE, MIN_COLUMNS = (
     3072,
 )  # split-K: splits at most, the multiple each is of, and columns of all that suffice
 CACHE_LINE = 64  # elements of a cache line
-ACTIVATIONS = {F.relu: "relu", F.gelu: "gelu", gelu_tanh: "gelu-tanh", F.silu: "silu", None: ""}
+ACTIVATION_NAMES = {F.relu: "relu", F.gelu: "gelu", gelu_tanh: "gelu-tanh", F.silu: "silu", None: ""}
 
 
 @triton.jit
@@ -88,14 +88,14 @@ def _num_splits(rows, depth, width):
     return min([splits for splits in allowed if splits * width >= MIN_COLUMNS] or allowed[-1:])
 
 
-def linear(x, layer, activation=None):
+def step_linear(x, layer, activation=None):
     """Return act(layer(x)), (B, N), of x (B, K)."""
     if len(x) > MAX_ROWS:
         output = layer(x)
         return output if activation is None else activation(output)
     out = torch.empty(len(x), layer.out_features, dtype=x.dtype, device=x.device)
     return _launch_linear(
-        x, layer.weight, out, _blocks(len(x), layer.out_features, 1), layer.bias, ACTIVATIONS[activation]
+        x, layer.weight, out, _blocks(len(x), layer.out_features, 1), layer.bias, ACTIVATION_NAMES[activation]
     )
 
 
@@ -153,7 +153,7 @@ def _add_norm(
     tl.store(out + index, centred * tl.rsqrt(tl.sum(centred * centred, 0) / D + eps) * g + s, inside)
 
 
-def add_norm(x, norm, parts=None, bias=None, keep=False, dtype=None):
+def add_norm_step(x, norm, parts=None, bias=None, keep=False, dtype=None):
     """Return the residual stream x + bias + Σ parts and its layer norm; without `keep` (post-norm) the norm twice."""
     rows, width = x.shape
     padded, out = triton.next_power_of_2(width), torch.empty_like(x, dtype=dtype)
@@ -195,22 +195,22 @@ def decode_step(
     residuals = [residual for block in blocks.blocks for residual in _residuals(block)]
     pre_norm = residuals[0].pre_norm
     norms = [residual.norm for residual in residuals]
-    normed = add_norm(x, norms[0])[1] if pre_norm else x
+    normed = add_norm_step(x, norms[0])[1] if pre_norm else x
     next_norms = iter([*norms[1:], blocks.norm] if pre_norm else norms)  # the norm of the next layer's input
 
     def add_output(projected, layer):
-        return add_norm(x, next(next_norms), split_linear(projected.flatten(1), layer), layer.bias, keep=pre_norm)
+        return add_norm_step(x, next(next_norms), split_linear(projected.flatten(1), layer), layer.bias, keep=pre_norm)
 
     for depth, block in enumerate(blocks.blocks):
         attention, cross, feed_forward = block.attention, block.cross_attention, block.feed_forward
-        projected = linear(normed, attention.in_proj).unflatten(-1, (3, -1, attention.size))
+        projected = step_linear(normed, attention.in_proj).unflatten(-1, (3, -1, attention.size))
         kv, new = cache.log.layers[depth], projected[:, 1:]
         heads = attend_cached_triton(projected[:, 0], kv, cache.reach, new, unchanged=True)
         x, normed = add_output(heads, attention.out_proj)
         if cross is not None:
-            projected = linear(normed, cross.in_proj).unflatten(-1, (-1, cross.size))
+            projected = step_linear(normed, cross.in_proj).unflatten(-1, (-1, cross.size))
             x, normed = add_output(attend_cached_triton(projected, held[depth], reach, unchanged=True), cross.out_proj)
-        x, normed = add_output(linear(normed, feed_forward.fc1, feed_forward.activation), feed_forward.fc2)
+        x, normed = add_output(step_linear(normed, feed_forward.fc1, feed_forward.activation), feed_forward.fc2)
     return normed
 
 

@@ -21,13 +21,13 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from weft.nn.kernels.triton.decode_attention import PartialAttention, attend_partial, early, let_in
-from weft.nn.kernels.triton.decode_step import ACTIVATIONS, add_norm, apply_activation
+from weft.nn.kernels.triton.decode_step import ACTIVATION_NAMES, add_norm_step, apply_activation
 
 if TYPE_CHECKING:
     from weft.nn.attention.kv_cache import KVCache, KVIndex
 
-TILE, WARPS = 16_384, 4  # weights of a program at most
-PROGRAMS = 128  # at least, where there are outputs enough
+_TILE, _WARPS = 16_384, 4  # weights of a program at most
+_PROGRAMS = 128  # at least, where there are outputs enough
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def _linear(x, rows, layer, dtype, norm=None, stream=None, activation=None, atte
     """Return act(layer(norm(x))) + stream, (rows, N); x may be the partial results of `attended`."""
     width, depth = layer.weight.shape
     padded = triton.next_power_of_2(depth)
-    block = max(min(TILE // padded, triton.next_power_of_2(triton.cdiv(width, 2 * PROGRAMS))), 1)
+    block = max(min(_TILE // padded, triton.next_power_of_2(triton.cdiv(width, 2 * _PROGRAMS))), 1)
     out = torch.empty(rows, width, dtype=dtype, device=layer.weight.device)
     gain, shift, eps = (layer.bias, layer.bias, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
     heads, head_size, splits = (
@@ -91,7 +91,7 @@ def _linear(x, rows, layer, dtype, norm=None, stream=None, activation=None, atte
     _linear_kernel[(triton.cdiv(width, block),)](
         x, layer.weight, layer.bias, gain, shift, out if stream is None else stream, out, eps, N=width, K=depth,
         KP=padded, BN=block, R=rows, H=heads, DP=head_size, SPLITS=splits, NORM=norm is not None,
-        ADD=stream is not None, ACT=ACTIVATIONS[activation], num_warps=WARPS, **early(),
+        ADD=stream is not None, ACT=ACTIVATION_NAMES[activation], num_warps=_WARPS, **early(),
     )  # fmt: skip
     return out
 
@@ -115,4 +115,4 @@ def small_batch_step(
             stream, rows, feed_forward.fc1, dtype, block.feed_forward_residual.norm, activation=feed_forward.activation
         )
         stream = _linear(projected, rows, feed_forward.fc2, torch.float32, stream=stream)
-    return add_norm(stream, blocks.norm, dtype=dtype)[1]
+    return add_norm_step(stream, blocks.norm, dtype=dtype)[1]

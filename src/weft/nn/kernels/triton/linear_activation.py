@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-ROWS, COLUMNS, PROGRAMS = 4, 512, 528  # of a program at a time, and programs for each column
-STAGES = 2  # of the software pipeline that loads rows
-BLOCK = 4096  # elements of a program, forward
+_ROWS, _COLUMNS, _PROGRAMS = 4, 512, 528  # of a program at a time, and programs for each column
+_STAGES = 2  # of the software pipeline that loads rows
+_BLOCK = 4096  # elements of a program, forward
 
 
 RELU, GELU_TANH, GELU = 0, 1, 2
@@ -82,8 +82,8 @@ def _activation_backward(
 def activation_backward(saved: Tensor, grad_out: Tensor, act: int) -> tuple[Tensor, Tensor]:
     """Return the gradient (N, V) of the activation's input, and its sum (V,), from ReLU's output or GELU's input."""
     rows, width = saved.shape
-    grad_in, sums = torch.empty_like(grad_out), grad_out.new_empty(PROGRAMS, width, dtype=torch.float32)
-    wrap_triton(_activation_backward)[(-(-width // COLUMNS), PROGRAMS)](
+    grad_in, sums = torch.empty_like(grad_out), grad_out.new_empty(_PROGRAMS, width, dtype=torch.float32)
+    wrap_triton(_activation_backward)[(-(-width // _COLUMNS), _PROGRAMS)](
         saved,
         grad_out,
         grad_in,
@@ -91,9 +91,9 @@ def activation_backward(saved: Tensor, grad_out: Tensor, act: int) -> tuple[Tens
         rows,
         ACT=act,
         V=width,
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
-        STAGES=STAGES,
+        ROWS=_ROWS,
+        COLUMNS=_COLUMNS,
+        STAGES=_STAGES,
         num_warps=4,
     )
     return grad_in, sums.sum(0)
@@ -129,8 +129,8 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> tuple[T
     """Map (N, D) as `linear_relu` does, with GELU, exact or by tanh; return the activation's input, too."""
     projected = torch.addmm(bias.to(x.dtype), x, weight.t())
     output, size = torch.empty_like(projected), projected.numel()
-    wrap_triton(_gelu_forward)[(-(-size // BLOCK),)](
-        projected, output, size, ACT=GELU if exact else GELU_TANH, BLOCK=BLOCK, num_warps=4
+    wrap_triton(_gelu_forward)[(-(-size // _BLOCK),)](
+        projected, output, size, ACT=GELU if exact else GELU_TANH, BLOCK=_BLOCK, num_warps=4
     )  # fmt: skip
     return output, projected
 

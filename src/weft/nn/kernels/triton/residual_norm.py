@@ -18,8 +18,8 @@ from torch.library import triton_op, wrap_triton
 
 from weft.nn.kernels.triton.add_norm import _dropout_mask
 
-TILE, ROWS = 4096, 4  # elements, and rows, of a program of four warps at a time
-PROGRAMS = 264  # of the backward pass: two for each of an H200's 132 multiprocessors
+_TILE, _ROWS = 4096, 4  # elements, and rows, of a program of four warps at a time
+_PROGRAMS = 264  # of the backward pass: two for each of an H200's 132 multiprocessors
 
 
 @triton.jit
@@ -81,7 +81,7 @@ def _residual_norm_backward(
 
 def _constants(width, share):
     padded = triton.next_power_of_2(width)
-    return {"SHARE": share, "D": width, "BD": padded, "ROWS": max(1, min(ROWS, TILE // padded)), "num_warps": 4}
+    return {"SHARE": share, "D": width, "BD": padded, "ROWS": max(1, min(_ROWS, _TILE // padded)), "num_warps": 4}
 
 
 @triton_op("weft::residual_norm", mutates_args=())
@@ -107,8 +107,8 @@ def residual_norm_backward(
     rows, width = gy.shape
     both = share > 0 or stream.dtype is not gy.dtype
     gx, gz = torch.empty_like(stream), torch.empty_like(gy if both else gy[:0])
-    sums = gy.new_empty(PROGRAMS, 3, width, dtype=torch.float32)
-    wrap_triton(_residual_norm_backward)[(PROGRAMS,)](
+    sums = gy.new_empty(_PROGRAMS, 3, width, dtype=torch.float32)
+    wrap_triton(_residual_norm_backward)[(_PROGRAMS,)](
         stream, weight, weight if seed is None else seed, means, scales, gstream, gy, gx, gz, sums, rows, BOTH=both,
         **_constants(width, share),
     )  # fmt: skip

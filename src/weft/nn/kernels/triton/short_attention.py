@@ -20,9 +20,9 @@ from torch.library import triton_op, wrap_triton
 
 # Block sizes of queries and keys, warps and stages: for sequences of up to 64 tokens, of up to 128, and for those that
 # need several blocks. Tuned on an H200, for heads of 64.
-FORWARD_BLOCKS = ((64, 64, 4, 1), (128, 128, 8, 1), (64, 128, 8, 3))
-BACKWARD_BLOCKS = ((64, 64, 4, 1), (32, 128, 4, 3), (64, 128, 8, 1))
-MAX_LENGTHS = (64, 128, 1 << 30)
+_FORWARD_BLOCKS = ((64, 64, 4, 1), (128, 128, 8, 1), (64, 128, 8, 3))
+_BACKWARD_BLOCKS = ((64, 64, 4, 1), (32, 128, 4, 3), (64, 128, 8, 1))
+_MAX_LENGTHS = (64, 128, 1 << 30)
 
 
 @triton.jit
@@ -145,7 +145,7 @@ def _attend_backward(
 def _launch_options(blocks, qkv, kv, causal, longest):
     """Yield the constants of each launch: each serves the sequences that are too long for the one before."""
     size, shorter = qkv.shape[-1], 0
-    for length, (queries, keys, warps, stages) in zip(MAX_LENGTHS, blocks, strict=True):
+    for length, (queries, keys, warps, stages) in zip(_MAX_LENGTHS, blocks, strict=True):
         if longest > shorter:
             yield {
                 "SCALE": size**-0.5, "SELF": kv is None, "CAUSAL": causal, "MIN_LENGTH": shorter, "MAX_LENGTH": length,
@@ -168,7 +168,7 @@ def short_attention(
     tokens, _, heads, size = qkv.shape
     out, lse = qkv.new_empty(tokens, heads, size), qkv.new_empty(tokens, heads, dtype=torch.float32)
     keys_values, rows = qkv if kv is None else kv, len(q_starts) - 1
-    for options in _launch_options(FORWARD_BLOCKS, qkv, kv, causal, longest):
+    for options in _launch_options(_FORWARD_BLOCKS, qkv, kv, causal, longest):
         grid = (heads, rows, -(-min(longest, options["MAX_LENGTH"]) // options["BT"]))
         wrap_triton(_attend_forward)[grid](qkv, keys_values, bias, out, lse, q_starts, k_starts, heads, **options)
     return out, lse
@@ -184,9 +184,9 @@ def short_attention_backward(
     keys_values = qkv if kv is None else kv
     grad_qkv, grad_kv = torch.empty_like(qkv), torch.empty_like(qkv[:0] if kv is None else kv)
     grad_bias = bias.new_zeros(len(q_starts) - 1, len(bias), dtype=torch.float32)
-    gquery_sums = qkv.new_empty(out.shape if longest > MAX_LENGTHS[-2] else (0,), dtype=torch.float32)
+    gquery_sums = qkv.new_empty(out.shape if longest > _MAX_LENGTHS[-2] else (0,), dtype=torch.float32)
     grid = (heads, len(q_starts) - 1)
-    for options in _launch_options(BACKWARD_BLOCKS, qkv, kv, causal, longest):
+    for options in _launch_options(_BACKWARD_BLOCKS, qkv, kv, causal, longest):
         wrap_triton(_attend_backward)[grid](
             qkv, keys_values, bias, out, lse, grad_out, grad_qkv, grad_kv, grad_bias, gquery_sums, q_starts,
             k_starts, heads, **options,

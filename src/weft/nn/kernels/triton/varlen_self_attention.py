@@ -24,9 +24,9 @@ from torch.library import triton_op, wrap_triton
 from weft.nn.kernels.block_schedule import KEY_BLOCK, QUERY_BLOCK, TILE_LENGTHS
 
 # Block sizes of queries and keys, warps, stages, and persistent programs a multiprocessor. Tuned on an H200, d = 64.
-FORWARD_BLOCKS = (QUERY_BLOCK, 64, 4, 3)
-QUERY_BACKWARD_BLOCKS, KEY_BACKWARD_BLOCKS = (QUERY_BLOCK, 64, 4, 3), (32, KEY_BLOCK, 4, 3)
-SINGLE_TILE_BLOCKS = ((64, 64, 4, 2, 3), (128, 128, 8, 2, 1))  # by tile length
+_FORWARD_BLOCKS = (QUERY_BLOCK, 64, 4, 3)
+_QUERY_BACKWARD_BLOCKS, _KEY_BACKWARD_BLOCKS = (QUERY_BLOCK, 64, 4, 3), (32, KEY_BLOCK, 4, 3)
+_SINGLE_TILE_BLOCKS = ((64, 64, 4, 2, 3), (128, 128, 8, 2, 1))  # by tile length
 
 
 @triton.jit
@@ -234,7 +234,7 @@ def varlen_self_attention(
     tokens, _, heads, size = qkv.shape
     out, lse = qkv.new_empty(tokens, heads, size), qkv.new_empty(heads, tokens, dtype=torch.float32)
     wrap_triton(_forward)[(heads, len(queries))](
-        qkv, bias, out, lse, starts, queries, tokens, **_launch_options(qkv, causal, FORWARD_BLOCKS)
+        qkv, bias, out, lse, starts, queries, tokens, **_launch_options(qkv, causal, _FORWARD_BLOCKS)
     )
     return out, lse
 
@@ -250,7 +250,7 @@ def varlen_self_attention_backward(
     if longest <= TILE_LENGTHS[-1]:
         grad_bias, shorter = qkv.new_empty(len(order), 2, width, dtype=torch.float32), -1
         for span, length, (*blocks, programs_each) in zip(
-            spans.unbind(), TILE_LENGTHS, SINGLE_TILE_BLOCKS, strict=True
+            spans.unbind(), TILE_LENGTHS, _SINGLE_TILE_BLOCKS, strict=True
         ):
             if longest > shorter:
                 options = _launch_options(qkv, causal, blocks)
@@ -264,7 +264,7 @@ def varlen_self_attention_backward(
         grad_bias, deltas = qkv.new_empty(len(queries), 2, width, dtype=torch.float32), torch.empty_like(lse)
         wrap_triton(_query_backward)[(heads, len(queries))](
             qkv, bias, out, lse, grad_out, grad_qkv, grad_bias, deltas, starts, queries, tokens,
-            **_launch_options(qkv, causal, QUERY_BACKWARD_BLOCKS),
+            **_launch_options(qkv, causal, _QUERY_BACKWARD_BLOCKS),
         )  # fmt: skip
         wrap_triton(_key_value_backward)[(heads, len(keys))](
             qkv,
@@ -276,7 +276,7 @@ def varlen_self_attention_backward(
             starts,
             keys,
             tokens,
-            **_launch_options(qkv, causal, KEY_BACKWARD_BLOCKS),
+            **_launch_options(qkv, causal, _KEY_BACKWARD_BLOCKS),
         )
     grad_query_bias, grad_value_bias = grad_bias.sum(0).unbind()
     return grad_qkv, torch.cat([grad_query_bias, torch.zeros_like(grad_query_bias), grad_value_bias])

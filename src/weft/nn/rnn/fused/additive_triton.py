@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from weft.nn.rnn.fused.additive_numba import AdditiveStep
+from weft.nn.rnn.fused.additive import AdditiveStep
 
 BLOCK_S = 16  # positions of the memory at a time
 

@@ -2,7 +2,7 @@
 
 Forward and backward are written by hand, for `weft.nn.rnn.fused.scan`: the gradients of each step are kept, and those
 of memory and matrices are products over all steps at once. Two kinds of scores are supported: dot products of query and
-key, here, and the additive score (`weft.nn.rnn.fused.additive_numba`). The others run eagerly under autograd.
+key, here, and the additive score (`weft.nn.rnn.fused.additive`). The others run eagerly under autograd.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class AttentionSpec:
         """Return the attention of one scan, which writes its states to `states`, (T + 1, B, D) each."""
         if self.query_weight is None:
             return AttentionStep(self, states)
-        step: AttentionStep = dispatch.additive_step(self.memory)(self, states)
+        step: AttentionStep = dispatch.additive_step_class(self.memory)(self, states)
         return step
 
 

@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.nn.rnn.fused.trace import Trace, trace, trace_gradient
+from weft.nn.rnn.fused.trace import Pointwise, Trace, trace, trace_gradient
 
-Pointwise = Callable[..., Sequence[Tensor]]
-Kernel = Callable[[int, int, dict[str, Any]], Callable[[int], None]]  # (D, B, tensors by name) to a function of t
+StepKernel = Callable[[int, int, dict[str, Any]], Callable[[int], None]]  # (D, B, tensors by name) to a function of t
 CACHE_DIR = Path(__file__).parent / "__pycache__"  # numba's own cache for functions of modules
 
 
@@ -58,8 +57,8 @@ class StepKernels:
     `grad_value0`, the gradient from the next stage.
     """
 
-    forward: Kernel
-    backward: Kernel
+    forward: StepKernel
+    backward: StepKernel
     shared: bool  # the gradients of `input_proj` and `product` are equal, and written to `grad_product` only
 
 
@@ -164,7 +163,7 @@ def _row_slice(index: str) -> str:
     return f"[{', '.join(first)}][{start} : {start} + D]"
 
 
-def _compile(source: str, dtype: torch.dtype) -> Kernel:
+def _compile(source: str, dtype: torch.dtype) -> StepKernel:
     """Return a function from tensors to a function of t that runs one step; the machine code is cached on disk."""
     number = np.float32 if dtype is torch.float32 else np.float64
     compiled, tanh = compiler(), tanh_of(dtype)

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from weft.nn.rnn.fused.codegen_numba import Pointwise, StageShape, StepKernels, trace_stage
+from weft.nn.rnn.fused.codegen_numba import StageShape, StepKernels, trace_stage
+from weft.nn.rnn.fused.trace import Pointwise
 
-BLOCK = 512  # elements per program
+_BLOCK = 512  # elements per program
 
 
 def load_source(name: str, source: str) -> Any:
@@ -125,14 +126,14 @@ def _build_kernel(body: list[str], arrays: list[str]) -> Callable[..., Any]:
 
     def bind(D: int, B: int, tensors: dict[str, Any]) -> Callable[[int], None]:
         arguments = [tensors[name] if tensors[name] is not None else tensors["input_proj"] for name in arrays]
-        grid = ((B * D + BLOCK - 1) // BLOCK, 1, 1)
+        grid = ((B * D + _BLOCK - 1) // _BLOCK, 1, 1)
 
         # Compiled once, then launched directly: Triton's check of the arguments costs several times a launch.
-        compiled = kernel.warmup(0, D, B, *arguments, BLOCK=BLOCK, grid=grid)
+        compiled = kernel.warmup(0, D, B, *arguments, BLOCK=_BLOCK, grid=grid)
         ready = compiled[grid]
 
         def step(t: int) -> None:
-            ready(t, D, B, *arguments, BLOCK)
+            ready(t, D, B, *arguments, _BLOCK)
 
         return step
 

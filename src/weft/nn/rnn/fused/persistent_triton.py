@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from weft.nn.rnn.fused.codegen_numba import Pointwise, StageShape, trace_stage
+from weft.nn.rnn.fused.codegen_numba import StageShape, trace_stage
 from weft.nn.rnn.fused.codegen_triton import load_source, numbered, triton_line
-from weft.nn.rnn.fused.trace import Trace
+from weft.nn.rnn.fused.trace import Pointwise, Trace
 
 # Block sizes (rows, units) of a program, in the order in which they are tried.
 BLOCK_SIZES = ((16, 16), (16, 32), (32, 16), (32, 32), (64, 16), (64, 32), (128, 16), (128, 32))

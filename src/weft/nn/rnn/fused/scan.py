@@ -24,13 +24,13 @@ from weft.nn.rnn.fused.self_attention import SelfAttentionSpec, SelfAttentionSte
 from weft.nn.rnn.fused.trace import NotFusibleError
 
 if TYPE_CHECKING:
-    from weft.nn.rnn.cells import Cell, Stage, State
+    from weft.nn.rnn.cells import Cell, CellStage, CellState
 
 AnyAttentionSpec = AttentionSpec | InputFeedingSpec | SelfAttentionSpec
-Stages = tuple["Stage", ...]
+Stages = tuple["CellStage", ...]
 
 
-def scan(cell: "Cell", input_proj: Tensor, state: "State", stages: Stages | None = None) -> tuple[Tensor, ...]:
+def scan(cell: "Cell", input_proj: Tensor, state: "CellState", stages: Stages | None = None) -> tuple[Tensor, ...]:
     """Return each part of the state after every step, (T, B, D), has_grad input_proj (T, B, G·D) and the initial state.
 
     `stages` replace the cell's own (`Cell.dropped`).
@@ -41,7 +41,9 @@ def scan(cell: "Cell", input_proj: Tensor, state: "State", stages: Stages | None
     return scan_eager(cell, input_proj, state, stages)
 
 
-def scan_eager(cell: "Cell", input_proj: Tensor, state: "State", stages: Stages | None = None) -> tuple[Tensor, ...]:
+def scan_eager(
+    cell: "Cell", input_proj: Tensor, state: "CellState", stages: Stages | None = None
+) -> tuple[Tensor, ...]:
     """Run the scan step by step under autograd."""
     states = []
     for step in input_proj:
@@ -55,7 +57,7 @@ def scan_eager(cell: "Cell", input_proj: Tensor, state: "State", stages: Stages 
 def scan_fused(
     cell: "Cell",
     input_proj: Tensor,
-    state: "State",
+    state: "CellState",
     attention: AnyAttentionSpec | None = None,
     stages: Stages | None = None,
 ) -> tuple[Tensor, ...]:
@@ -104,7 +106,7 @@ class _Plan:
         return self.attention.tensors if self.attention else []
 
     def kernels_for(self, has_grad: tuple[bool, ...], input_proj: Tensor) -> list[StepKernels]:
-        last, make = len(self.shapes) - 1, dispatch.step_kernels(input_proj)
+        last, make = len(self.shapes) - 1, dispatch.step_kernel_generator(input_proj)
         return [
             make(function, shape, has_grad if number == last else None, input_proj.dtype)
             for number, (function, shape) in enumerate(zip(self.functions, self.shapes, strict=True))

@@ -1,6 +1,6 @@
 """Tracing of an elementwise function and its gradient to scalar code, for code generation.
 
-A cell's stage is written once, in plain torch (`weft.nn.rnn.cells.Stage`). Here it and its gradient are traced with
+A cell's stage is written once, in plain torch (`weft.nn.rnn.cells.CellStage`). Here it and its gradient are traced with
 `make_fx`. From each trace one kernel is generated: for the CPU in numba (`weft.nn.rnn.fused.codegen_numba`), for CUDA
 in Triton (`weft.nn.rnn.fused.codegen_triton`). A function with operations outside `EXPRESSIONS` is not fused.
 """
@@ -15,6 +15,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from weft.errors import WeftError
+
+Parts = Sequence[Tensor]  # (B, D) each
+Pointwise = Callable[[Parts, Parts, Parts, Parts], Parts]  # a stage's function: `weft.nn.rnn.cells.CellStage`
 
 aten = torch.ops.aten
 
