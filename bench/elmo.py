@@ -19,7 +19,7 @@ from torch import nn
 
 from weft.formats.elmo import import_elmo
 from weft.nn.rnn.projected_lstm import ProjectedLSTM
-from weft.nn.rnn.time_major import Grid
+from weft.nn.rnn.time_major import TimeMajor
 from weft.pipeline import load
 from weft.tokens import Tokens, spell
 
@@ -40,10 +40,10 @@ def check(name, folder, sentences):
         words = [stream[turn].split() for stream in streams]
         tokens = Tokens.pack([[special.bos, *[special.unk] * len(one), special.eos] for one in words])
         tokens = tokens.spelt([spell(["", *one, ""]) for one in words])
-        grid, embedded, found = Grid(tokens), model._embed(tokens), []
+        grid, embedded, found = TimeMajor(tokens), model._embed(tokens), []
         for number, way in enumerate((model.ahead, model.back)):
-            outputs, states[number] = way.walk(grid.lay(embedded, way.reverse), states[number], grid.real)
-            found.append(tokens.split(grid.gather(outputs[-1], way.reverse)))
+            outputs, states[number] = way.run(grid.pad(embedded, way.reverse), states[number], grid.mask)
+            found.append(tokens.split(grid.unpad(outputs[-1], way.reverse)))
         for row, file in enumerate(files):
             got = np.stack([way[row][1:-1].numpy() for way in found])
             worst, count = max(worst, float(np.abs(got - file[str(turn)][()]).max())), count + got.size

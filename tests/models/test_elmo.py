@@ -10,7 +10,7 @@ from weft.config.schema import Run, expand_preset
 from weft.errors import ConfigError, RoleError
 from weft.models.elmo import ELMo, ELMoConfig
 from weft.nn.kernels import dispatch
-from weft.nn.rnn.time_major import Grid
+from weft.nn.rnn.time_major import TimeMajor
 from weft.registry import resolve
 from weft.testing import check_model
 from weft.tokens import BEGIN, END, FIRST, LAST, PAD, Tokens, spell
@@ -106,7 +106,7 @@ class Meeting(ELMo):
     """Broken: the second layer of each direction reads both directions."""
 
     def encode(self, tokens, layers=(-1,)):
-        embedded, grid = self._embed(tokens), Grid(tokens)
+        embedded, grid = self._embed(tokens), TimeMajor(tokens)
         ahead, back = (way(embedded, grid)[0] for way in (self.ahead, self.back))
         mean = (ahead + back) / 2
         return torch.cat([way(mean, grid)[-1] for way in (self.ahead, self.back)], -1)[None]

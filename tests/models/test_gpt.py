@@ -168,7 +168,7 @@ def test_future_tokens_change_nothing_exactly(kind):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_step_is_the_whole_at_every_position_where_the_cache_grows(kind, monkeypatch):
-    monkeypatch.setattr(kv_cache, "ROOM", 4)
+    monkeypatch.setattr(kv_cache, "INITIAL_COLUMNS", 4)
     model, tokens = make(**kind), draw([20, 20])
     whole = model.logits(tokens).view(2, 20, -1)
     rows = tokens.ids.view(2, 20)
@@ -229,7 +229,7 @@ def test_positions_end():
     with pytest.raises(DataError, match=message):
         model.step(torch.tensor([1]), state)
     with pytest.raises(DataError, match=message):
-        model.fixed(state, 1, 8)
+        model.make_static(state, 1, 8)
     assert model.reads == 4
 
 

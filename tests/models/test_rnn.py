@@ -17,7 +17,7 @@ from weft.models.base import Role
 from weft.models.rnn import RNN, RNNConfig, RNNState
 from weft.nn.attention.capture import capture
 from weft.nn.kernels import dispatch
-from weft.nn.rnn.time_major import Grid
+from weft.nn.rnn.time_major import TimeMajor
 from weft.testing import check_model
 from weft.tokens import Tokens
 
@@ -431,10 +431,10 @@ def test_a_batch_with_no_token_at_all_is_answered(cell, direction):
 @pytest.mark.parametrize("cell", CELLS)
 def test_what_stands_in_empty_places_changes_no_answer(cell, attention, monkeypatch):
     model, tokens = make(17, cell=cell, attention=attention, layers=2), draw(RAGGED)
-    lay = Grid.lay
+    lay = TimeMajor.pad
 
-    def poisoned(self: Grid, flat: Tensor, reverse: bool = False) -> Tensor:
-        laid, real = lay(self, flat, reverse), self.real
+    def poisoned(self: TimeMajor, flat: Tensor, reverse: bool = False) -> Tensor:
+        laid, real = lay(self, flat, reverse), self.mask
         if laid.is_floating_point():
             return laid.masked_fill(~real[..., None], math.nan)
         return laid.where(real, torch.tensor(1))
@@ -446,7 +446,7 @@ def test_what_stands_in_empty_places_changes_no_answer(cell, attention, monkeypa
 
     with torch.no_grad():
         clean = answers()
-        monkeypatch.setattr(Grid, "lay", poisoned)
+        monkeypatch.setattr(TimeMajor, "pad", poisoned)
         assert all(torch.equal(one, other) for one, other in zip(answers(), clean, strict=True))
 
 

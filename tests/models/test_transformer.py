@@ -309,16 +309,16 @@ def test_a_step_is_the_whole_at_every_position(kind):
     torch.manual_seed(1)
     rows, sources = [[1, 2, 3, 4, 5], [6], [7, 8]], [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10] * 3]
     steps = 0
-    for actual, expected in read_on(model, rows, sources, kv_cache.ROOM + 8):
+    for actual, expected in read_on(model, rows, sources, kv_cache.INITIAL_COLUMNS + 8):
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
         steps += 1
-    assert steps == kv_cache.ROOM + 8
+    assert steps == kv_cache.INITIAL_COLUMNS + 8
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=config_id)
 @torch.no_grad()
 def test_so_it_is_in_double_precision_where_the_cache_grows(kind, monkeypatch):
-    monkeypatch.setattr(kv_cache, "ROOM", 2)
+    monkeypatch.setattr(kv_cache, "INITIAL_COLUMNS", 2)
     model = spread(make(**kind).double())
     torch.manual_seed(1)
     for actual, expected in read_on(model, [[1, 2, 3, 4, 5], [6], [7, 8]], [[1, 2], [4], [5, 6, 7, 8]], 12):
@@ -328,7 +328,7 @@ def test_so_it_is_in_double_precision_where_the_cache_grows(kind, monkeypatch):
 @torch.no_grad()
 def test_a_cache_that_grows_wrongly_is_caught(monkeypatch):
     """The negative control."""
-    monkeypatch.setattr(kv_cache, "ROOM", 2)
+    monkeypatch.setattr(kv_cache, "INITIAL_COLUMNS", 2)
     monkeypatch.setattr(
         kv_cache, "_moved", lambda index, before, after: torch.nn.functional.pad(index, (0, after - before))
     )
@@ -342,7 +342,7 @@ def test_select_copies_neither_the_sources_nor_what_was_read():
     _, state = model.start(Tokens.pack([[1], [2]]), Tokens.pack([[3, 4], [5]]))
     picked = state.select(torch.tensor([1, 0, 1, 1]))
     assert all(one is other for one, other in zip(picked.source_kv, state.source_kv, strict=True))
-    assert picked.cache.log is state.cache.log
+    assert picked.cache.storage is state.cache.storage
     assert sum(len(kv) for kv in picked.source_kv) == model.config.layers * 3  # once a source token, not a hypothesis
     _, after = model.step(torch.tensor([1, 2, 3, 4]), picked)
     assert all(one is other for one, other in zip(after.source_kv, state.source_kv, strict=True))
@@ -437,7 +437,7 @@ SEARCHES = [
 @pytest.mark.parametrize("options", SEARCHES, ids=["beam 5", "beam 3", "greedy", "sampled"])
 @pytest.mark.parametrize("kind", [{}, {"norm": "pre", "pruned_heads": OFF}], ids=config_id)
 def test_a_search_finds_what_it_finds_without_a_cache(kind, options, monkeypatch):
-    monkeypatch.setattr(kv_cache, "ROOM", 4)
+    monkeypatch.setattr(kv_cache, "INITIAL_COLUMNS", 4)
     model = spread(make(**kind).double(), 1)
     actual = searched(model, options)
     same_search(actual, searched(Anew(model), options))

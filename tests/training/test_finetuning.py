@@ -16,7 +16,7 @@ from weft.config.schema import Train
 from weft.data.truncation import TruncationPolicy
 from weft.formats.pretrained import read_run
 from weft.models.rnn import RNN
-from weft.nn.rnn.time_major import Grid
+from weft.nn.rnn.time_major import TimeMajor
 from weft.registry import resolve
 from weft.tasks.factory import build, make_task, resolve_run
 from weft.tasks.inference import evaluate
@@ -192,7 +192,7 @@ def _output(body, tokens, layer):
     """Return what one floor makes of a text."""
     if layer or not isinstance(body, RNN):
         return body.encode(tokens, (layer,))[0]
-    return body._embed(tokens, Grid(tokens))  # of one that spells, these are of another width
+    return body._embed(tokens, TimeMajor(tokens))  # of one that spells, these are of another width
 
 
 def test_an_evaluation_in_between_leaves_what_is_frozen_as_it_was(folder):

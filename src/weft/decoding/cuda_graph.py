@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from weft.decoding.beam_search import Hypothesis
 from weft.decoding.static_state import DecodingState, R
-from weft.models.base import Capturable, FixedState, State
+from weft.models.base import Capturable, State, StaticState
 from weft.nn.attention.capture import watched
 from weft.tokens import Tokens
 
@@ -57,7 +57,7 @@ def search(
     step = _get_step(model, kind, rules, sizes, groups, columns, remaining, lambda: model.prefill(*inputs))
     step.start(model, rules, inputs, len(active))
     while True:
-        steps, done = step.run(model, min(rules.max_length - written, step.state.room - columns))
+        steps, done = step.run(model, min(rules.max_length - written, step.state.capacity - columns))
         written, columns = written + steps, columns + steps
         staying = [group for group in range(len(active)) if not done[group] and written < rules.max_length]
         leaving = sorted({*range(len(active))} - {*staying})
@@ -115,7 +115,7 @@ class GraphStep(Generic[R]):
     """Model state and decoding state of a search, and on CUDA the graph of one step."""
 
     def __init__(
-        self, key: tuple[Hashable, ...], model: Capturable, state: FixedState, decoding: DecodingState[R]
+        self, key: tuple[Hashable, ...], model: Capturable, state: StaticState, decoding: DecodingState[R]
     ) -> None:
         self.key, self.state, self.decoding = key, state, decoding
         self.groups, self.width = decoding.row.shape
@@ -144,7 +144,7 @@ class GraphStep(Generic[R]):
 
     def _prefill(self, model: Capturable, copies: int, prompt: Tokens, source: Tokens | None) -> None:
         owner = torch.arange(self.groups * self.width, device=prompt.device) // (self.width * copies)
-        self.state.take(model.prefill(prompt, source), owner)
+        self.state.copy_from(model.prefill(prompt, source), owner)
         self.decoding.reset()
         self.decoding.token.copy_(prompt.ids[prompt.starts[1:].long() - 1][owner].view_as(self.decoding.token))
 
@@ -154,7 +154,7 @@ class GraphStep(Generic[R]):
         self.decoding.reset()
         self.decoding.copy_from(previous.decoding, groups)
         padded = torch.cat([groups, groups[:1].expand(self.groups - len(groups))])
-        self.state.take(previous.state, previous.decoding.row[padded].flatten())
+        self.state.copy_from(previous.state, previous.decoding.row[padded].flatten())
 
     def run(self, model: Capturable, max_steps: int) -> tuple[int, list[bool]]:
         """Run `max_steps` steps, or fewer if few groups are left; return how many, and which groups are done."""
@@ -230,28 +230,28 @@ def _get_step(
     make_state: MakeState,
 ) -> GraphStep[R]:
     """Return a cached step for `groups` sequences of `columns` tokens and `remaining` to come, or make a new one."""
-    room, weights = INITIAL_CAPACITY, _weight_addresses(model)
-    while room < columns + min(
+    capacity, weights = INITIAL_CAPACITY, _weight_addresses(model)
+    while capacity < columns + min(
         remaining,
         max(INITIAL_CAPACITY, MAX_INITIAL_TOKENS // (groups * rules.width) // INITIAL_CAPACITY * INITIAL_CAPACITY),
     ):
-        room *= 2
-    key: tuple[Hashable, ...] = (weights, kind.__name__, rules.key, sizes, groups, room)
+        capacity *= 2
+    key: tuple[Hashable, ...] = (weights, kind.__name__, rules.key, sizes, groups, capacity)
     with _cache_lock:
         cached = _graph_cache[model] = [step for step in _graph_cache.get(model, ()) if step.key[0] == weights]
         for step in cached:
-            if step.key == key and step.state.room > columns:
+            if step.key == key and step.state.capacity > columns:
                 cached.remove(step)
                 return step
     _module_parts.pop(model, None)  # a submodule may have been replaced
     key = (_weight_addresses(model), *key[1:])
     with torch.inference_mode(False), torch.no_grad():  # so that the tensors serve in any mode
-        fixed = model.fixed(make_state(), groups * rules.width, room)
+        static = model.make_static(make_state(), groups * rules.width, capacity)
         ids = torch.zeros(groups * rules.width, dtype=torch.long, device=sizes.device)
-        logits, _ = model.step(ids, fixed)  # warm-up: compile and load before the capture
-        decoding = kind(rules, logits, groups, fixed.room)
+        logits, _ = model.step(ids, static)  # warm-up: compile and load before the capture
+        decoding = kind(rules, logits, groups, static.capacity)
         decoding.choose(logits)
-        return GraphStep(key, model, fixed, decoding)
+        return GraphStep(key, model, static, decoding)
 
 
 def _release(model: Capturable, step: GraphStep[Any]) -> None:

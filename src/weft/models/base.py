@@ -57,18 +57,18 @@ class Generator(Protocol):
         ...
 
 
-class FixedState(State, Protocol):
+class StaticState(State, Protocol):
     """A decoding state at fixed addresses: `step` writes into it and returns it, so that a CUDA graph can replay it.
 
     Its `select` takes only rows that continue hypotheses of the same sequence.
     """
 
     @property
-    def room(self) -> int:
-        """The capacity of a hypothesis in tokens, the prompt included."""
+    def capacity(self) -> int:
+        """The number of tokens that fit for a hypothesis, the prompt included."""
         ...
 
-    def take(self, state: State, rows: Tensor) -> None:
+    def copy_from(self, state: State, rows: Tensor) -> None:
         """Copy `state` in place: hypothesis b continues its hypothesis rows[b]; source sizes must be equal."""
         ...
 
@@ -91,8 +91,8 @@ class Capturable(Generator, Protocol):
         """Return the state after all prompt tokens but the last: `start` is this and a step with the last ones."""
         ...
 
-    def fixed(self, state: State, rows: int, room: int) -> FixedState:
-        """Return a fixed state that can `take` this one: `rows` hypotheses of `room` tokens at most."""
+    def make_static(self, state: State, rows: int, capacity: int) -> StaticState:
+        """Return a static state for copies of this one: `rows` hypotheses of `capacity` tokens at most."""
         ...
 
 

@@ -33,7 +33,7 @@ from weft.models.base import Direction, Model, Role, matrix_numbers
 from weft.nn.layers.char_cnn import CharFilters, Highway
 from weft.nn.rnn.cells import CellState
 from weft.nn.rnn.projected_lstm import ProjectedLSTM
-from weft.nn.rnn.time_major import Grid
+from weft.nn.rnn.time_major import TimeMajor
 from weft.tokens import END, LONGEST_SPELLING, PAD, Tokens
 
 _LM_ROLES = {Role.LANGUAGE_MODEL, Role.GENERATOR}
@@ -110,12 +110,12 @@ class DirectionalLSTM(nn.Module):
             ProjectedLSTM(half, half, config.cells, config.clip or None) for _ in range(config.layers)
         )
 
-    def forward(self, flat: Tensor, grid: Grid) -> list[Tensor]:
+    def forward(self, flat: Tensor, grid: TimeMajor) -> list[Tensor]:
         """Run all layers over (N, D/2); return each layer's outputs, (N, D/2) each."""
-        outputs, _ = self.walk(grid.lay(flat, self.reverse))
-        return [grid.gather(output, self.reverse) for output in outputs]
+        outputs, _ = self.run(grid.pad(flat, self.reverse))
+        return [grid.unpad(output, self.reverse) for output in outputs]
 
-    def walk(
+    def run(
         self, inputs: Tensor, states: Sequence[CellState] | None = None, real: Tensor | None = None
     ) -> tuple[list[Tensor], tuple[CellState, ...]]:
         """Run all layers over time-major inputs (T, B, D/2) from `states` on; return each layer's outputs and state."""
@@ -195,35 +195,35 @@ class ELMo(Model):
         depth = self.config.layers
         if not all(-depth - 1 <= layer <= depth for layer in layers):
             raise ConfigError(f"layers: this elmo has 0, the spelling, to {depth}, but {list(layers)} is asked for")
-        embedded, grid = self._embed(tokens), Grid(tokens)
+        embedded, grid = self._embed(tokens), TimeMajor(tokens)
         states = [[embedded, *lstm(embedded, grid)] for lstm in (self.ahead, self.back)]
         return torch.stack([torch.cat([own[layer] for own in states], -1) for layer in layers])
 
     def pooled_output(self, tokens: Tokens) -> Tensor:
         """Return one vector a sequence, (B, D): the last layer's final output in each direction."""
-        embedded, grid = self._embed(tokens), Grid(tokens)
+        embedded, grid = self._embed(tokens), TimeMajor(tokens)
         return torch.cat([grid.end(lstm(embedded, grid)[-1], lstm.reverse) for lstm in (self.ahead, self.back)], -1)
 
     def logits(self, tokens: Tokens, at: Tensor | None = None, direction: Direction = "forward") -> Tensor:
         """Return the logits of the next or, backward, the previous token: (N, V), or (len(at), V)."""
-        hidden = self._lstm(direction)(self._embed(tokens), Grid(tokens))[-1]
+        hidden = self._lstm(direction)(self._embed(tokens), TimeMajor(tokens))[-1]
         return self._project(hidden if at is None else hidden[at])
 
     def logits_each(self, tokens: Tokens, directions: Sequence[Direction]) -> list[Tensor]:
         """Return the logits (N, V) of each direction; the character encoder runs once for all."""
-        embedded, grid = self._embed(tokens), Grid(tokens)
+        embedded, grid = self._embed(tokens), TimeMajor(tokens)
         return [self._project(self._lstm(direction)(embedded, grid)[-1]) for direction in directions]
 
     def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, ELMoState]:
         """Return the logits (B, V) of the token after each prompt, and the state."""
-        grid = Grid(prompt)
-        outputs, last = self.ahead.walk(grid.lay(self._embed(prompt)), None, None if grid.full else grid.real)
+        grid = TimeMajor(prompt)
+        outputs, last = self.ahead.run(grid.pad(self._embed(prompt)), None, None if grid.full else grid.mask)
         return self._project(grid.last(outputs[-1])), ELMoState(last)
 
     def step(self, ids: Tensor, state: ELMoState) -> tuple[Tensor, ELMoState]:
         """Append one token to each hypothesis, ids (B,), with the characters that the vocabulary has for it."""
         embedded = self._embed(Tokens.flat(ids, torch.ones(len(ids))))
-        outputs, last = self.ahead.walk(embedded[None], state.layers)
+        outputs, last = self.ahead.run(embedded[None], state.layers)
         return self._project(outputs[-1][0]), ELMoState(last)
 
     def _lstm(self, direction: Direction) -> DirectionalLSTM:

@@ -141,10 +141,10 @@ class GPT(Model):
         self._hidden_states(prefix, kv)
         return KVCache.of(prefix, kv)
 
-    def fixed(self, state: KVCache, rows: int, room: int) -> StaticKVCache:
-        """Return a cache at fixed addresses for `rows` hypotheses of up to `room` tokens."""
+    def make_static(self, state: KVCache, rows: int, capacity: int) -> StaticKVCache:
+        """Return a cache at fixed addresses for `rows` hypotheses of up to `capacity` tokens."""
         check_position(int(state.at) + 1, self.config.max_positions)  # `end` of a static cache is its capacity
-        return StaticKVCache.like(state, rows, min(room, self.config.max_positions))
+        return StaticKVCache.like(state, rows, min(capacity, self.config.max_positions))
 
     @property
     def prefill_capturable(self) -> bool:

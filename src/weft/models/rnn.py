@@ -38,7 +38,7 @@ from weft.nn.layers.dropout import SequenceDropout, WordDropout
 from weft.nn.rnn.cells import CellState
 from weft.nn.rnn.self_attentive import LSTMN
 from weft.nn.rnn.stack import RecurrentStack
-from weft.nn.rnn.time_major import Grid
+from weft.nn.rnn.time_major import TimeMajor
 from weft.tokens import PAD, Tokens
 
 
@@ -192,7 +192,7 @@ class RNN(Model):
 
     def encode(self, tokens: Tokens, layers: Sequence[int] = (-1,)) -> Tensor:
         """Return the outputs of the chosen layers, (L, N, D); 0 is the embeddings, -1 the last layer."""
-        grid = Grid(tokens)
+        grid = TimeMajor(tokens)
         embedded = self._embed(tokens, grid)
         outputs, _ = self.recurrent(embedded, grid)
         states, depth = [embedded, *outputs], len(outputs)
@@ -208,7 +208,7 @@ class RNN(Model):
 
     def pooled_output(self, tokens: Tokens) -> Tensor:
         """Return one vector a sequence, (B, D): the last layer's final output in each direction."""
-        grid = Grid(tokens)
+        grid = TimeMajor(tokens)
         _, ends = self.recurrent(self._embed(tokens, grid), grid)
         last: Tensor = ends[-1]
         return last
@@ -218,7 +218,7 @@ class RNN(Model):
         if direction not in self.directions(self.config):
             own = self.directions(self.config)[0]
             raise RoleError(f"direction: this rnn reads {own}, but is asked for {direction}; see model.direction")
-        grid = Grid(tokens)
+        grid = TimeMajor(tokens)
         outputs, _ = self.recurrent(self._embed(tokens, grid), grid)
         hidden = outputs[-1]
         if direction == "both":
@@ -229,9 +229,9 @@ class RNN(Model):
 
     def read(self, tokens: Tokens, state: RNNState | None = None) -> tuple[Tensor, RNNState]:
         """Continue sequences from `state`; return the logits (N, V) and the state after each one's last token."""
-        grid = Grid(tokens)
-        hidden, last = self._run(grid.lay(tokens.ids), state, None if grid.full else grid.real)
-        return self._project(grid.gather(hidden)), last
+        grid = TimeMajor(tokens)
+        hidden, last = self._run(grid.pad(tokens.ids), state, None if grid.full else grid.mask)
+        return self._project(grid.unpad(hidden)), last
 
     def carried(self, state: RNNState) -> RNNState:
         """Return the state for the next segment of the same texts, detached from the graph."""
@@ -248,8 +248,8 @@ class RNN(Model):
 
     def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, RNNState]:
         """Return the logits (B, V) of the token after each prompt, and the state."""
-        grid = Grid(prompt)
-        hidden, state = self._run(grid.lay(prompt.ids), None, None if grid.full else grid.real)
+        grid = TimeMajor(prompt)
+        hidden, state = self._run(grid.pad(prompt.ids), None, None if grid.full else grid.mask)
         return self._project(grid.last(hidden)), state
 
     def step(self, ids: Tensor, state: RNNState) -> tuple[Tensor, RNNState]:
@@ -257,7 +257,7 @@ class RNN(Model):
         hidden, state = self._run(ids[None], state, None)
         return self._project(hidden[0]), state
 
-    def _embed(self, tokens: Tokens, grid: Grid) -> Tensor:
+    def _embed(self, tokens: Tokens, grid: TimeMajor) -> Tensor:
         embedded: Tensor = self.drop_embed(self.embed(tokens.ids), tokens.ids)
         if self.chars is not None:
             embedded = torch.cat([embedded, self.chars(tokens)], -1)
@@ -266,7 +266,7 @@ class RNN(Model):
 
     def _run(self, ids: Tensor, state: RNNState | None, real: Tensor | None) -> tuple[Tensor, RNNState]:
         embedded = self.drop_input(self.drop_embed(self.embed(ids), ids))  # (T, B, E)
-        outputs, last = self.recurrent.walk(embedded, state.layers if state else None, real)
+        outputs, last = self.recurrent.run(embedded, state.layers if state else None, real)
         return self.drop_output(outputs[-1]), RNNState(last)
 
     def _project(self, hidden: Tensor) -> Tensor:

@@ -77,22 +77,22 @@ class TransformerState:
 
 @dataclass(frozen=True)
 class StaticTransformerState(TransformerState):
-    """A decoding state at fixed addresses, for CUDA graphs (weft.models.base.FixedState)."""
+    """A decoding state at fixed addresses, for CUDA graphs (weft.models.base.StaticState)."""
 
     cache: StaticKVCache
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """The capacity of a hypothesis in tokens."""
-        return self.cache.room
+        return self.cache.capacity
 
     def select(self, rows: Tensor) -> "StaticTransformerState":
         """Return the state whose hypothesis b continues rows[b], of the same source: `source_index` stays."""
         return replace(self, cache=self.cache.select(rows))
 
-    def take(self, state: TransformerState, rows: Tensor) -> None:
+    def copy_from(self, state: TransformerState, rows: Tensor) -> None:
         """Copy `state` in place: hypothesis b continues its hypothesis rows[b]."""
-        self.cache.take(state.cache, rows)
+        self.cache.copy_from(state.cache, rows)
         for static, index in zip(self.source_index, state.source_index.select(rows), strict=True):
             static.copy_(index)
         for static, kv in zip(self.source_kv, state.source_kv, strict=True):
@@ -174,16 +174,16 @@ class Transformer(Model):
         source_kv = tuple(layer.detach() for layer in self.decoder.remember(memory))
         return TransformerState(KVCache.of(prefix, kv), KVIndex.of(source), source_kv)
 
-    def fixed(self, state: TransformerState, rows: int, room: int) -> "StaticTransformerState":
-        """Return a state at fixed addresses for `rows` hypotheses of up to `room` tokens."""
+    def make_static(self, state: TransformerState, rows: int, capacity: int) -> "StaticTransformerState":
+        """Return a state at fixed addresses for `rows` hypotheses of up to `capacity` tokens."""
         if isinstance(self.positions, Learned):
             check_position(
                 int(state.cache.at) + 1, self.config.max_positions
             )  # `end` of a static cache is its capacity
-            room = min(room, self.config.max_positions)
+            capacity = min(capacity, self.config.max_positions)
         index = KVIndex(*(tensor.new_zeros(rows, *tensor.shape[1:]) for tensor in state.source_index))
         source_kv = tuple(torch.zeros_like(kv) for kv in state.source_kv)
-        return StaticTransformerState(StaticKVCache.like(state.cache, rows, room), index, source_kv)
+        return StaticTransformerState(StaticKVCache.like(state.cache, rows, capacity), index, source_kv)
 
     @property
     def prefill_capturable(self) -> bool:
@@ -234,7 +234,7 @@ class Transformer(Model):
         """Return the embeddings (B, D) of one token a hypothesis, at the cache's last position."""
         table = self.target_embed.weight
         if embed_next := dispatch.next_embedding_kernel(table, self.training):
-            positions = self.positions.vectors(cache.log.room, table.device)
+            positions = self.positions.vectors(cache.storage.capacity, table.device)
             embedded: Tensor = embed_next(ids, table, positions, cache, self.config.width**0.5)
             return embedded
         return self._add_positions(self.target_embed(ids), self.positions(cache.position))

@@ -20,7 +20,7 @@ from weft.models.seq2seq.model import Seq2Seq, Seq2SeqConfig
 from weft.nn.attention.capture import capture
 from weft.nn.kernels import dispatch
 from weft.nn.layers.losses import cross_entropy_sum
-from weft.nn.rnn.time_major import Grid
+from weft.nn.rnn.time_major import TimeMajor
 from weft.testing import PROPERTIES, check_model
 from weft.tokens import Tokens
 
@@ -542,17 +542,17 @@ def test_ragged_and_even_prompts_take_different_ways_to_the_same_place(cell, pla
 @pytest.mark.parametrize("cell", CELLS)
 def test_what_stands_in_empty_places_changes_no_answer(cell, place, monkeypatch):
     model, (tokens, source) = make(6, cell=cell, layers=2, **place), pairs(RAGGED)
-    lay = Grid.lay
+    lay = TimeMajor.pad
 
-    def poisoned(self: Grid, flat: Tensor, reverse: bool = False) -> Tensor:
-        laid, real = lay(self, flat, reverse), self.real
+    def poisoned(self: TimeMajor, flat: Tensor, reverse: bool = False) -> Tensor:
+        laid, real = lay(self, flat, reverse), self.mask
         if laid.is_floating_point():
             return laid.where(real[..., None], torch.tensor(math.nan, dtype=laid.dtype))
         return laid.where(real, torch.tensor(1))
 
     with torch.no_grad():
         logits, (following, state) = model.logits(tokens, source), model.start(tokens, source)
-        monkeypatch.setattr(Grid, "lay", poisoned)
+        monkeypatch.setattr(TimeMajor, "pad", poisoned)
         assert torch.equal(model.logits(tokens, source), logits)
         again, again_state = model.start(tokens, source)
     assert torch.equal(again, following)

@@ -45,8 +45,8 @@ class Told:
 
     def check(self):
         assert self.held.position.tolist() == [len(row) - 1 for row in self.lists[0]]
-        places, first, last = self.held.reach
-        for kv, rows in zip(self.held.log.layers, self.lists, strict=True):
+        places, first, last = self.held.kv_index
+        for kv, rows in zip(self.held.storage.layers, self.lists, strict=True):
             for row, expected in enumerate(rows):
                 own = places[row, int(first[row]) : int(last[row])].long()
                 assert torch.equal(kv.flatten(0, 1)[own], torch.stack(expected)), "another's keys and values"
@@ -71,13 +71,13 @@ def live(choose, steps=8):
 @given(st.data(), st.sampled_from([1, 2, 64]))
 def test_every_state_keeps_what_it_has_read(data, room):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kv_cache, "ROOM", room)
+        patch.setattr(kv_cache, "INITIAL_COLUMNS", room)
         live(data.draw)
 
 
 def path(patch):
     """Go through what a beam search does, and two steps from one state."""
-    patch.setattr(kv_cache, "ROOM", 2)
+    patch.setattr(kv_cache, "INITIAL_COLUMNS", 2)
     torch.manual_seed(0)
     states = [Told.started([3, 1, 2])]
     for rows in ([0, 0, 1, 2, 2], [4, 1, 0, 0], [1, 3, 2], [2]):
@@ -93,7 +93,7 @@ def test_a_search_that_branches_keeps_what_it_has_read(monkeypatch):
 
 def never_full(self):
     """Open a column that another step has already taken."""
-    self.log.filled = self.end
+    self.storage.filled = self.end
     return _opened(self)
 
 
@@ -128,20 +128,20 @@ def test_what_is_written_over_lost_or_numbered_wrongly_is_caught(owner, name, wr
 
 
 def addresses(told):
-    return [kv.data_ptr() for kv in told.held.log.layers]
+    return [kv.data_ptr() for kv in told.held.storage.layers]
 
 
 def test_select_copies_no_key_or_value():
     state = Told.started([3, 1, 2])
     selected = state.select([2, 0, 0])
-    assert selected.held.log is state.held.log
+    assert selected.held.storage is state.held.storage
     assert addresses(selected) == addresses(state)
 
 
 def test_a_beam_search_within_the_room_copies_no_key_or_value():
     state = Told.started([1] * 4)
     at, rows = addresses(state), 4
-    for number in range(kv_cache.ROOM - 1):
+    for number in range(kv_cache.INITIAL_COLUMNS - 1):
         chosen = [row * (number % 3) % rows for row in range(rows)][: rows - (number == 30)]  # one is done before
         state, rows = state.select(chosen).stepped(), len(chosen)
         assert addresses(state) == at
@@ -149,7 +149,7 @@ def test_a_beam_search_within_the_room_copies_no_key_or_value():
 
 
 def test_what_copies_is_a_second_step_from_one_state_more_hypotheses_or_a_longer_text(monkeypatch):
-    monkeypatch.setattr(kv_cache, "ROOM", 4)
+    monkeypatch.setattr(kv_cache, "INITIAL_COLUMNS", 4)
     state = Told.started([1, 1])
     first, second = state.stepped(), state.stepped()
     assert addresses(first) == addresses(state) != addresses(second)
@@ -157,14 +157,14 @@ def test_what_copies_is_a_second_step_from_one_state_more_hypotheses_or_a_longer
     longer = first.stepped().stepped()
     assert addresses(longer) == addresses(state)
     assert addresses(longer.stepped()) != addresses(state)
-    assert longer.stepped().held.log.room == 8
+    assert longer.stepped().held.storage.capacity == 8
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 9])
 def test_there_is_room_after_a_prompt_of_any_length(length, monkeypatch):
-    monkeypatch.setattr(kv_cache, "ROOM", 4)
+    monkeypatch.setattr(kv_cache, "INITIAL_COLUMNS", 4)
     state = Told.started([length, 1])
-    assert state.held.log.room % 4 == 0
+    assert state.held.storage.capacity % 4 == 0
     assert addresses(state.stepped()) == addresses(state)
     for _ in range(10):
         state = state.stepped()
@@ -187,10 +187,10 @@ def graded(request):
         yield
 
 
-def explicit(q, kv, reach):
+def explicit(q, kv, kv_index):
     found = []
-    for row, places in enumerate(reach.slots):
-        own = kv[places[int(reach.first[row]) : int(reach.last[row])].long()]
+    for row, places in enumerate(kv_index.slots):
+        own = kv[places[int(kv_index.first[row]) : int(kv_index.last[row])].long()]
         heads = zip(q[row], own[:, 0].unbind(1), own[:, 1].unbind(1), strict=True)
         found.append(torch.stack([paper.attention(Q[None], K, V, False)[0][0] for Q, K, V in heads]))
     return torch.stack(found)
@@ -208,35 +208,35 @@ def reached(rows=5, columns=9, held=40, dtype=torch.float64, seed=0):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.usefixtures("graded")
 def test_a_query_sees_what_it_reaches(seed, dtype, tolerance):
-    q, kv, reach = reached(seed=seed, dtype=dtype)
-    torch.testing.assert_close(attend_cached(q, kv, reach), explicit(q, kv, reach), rtol=0, atol=tolerance)
+    q, kv, kv_index = reached(seed=seed, dtype=dtype)
+    torch.testing.assert_close(attend_cached(q, kv, kv_index), explicit(q, kv, kv_index), rtol=0, atol=tolerance)
 
 
 def test_a_reach_that_is_one_too_wide_is_caught():
     """The negative control."""
-    q, kv, reach = reached()
-    wide = KVIndex(reach.slots, (reach.first - 1).clamp(min=0), reach.last)
-    assert not torch.allclose(attend_cached(q, kv, wide), explicit(q, kv, reach), rtol=0, atol=1e-3)
+    q, kv, kv_index = reached()
+    wide = KVIndex(kv_index.slots, (kv_index.first - 1).clamp(min=0), kv_index.last)
+    assert not torch.allclose(attend_cached(q, kv, wide), explicit(q, kv, kv_index), rtol=0, atol=1e-3)
 
 
 @pytest.mark.usefixtures("graded")
 def test_what_is_out_of_reach_changes_nothing_exactly():
-    q, kv, reach = reached(dtype=torch.float32)
-    seen = {int(place) for row in zip(*reach, strict=True) for place in row[0][int(row[1]) : int(row[2])]}
+    q, kv, kv_index = reached(dtype=torch.float32)
+    seen = {int(place) for row in zip(*kv_index, strict=True) for place in row[0][int(row[1]) : int(row[2])]}
     hidden = torch.tensor([place not in seen for place in range(len(kv))])
     assert hidden.any()
     other = torch.where(hidden[:, None, None, None], 1e3, kv)
-    assert torch.equal(attend_cached(q, other, reach), attend_cached(q, kv, reach))
+    assert torch.equal(attend_cached(q, other, kv_index), attend_cached(q, kv, kv_index))
 
 
 @pytest.mark.usefixtures("graded")
 def test_who_reaches_nothing_finds_nothing():
-    q, kv, reach = reached(dtype=torch.float32)
-    nothing = KVIndex(reach.slots, reach.first, torch.where(torch.arange(5) == 2, reach.first, reach.last))
+    q, kv, kv_index = reached(dtype=torch.float32)
+    nothing = KVIndex(kv_index.slots, kv_index.first, torch.where(torch.arange(5) == 2, kv_index.first, kv_index.last))
     found = attend_cached(q, kv, nothing)
     assert not found[2].any()
     others = [0, 1, 3, 4]
-    torch.testing.assert_close(found[others], attend_cached(q, kv, reach)[others], rtol=0, atol=1e-6)
+    torch.testing.assert_close(found[others], attend_cached(q, kv, kv_index)[others], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("lengths", [[3, 1, 4], [2, 0, 3], [0, 2], [2, 0], [0, 0]])
@@ -244,11 +244,11 @@ def test_who_reaches_nothing_finds_nothing():
 def test_each_hypothesis_reaches_its_own_source(lengths):
     tokens = tokens_of(lengths)
     kv, q = torch.randn(sum(lengths), 2, 3, 4), torch.randn(len(lengths), 3, 4)
-    reach = KVIndex.of(tokens)
-    found = attend_cached(q, kv, reach)
+    kv_index = KVIndex.of(tokens)
+    found = attend_cached(q, kv, kv_index)
     for row, own in enumerate(tokens.split(kv)):
         heads = zip(q[row], own[:, 0].unbind(1), own[:, 1].unbind(1), strict=True)
         expected = torch.stack([paper.attention(Q[None], K, V, False)[0][0] for Q, K, V in heads])
         torch.testing.assert_close(found[row], expected, rtol=0, atol=1e-6)
     rows = torch.tensor([len(lengths) - 1, 0, 0])
-    torch.testing.assert_close(attend_cached(q[rows], kv, reach.select(rows)), found[rows], rtol=0, atol=1e-6)
+    torch.testing.assert_close(attend_cached(q[rows], kv, kv_index.select(rows)), found[rows], rtol=0, atol=1e-6)

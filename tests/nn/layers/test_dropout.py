@@ -12,7 +12,7 @@ from weft.nn.layers.dropout import SequenceDropout, WordDropout, draw_mask
 from weft.nn.rnn import cells
 from weft.nn.rnn.cells import make_cell
 from weft.nn.rnn.self_attentive import LSTMN
-from weft.nn.rnn.time_major import Grid
+from weft.nn.rnn.time_major import TimeMajor
 from weft.tokens import Tokens
 
 LENGTHS = [4, 0, 1, 6]
@@ -20,7 +20,7 @@ WIDE = 50
 
 
 def grid_of(lengths):
-    return Grid(Tokens.flat(torch.zeros(sum(lengths), dtype=torch.long), torch.tensor(lengths)))
+    return TimeMajor(Tokens.flat(torch.zeros(sum(lengths), dtype=torch.long), torch.tensor(lengths)))
 
 
 def test_a_mask_keeps_a_share_and_the_mean():
@@ -58,7 +58,7 @@ def test_flat_and_laid_out_tokens_get_the_same_masks():
     torch.manual_seed(3)
     one = drop(flat, grid)
     torch.manual_seed(3)
-    assert torch.equal(grid.gather(drop(grid.lay(flat))), one)
+    assert torch.equal(grid.unpad(drop(grid.pad(flat))), one)
 
 
 def test_a_word_is_dropped_wherever_it_stands():

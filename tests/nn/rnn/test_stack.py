@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from weft.nn.rnn.stack import RecurrentStack
-from weft.nn.rnn.time_major import Grid
+from weft.nn.rnn.time_major import TimeMajor
 from weft.tokens import Tokens
 
 quick = settings(deadline=None, derandomize=True, max_examples=20)
@@ -27,8 +27,8 @@ def make(cell: str = "lstm", layers: int = 1, seed: int = 0, inputs: int = INPUT
     return stack
 
 
-def grid_of(lengths: list[int]) -> Grid:
-    return Grid(Tokens.flat(torch.zeros(sum(lengths), dtype=torch.long), torch.tensor(lengths)))
+def grid_of(lengths: list[int]) -> TimeMajor:
+    return TimeMajor(Tokens.flat(torch.zeros(sum(lengths), dtype=torch.long), torch.tensor(lengths)))
 
 
 def draw(*shape: int) -> Tensor:
@@ -92,8 +92,8 @@ def test_it_is_so_for_any_lengths_and_options(lengths, cell, direction, attentio
 
 def test_a_walk_the_wrong_way_is_caught(monkeypatch):
     """The negative control: the backward layer reads forwards."""
-    lay = Grid.lay
-    monkeypatch.setattr(Grid, "lay", lambda self, flat, reverse=False: lay(self, flat))
+    lay = TimeMajor.pad
+    monkeypatch.setattr(TimeMajor, "pad", lambda self, flat, reverse=False: lay(self, flat))
     check(make("elman"), RAGGED, "elman")
     with pytest.raises(AssertionError, match="not close"):
         check(make("elman", direction="both"), RAGGED, "elman", direction="both")
@@ -162,8 +162,8 @@ def test_a_walk_over_a_grid_is_what_it_reads_at_once(cell, attention):
     stack, lengths = make(cell, 2, 6, attention=attention, residual=True), RAGGED
     flat, grid = draw(sum(lengths), INPUTS), grid_of(lengths)
     expected, ends = stack(flat, grid)
-    outputs, states = stack.walk(grid.lay(flat), None, grid.real)
-    actual = [grid.gather(tensor) for tensor in outputs]
+    outputs, states = stack.run(grid.pad(flat), None, grid.mask)
+    actual = [grid.unpad(tensor) for tensor in outputs]
     agree(
         [*actual, *(grid.last(tensor) for tensor in outputs[:1])],
         [*expected, ends[0]],
@@ -177,10 +177,10 @@ def test_a_walk_over_a_grid_is_what_it_reads_at_once(cell, attention):
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_walk_in_pieces_is_the_walk(cell, attention):
     stack, inputs = make(cell, 2, 7, attention=attention), draw(7, 3, INPUTS)
-    whole, after = stack.walk(inputs)
+    whole, after = stack.run(inputs)
     pieces, states = [], None
     for piece in (inputs[:3], inputs[3:4], inputs[4:4], inputs[4:]):
-        outputs, states = stack.walk(piece, states)
+        outputs, states = stack.run(piece, states)
         pieces.append(outputs[-1])
     named = {**weights_of(stack), "inputs": inputs}
     agree([torch.cat(pieces), states[1][0]], [whole[-1], after[1][0]], named)
@@ -219,13 +219,13 @@ def test_a_batch_with_no_token_at_all_has_no_output_and_ends_in_zeros(cell, atte
 @pytest.mark.parametrize("cell", CELLS)
 def test_what_stands_in_empty_places_reaches_nothing(cell, direction, attention, monkeypatch):
     stack, flat, grid = make(cell, 2, 9, direction=direction, attention=attention), draw(20, INPUTS), grid_of(RAGGED)
-    lay = Grid.lay
+    lay = TimeMajor.pad
     with torch.no_grad():
         outputs, ends = stack(flat, grid)
         monkeypatch.setattr(
-            Grid,
-            "lay",
-            lambda self, read, reverse=False: lay(self, read, reverse).masked_fill(~self.real[..., None], float("nan")),
+            TimeMajor,
+            "pad",
+            lambda self, read, reverse=False: lay(self, read, reverse).masked_fill(~self.mask[..., None], float("nan")),
         )
         again, again_ends = stack(flat, grid)
     assert torch.equal(again[-1], outputs[-1])
@@ -258,6 +258,6 @@ def test_dropout_is_not_on_the_way_around():
     """With every input of the second layer dropped, what the first put out still comes through."""
     stack, inputs = make("elman", 2, residual=True), torch.randn(3, 2, INPUTS, dtype=torch.float64)
     stack.dropout.p = 1.0
-    first, second = stack.train().walk(inputs)[0]
+    first, second = stack.train().run(inputs)[0]
     beside = stack.ahead[1](torch.zeros_like(first))[0]
     torch.testing.assert_close(second, first + beside)

@@ -17,7 +17,7 @@ from weft.nn.kernels import dispatch
 from weft.nn.rnn.cells import Cell, CellState, at_last, make_cell
 from weft.nn.rnn.fused.attention import AttentionSpec, InputFeedingSpec, attend_all, attention_spec
 from weft.nn.rnn.fused.scan import scan_fused
-from weft.nn.rnn.time_major import Grid
+from weft.nn.rnn.time_major import TimeMajor
 
 if TYPE_CHECKING:
     from weft.models.seq2seq.model import Seq2SeqConfig
@@ -80,12 +80,12 @@ class Decoder(nn.Module):
         assert isinstance(layer, Cell)
         return layer
 
-    def remember(self, states: Tensor, grid: Grid) -> Memory | None:
+    def remember(self, states: Tensor, grid: TimeMajor) -> Memory | None:
         """Return the encoder's flat states (N, D) padded for attention, with their keys; None without attention."""
         if self.score is None:
             return None
-        padded = grid.lay(states).masked_fill(~grid.real[..., None], 0).transpose(0, 1).contiguous()  # (B, S, D)
-        return Memory(padded, self.score.keys(padded), ~grid.real.T)
+        padded = grid.pad(states).masked_fill(~grid.mask[..., None], 0).transpose(0, 1).contiguous()  # (B, S, D)
+        return Memory(padded, self.score.keys(padded), ~grid.mask.T)
 
     def forward(self, ids: Tensor, state: DecoderState, real: Tensor | None = None) -> tuple[Tensor, DecoderState]:
         """Run ids (T, B) from `state` on; return the readout (T, B, D), and each row's state after its last real step.

@@ -41,7 +41,7 @@ from weft.models.base import Model, Role, matrix_numbers
 from weft.models.seq2seq.decoder import Decoder, DecoderState
 from weft.nn.attention.scores import Additive, General, Location
 from weft.nn.rnn.stack import RecurrentStack
-from weft.nn.rnn.time_major import Grid
+from weft.nn.rnn.time_major import TimeMajor
 from weft.tokens import Tokens
 
 
@@ -86,9 +86,9 @@ class Encoder(nn.Module):
         width = config.width
         self.recurrent = RecurrentStack(config.cell, width, width, config.layers, "both", config.dropout)
 
-    def forward(self, source: Tokens) -> tuple[Tensor, Tensor, Grid]:
+    def forward(self, source: Tokens) -> tuple[Tensor, Tensor, TimeMajor]:
         """Return the states h_j (N, D), each layer's vector v (L, B, D), and the time-major layout of the source."""
-        grid = Grid(source)
+        grid = TimeMajor(source)
         outputs, vectors = self.recurrent(self.dropout(self.embed(source.ids)), grid)
         return outputs[-1], torch.stack(vectors), grid
 
@@ -132,17 +132,17 @@ class Seq2Seq(Model):
 
     def logits(self, tokens: Tokens, source: Tokens, at: Tensor | None = None) -> Tensor:
         """Return the logits of the next tokens, given the source: (N, V), or (len(at), V) at positions `at`."""
-        grid = Grid(tokens)
-        output, _ = self.decoder(grid.lay(tokens.ids), self._initial_state(source))
-        flat = grid.gather(output)
+        grid = TimeMajor(tokens)
+        output, _ = self.decoder(grid.pad(tokens.ids), self._initial_state(source))
+        flat = grid.unpad(output)
         return self.decoder.logits(flat if at is None else flat[at])
 
     def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, DecoderState]:
         """Encode the sources; return the logits (B, V) of the token after each prompt, and the decoding state."""
         assert source is not None
-        grid = Grid(prompt)
-        real = None if grid.full else grid.real
-        output, state = self.decoder(grid.lay(prompt.ids), self._initial_state(source), real)
+        grid = TimeMajor(prompt)
+        real = None if grid.full else grid.mask
+        output, state = self.decoder(grid.pad(prompt.ids), self._initial_state(source), real)
         return self.decoder.logits(grid.last(output)), state
 
     def step(self, ids: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:

@@ -1,6 +1,6 @@
 """Key-value cache for generation: keys and values are written once and never moved.
 
-A `KVStorage` holds, for each layer, (rows, room) slots for keys and values. A step writes those of its token into the
+A `KVStorage` has, for each layer, (rows, columns) slots for keys and values. A step writes those of its token into the
 next column, hypothesis b into row b. An index for each hypothesis names the row of every earlier column, and that index
 is all that a beam search reorders: no key or value is ever copied for it.
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.nn.kernels import dispatch
 from weft.tokens import Tokens
 
-ROOM = 64  # columns at first; doubled where a text outgrows them
+INITIAL_COLUMNS = 64  # columns at first; doubled where a text outgrows them
 
 
 class KVIndex(NamedTuple):
@@ -42,7 +42,7 @@ class KVIndex(NamedTuple):
 
 @dataclass
 class KVStorage:
-    """Keys and values of all layers, (R, room, 2, H, d) each, and the number of columns written."""
+    """Keys and values of all layers, (R, columns, 2, H, d) each, and the number of columns written."""
 
     layers: list[Tensor]
     filled: int
@@ -53,18 +53,18 @@ class KVStorage:
         return self.layers[0].shape[0]
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Number of columns."""
         return self.layers[0].shape[1]
 
     def enlarged(self, rows: int, filled: int) -> "KVStorage":
         """Return a larger copy of the first `filled` columns: at least so many rows, and room for one more column."""
-        room = self.room
-        while room <= filled:
-            room *= 2
+        capacity = self.capacity
+        while capacity <= filled:
+            capacity *= 2
         layers = []
         for old in self.layers:
-            new = old.new_empty(max(rows, self.rows), room, *old.shape[2:])
+            new = old.new_empty(max(rows, self.rows), capacity, *old.shape[2:])
             new[: self.rows, :filled] = old[:, :filled]
             layers.append(new)
         return KVStorage(layers, filled)
@@ -74,8 +74,8 @@ class KVStorage:
 class KVCache:
     """The key-value cache of a batch of hypotheses: the storage, and the index of each hypothesis into it."""
 
-    log: KVStorage
-    index: Tensor  # (B, room) int32: the slot of each column, row · room + column
+    storage: KVStorage
+    index: Tensor  # (B, columns) int32: the slot of each column, row · columns + column
     first: Tensor  # (B,) int32: the first column; prompts end at the same column, so a shorter one begins later
     end: int  # number of columns written
     at: Tensor  # (1,) int64: the same, on the device
@@ -84,16 +84,18 @@ class KVCache:
     def of(cls, prompt: Tokens, layers: Sequence[Tensor]) -> "KVCache":
         """Return the cache of prompts, from each layer's keys and values (N, 2, H, d)."""
         rows, end, device = len(prompt), prompt.longest, prompt.device
-        room = ROOM * (end // ROOM + 1)
+        capacity = INITIAL_COLUMNS * (end // INITIAL_COLUMNS + 1)
         lengths = prompt.starts.diff()
         first = end - lengths
         step = torch.arange(len(prompt.ids), device=device)
         row = torch.bucketize(step, prompt.starts[1:], right=True)
-        slot = row * room + step - prompt.starts[row] + first[row]  # prompts end at the same column
-        log = KVStorage([kv.new_empty(rows * room, *kv.shape[1:]).index_copy_(0, slot, kv) for kv in layers], end)
-        log.layers = [layer.unflatten(0, (rows, room)) for layer in log.layers]
-        index = torch.arange(rows * room, dtype=torch.int32, device=device).view(rows, room)
-        return cls(log, index, first, end, torch.full((1,), end, device=device))
+        slot = row * capacity + step - prompt.starts[row] + first[row]  # prompts end at the same column
+        storage = KVStorage(
+            [kv.new_empty(rows * capacity, *kv.shape[1:]).index_copy_(0, slot, kv) for kv in layers], end
+        )
+        storage.layers = [layer.unflatten(0, (rows, capacity)) for layer in storage.layers]
+        index = torch.arange(rows * capacity, dtype=torch.int32, device=device).view(rows, capacity)
+        return cls(storage, index, first, end, torch.full((1,), end, device=device))
 
     def select(self, rows: Tensor) -> "KVCache":
         """Return the cache whose hypothesis b continues hypothesis rows[b]; keys and values stay where they are."""
@@ -101,23 +103,23 @@ class KVCache:
 
     def opened(self) -> "KVCache":
         """Return the cache with one more column, not yet written."""
-        rows, log, index = len(self.first), self.log, self.index
-        if rows > log.rows or self.end >= log.room or log.filled != self.end:
-            log = log.enlarged(rows, self.end)
-            index = _moved(index, self.log.room, log.room)
-        log.filled = self.end + 1
-        own_slots = torch.arange(rows, dtype=torch.int32, device=index.device) * log.room
+        rows, storage, index = len(self.first), self.storage, self.index
+        if rows > storage.rows or self.end >= storage.capacity or storage.filled != self.end:
+            storage = storage.enlarged(rows, self.end)
+            index = _moved(index, self.storage.capacity, storage.capacity)
+        storage.filled = self.end + 1
+        own_slots = torch.arange(rows, dtype=torch.int32, device=index.device) * storage.capacity
         index = index.index_copy(1, self.at, (own_slots + self.at.int())[:, None])
-        return KVCache(log, index, self.first, self.end + 1, self.at + 1)
+        return KVCache(storage, index, self.first, self.end + 1, self.at + 1)
 
     def write(self, layer: int, kv: Tensor) -> Tensor:
         """Write a layer's keys and values (B, 2, H, d) into the last column; return all the layer has, (M, 2, H, d)."""
-        layer_kv = self.log.layers[layer]
+        layer_kv = self.storage.layers[layer]
         layer_kv[: len(kv), self.end - 1] = kv
         return layer_kv.flatten(0, 1)
 
     @property
-    def reach(self) -> KVIndex:
+    def kv_index(self) -> KVIndex:
         """The index of what each hypothesis attends to: all columns from its first one on."""
         return KVIndex(self.index, self.first, self.at.int().expand(len(self.first)))
 
@@ -137,22 +139,24 @@ class StaticKVCache(KVCache):
     rows: Tensor | None = None  # (B,) the hypothesis that each one continues; None: itself
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Number of tokens that fit for each hypothesis."""
         return self.end
 
     @classmethod
-    def like(cls, other: KVCache, rows: int, room: int) -> "StaticKVCache":
+    def like(cls, other: KVCache, rows: int, capacity: int) -> "StaticKVCache":
         """Return an empty cache for so many hypotheses and columns."""
-        log = KVStorage([layer.new_zeros(rows, room, *layer.shape[2:]) for layer in other.log.layers], room)
-        index, first, at = (other.first.new_zeros(size) for size in ((rows, room), rows, 1))
-        return cls(log, index, first, room, at)
+        storage = KVStorage(
+            [layer.new_zeros(rows, capacity, *layer.shape[2:]) for layer in other.storage.layers], capacity
+        )
+        index, first, at = (other.first.new_zeros(size) for size in ((rows, capacity), rows, 1))
+        return cls(storage, index, first, capacity, at)
 
-    def take(self, other: KVCache, rows: Tensor) -> None:
+    def copy_from(self, other: KVCache, rows: Tensor) -> None:
         """Copy the hypotheses `rows` of the other cache, with their keys and values, into this one."""
         columns = min(other.end, self.end)
         slots = other.index[rows, :columns].long()
-        for layer, other_layer in zip(self.log.layers, other.log.layers, strict=True):
+        for layer, other_layer in zip(self.storage.layers, other.storage.layers, strict=True):
             layer[:, :columns] = other_layer.flatten(0, 1)[slots]
         own = torch.arange(self.index.numel(), dtype=torch.int32, device=rows.device)
         self.index.copy_(own.view_as(self.index))
@@ -166,18 +170,18 @@ class StaticKVCache(KVCache):
     def opened(self) -> "StaticKVCache":
         """Add one more column, in place."""
         rows = torch.arange(len(self.first), device=self.at.device) if self.rows is None else self.rows
-        if advance := dispatch.cache_advance_kernel(self.log.layers[0]):
+        if advance := dispatch.cache_advance_kernel(self.storage.layers[0]):
             advance(self.index, rows, self.at)
         else:
             self.index.copy_(self.index.index_select(0, rows))
-            own_slots = torch.arange(len(rows), dtype=torch.int32, device=rows.device) * self.log.room + self.at
+            own_slots = torch.arange(len(rows), dtype=torch.int32, device=rows.device) * self.storage.capacity + self.at
             self.index.index_copy_(1, self.at.long(), own_slots[:, None])
         self.at.add_(1)
         return replace(self, rows=None)
 
     def write(self, layer: int, kv: Tensor) -> Tensor:
         """Write a layer's keys and values into the last column, in place."""
-        layer_kv = self.log.layers[layer]
+        layer_kv = self.storage.layers[layer]
         layer_kv.index_copy_(1, self.at.long() - 1, kv[:, None].to(layer_kv.dtype))
         return layer_kv.flatten(0, 1)
 
@@ -201,16 +205,16 @@ def _moved(index: Tensor, before: int, after: int) -> Tensor:
     return reindexed
 
 
-def attend_cached(q: Tensor, kv: Tensor, reach: KVIndex) -> Tensor:
+def attend_cached(q: Tensor, kv: Tensor, kv_index: KVIndex) -> Tensor:
     """Attend with one query a hypothesis, q (B, H, d), to the keys and values in its index: (B, H, d)."""
     if not len(kv):  # nothing to attend to
         return torch.zeros_like(q)
     if kernel := dispatch.cached_attention_kernel(q):
-        output: Tensor = kernel(q, kv, reach)
+        output: Tensor = kernel(q, kv, kv_index)
         return output
-    step = torch.arange(reach.slots.shape[1], device=q.device)
-    padding = (step < reach.first[:, None]) | (step >= reach.last[:, None])  # (B, T)
-    padded = kv[reach.slots.long()].masked_fill(padding[..., None, None, None], 0.0)  # (B, T, 2, H, d)
+    step = torch.arange(kv_index.slots.shape[1], device=q.device)
+    padding = (step < kv_index.first[:, None]) | (step >= kv_index.last[:, None])  # (B, T)
+    padded = kv[kv_index.slots.long()].masked_fill(padding[..., None, None, None], 0.0)  # (B, T, 2, H, d)
     k, v = padded.unbind(2)  # unwritten slots may hold NaN, and 0 · NaN is NaN
     scores = torch.einsum("bhd,bthd->bht", q, k) / q.shape[-1] ** 0.5
     scores = scores.to(torch.promote_types(q.dtype, torch.float32)).masked_fill(padding[:, None], float("-inf"))

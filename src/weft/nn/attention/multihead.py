@@ -250,9 +250,9 @@ class MultiHeadAttention(nn.Module):
         kv: Tensor = self.kv_proj(memory).unflatten(-1, (2, -1, self.size))
         return kv
 
-    def attend_cached(self, q: Tensor, kv: Tensor, reach: KVIndex) -> Tensor:
+    def attend_cached(self, q: Tensor, kv: Tensor, kv_index: KVIndex) -> Tensor:
         """Attend with one query a hypothesis (B, H, d) to the entries of kv (M, 2, H, d) in its index: (B, D)."""
-        output: Tensor = self.out_proj(attend_cached(q, kv, reach).flatten(1))
+        output: Tensor = self.out_proj(attend_cached(q, kv, kv_index).flatten(1))
         return output
 
     def _record(self, q: Tensor, k: Tensor, layout: AttentionLayout) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.nn.rnn.time_major import Grid
+from weft.nn.rnn.time_major import TimeMajor
 
 
 def draw_mask(p: float, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ class SequenceDropout(nn.Module):
         super().__init__()
         self.p, self.kept = p, kept
 
-    def forward(self, values: Tensor, grid: Grid | None = None) -> Tensor:
+    def forward(self, values: Tensor, grid: TimeMajor | None = None) -> Tensor:
         """Apply dropout; for flat values, `grid` has the sequence of each token."""
         if not (self.training and self.p):
             return values

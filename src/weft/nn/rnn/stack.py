@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from weft.nn.layers.dropout import SequenceDropout
 from weft.nn.rnn.cells import CellState, make_cell
 from weft.nn.rnn.self_attentive import LSTMN
-from weft.nn.rnn.time_major import Grid
+from weft.nn.rnn.time_major import TimeMajor
 
 StackDirection = Literal["forward", "backward", "both"]
 
@@ -56,7 +56,7 @@ class RecurrentStack(nn.Module):
             for depth, (size, out) in enumerate(zip(sizes, widths, strict=True))
         )
 
-    def forward(self, flat: Tensor, grid: Grid) -> tuple[list[Tensor], list[Tensor]]:
+    def forward(self, flat: Tensor, grid: TimeMajor) -> tuple[list[Tensor], list[Tensor]]:
         """Return each layer's outputs, (N, D) each, and final outputs, (B, D) each, for flat inputs (N, I).
 
         The final output of the backward direction is at the sequence's first token.
@@ -66,10 +66,10 @@ class RecurrentStack(nn.Module):
             assert isinstance(directions, nn.ModuleList)
             inputs = self._layer_inputs(flat, grid, depth)
             hidden = [
-                layer(grid.lay(part, reverse=reverse))[0]
+                layer(grid.pad(part, reverse=reverse))[0]
                 for layer, part, reverse in zip(directions, inputs, self.ways, strict=True)
             ]  # (T, B, D') each
-            gathered = [grid.gather(part, reverse=reverse) for part, reverse in zip(hidden, self.ways, strict=True)]
+            gathered = [grid.unpad(part, reverse=reverse) for part, reverse in zip(hidden, self.ways, strict=True)]
             flat = self._add_residual(flat, torch.cat(gathered, -1))
             outputs.append(flat)
             parts = flat.chunk(len(self.ways), -1)
@@ -81,7 +81,7 @@ class RecurrentStack(nn.Module):
         """The layers of the first direction, forward unless the stack is backward only."""
         return [directions[0] for directions in self.layers]  # type: ignore[index]
 
-    def walk(
+    def run(
         self, inputs: Tensor, states: Sequence[CellState] | None = None, real: Tensor | None = None
     ) -> tuple[list[Tensor], tuple[CellState, ...]]:
         """Run the forward direction over (T, B, I) from `states` on; return each layer's outputs and new state."""
@@ -94,7 +94,7 @@ class RecurrentStack(nn.Module):
             new_states.append(state)
         return outputs, tuple(new_states)
 
-    def _layer_inputs(self, flat: Tensor, grid: Grid, depth: int) -> Sequence[Tensor]:
+    def _layer_inputs(self, flat: Tensor, grid: TimeMajor, depth: int) -> Sequence[Tensor]:
         """Return the input of each direction of a layer; a frozen layer gets it without dropout."""
         if not depth:
             return [flat] * len(self.ways)

@@ -1,7 +1,7 @@
 """Conversion between flat tokens (N, ...) and a padded time-major grid (T, B, ...), for recurrent kernels.
 
-The padding is after each sequence's end, so a forward pass reads it only after the sequence, and it is not gathered
-back: no result depends on it.
+The padding is after each sequence's end, so a forward pass reads it only after the sequence, and it is taken out
+again: no result depends on it.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.tokens import Tokens
 
 
-class Grid:
+class TimeMajor:
     """Index maps between flat (N, ...) and grid (T, B, ...) for the lengths of one batch."""
 
     def __init__(self, tokens: Tokens) -> None:
@@ -44,7 +44,7 @@ class Grid:
         return bool((self.lengths == self.steps).all())
 
     @property
-    def real(self) -> Tensor:
+    def mask(self) -> Tensor:
         """Mask (T, B): True at tokens, False at padding."""
         return self._real
 
@@ -53,19 +53,19 @@ class Grid:
         """Index of the sequence of each flat token: (N,)."""
         return self._row
 
-    def lay(self, flat: Tensor, reverse: bool = False) -> Tensor:
+    def pad(self, flat: Tensor, reverse: bool = False) -> Tensor:
         """Return flat (N, ...) padded to (T, B, ...), each sequence reversed if `reverse`."""
         index = self._token_index_reversed if reverse else self._token_index
         return flat.index_select(0, index.flatten()).view(self.steps, self.rows, *flat.shape[1:])
 
-    def gather(self, grid: Tensor, reverse: bool = False) -> Tensor:
-        """Return the tokens of a grid (T, B, ...) as flat (N, ...), the inverse of `lay`."""
+    def unpad(self, grid: Tensor, reverse: bool = False) -> Tensor:
+        """Return the tokens of a grid (T, B, ...) as flat (N, ...), the inverse of `pad`."""
         return grid.flatten(0, 1).index_select(0, self._grid_index_reversed if reverse else self._grid_index)
 
     def before(self, flat: Tensor, reverse: bool = False) -> Tensor:
         """Shift flat (N, ...) by one step within each sequence: the previous step's value, zeros at the first step."""
-        grid = self.lay(flat, reverse)
-        return self.gather(torch.cat([torch.zeros_like(grid[:1]), grid[:-1]]), reverse)
+        grid = self.pad(flat, reverse)
+        return self.unpad(torch.cat([torch.zeros_like(grid[:1]), grid[:-1]]), reverse)
 
     def end(self, flat: Tensor, reverse: bool = False) -> Tensor:
         """Return flat (N, ...) at each last token, or first if `reverse`: (B, ...), zeros for an empty sequence."""

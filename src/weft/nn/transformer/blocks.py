@@ -144,19 +144,19 @@ class Block(nn.Module):
             )
         return [*sublayers, (self.feed_forward_residual, feed_forward.hidden, feed_forward.fc2)]
 
-    def step(self, x: Tensor, cache: KVCache, held: Tensor | None = None, reach: KVIndex | None = None) -> Tensor:
+    def step(self, x: Tensor, cache: KVCache, held: Tensor | None = None, kv_index: KVIndex | None = None) -> Tensor:
         """Map the next token of each hypothesis, (B, D) to (B, D); `held`: the source's keys, values (M, 2, H, d)."""
 
         def self_attention(y: Tensor) -> Tensor:
             q, kv = self.attention.project(y)
-            return self.attention.attend_cached(q, cache.write(self.layer, kv), cache.reach)
+            return self.attention.attend_cached(q, cache.write(self.layer, kv), cache.kv_index)
 
         x = self.attention_residual(x, self_attention)
         if self.cross_attention is not None and self.cross_attention_residual is not None:
             assert held is not None
-            assert reach is not None
+            assert kv_index is not None
             cross = self.cross_attention
-            x = self.cross_attention_residual(x, lambda y: cross.attend_cached(cross.queries(y), held, reach))
+            x = self.cross_attention_residual(x, lambda y: cross.attend_cached(cross.queries(y), held, kv_index))
         output: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return output
 
@@ -248,14 +248,14 @@ class Blocks(nn.Module):
             states.append(x)
         return [*states[:-1], normed]
 
-    def step(self, x: Tensor, cache: KVCache, held: tuple[Tensor, ...] = (), reach: KVIndex | None = None) -> Tensor:
+    def step(self, x: Tensor, cache: KVCache, held: tuple[Tensor, ...] = (), kv_index: KVIndex | None = None) -> Tensor:
         """Map the next token of each hypothesis, (B, D) to (B, D), and add its keys and values to the cache."""
         if decode_step := dispatch.decode_step_kernel(self, x):
-            hidden: Tensor = decode_step(self, x, cache, held, reach)
+            hidden: Tensor = decode_step(self, x, cache, held, kv_index)
             return hidden
         for depth, block in enumerate(self.blocks):
             assert isinstance(block, Block)
-            x = block.step(x, cache, held[depth] if held else None, reach)
+            x = block.step(x, cache, held[depth] if held else None, kv_index)
         output: Tensor = self.norm(x)
         return output
 

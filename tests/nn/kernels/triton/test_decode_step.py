@@ -46,11 +46,11 @@ def reached(rows, columns, held=300):
 def test_a_look_at_what_is_held(rows, columns, heads, size, dtype, tolerance, plainly):
     from weft.nn.kernels.triton.decode_attention import attend_cached_triton
 
-    reach, q = reached(rows, columns), torch.randn(rows, heads, size, device=DEVICE).to(dtype)
+    kv_index, q = reached(rows, columns), torch.randn(rows, heads, size, device=DEVICE).to(dtype)
     kv = torch.randn(300, 2, heads, size, device=DEVICE).to(dtype)
-    expected = plainly(attend_cached, q.float(), kv.float(), reach)
-    torch.testing.assert_close(attend_cached_triton(q, kv, reach).float(), expected, rtol=0, atol=tolerance)
-    nothing = KVIndex(reach.slots, reach.last, reach.last)
+    expected = plainly(attend_cached, q.float(), kv.float(), kv_index)
+    torch.testing.assert_close(attend_cached_triton(q, kv, kv_index).float(), expected, rtol=0, atol=tolerance)
+    nothing = KVIndex(kv_index.slots, kv_index.last, kv_index.last)
     assert not attend_cached_triton(q, kv, nothing).any()
 
 
@@ -82,7 +82,7 @@ def test_hypotheses_go_on_in_place(plainly):
     )
     held = [StaticKVCache.like(begun, 5, 70) for _ in range(2)]
     for one in held:
-        one.take(begun, rows)
+        one.copy_from(begun, rows)
     for chosen in ([0, 2, 1, 3, 4], [0, 2, 2, 3, 4], [0, 1, 2, 3, 4]):
         chosen = torch.tensor(chosen, device=DEVICE)
         held[0] = held[0].select(chosen).opened()
@@ -121,7 +121,7 @@ def test_a_step_through_a_stack(norm, activation, width, ffn_width, rows, dtype,
     found = decode_step(stack.to(dtype), x.to(dtype), caches[1], half, KVIndex.of(prompt))
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=tolerance)
     own = caches[0].index[:, caches[0].end - 1].long()
-    for one, other in zip(caches[1].log.layers, caches[0].log.layers, strict=True):
+    for one, other in zip(caches[1].storage.layers, caches[0].storage.layers, strict=True):
         torch.testing.assert_close(one.flatten(0, 1)[own].float(), other.flatten(0, 1)[own], rtol=0, atol=tolerance)
 
 
@@ -154,7 +154,7 @@ def test_a_step_of_few_through_a_stack(activation, width, rows, read, dtype, tol
     found = small_batch_step(stack, x, caches[1])
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=tolerance)
     own = caches[0].index[:, caches[0].end - 1].long()
-    for one, other in zip(caches[1].log.layers, caches[0].log.layers, strict=True):
+    for one, other in zip(caches[1].storage.layers, caches[0].storage.layers, strict=True):
         torch.testing.assert_close(one.flatten(0, 1)[own].float(), other.flatten(0, 1)[own], rtol=0, atol=tolerance)
 
 

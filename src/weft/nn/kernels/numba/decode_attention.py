@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _MIN_PARALLEL = 1 << 20  # products from which on it pays to use several threads
 
 
-def attend_cached_numba(q: Tensor, kv: Tensor, reach: "KVIndex") -> Tensor:
+def attend_cached_numba(q: Tensor, kv: Tensor, kv_index: "KVIndex") -> Tensor:
     """Return the same as `weft.nn.attention.kv_cache.attend_cached`, in float32."""
-    slots, first, last = reach
+    slots, first, last = kv_index
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     arrays = [x.numpy() for x in (q.contiguous(), kv, slots, first, last.contiguous(), out)]
     rows = len(q)

@@ -159,14 +159,14 @@ def _combine(parts, out, D: tl.constexpr, DP: tl.constexpr, SPLITS: tl.constexpr
 def attend_partial(
     q: torch.Tensor,
     kv: torch.Tensor,
-    reach: "KVIndex",
+    kv_index: "KVIndex",
     new: torch.Tensor | None,
     unchanged: bool,
     min_split: int = MIN_SPLIT,
 ) -> PartialAttention:
     """Return the same as `attend_cached_triton`, but leave the partial results of several programs uncombined."""
     rows, heads, size = q.shape
-    slots, first, last = reach
+    slots, first, last = kv_index
     columns = slots.shape[1]
     most = min(columns // min_split, _PROGRAMS // (rows * heads))
     splits, padded = 1 << max(most, 1).bit_length() - 1, max(triton.next_power_of_2(size), 16)
@@ -182,13 +182,13 @@ def attend_partial(
 
 
 def attend_cached_triton(
-    q: torch.Tensor, kv: torch.Tensor, reach: "KVIndex", new: torch.Tensor | None = None, unchanged: bool = False
+    q: torch.Tensor, kv: torch.Tensor, kv_index: "KVIndex", new: torch.Tensor | None = None, unchanged: bool = False
 ) -> torch.Tensor:
     """Return the same as `weft.nn.attention.kv_cache.attend_cached`; `new` (B, 2, H, d) first goes to the last slot.
 
     All but q and `new` is `unchanged` where the previous kernel has not written it: then it is loaded meanwhile.
     """
-    out, parts, splits, padded = attend_partial(q, kv, reach, new, unchanged, MIN_SPLIT_AND_COMBINE)
+    out, parts, splits, padded = attend_partial(q, kv, kv_index, new, unchanged, MIN_SPLIT_AND_COMBINE)
     if splits > 1:
         rows, heads, size = q.shape
         _combine[(rows * heads,)](parts, out, D=size, DP=padded, SPLITS=splits, num_warps=1, **early())

@@ -189,7 +189,7 @@ def embed_next(ids: Tensor, words: Tensor, places: Tensor, cache: "KVCache", sca
 
 
 def decode_step(
-    blocks: nn.Module, x: Tensor, cache: "KVCache", held: tuple[Tensor, ...], reach: "KVIndex | None"
+    blocks: nn.Module, x: Tensor, cache: "KVCache", held: tuple[Tensor, ...], kv_index: "KVIndex | None"
 ) -> Tensor:
     """Return the same as `weft.nn.transformer.blocks.Blocks.step`."""
     residuals = [residual for block in blocks.blocks for residual in _residuals(block)]
@@ -204,12 +204,14 @@ def decode_step(
     for depth, block in enumerate(blocks.blocks):
         attention, cross, feed_forward = block.attention, block.cross_attention, block.feed_forward
         projected = step_linear(normed, attention.in_proj).unflatten(-1, (3, -1, attention.size))
-        kv, new = cache.log.layers[depth], projected[:, 1:]
-        heads = attend_cached_triton(projected[:, 0], kv, cache.reach, new, unchanged=True)
+        kv, new = cache.storage.layers[depth], projected[:, 1:]
+        heads = attend_cached_triton(projected[:, 0], kv, cache.kv_index, new, unchanged=True)
         x, normed = add_output(heads, attention.out_proj)
         if cross is not None:
             projected = step_linear(normed, cross.in_proj).unflatten(-1, (-1, cross.size))
-            x, normed = add_output(attend_cached_triton(projected, held[depth], reach, unchanged=True), cross.out_proj)
+            x, normed = add_output(
+                attend_cached_triton(projected, held[depth], kv_index, unchanged=True), cross.out_proj
+            )
         x, normed = add_output(step_linear(normed, feed_forward.fc1, feed_forward.activation), feed_forward.fc2)
     return normed
 

@@ -97,7 +97,7 @@ def _linear(x, rows, layer, dtype, norm=None, stream=None, activation=None, atte
 
 
 def small_batch_step(
-    blocks: nn.Module, x: Tensor, cache: "KVCache", held: tuple[Tensor, ...] = (), reach: "KVIndex | None" = None
+    blocks: nn.Module, x: Tensor, cache: "KVCache", held: tuple[Tensor, ...] = (), kv_index: "KVIndex | None" = None
 ) -> Tensor:
     """Return the same as `weft.nn.transformer.blocks.Blocks.step`, for a pre-norm stack without cross-attention."""
     rows, dtype, stream = len(x), x.dtype, x
@@ -107,7 +107,7 @@ def small_batch_step(
             -1, (3, -1, attention.size)
         )
         attended: PartialAttention = attend_partial(
-            projected[:, 0], cache.log.layers[depth], cache.reach, projected[:, 1:], unchanged=True
+            projected[:, 0], cache.storage.layers[depth], cache.kv_index, projected[:, 1:], unchanged=True
         )
         heads = attended.whole if attended.splits == 1 else attended.parts
         stream = _linear(heads, rows, attention.out_proj, torch.float32, stream=stream, attended=attended)
