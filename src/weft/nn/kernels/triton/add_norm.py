@@ -30,6 +30,23 @@ def _dropout_mask(seed, index, SHARE: tl.constexpr):
 
 
 @triton.jit
+def _norm_backward(gout, normed, w, scale, D: tl.constexpr):
+    """Return the gradient of a layer norm's input from that of its output; `scale` is 1 / σ of each row."""
+    gnormed = gout * w[None, :]
+    projection = tl.sum(gnormed * normed, 1)[:, None] / D
+    return (gnormed - normed * projection - tl.sum(gnormed, 1)[:, None] / D) * scale
+
+
+@triton.jit
+def _store_sums(sums, gz_bias, gweight, gbias, d, D: tl.constexpr):
+    """Store a program's sums for the gradients of the bias of z and of the norm's weight and bias."""
+    address = sums + tl.program_id(0) * 3 * D + d
+    tl.store(address, tl.sum(gz_bias, 0), d < D)
+    tl.store(address + D, tl.sum(gweight, 0), d < D)
+    tl.store(address + 2 * D, tl.sum(gbias, 0), d < D)
+
+
+@triton.jit
 def _add_norm_forward(
     x, z, z_bias, weight, bias, seed, y, means, scales, N, EPS: tl.constexpr, SHARE: tl.constexpr, D: tl.constexpr,
     BD: tl.constexpr, ROWS: tl.constexpr,
@@ -70,9 +87,7 @@ def _add_norm_backward(
             kept = _dropout_mask(seed, index, SHARE)
             added = tl.where(kept, added * (1 / (1 - SHARE)), 0.0)
         normed = tl.where(inside, (total + added - mean) * scale, 0.0)
-        gnormed = gout * w[None, :]
-        projection = tl.sum(gnormed * normed, 1)[:, None] / D
-        gtotal = (gnormed - normed * projection - tl.sum(gnormed, 1)[:, None] / D) * scale
+        gtotal = _norm_backward(gout, normed, w, scale, D)
         tl.store(gx + index, gtotal.to(gx.dtype.element_ty), inside)
         if SHARE > 0:
             gtotal = tl.where(kept, gtotal * (1 / (1 - SHARE)), 0.0)
@@ -80,10 +95,7 @@ def _add_norm_backward(
         gz_bias += tl.where(inside, gtotal, 0.0)
         gweight += gout * normed
         gbias += gout
-    address = sums + tl.program_id(0) * 3 * D + d
-    tl.store(address, tl.sum(gz_bias, 0), d < D)
-    tl.store(address + D, tl.sum(gweight, 0), d < D)
-    tl.store(address + 2 * D, tl.sum(gbias, 0), d < D)
+    _store_sums(sums, gz_bias, gweight, gbias, d, D)
 
 
 def _constants(width, share):

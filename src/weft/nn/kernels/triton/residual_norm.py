@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from weft.nn.kernels.triton.add_norm import _dropout_mask
+from weft.nn.kernels.triton.add_norm import _dropout_mask, _norm_backward, _store_sums
 
 _TILE, _ROWS = 4096, 4  # elements, and rows, of a program of four warps at a time
 _PROGRAMS = 264  # of the backward pass: two for each of an H200's 132 multiprocessors
@@ -62,9 +62,7 @@ def _residual_norm_backward(
         gresidual = tl.load(gtotal + index, inside, 0.0).to(tl.float32)
         mean, scale = tl.load(means + row, row < N, 0.0)[:, None], tl.load(scales + row, row < N, 0.0)[:, None]
         normed = tl.where(inside, (saved - mean) * scale, 0.0)
-        gnormed = gout * w[None, :]
-        projection = tl.sum(gnormed * normed, 1)[:, None] / D
-        gsum = gresidual + (gnormed - normed * projection - tl.sum(gnormed, 1)[:, None] / D) * scale
+        gsum = gresidual + _norm_backward(gout, normed, w, scale, D)
         tl.store(gx + index, gsum.to(gx.dtype.element_ty), inside)
         if SHARE > 0:
             gsum = tl.where(_dropout_mask(seed, index, SHARE), gsum * (1 / (1 - SHARE)), 0.0)
@@ -73,10 +71,7 @@ def _residual_norm_backward(
         gz_bias += tl.where(inside, gsum, 0.0)
         gweight += gout * normed
         gbias += gout
-    address = sums + tl.program_id(0) * 3 * D + d
-    tl.store(address, tl.sum(gz_bias, 0), d < D)
-    tl.store(address + D, tl.sum(gweight, 0), d < D)
-    tl.store(address + 2 * D, tl.sum(gbias, 0), d < D)
+    _store_sums(sums, gz_bias, gweight, gbias, d, D)
 
 
 def _constants(width, share):
