@@ -19,7 +19,7 @@ from weft.pipeline import Pipeline, run_name, train
 from weft.tasks.prepare import data_for, has_split, read_split
 from weft.training.reporting import Reporter, read_metrics
 
-SHOWN = 4  # number of examples whose answers are shown side by side
+NUM_EXAMPLES = 4  # number of examples whose answers are shown side by side
 
 Table = tuple[list[str], list[list[str]]]  # the headers and rows of a table
 
@@ -96,7 +96,7 @@ class Comparison:
             example for _, example in islice(read_split(data, split, first.task, Skipped()), 64) if self._fits(example)
         ]
         examples.sort(key=lambda example: -len(first.task.preview(example)[0]))
-        return examples[:: max(1, len(examples) // SHOWN)][:SHOWN]
+        return examples[:: max(1, len(examples) // NUM_EXAMPLES)][:NUM_EXAMPLES]
 
     def _fits(self, example: Any) -> bool:
         """Return whether an example is short enough for the tokenizers of all."""

@@ -11,8 +11,8 @@ import torch
 from pydantic import BaseModel
 
 from weft.analysis.attention import Attention, views_of
-from weft.analysis.gradient_flow import GradientNorms, trace
-from weft.analysis.layer_probing import LayerScores, choices_for, read_task, score_layers
+from weft.analysis.gradient_flow import GradientNorms, gradient_norms
+from weft.analysis.layer_probing import LayerScores, choices_for, probing_task, score_layers
 from weft.checkpoint import contents
 from weft.checkpoint.store import save_folder
 from weft.config.schema import Run
@@ -167,7 +167,7 @@ class Pipeline:
         `weft.analysis.layer_probing`.
         """
         layer_choices = choices_for(self.head, choices, pool)
-        run, task = read_task(data, overrides, self.run, self.head, self.tokenizer)
+        run, task = probing_task(data, overrides, self.run, self.head, self.tokenizer)
         return score_layers(run, self.head, task, layer_choices, pool, tell)
 
     def log_probs(self, texts: Sequence[str]) -> list[float]:
@@ -218,7 +218,7 @@ class Pipeline:
             raise ConfigError("precision: int8 is for answers and has no gradients; load the model in fp32 or bf16")
         source, _, batch = self.teacher_forced(example)
         tokens = {"source": source, "target": self.read(batch), "text": self.read(batch)}
-        sides = trace(self.task, self.head, batch)
+        sides = gradient_norms(self.task, self.head, batch)
         return [GradientNorms(name or self.run.model.name, side, tokens[side], norms) for side, norms in sides.items()]
 
     def teacher_forced(self, example: Request) -> tuple[list[str], list[str], Batch]:

@@ -9,7 +9,7 @@ from tests.models.test_elmo import SMALL
 from torch.nn import functional as F
 
 from weft.analysis import contextual_neighbours as neighbours
-from weft.analysis.contextual_neighbours import Finder, Neighbour
+from weft.analysis.contextual_neighbours import Neighbour, NeighbourSearch
 from weft.cli.main import main
 from weft.config.schema import Run
 from weft.errors import DataError, RoleError
@@ -86,7 +86,7 @@ def by_hand(task, head, layers=(-1,)):
 
 
 def search(task, head, top=10, layers=(-1,), longest=64):
-    return Finder(task, head, longest, layers).nearest(TEXT, "play", iter(PLACED), top)
+    return NeighbourSearch(task, head, longest, layers).nearest(TEXT, "play", iter(PLACED), top)
 
 
 @pytest.mark.parametrize("tokenizer", ["words", "bpe", "characters"])
@@ -111,14 +111,14 @@ def test_layers_are_laid_side_by_side():
 
 def test_only_the_best_are_kept_and_little_is_held(monkeypatch):
     _, task, head = made("elmo")
-    whole, sizes, vectors_of = search(task, head), [], Finder._vectors
+    whole, sizes, vectors_of = search(task, head), [], NeighbourSearch._vectors
 
     def watched(self, uses):
         sizes.append(sum(len(use.ids) for use in uses))
         return vectors_of(self, uses)
 
     monkeypatch.setattr(neighbours, "BUDGET", 20)
-    monkeypatch.setattr(Finder, "_vectors", watched)
+    monkeypatch.setattr(NeighbourSearch, "_vectors", watched)
     few = search(task, head, top=3)
     assert max(sizes) <= 20 < sum(sizes)
     assert few.uses == whole.uses
@@ -129,7 +129,7 @@ def test_only_the_best_are_kept_and_little_is_held(monkeypatch):
 def test_a_long_text_is_read_around_the_word():
     _, task, head = made("elmo", longest=12)
     long = " ".join(["and so on"] * 30)
-    finder = Finder(task, head, 12)
+    finder = NeighbourSearch(task, head, 12)
     (use,) = finder._uses("p", f"{long} went to see a play , {long}", "play")
     assert len(use.ids) == 12
     assert 4 <= use.span[0] <= 7, "with as much before it as after"
@@ -144,7 +144,7 @@ def test_a_long_text_is_read_around_the_word():
 def test_what_reads_the_same_is_there_once_and_the_text_itself_is_not():
     _, task, head = made("elmo")
     corpus = [*PLACED, *((f"again:{number}", line) for number, line in enumerate(CORPUS)), ("own", TEXT)]
-    found = Finder(task, head, 64).nearest(TEXT, "play", corpus)
+    found = NeighbourSearch(task, head, 64).nearest(TEXT, "play", corpus)
     assert found.uses == 14
     assert len(found.nearest) == 7
     assert "own" not in {one.place for one in found.nearest}
@@ -153,15 +153,15 @@ def test_what_reads_the_same_is_there_once_and_the_text_itself_is_not():
 def test_what_cannot_be_found_is_said():
     _, task, head = made("elmo")
     with pytest.raises(DataError, match="--word: 'pla' is not in 'he went"):
-        Finder(task, head, 64).nearest(TEXT, "pla", PLACED)
+        NeighbourSearch(task, head, 64).nearest(TEXT, "pla", PLACED)
     with pytest.raises(DataError, match="--word: 'went' stands nowhere in the corpus"):
-        Finder(task, head, 64).nearest(TEXT, "went", PLACED[:2])
+        NeighbourSearch(task, head, 64).nearest(TEXT, "went", PLACED[:2])
 
 
 def test_a_model_that_does_not_encode_is_refused(recipe):
     run = Run.parse(recipe)
     with pytest.raises(RoleError, match="'seq2seq', as configured, gives words no vectors"):
-        Finder(*build(run, train_tokenizer(run.tokenizer, iter(CORPUS))), 64)
+        NeighbourSearch(*build(run, train_tokenizer(run.tokenizer, iter(CORPUS))), 64)
 
 
 def test_a_neighbour_as_data():

@@ -10,7 +10,7 @@ from tests.conftest import reversed_pairs
 from torch import nn
 
 import weft
-from weft.analysis.gradient_flow import GAINS, STEPS, GradientNorms, fresh, trace
+from weft.analysis.gradient_flow import GAINS, STEPS, GradientNorms, fresh, gradient_norms
 from weft.errors import DataError, RoleError
 from weft.nn.rnn.cells import CELLS
 from weft.tasks.batch import Batch
@@ -51,7 +51,7 @@ def exact(trained_run):
 
 def test_the_norms_are_those_of_the_derivative(exact):
     _, _, batch = exact.teacher_forced(WORD)
-    found = trace(exact.task, exact.head, batch)
+    found = gradient_norms(exact.task, exact.head, batch)
     assert [len(found["source"]), len(found["target"])] == [len(WORD) + 1, len(WORD) + 1]
     sides = {"source": batch.source.ids, "target": batch.tokens.ids}
     for side, step in (("source", 0), ("source", 3), ("target", 1), ("target", 5)):
@@ -89,7 +89,7 @@ def test_a_model_without_steps_says_so(reverser):
     head.body = Bag()
     batch = Batch(Tokens.pack([[1, 2]]), torch.tensor([2, 3]), {}, Tokens.pack([[4]]))
     with pytest.raises(RoleError, match="Bag reads no tokens through an nn.Embedding, so there are no steps"):
-        trace(reverser.task, head, batch)
+        gradient_norms(reverser.task, head, batch)
 
 
 def labelled(tmp_path, task, row, **model):

@@ -10,8 +10,8 @@ from tests.test_embedding import BODIES, made
 
 import weft
 from weft.analysis import layer_probing, logistic_regression
-from weft.analysis.layer_probing import choices_of, combine_layers, encode, read_task
-from weft.analysis.logistic_regression import Probe
+from weft.analysis.layer_probing import choices_of, encode_layers, layer_features, probing_task
+from weft.analysis.logistic_regression import LogisticProbe
 from weft.data.samples import datasets as samples
 from weft.embedding import Combine
 
@@ -76,7 +76,7 @@ def by_hand(pipeline, data, choice, pool):
     }
     labels = {split: [one for row in own for one in row.get("tags", [row.get("label")])] for split, own in rows.items()}
     names = sorted(set(labels["train"]))
-    found = Probe.fit(features["train"], np.array([names.index(one) for one in labels["train"]]), len(names))
+    found = LogisticProbe.fit(features["train"], np.array([names.index(one) for one in labels["train"]]), len(names))
     return accuracy_score(labels["valid"], [names[number] for number in found.predict(features["valid"])])
 
 
@@ -107,15 +107,15 @@ def test_every_choice_is_scored_as_by_hand(bert, name, data, pool):
 
 
 def test_features_are_those_of_embed(bert):
-    run, task = read_task("reviews", [], bert.run, bert.head, bert.tokenizer)
+    run, task = probing_task("reviews", [], bert.run, bert.head, bert.tokenizer)
     packed, _ = layer_probing.pack_split(run.data, "train", task, task.tokenizer)
-    cache, labels = encode(task, bert.head, packed, "mean")
+    cache, labels = encode_layers(task, bert.head, packed, "mean")
     texts = [row["text"] for split, row in ROWS if split == "train"]
     assert [task.labels.names[number] for number in labels] == [row["label"] for split, row in ROWS if split == "train"]
     combine: Combine
     for combine in ("sum", "mean", "concat"):
         expected = bert.embed(texts, "mean", "1:", combine)
-        np.testing.assert_allclose(combine_layers(cache, [1, 2, 3, 4], combine), expected, atol=1e-4)
+        np.testing.assert_allclose(layer_features(cache, [1, 2, 3, 4], combine), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("body", ["gpt", "elmo", "rnn", "chars", "cnn", "word2vec", "elmo-tag"])
@@ -208,7 +208,7 @@ def test_where_all_are_dropped_there_is_nothing_to_score_on(bert, tmp_path):
 
 
 def test_what_is_wrong_with_the_data_is_said_before_it_is_encoded(bert, tmp_path, monkeypatch):
-    monkeypatch.delattr(layer_probing, "encode")
+    monkeypatch.delattr(layer_probing, "encode_layers")
     for name, rows in {
         "train": "a play\tnoun\nto\tother\n",
         "one": "a play\tnoun\nthe play\tnoun\n",
@@ -254,12 +254,12 @@ def test_the_model_is_left_as_it_was(bert):
 
 
 def test_features_in_a_wrong_order_are_caught(bert, monkeypatch):
-    true = layer_probing.encode
+    true = layer_probing.encode_layers
 
     def wrong(*given):
         cache, labels = true(*given)
         return cache[:, ::-1].copy(), labels
 
-    monkeypatch.setattr(layer_probing, "encode", wrong)
+    monkeypatch.setattr(layer_probing, "encode_layers", wrong)
     with pytest.raises(AssertionError):
         test_every_choice_is_scored_as_by_hand(bert, "marked", TAGGED, "mean")

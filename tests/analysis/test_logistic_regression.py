@@ -6,7 +6,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from weft.analysis import logistic_regression
-from weft.analysis.logistic_regression import Probe, row_blocks, temporary_array
+from weft.analysis.logistic_regression import LogisticProbe, row_blocks, temporary_array
 
 
 def clouds(rows=400, width=7, labels=3, seed=0):
@@ -22,7 +22,7 @@ def clouds(rows=400, width=7, labels=3, seed=0):
 def test_it_is_scikit_learns(labels, penalty, monkeypatch):
     monkeypatch.setattr(logistic_regression, "_GRADIENT", 1e-6)
     features, right = clouds(labels=labels)
-    found = Probe.fit(features, right, labels, penalty)
+    found = LogisticProbe.fit(features, right, labels, penalty)
     scaler = StandardScaler().fit(features)
     theirs = LogisticRegression(C=1 / penalty, max_iter=1000, tol=1e-8).fit(scaler.transform(features), right)
     scores = features @ found.weight.numpy().T + found.bias.numpy()
@@ -36,19 +36,19 @@ def test_it_is_scikit_learns(labels, penalty, monkeypatch):
 
 def test_blocks_and_files_change_nothing(monkeypatch):
     features, right = clouds()
-    whole = Probe.fit(features, right, 3)
+    whole = LogisticProbe.fit(features, right, 3)
     room = temporary_array(*features.shape)
     room[:] = features
     monkeypatch.setattr(logistic_regression, "_BLOCK", 70)
     assert [part.stop - part.start for part in row_blocks(25, 7)] == [10, 10, 10]
-    parts = Probe.fit(room, right, 3)
+    parts = LogisticProbe.fit(room, right, 3)
     np.testing.assert_allclose(parts.weight, whole.weight, atol=1e-3)
     np.testing.assert_array_equal(parts.predict(room), whole.predict(features))
 
 
 def test_it_is_the_same_every_time():
     features, right = clouds()
-    first, again = Probe.fit(features, right, 3), Probe.fit(features, right, 3)
+    first, again = LogisticProbe.fit(features, right, 3), LogisticProbe.fit(features, right, 3)
     assert (first.weight == again.weight).all()
     assert (first.bias == again.bias).all()
 
@@ -56,22 +56,22 @@ def test_it_is_the_same_every_time():
 def test_a_feature_that_is_always_the_same_does_no_harm():
     features, right = clouds()
     wide = np.concatenate([features, np.full((len(features), 1), 0.1, np.float32)], 1)
-    found = Probe.fit(wide, right, 3)
+    found = LogisticProbe.fit(wide, right, 3)
     assert found.weight.isfinite().all()
     assert found.weight[:, -1].abs().max() < 1e-3
-    np.testing.assert_array_equal(found.predict(wide), Probe.fit(features, right, 3).predict(features))
+    np.testing.assert_array_equal(found.predict(wide), LogisticProbe.fit(features, right, 3).predict(features))
 
 
 def test_a_label_that_never_occurs_is_never_answered():
     features, right = clouds(labels=2)
-    assert set(Probe.fit(features, right, 4).predict(features)) <= {0, 1}
+    assert set(LogisticProbe.fit(features, right, 4).predict(features)) <= {0, 1}
 
 
 def test_it_learns_what_there_is_and_nothing_else():
     features, right = clouds()
     shuffled = np.random.default_rng(1).permutation(right)
-    assert (Probe.fit(features, right, 3).predict(features) == right).mean() > 0.8
-    assert (Probe.fit(features, shuffled, 3).predict(features) == shuffled).mean() < 0.6
+    assert (LogisticProbe.fit(features, right, 3).predict(features) == right).mean() > 0.8
+    assert (LogisticProbe.fit(features, shuffled, 3).predict(features) == shuffled).mean() < 0.6
 
 
 def test_a_wrong_slope_is_caught(monkeypatch):

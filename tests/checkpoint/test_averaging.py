@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import recipe_for, write_pairs
 
 import weft
-from weft.checkpoint.averaging import About, average, choose, mean_weights, read_about, write_about
-from weft.checkpoint.store import Store, save_folder, verify
+from weft.checkpoint.averaging import AverageInfo, average, choose, mean_weights, read_average_info, write_average_info
+from weft.checkpoint.store import Store, save_folder, verify_checkpoint
 from weft.errors import CheckpointError, ConfigError
 
 MODEL = "model.safetensors"
@@ -74,9 +74,9 @@ def test_checkpoints_can_be_named_one_by_one_and_by_their_links(run, tmp_path):
 
 def test_what_is_written_is_a_checkpoint_that_answers(run, tmp_path):
     average([run], tmp_path / "mean", last=2)
-    assert verify(tmp_path / "mean")["step"] == 12
-    assert read_about(tmp_path / "mean") == About(["step-00000008", "step-00000012"])
-    assert read_about(run / "last") is None
+    assert verify_checkpoint(tmp_path / "mean")["step"] == 12
+    assert read_average_info(tmp_path / "mean") == AverageInfo(["step-00000008", "step-00000012"])
+    assert read_average_info(run / "last") is None
     pipeline, single = weft.load(tmp_path / "mean"), weft.load(run)
     assert pipeline.run == single.run
     assert pipeline.evaluate()["loss"] != single.evaluate()["loss"]
@@ -227,7 +227,7 @@ def test_other_data_and_another_training_may_be_averaged(tmp_path):
     average([tmp_path / "a", tmp_path / "b"], tmp_path / "mean")
     assert weights(tmp_path / "mean")["a.weight"].tolist() == [[2.0] * 3] * 2
     assert (tmp_path / "mean" / "run.yaml").read_text() == other["run.yaml"], "it is the last one's"
-    assert verify(tmp_path / "mean")["step"] == 7
+    assert verify_checkpoint(tmp_path / "mean")["step"] == 7
 
 
 def test_no_class_that_a_checkpoint_names_is_imported(tmp_path, monkeypatch):
@@ -240,12 +240,12 @@ def test_no_class_that_a_checkpoint_names_is_imported(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("rank", [None, [-0.5, 1.25], [-0.5, float("inf")]])
 def test_what_is_written_about_an_average_is_read_back(tmp_path, rank):
-    write_about(tmp_path, About(["a", "b"], rank))
-    assert read_about(tmp_path) == About(["a", "b"], rank)
+    write_average_info(tmp_path, AverageInfo(["a", "b"], rank))
+    assert read_average_info(tmp_path) == AverageInfo(["a", "b"], rank)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"of": 3}', '{"of": ["a"], "rank": "b"}', "\udcff"])
 def test_what_cannot_be_read_about_one_is_refused_in_one_line(tmp_path, text):
     (tmp_path / "average.json").write_text(text, errors="surrogateescape")
     with pytest.raises(CheckpointError, match=r"^.*average.json: cannot be read: .*; delete .*, and run again$"):
-        read_about(tmp_path)
+        read_average_info(tmp_path)

@@ -196,7 +196,7 @@ def test_a_whole_model_comes_back(recipe, tmp_path):
     run = Run.parse(read_recipe(recipe, ["tokenizer.target={name: bytes}", "task.decode.beam=3"]))
     task, head = build(run, fit_tokenizer(run.tokenizer, run.data, make_task(run)))
     contents.write_model(tmp_path, run, task.tokenizer, head)
-    again = contents.read_run(tmp_path)
+    again = contents.read_saved_run(tmp_path)
     assert again == run
     _, other = build(again, load_tokenizer(again.tokenizer, tmp_path))
     contents.load_weights(tmp_path, other)
@@ -205,10 +205,10 @@ def test_a_whole_model_comes_back(recipe, tmp_path):
 
 def test_a_recipe_that_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"run.yaml cannot be read.*is this a checkpoint of weft"):
-        contents.read_run(tmp_path)
+        contents.read_saved_run(tmp_path)
     (tmp_path / "run.yaml").write_text(json.dumps({"task": {"name": "os:path"}}))
     with pytest.raises(ConfigError, match="code from outside weft"):
-        contents.read_run(tmp_path)
+        contents.read_saved_run(tmp_path)
 
 
 def test_other_data_are_refused(tmp_path):

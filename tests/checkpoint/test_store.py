@@ -24,7 +24,14 @@ from safetensors.numpy import save_file
 
 from weft.checkpoint import manifest as manifest_module
 from weft.checkpoint import store as store_module
-from weft.checkpoint.store import MANIFEST, Store, resolve_checkpoint, save_folder, verify, verify_or_offer
+from weft.checkpoint.store import (
+    CHECKPOINT_MANIFEST,
+    Store,
+    resolve_checkpoint,
+    save_folder,
+    verify_checkpoint,
+    verify_or_offer,
+)
 from weft.errors import CheckpointError
 
 # Later Pythons warn of a fork in a process with threads; the children here touch files and exit, nothing else.
@@ -168,7 +175,7 @@ def problems(scenario: tuple[Path, int, bool], root: Path, returned: Path | None
     links = [root / link for link in ("last", "best") if (template / link).exists()]
     for folder in [*root.glob("checkpoints/step-*"), *links]:
         try:
-            verify(folder)
+            verify_checkpoint(folder)
         except CheckpointError as error:
             wrong.append(str(error))
     old = Store(template).last()
@@ -240,7 +247,7 @@ def test_the_checks_catch_a_saver_that_writes_in_place(tmp_path: Path) -> None:
     template = tmp_path / "template"
     saved(Store(template), 100, 300, best=100)
     _, wrong = fail_each_operation(Naive, (template, 300, False), tmp_path, lasting=False)
-    assert any(MANIFEST in line for line in wrong)
+    assert any(CHECKPOINT_MANIFEST in line for line in wrong)
     _, wrong = fail_each_operation(Naive, (template, 400, False), tmp_path / "next", lasting=False)
     assert any("last/" in line for line in wrong)
 
@@ -307,7 +314,7 @@ def unflushed(store: Store) -> list[str]:
     linked = trace.index(("replace", str(store.root / "last")))
     pruned = [i for i, (name, path) in enumerate(trace) if name == "rename" and i > linked]
     deleted = next(i for i, (name, _) in enumerate(trace) if name in ("unlink", "rmdir"))
-    needs = [(str(Path(temporary, name)), 0, renamed) for name in [*FILES, MANIFEST, "state", ""]]
+    needs = [(str(Path(temporary, name)), 0, renamed) for name in [*FILES, CHECKPOINT_MANIFEST, "state", ""]]
     checkpoints = str(store.root / "checkpoints")
     needs += [(checkpoints, renamed, linked), (str(store.root), linked, pruned[0]), (checkpoints, pruned[-1], deleted)]
     return [path for path, start, end in needs if ("fsync", path) not in trace[start:end]]
@@ -332,7 +339,7 @@ def test_a_file_system_that_cannot_flush_folders_is_served(store: Store, monkeyp
         REAL_FSYNC(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    verify(store.save(100, writer("new ")))
+    verify_checkpoint(store.save(100, writer("new ")))
 
 
 # Real errors of the kernel.
@@ -363,7 +370,7 @@ def test_a_file_that_may_not_grow(store: Store, write: Callable[[Path], None]) -
 ON_A_SMALL_DISK = """
 import sys
 from pathlib import Path
-from weft.checkpoint.store import Store, verify
+from weft.checkpoint.store import Store, verify_checkpoint
 from weft.errors import CheckpointError
 store = Store(Path(sys.argv[1]) / "run")
 def write(size):
@@ -376,7 +383,7 @@ with store.lock():
             store.save(200, write(400_000))
         except CheckpointError as error:
             print(error)
-    verify(store.last())
+    verify_checkpoint(store.last())
     store.save(200, write(1000))
     assert store.steps() == [100, 200], store.steps()
 """
@@ -521,16 +528,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_whole_checkpoint_is_verified(whole: Path) -> None:
-    manifest = verify(whole)
-    assert manifest == json.loads((whole / MANIFEST).read_text())
+    manifest = verify_checkpoint(whole)
+    assert manifest == json.loads((whole / CHECKPOINT_MANIFEST).read_text())
     assert {name: file["bytes"] for name, file in manifest["files"].items()} == FILES
     assert (manifest["format"], manifest["step"]) == (1, 400)
     elsewhere = shutil.copytree(whole, whole.parent.parent / "copied")
-    assert verify(elsewhere) == manifest
+    assert verify_checkpoint(elsewhere) == manifest
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.sampled_from([*FILES, MANIFEST]), st.integers(0, 2**32), st.integers(0, 7))
+@given(st.sampled_from([*FILES, CHECKPOINT_MANIFEST]), st.integers(0, 2**32), st.integers(0, 7))
 def test_each_flipped_bit_is_refused(whole: Path, name: str, where: int, bit: int) -> None:
     path = whole / name
     good = path.read_bytes()
@@ -538,11 +545,13 @@ def test_each_flipped_bit_is_refused(whole: Path, name: str, where: int, bit: in
     bad[where % len(bad)] ^= 1 << bit
     path.write_bytes(bad)
     try:
-        with pytest.raises(CheckpointError, match=str(whole) if name == MANIFEST else f"{path}: its contents"):
-            verify(whole)
+        with pytest.raises(
+            CheckpointError, match=str(whole) if name == CHECKPOINT_MANIFEST else f"{path}: its contents"
+        ):
+            verify_checkpoint(whole)
     finally:
         path.write_bytes(good)
-    verify(whole)
+    verify_checkpoint(whole)
 
 
 def replace(path: Path, make: Callable[[Path], object]) -> None:
@@ -551,8 +560,8 @@ def replace(path: Path, make: Callable[[Path], object]) -> None:
 
 
 def edit_manifest(folder: Path, **change: object) -> None:
-    manifest = json.loads((folder / MANIFEST).read_text())
-    (folder / MANIFEST).write_text(json.dumps({**manifest, **change}))
+    manifest = json.loads((folder / CHECKPOINT_MANIFEST).read_text())
+    (folder / CHECKPOINT_MANIFEST).write_text(json.dumps({**manifest, **change}))
 
 
 STATE = "state/optimizer.safetensors"
@@ -564,21 +573,37 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "missing": (lambda f: (f / STATE).unlink(), STATE, "missing"),
     "missing folder": (lambda f: shutil.rmtree(f / "state"), STATE, "missing"),
     "extra": (lambda f: (f / "state/more").write_text(""), "state/more", "not listed in manifest.json"),
-    "extra manifest below": (lambda f: (f / "state" / MANIFEST).write_text(""), f"state/{MANIFEST}", "not listed"),
+    "extra manifest below": (
+        lambda f: (f / "state" / CHECKPOINT_MANIFEST).write_text(""),
+        f"state/{CHECKPOINT_MANIFEST}",
+        "not listed",
+    ),
     "a folder instead": (lambda f: replace(f / STATE, Path.mkdir), STATE, "missing"),
     "a pipe instead": (lambda f: replace(f / STATE, os.mkfifo), STATE, "not a plain file"),
     "a link to nothing": (lambda f: replace(f / STATE, lambda p: p.symlink_to("no")), STATE, "cannot be read: No such"),
     "a link to itself": (lambda f: replace(f / STATE, lambda p: p.symlink_to(p)), STATE, "cannot be read: Too many"),
-    "no manifest": (lambda f: (f / MANIFEST).unlink(), MANIFEST, "missing"),
-    "manifest a folder": (lambda f: replace(f / MANIFEST, Path.mkdir), MANIFEST, "cannot be read: Is a directory"),
-    "manifest empty": (lambda f: os.truncate(f / MANIFEST, 0), MANIFEST, "damaged: .*EOF"),
-    "manifest cut": (lambda f: os.truncate(f / MANIFEST, 100), MANIFEST, "damaged: .*EOF"),
-    "manifest not JSON": (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe{"), MANIFEST, "damaged: "),
-    "manifest a list": (lambda f: (f / MANIFEST).write_text("[]"), MANIFEST, "damaged: "),
-    "manifest too deep": (lambda f: (f / MANIFEST).write_text("[" * 10**5), MANIFEST, "damaged: "),
-    "a later format": (lambda f: edit_manifest(f, format=2), MANIFEST, "damaged: format: Input should be 1"),
-    "another step": (lambda f: edit_manifest(f, step=401), MANIFEST, "damaged: it says step 401"),
-    "a step in words": (lambda f: edit_manifest(f, step="400"), MANIFEST, "damaged: step: "),
+    "no manifest": (lambda f: (f / CHECKPOINT_MANIFEST).unlink(), CHECKPOINT_MANIFEST, "missing"),
+    "manifest a folder": (
+        lambda f: replace(f / CHECKPOINT_MANIFEST, Path.mkdir),
+        CHECKPOINT_MANIFEST,
+        "cannot be read: Is a directory",
+    ),
+    "manifest empty": (lambda f: os.truncate(f / CHECKPOINT_MANIFEST, 0), CHECKPOINT_MANIFEST, "damaged: .*EOF"),
+    "manifest cut": (lambda f: os.truncate(f / CHECKPOINT_MANIFEST, 100), CHECKPOINT_MANIFEST, "damaged: .*EOF"),
+    "manifest not JSON": (
+        lambda f: (f / CHECKPOINT_MANIFEST).write_bytes(b"\xff\xfe{"),
+        CHECKPOINT_MANIFEST,
+        "damaged: ",
+    ),
+    "manifest a list": (lambda f: (f / CHECKPOINT_MANIFEST).write_text("[]"), CHECKPOINT_MANIFEST, "damaged: "),
+    "manifest too deep": (
+        lambda f: (f / CHECKPOINT_MANIFEST).write_text("[" * 10**5),
+        CHECKPOINT_MANIFEST,
+        "damaged: ",
+    ),
+    "a later format": (lambda f: edit_manifest(f, format=2), CHECKPOINT_MANIFEST, "damaged: format: Input should be 1"),
+    "another step": (lambda f: edit_manifest(f, step=401), CHECKPOINT_MANIFEST, "damaged: it says step 401"),
+    "a step in words": (lambda f: edit_manifest(f, step="400"), CHECKPOINT_MANIFEST, "damaged: step: "),
     "a file of elsewhere": (
         lambda f: edit_manifest(f, files={"../x": {"sha256": "0" * 64, "bytes": 1}}),
         "../x",
@@ -597,7 +622,7 @@ def test_damage_is_refused_by_name_and_the_previous_checkpoint_offered(store: St
     with pytest.raises(
         CheckpointError, match=f"^{folder / name}: {reason}.*; copy the checkpoint again or use another"
     ):
-        verify(folder)
+        verify_checkpoint(folder)
     remedy = f"delete {folder} and run again with --resume: it continues from step 100, which is whole"
     with pytest.raises(CheckpointError, match=f"^{folder / name}: {reason}.*; {remedy}$"):
         verify_or_offer(store)
@@ -621,7 +646,7 @@ def test_nothing_to_verify_in_a_new_run(store: Store, tmp_path: Path) -> None:
     assert verify_or_offer(store) is None
     assert verify_or_offer(Store(tmp_path / "no")) is None
     with pytest.raises(CheckpointError, match=r"no/manifest\.json: missing"):
-        verify(tmp_path / "no")
+        verify_checkpoint(tmp_path / "no")
 
 
 # Links, steps and pruning.
@@ -672,7 +697,7 @@ def test_an_average_is_the_best_and_never_what_a_run_goes_on_from(store: Store) 
     folder = store.save_average(300, writer("mean "))
     assert (store.best(), store.last()) == (folder, store.root / "checkpoints/step-00000300")
     assert folder == store.root / "checkpoints/average-00000300"
-    assert verify(folder)["step"] == 300
+    assert verify_checkpoint(folder)["step"] == 300
     assert resolve_checkpoint(store.root) == folder
     assert store.steps() == [200, 300], "the best before it is not needed any more"
     (store.root / "last").unlink()
@@ -723,7 +748,7 @@ def kill_each_average(kind: type[Store], template: Path, place: Path) -> tuple[i
 def average_problems(root: Path) -> list[str]:
     try:
         for link in ("last", "best"):
-            verify(root / link)
+            verify_checkpoint(root / link)
     except CheckpointError as error:
         return [str(error)]
     known = contents(root / "best") in (payload("100 "), payload("mean "))
@@ -774,7 +799,7 @@ def test_the_same_step_again_replaces_the_old_one(store: Store) -> None:
     for attempt in ("second", "third"):
         folder = store.save(400, writer(attempt))
         assert store.last() == folder
-        assert verify(folder)["step"] == 400
+        assert verify_checkpoint(folder)["step"] == 400
         assert contents(store.root / "last") == payload(attempt)
         assert store.steps() == [100, 400]
     assert len(list(store.root.glob("checkpoints/step-*"))) == 2
@@ -842,8 +867,8 @@ def test_what_else_goes_wrong_in_writing_comes_through_and_leaves_nothing(store:
 def test_a_checkpoint_of_anything_but_files_is_our_own_mistake(store: Store) -> None:
     with pytest.raises(AssertionError, match="plain files"):
         store.save(1, lambda folder: (folder / "link").symlink_to(folder))
-    with pytest.raises(AssertionError, match=MANIFEST):
-        store.save(1, lambda folder: (folder / MANIFEST).touch())
+    with pytest.raises(AssertionError, match=CHECKPOINT_MANIFEST):
+        store.save(1, lambda folder: (folder / CHECKPOINT_MANIFEST).touch())
     assert temporaries(store.root) == []
 
 
@@ -870,7 +895,7 @@ def test_a_checkpoint_outside_a_run_is_written_whole_or_not_at_all(tmp_path: Pat
         except CheckpointError as error:
             messages.add(str(error).partition(";")[0])
         if folder.exists():
-            assert verify(folder)["step"] == 7
+            assert verify_checkpoint(folder)["step"] == 7
             shutil.rmtree(folder)
         assert len(list(tmp_path.glob("models/*"))) <= 1  # a refusal while clearing up leaves what it could not remove
         shutil.rmtree(tmp_path / "models", ignore_errors=True)

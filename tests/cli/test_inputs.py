@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.cli.inputs import CHUNK_SIZE, arriving, read_input
+from weft.cli.inputs import MAX_CHUNK, arriving, read_input
 from weft.errors import DataError
 
 
@@ -107,8 +107,8 @@ def test_chunks_are_full_where_the_producer_is_faster():
     ahead = threading.Event()
 
     def fast():
-        for number in range(5 * CHUNK_SIZE + 7):
-            if number == 3 * CHUNK_SIZE:  # two full chunks wait in the queue, at the least
+        for number in range(5 * MAX_CHUNK + 7):
+            if number == 3 * MAX_CHUNK:  # two full chunks wait in the queue, at the least
                 ahead.set()
             yield number
 
@@ -116,8 +116,8 @@ def test_chunks_are_full_where_the_producer_is_faster():
     seen = next(chunks)
     assert ahead.wait(30)
     second = next(chunks)
-    assert len(second) == CHUNK_SIZE
-    assert [*seen, *second, *(one for chunk in chunks for one in chunk)] == list(range(5 * CHUNK_SIZE + 7))
+    assert len(second) == MAX_CHUNK
+    assert [*seen, *second, *(one for chunk in chunks for one in chunk)] == list(range(5 * MAX_CHUNK + 7))
 
 
 def test_what_is_there_is_not_held_back_for_more():
@@ -161,13 +161,13 @@ def test_a_long_stream_is_not_read_far_ahead():
 
     def counted():
         nonlocal read
-        for number in range(50 * CHUNK_SIZE):
+        for number in range(50 * MAX_CHUNK):
             read = number + 1
             yield number
 
     done = 0
     for chunk in arriving(counted()):
         done += len(chunk)
-        assert read - done <= 4 * CHUNK_SIZE + 1  # its queue, and the one in its hand
-        if done > 20 * CHUNK_SIZE:
+        assert read - done <= 4 * MAX_CHUNK + 1  # its queue, and the one in its hand
+        if done > 20 * MAX_CHUNK:
             break

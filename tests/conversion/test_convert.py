@@ -14,8 +14,8 @@ import weft
 from weft.cli.main import app
 from weft.conversion import convert as conversion
 from weft.conversion import parity
-from weft.conversion.convert import Report, convert
-from weft.conversion.parity import Check
+from weft.conversion.convert import ConversionReport, convert
+from weft.conversion.parity import ParityCheck
 from weft.errors import CheckpointError, WeftError
 
 WHAT = {"tokens", "hidden states", "logits", "greedy text"}
@@ -155,8 +155,8 @@ def test_every_layer_has_its_row_and_the_largest_difference_is_named(tmp_path):
     states = torch.zeros(3, 2, 4)
     other = states.clone()
     other[1, 0, 2] = 0.25
-    report = Report(
-        tmp_path, [parity._compare("hidden states", list(states), list(other), "y"), Check("z", "y", 1e-5, 1)]
+    report = ConversionReport(
+        tmp_path, [parity._compare("hidden states", list(states), list(other), "y"), ParityCheck("z", "y", 1e-5, 1)]
     )
     rows = report.table()[1]
     assert [row[0] for row in rows] == [*(f"hidden states, layer {layer}" for layer in range(3)), "z"]
@@ -172,10 +172,10 @@ def test_a_difference_is_the_largest_and_no_number_is_none(tmp_path):
     assert parity._difference(ones, other) == float("inf") or parity._difference(ones, other) > 1e30
     assert parity._compare("x", [ones], [ones[:2]], "y").difference == float("inf")
     assert parity._difference(torch.tensor([1, 2]), torch.tensor([1, 3])) == 1
-    assert not Check("x", "y", 2e-4, 1).matches
-    assert Check("x", "y", 2e-4, 1, 3000.0).matches
-    assert not Check("x", "y", 2e-1, 1, 3000.0).matches
-    Report(tmp_path, [Check("x", "y", 1e-5, 1)]).demand()
+    assert not ParityCheck("x", "y", 2e-4, 1).matches
+    assert ParityCheck("x", "y", 2e-4, 1, 3000.0).matches
+    assert not ParityCheck("x", "y", 2e-1, 1, 3000.0).matches
+    ConversionReport(tmp_path, [ParityCheck("x", "y", 1e-5, 1)]).demand()
 
 
 def test_a_model_that_has_no_counterpart_is_refused(trained_run, tmp_path):

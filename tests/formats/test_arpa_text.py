@@ -15,7 +15,7 @@ import torch
 
 from weft.data.batching.packed_items import pack
 from weft.errors import DataError
-from weft.formats.arpa_text import BOS, EOS, SPECIALS, UNK, opened, read_arpa, write_arpa
+from weft.formats.arpa_text import BOS, EOS, SPECIALS, UNK, open_text, read_arpa, write_arpa
 from weft.models.base import Budget
 from weft.models.ngram.model import BUFFERS, NGram, NGramConfig
 from weft.tokens import Tokens
@@ -102,7 +102,7 @@ def test_what_is_written_is_read_again(tmp_path, name, order, smoothing):
         for text in lines:
             np.testing.assert_allclose(scores(back, words, text), scores(model, words, text), atol=1e-5)
     write_arpa(back, words, tmp_path / "again.arpa")
-    with opened(tmp_path / name, "rt") as first:
+    with open_text(tmp_path / name, "rt") as first:
         heads = [text.split("-grams:")[0] for text in (first.read(), (tmp_path / "again.arpa").read_text())]
     assert heads[0] == heads[1]
 

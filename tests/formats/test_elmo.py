@@ -11,7 +11,7 @@ from tests import elmo_equations as paper
 import weft
 from weft.errors import CheckpointError, WeftError
 from weft.formats import elmo
-from weft.formats.elmo import import_elmo, read_options
+from weft.formats.elmo import import_elmo, read_elmo_config
 from weft.tokens import BEGIN, END, FIRST, LAST, PAD, Tokens, spell
 
 SENTENCES = [["The", "play", "was", "naïve", "."], ["日本語"], ["x" * 80, "play"]]
@@ -147,7 +147,7 @@ def test_without_a_vocabulary_words_are_known_by_their_letters(tmp_path, publish
 def test_options_that_weft_has_not_are_refused(tmp_path, change, message):
     (tmp_path / "options.json").write_text(json.dumps(options(**change)))
     with pytest.raises(CheckpointError, match=message):
-        read_options(tmp_path / "options.json")
+        read_elmo_config(tmp_path / "options.json")
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path, published):

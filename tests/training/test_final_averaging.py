@@ -12,7 +12,7 @@ from tests.conftest import recipe_for, write_pairs
 from tests.training.test_trainer import Listener
 
 import weft
-from weft.checkpoint.averaging import About, read_about, write_about
+from weft.checkpoint.averaging import AverageInfo, read_average_info, write_average_info
 from weft.checkpoint.store import Store
 from weft.training.reporting import Eval, Notice, Saved, Step, read_metrics
 from weft.training.signals import Interrupted
@@ -76,7 +76,7 @@ def test_a_better_average_is_the_best(whole):
     assert checkpoints(run) == ["average-00000014", *kept]
     assert (link(run, "best"), link(run, "last")) == ("average-00000014", "step-00000014")
     assert same(load_file(run / "best/model.safetensors"), by_hand([run / "checkpoints" / name for name in kept[1:]]))
-    about, before = read_about(run / "best"), read_metrics(run / "metrics.jsonl")[-1]["valid"]["loss"]
+    about, before = read_average_info(run / "best"), read_metrics(run / "metrics.jsonl")[-1]["valid"]["loss"]
     assert about.of == kept[1:]
     assert about.rank[0] < before
     assert listener.of(Saved)[-1] == Saved(14, run / "checkpoints/average-00000014")
@@ -169,7 +169,7 @@ def test_a_larger_budget_goes_on_exactly_from_the_raw_weights(wild, copied, tmp_
     weft.train(wild, ["train.steps=24"], copied, resume=True)
     weft.train(wild, ["train.steps=24"], tmp_path / "unbroken")
     alike(copied, tmp_path / "unbroken", "last")
-    ours, theirs = (read_about(folder / "best").rank for folder in (copied, tmp_path / "unbroken"))
+    ours, theirs = (read_average_info(folder / "best").rank for folder in (copied, tmp_path / "unbroken"))
     assert ours <= theirs, "the average of the smaller budget counts too"
 
 
@@ -211,7 +211,7 @@ def test_an_average_that_is_the_best_stays_it_until_it_is_beaten(wild, tmp_path)
     (tame / "best").unlink()
     (tame / "best").symlink_to("checkpoints/average-00000014")
     for rank, best in (([0.0, 0.0], "average-00000014"), ([1e9, 1e9], "step-00000020")):
-        write_about(average, About([], rank))  # as if nothing could beat it, then as if anything could
+        write_average_info(average, AverageInfo([], rank))  # as if nothing could beat it, then as if anything could
         run, listener = shutil.copytree(tame, tmp_path / best, symlinks=True), Listener()
         weft.train(wild, [f"train.lr={TAME}", "train.steps=20"], run, resume=True, report=listener)
         assert listener.of(Eval)[0].best, "step 20 must be better than step 14 for this to mean anything"

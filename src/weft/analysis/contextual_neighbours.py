@@ -48,7 +48,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class ContextualNeighbours:
     """The uses of a word that are most similar to the one in a text, best first; `uses` is how many the corpus has."""
 
     text: str
@@ -79,7 +79,7 @@ class _Use:
     shown: tuple[str, str, str, str]  # place, text before, word, text after
 
 
-class Finder:
+class NeighbourSearch:
     """Search for the uses of a word in a corpus, by the vectors of a model."""
 
     def __init__(self, task: Task, head: Head, longest: int, layers: Sequence[int] = (-1,)) -> None:
@@ -93,7 +93,7 @@ class Finder:
         max_positions = getattr(head.body, "reads", None)
         self._max_tokens = max(1, min(longest, max_positions or longest) - 2)  # without BOS and EOS
 
-    def nearest(self, text: str, word: str, corpus: Iterable[tuple[str, str]], top: int = 10) -> Neighbours:
+    def nearest(self, text: str, word: str, corpus: Iterable[tuple[str, str]], top: int = 10) -> ContextualNeighbours:
         """Return the uses of `word` in a corpus of (place, text) that are most similar to its first use in `text`."""
         query = next(self._uses("", text, word), None)
         if query is None:
@@ -105,7 +105,7 @@ class Finder:
                 _push(best, Neighbour(min(1.0, float(cosine)), *use.shown), top)
         if not uses:
             raise DataError(f"--word: {word!r} stands nowhere in the corpus; name another, or another word")
-        return Neighbours(text, word, self.layers, uses, tuple(sorted(best, reverse=True)))
+        return ContextualNeighbours(text, word, self.layers, uses, tuple(sorted(best, reverse=True)))
 
     def _uses(self, place: str, text: str, word: str) -> Iterator[_Use]:
         """Yield each use of a word in a text, whole and in any case, with as much context as the model reads."""

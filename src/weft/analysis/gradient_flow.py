@@ -45,7 +45,7 @@ class GradientNorms:
         return {"model": self.model, "side": self.side, "tokens": list(self.tokens), "norms": norms}
 
 
-def trace(task: Task, head: Head, batch: Batch) -> dict[str, list[float]]:
+def gradient_norms(task: Task, head: Head, batch: Batch) -> dict[str, list[float]]:
     """Return the norms of the gradient of the last step's loss at each input step, for each side of a batch of one."""
     inputs = {"text": batch.tokens.ids} if batch.source is None else {"source": batch.source.ids}
     inputs |= {} if batch.source is None else {"target": batch.tokens.ids}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft.analysis.logistic_regression import Probe, row_blocks, temporary_array
+from weft.analysis.logistic_regression import LogisticProbe, row_blocks, temporary_array
 from weft.config.schema import Data, Named, Run, Train, read_recipe, read_section, recipe_names
 from weft.data.batching.loader import plan
 from weft.data.batching.packed_items import PackedItems, pack
@@ -40,8 +40,6 @@ BUDGET, BUDGET_ON_GPU = 4096, 1 << 15  # tokens in a batch
 POOLS: tuple[Pool, ...] = ("mean", "cls", "last")  # for these, pooling and summing layers commute
 # Task options of a trained head, which a probe does not have.
 HEAD_OPTIONS = ("crf", "dropout", "layers", "smoothing", "symmetric", "unknown", "weights")
-
-Tell = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def score_layers(
     task: LabelTask,
     choices: Sequence[LayerChoice],
     pool: Pool = "mean",
-    tell: Tell | None = None,
+    tell: Callable[[str], object] | None = None,
 ) -> LayerScores:
     """Return the scores of the choices (of `choices_for`) of a head's layers on a task (of `read_task`)."""
     data, split = run.data, "valid" if has_split(run.data, "valid") else "test"
@@ -124,22 +122,22 @@ def score_layers(
     for message in (notice and f"data.train: {notice}", "encoding, once for all choices"):
         if tell and message:
             tell(message)
-    train, labels = encode(task, head, packed, pool)
-    test, _ = encode(
+    train, labels = encode_layers(task, head, packed, pool)
+    test, _ = encode_layers(
         task, head, pack((item for items in encoded for item in items), num_token_arrays=task.num_token_arrays), pool
     )
     scores = []
     for choice in choices:
         indices = [head.body.mixable_layers.index(layer) for layer in choice.layers]
-        features = combine_layers(train, indices, choice.combine)
-        probe = Probe.fit(features, labels, len(task.labels))
-        predicted = probe.predict(combine_layers(test, indices, choice.combine))
+        features = layer_features(train, indices, choice.combine)
+        probe = LogisticProbe.fit(features, labels, len(task.labels))
+        predicted = probe.predict(layer_features(test, indices, choice.combine))
         metrics = task.score(_answers(task, examples, encoded, predicted.tolist()), examples)
         scores.append(LayerScore(choice, features.shape[1], metrics))
     return LayerScores(task.config.name, split, len(labels), test.shape[1], task.metric, tuple(scores))
 
 
-def read_task(
+def probing_task(
     data: str | Path | Mapping[str, Any], overrides: Iterable[str], run: Run, head: Head, tokenizer: Tokenizer
 ) -> tuple[Run, LabelTask]:
     """Return a recipe and task for labelled data, with the model and tokenizer of `run`."""
@@ -227,7 +225,7 @@ def _resolve_negative(layers: Sequence[int], levels: Sequence[int]) -> tuple[int
     return tuple(layer if layer in levels else levels[layer] for layer in layers)
 
 
-def encode(task: LabelTask, head: Head, data: PackedItems, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
+def encode_layers(task: LabelTask, head: Head, data: PackedItems, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
     """Return all layers (L, rows, D) of each text or word, and the label ids (rows,)."""
     body, device = head.eval().body, next(head.parameters()).device
     tags_words = isinstance(task, Tag)
@@ -249,7 +247,7 @@ def encode(task: LabelTask, head: Head, data: PackedItems, pool: Pool) -> tuple[
     return cache, labels
 
 
-def combine_layers(cache: np.ndarray, indices: Sequence[int], combine: Combine) -> np.ndarray:
+def layer_features(cache: np.ndarray, indices: Sequence[int], combine: Combine) -> np.ndarray:
     """Return the features (rows, D or L·D) of a choice from all layers (L, rows, D)."""
     if len(indices) == 1:
         layer: np.ndarray = cache[indices[0]]

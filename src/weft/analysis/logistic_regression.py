@@ -34,14 +34,14 @@ def row_blocks(rows: int, width: int) -> Iterator[slice]:
 
 
 @dataclass(frozen=True)
-class Probe:
-    """Weights (K, D) and biases (K,) for unscaled features."""
+class LogisticProbe:
+    """A fitted model: weights (K, D) and biases (K,) for unscaled features."""
 
     weight: Tensor
     bias: Tensor
 
     @classmethod
-    def fit(cls, features: np.ndarray, labels: np.ndarray, count: int, penalty: float = 1.0) -> "Probe":
+    def fit(cls, features: np.ndarray, labels: np.ndarray, count: int, penalty: float = 1.0) -> "LogisticProbe":
         """Fit features (n, D) to label ids (n,) below `count`; `penalty` is λ."""
         from scipy.optimize import minimize
 

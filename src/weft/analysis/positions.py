@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from weft.analysis.render.matrix_plots import Grid
+from weft.analysis.render.matrix_plots import MatrixPlot
 from weft.errors import RoleError
 from weft.nn.attention.positions import Learned, Sinusoidal
 
@@ -46,11 +46,11 @@ class Positions:
         shown = f"the first {count} of {self.known:,}" if self.known and self.known > count else f"{count}"
         return f"{self.name}: {shown} positions, {width} wide"
 
-    def grids(self) -> list[Grid]:
+    def plots(self) -> list[MatrixPlot]:
         """Return the two plots."""
         return [
-            Grid(self.title, self.vectors, "position", "dimension"),
-            Grid("dot product of two positions", self.similarity, "position", "position"),
+            MatrixPlot(self.title, self.vectors, "position", "dimension"),
+            MatrixPlot("dot product of two positions", self.similarity, "position", "position"),
         ]
 
     def plain(self) -> dict[str, Any]:

@@ -14,18 +14,18 @@ import numpy as np
 from weft.data.readers.lines import BadRow, chomp, read_lines
 from weft.errors import DataError, did_you_mean
 
-MOST = 300_000  # the first words, among which answers are searched: the limit of gensim and word2vec
+RESTRICT_VOCAB = 300_000  # the first words, among which answers are searched: the limit of gensim and word2vec
 _LINE = 1 << 20  # maximal bytes of a line of questions
 _AT_ONCE = 1 << 25  # cosines in memory at a time
 _CANDIDATES = (
     5  # nearest words of an analogy that are considered, since some may be a, b or c in another case; as gensim
 )
 
-Question = tuple[str, str, str, str]
+_Question = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
-class Section:
+class AnalogySection:
     """The number of correct answers among the questions of a section whose words are all in the vocabulary."""
 
     name: str
@@ -42,24 +42,25 @@ class Section:
 class Analogies:
     """The sections of a file, and the number of questions with an out-of-vocabulary word."""
 
-    sections: tuple[Section, ...]
+    sections: tuple[AnalogySection, ...]
     unknown: int
 
     @property
-    def total(self) -> Section:
+    def total(self) -> AnalogySection:
         """All sections together."""
         return _sum_sections("total", self.sections)
 
     @property
-    def kinds(self) -> tuple[Section, Section]:
+    def kinds(self) -> tuple[AnalogySection, AnalogySection]:
         """Semantic and syntactic questions (sections whose names begin with gram), as papers report them."""
         semantic = [section for section in self.sections if not section.name.startswith("gram")]
         syntactic = [section for section in self.sections if section.name.startswith("gram")]
         return _sum_sections("semantic", semantic), _sum_sections("syntactic", syntactic)
 
 
-def _sum_sections(name: str, sections: Sequence[Section]) -> Section:
-    return Section(name, sum(section.correct for section in sections), sum(section.asked for section in sections))
+def _sum_sections(name: str, sections: Sequence[AnalogySection]) -> AnalogySection:
+    correct, asked = sum(section.correct for section in sections), sum(section.asked for section in sections)
+    return AnalogySection(name, correct, asked)
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class WordVectors:
         nearest = np.argsort(-cosines, kind="stable")[: min(count, len(self.words) - 1)]
         return [(self.words[row], float(cosines[row])) for row in nearest.tolist()]
 
-    def analogies(self, path: str, most: int = MOST, fold: bool = True) -> Analogies:
+    def analogies(self, path: str, most: int = RESTRICT_VOCAB, fold: bool = True) -> Analogies:
         """Answer the questions of a file in the form of question-words.txt, among the first `most` words.
 
         `fold` ignores case: of words that differ in case alone, the most frequent is used.
@@ -119,7 +120,7 @@ class WordVectors:
             rows = np.array([[vocab[word] for word in question] for question in known]).reshape(-1, 4)
             answers = self._answers(rows, most, fold)
             correct = sum(answer == question[3] for answer, question in zip(answers, known, strict=True))
-            sections.append(Section(name, correct, len(known)))
+            sections.append(AnalogySection(name, correct, len(known)))
         return Analogies(tuple(sections), unknown)
 
     def _answers(self, questions: np.ndarray, most: int, fold: bool) -> Iterator[str]:
@@ -142,7 +143,7 @@ class WordVectors:
         words = [_fold(self.words[row], fold) for row in nearest.tolist()]
         return next((word for word in words if word not in excluded), words[-1])
 
-    def similarity(self, path: str, most: int = MOST, fold: bool = True) -> Similarity:
+    def similarity(self, path: str, most: int = RESTRICT_VOCAB, fold: bool = True) -> Similarity:
         """Correlate cosines with human ratings: WordSim-353, SimLex-999 and others, of tab-separated columns."""
         vocab, pairs = self._vocab(most, fold), list(_read_pairs(path))
         known = [(_fold(a, fold), _fold(b, fold), rating) for a, b, rating in pairs]
@@ -182,10 +183,10 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
             yield number, chomp(line)
 
 
-def _read_sections(path: str) -> Iterator[tuple[str, list[Question]]]:
+def _read_sections(path: str) -> Iterator[tuple[str, list[_Question]]]:
     """Yield sections, each a line ": name" and questions of four words."""
     name: str | None = None
-    questions: list[Question] = []
+    questions: list[_Question] = []
     for number, line in _lines(path):
         if line.startswith(":"):
             if name is not None:

@@ -46,7 +46,7 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def opened(path: Path, flags: int) -> Iterator[int]:
+def open_descriptor(path: Path, flags: int) -> Iterator[int]:
     """Open a file descriptor, and close it on exit."""
     handle = os.open(path, flags, 0o666)
     try:
@@ -65,7 +65,7 @@ def digest(handle: int) -> str:
 
 def write_new(path: Path, data: bytes) -> None:
     """Write a new file, and flush it to the disk."""
-    with opened(path, _NEW) as handle:
+    with open_descriptor(path, _NEW) as handle:
         remaining = memoryview(data)
         while remaining:
             remaining = remaining[os.write(handle, remaining) :]
@@ -74,7 +74,7 @@ def write_new(path: Path, data: bytes) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Flush a directory's entries to the disk."""
-    with opened(folder, os.O_RDONLY) as handle:
+    with open_descriptor(folder, os.O_RDONLY) as handle:
         try:
             os.fsync(handle)
         except OSError as error:
@@ -83,7 +83,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def explained(place: Path, problem: str, remedy: str) -> Iterator[None]:
+def wrap_os_errors(place: Path, problem: str, remedy: str) -> Iterator[None]:
     """Turn an `OSError` into a `CheckpointError` that names the place, the problem and the remedy."""
     try:
         yield
@@ -95,6 +95,6 @@ def explained(place: Path, problem: str, remedy: str) -> Iterator[None]:
         raise CheckpointError(f"{place}: {problem}: {error}; {remedy}") from error
 
 
-def readable(place: Path) -> AbstractContextManager[None]:
+def wrap_read_errors(place: Path) -> AbstractContextManager[None]:
     """Turn an `OSError` while reading `place` into a `CheckpointError`."""
-    return explained(place, "cannot be read", "check its permissions and its disk")
+    return wrap_os_errors(place, "cannot be read", "check its permissions and its disk")

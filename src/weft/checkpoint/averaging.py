@@ -18,20 +18,20 @@ from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor
 
-from weft.checkpoint.atomic_io import readable
+from weft.checkpoint.atomic_io import wrap_read_errors
 from weft.checkpoint.contents import differences, read_recipe_of, read_weights
-from weft.checkpoint.manifest import order, save_folder, verify
-from weft.checkpoint.store import MANIFEST, Store, resolve_checkpoint
+from weft.checkpoint.manifest import order, save_folder, verify_checkpoint
+from weft.checkpoint.store import CHECKPOINT_MANIFEST, Store, resolve_checkpoint
 from weft.errors import CheckpointError, ConfigError
 
-ABOUT = "average.json"
+AVERAGE_FILE = "average.json"
 LAST = 5  # how many of a run's checkpoints are averaged by default
 SHARED_SECTIONS = ("task", "tokenizer", "model")  # recipe sections that must be equal in all checkpoints
 REMEDY = "only checkpoints of one task, tokenizer and model can be averaged"
 
 
 @dataclass(frozen=True)
-class About:
+class AverageInfo:
     """The names of the averaged checkpoints and, at the end of a run, the average's rank as in `Progress.best`."""
 
     of: list[str]
@@ -41,14 +41,14 @@ class About:
 def average(paths: Sequence[Path], out: Path, last: int | None = None) -> list[Path]:
     """Write the mean of checkpoints to the new folder `out`; return the checkpoints. A run means its `last` ones."""
     folders = choose(paths, last)
-    manifests = [verify(folder) for folder in folders]
+    manifests = [verify_checkpoint(folder) for folder in folders]
     check_compatible(folders, [_beside_weights(manifest["files"]) for manifest in manifests])
 
     def write(folder: Path) -> None:
         for name in ("run.yaml", *_beside_weights(manifests[-1]["files"])):
             shutil.copyfile(folders[-1] / name, folder / name)
         save_file(mean_weights(folders), folder / "model.safetensors")
-        write_about(folder, About([averaged.name for averaged in folders]))
+        write_average_info(folder, AverageInfo([averaged.name for averaged in folders]))
 
     save_folder(out, manifests[-1]["step"], write)
     return folders
@@ -71,8 +71,8 @@ def choose(paths: Sequence[Path], last: int | None = None) -> list[Path]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    with readable(path):
-        return (path / MANIFEST).is_file()
+    with wrap_read_errors(path):
+        return (path / CHECKPOINT_MANIFEST).is_file()
 
 
 def _checkpoints_of(path: Path, last: int) -> list[Path]:
@@ -91,7 +91,7 @@ def _checkpoints_of(path: Path, last: int) -> list[Path]:
 
 def _beside_weights(files: Mapping[str, Any]) -> dict[str, str]:
     """Return the SHA-256 of the files that a model needs beside recipe and weights (the tokenizer's), by name."""
-    own = {"run.yaml", "model.safetensors", ABOUT}
+    own = {"run.yaml", "model.safetensors", AVERAGE_FILE}
     return {name: file["sha256"] for name, file in files.items() if name not in own and not name.startswith("state/")}
 
 
@@ -126,16 +126,16 @@ def _tensor_specs(weights: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: f"{tuple(value.shape)} of {value.dtype}" for name, value in weights.items()}
 
 
-def write_about(folder: Path, about: About) -> None:
+def write_average_info(folder: Path, about: AverageInfo) -> None:
     """Write which checkpoints were averaged, beside the weights."""
-    (folder / ABOUT).write_text(json.dumps(asdict(about), indent=1), encoding="utf-8")
+    (folder / AVERAGE_FILE).write_text(json.dumps(asdict(about), indent=1), encoding="utf-8")
 
 
-def read_about(folder: Path) -> About | None:
+def read_average_info(folder: Path) -> AverageInfo | None:
     """Read which checkpoints were averaged into this one; None if it is not an average."""
-    path = folder / ABOUT
+    path = folder / AVERAGE_FILE
     try:
-        return TypeAdapter(About).validate_python(json.loads(path.read_text(encoding="utf-8")))
+        return TypeAdapter(AverageInfo).validate_python(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -98,7 +98,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, head: nn.Module) -> dict
     return tensors
 
 
-def read_run(folder: Path, trust: bool = False, overrides: Iterable[str] = ()) -> Run:
+def read_saved_run(folder: Path, trust: bool = False, overrides: Iterable[str] = ()) -> Run:
     """Read a checkpoint's recipe and apply overrides; classes from outside weft are imported only with `trust`."""
     return run_with_overrides(read_recipe_of(folder), folder, trust, overrides)
 

@@ -13,19 +13,19 @@ from pydantic import Field, ValidationError
 
 from weft.checkpoint.atomic_io import (
     digest,
-    explained,
     is_folder,
     iter_paths,
-    opened,
-    readable,
+    open_descriptor,
     sync_folder,
     temporary_in,
+    wrap_os_errors,
+    wrap_read_errors,
     write_new,
 )
 from weft.config.schema import Section
 from weft.errors import CheckpointError
 
-MANIFEST = "manifest.json"
+CHECKPOINT_MANIFEST = "manifest.json"
 NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
 
@@ -36,7 +36,7 @@ class File(Section):
     bytes: int = Field(ge=0)
 
 
-class Manifest(Section):
+class CheckpointManifest(Section):
     """The step of a checkpoint, and its files."""
 
     format: Literal[1] = 1
@@ -44,24 +44,24 @@ class Manifest(Section):
     files: dict[str, File]
 
 
-def verify(folder: Path) -> dict[str, Any]:
+def verify_checkpoint(folder: Path) -> dict[str, Any]:
     """Check every file of a checkpoint against its manifest, and return the manifest."""
     try:
-        return inspect(folder).model_dump()
+        return check_files(folder).model_dump()
     except CheckpointError as error:
         raise CheckpointError(f"{error}; copy the checkpoint again or use another") from None
 
 
 def save_folder(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
     """Write one checkpoint outside a run, in a new folder; the folder appears complete or not at all."""
-    with explained(folder, "cannot be saved", "choose a new folder in a place that can be written"):
+    with wrap_os_errors(folder, "cannot be saved", "choose a new folder in a place that can be written"):
         if folder.exists():
             raise CheckpointError(f"{folder}: exists already; choose a new folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        return build(folder, step, write)
+        return write_checkpoint(folder, step, write)
 
 
-def build(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
+def write_checkpoint(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
     """Write a checkpoint to a temporary folder, flush it, and rename it to `folder`."""
     temporary = temporary_in(folder.parent)
     try:
@@ -84,26 +84,28 @@ def seal(folder: Path, step: int) -> None:
             sync_folder(path)
             continue
         assert stat.S_ISREG(path.lstat().st_mode), f"{path}: a checkpoint holds plain files"
-        with opened(path, os.O_RDONLY) as handle:
+        with open_descriptor(path, os.O_RDONLY) as handle:
             os.fsync(handle)
             size = os.fstat(handle).st_size
             files[path.relative_to(folder).as_posix()] = File(sha256=digest(handle), bytes=size)
-    assert MANIFEST not in files, f"{MANIFEST} is the store's own"
-    manifest = Manifest(step=step, files=files)
-    write_new(folder / MANIFEST, json.dumps(manifest.model_dump(), indent=1).encode())
+    assert CHECKPOINT_MANIFEST not in files, f"{CHECKPOINT_MANIFEST} is the store's own"
+    manifest = CheckpointManifest(step=step, files=files)
+    write_new(folder / CHECKPOINT_MANIFEST, json.dumps(manifest.model_dump(), indent=1).encode())
     sync_folder(folder)
 
 
-def inspect(folder: Path) -> Manifest:
+def check_files(folder: Path) -> CheckpointManifest:
     """Check every file against the manifest; raise an error that names the first mismatch and its reason."""
     manifest = _read_manifest(folder)
-    with readable(folder):
+    with wrap_read_errors(folder):
         files = [path for path in iter_paths(folder) if not is_folder(path)]
-    present = {path.relative_to(folder).as_posix() for path in files} - {MANIFEST}
+    present = {path.relative_to(folder).as_posix() for path in files} - {CHECKPOINT_MANIFEST}
     for name in sorted(manifest.files.keys() - present):
         raise CheckpointError(f"{folder / name}: missing")
     for name in sorted(present - manifest.files.keys()):
-        raise CheckpointError(f"{folder / name}: not listed in {MANIFEST}, so it was not saved with this checkpoint")
+        raise CheckpointError(
+            f"{folder / name}: not listed in {CHECKPOINT_MANIFEST}, so it was not saved with this checkpoint"
+        )
     for name, file in manifest.files.items():
         _inspect_file(folder / name, file)
     return manifest
@@ -111,7 +113,9 @@ def inspect(folder: Path) -> Manifest:
 
 def _inspect_file(path: Path, file: File) -> None:
     try:
-        with opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:  # a named pipe in place of a file must not block
+        with open_descriptor(
+            path, os.O_RDONLY | os.O_NONBLOCK
+        ) as handle:  # a named pipe in place of a file must not block
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(f"{path}: not a plain file")
@@ -123,10 +127,10 @@ def _inspect_file(path: Path, file: File) -> None:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _read_manifest(folder: Path) -> Manifest:
-    path = folder / MANIFEST
+def _read_manifest(folder: Path) -> CheckpointManifest:
+    path = folder / CHECKPOINT_MANIFEST
     try:
-        manifest = Manifest.model_validate_json(path.read_bytes(), strict=True)
+        manifest = CheckpointManifest.model_validate_json(path.read_bytes(), strict=True)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing") from None
     except OSError as error:

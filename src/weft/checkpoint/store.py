@@ -21,11 +21,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from weft.checkpoint.atomic_io import TEMPORARY, explained, readable, remove, sync_folder, temporary_in, write_new
-from weft.checkpoint.manifest import MANIFEST, NAME, build, inspect, order, save_folder, verify
+from weft.checkpoint.atomic_io import (
+    TEMPORARY,
+    remove,
+    sync_folder,
+    temporary_in,
+    wrap_os_errors,
+    wrap_read_errors,
+    write_new,
+)
+from weft.checkpoint.manifest import (
+    CHECKPOINT_MANIFEST,
+    NAME,
+    check_files,
+    order,
+    save_folder,
+    verify_checkpoint,
+    write_checkpoint,
+)
 from weft.errors import CheckpointError
 
-__all__ = ["MANIFEST", "Store", "resolve_checkpoint", "save_folder", "verify", "verify_or_offer"]
+__all__ = ["CHECKPOINT_MANIFEST", "Store", "resolve_checkpoint", "save_folder", "verify_checkpoint", "verify_or_offer"]
 
 # Descriptors of the locks that this process holds. A forked worker closes its copies: otherwise it would keep the lock
 # after the run that forked it has died.
@@ -55,7 +71,7 @@ class Store:
 
     def prepare(self) -> None:
         """Create the directory, check that it is writable and, under the lock, remove a killed run's leftovers."""
-        with explained(self.root, "cannot hold a run", "choose another --out"):
+        with wrap_os_errors(self.root, "cannot hold a run", "choose another --out"):
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             self._remove_temporary()
             for place in (self.root, self._checkpoints):
@@ -72,7 +88,7 @@ class Store:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the directory for this process; the kernel releases the lock when the process dies, however it dies."""
-        with explained(self.root, "cannot be locked", "choose another --out"):
+        with wrap_os_errors(self.root, "cannot be locked", "choose another --out"):
             self.root.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -105,13 +121,13 @@ class Store:
         previous = self.last()
         state = f"the previous checkpoint {previous.name} is whole" if previous else "there is no earlier checkpoint"
         remedy = f"{state}; free some room or mend the disk, then run again with --resume"
-        with explained(self.root, f"step {step} could not be saved", remedy):
+        with wrap_os_errors(self.root, f"step {step} could not be saved", remedy):
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             self._remove_temporary()
-            folder = build(self._unused_path(step), step, write)
+            folder = write_checkpoint(self._unused_path(step), step, write)
             # `best` first: a crash in between must not leave a `last` whose state has a best that no link points to.
             self._update_links(folder, *(["best"] if best else []), "last")
-        with explained(self.root, f"{folder.name} is saved, but older ones could not be pruned", "mend the disk"):
+        with wrap_os_errors(self.root, f"{folder.name} is saved, but older ones could not be pruned", "mend the disk"):
             self._prune()
         return folder
 
@@ -133,10 +149,10 @@ class Store:
     def save_average(self, step: int, write: Callable[[Path], None]) -> Path:
         """Save what `write(folder)` writes as the average at `step`, and point `best` to it; `last` is unchanged."""
         remedy = "free some room or mend the disk, then run again with --resume"
-        with explained(self.root, f"the average at step {step} could not be saved", remedy):
+        with wrap_os_errors(self.root, f"the average at step {step} could not be saved", remedy):
             self._remove_temporary()
             self._prune()  # also an average that `best` did not yet point to when the run was killed
-            folder = build(self._checkpoints / average_name(step), step, write)
+            folder = write_checkpoint(self._checkpoints / average_name(step), step, write)
             self._update_links(folder, "best")
             self._prune()
         return folder
@@ -163,14 +179,16 @@ class Store:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file beside the checkpoints, atomically."""
-        with explained(self.root, f"{name} could not be written", "free some room or mend the disk"):
+        with wrap_os_errors(self.root, f"{name} could not be written", "free some room or mend the disk"):
             temporary = temporary_in(self.root)
             write_new(temporary, text.encode())
             os.replace(temporary, self.root / name)
 
     def mark_best(self, step: int) -> None:
         """Point `best` at the checkpoint of `step`."""
-        with explained(self.root, f"step {step} could not be marked as the best", "free some room or mend the disk"):
+        with wrap_os_errors(
+            self.root, f"step {step} could not be marked as the best", "free some room or mend the disk"
+        ):
             for folder in self._newest_first():
                 if order(folder)[0] == step:
                     return self._update_links(folder, "best")
@@ -179,23 +197,23 @@ class Store:
 
     def adopt(self, run: Path) -> None:
         """Link `last`, `best` and the metrics to those of a run inside this directory."""
-        with explained(self.root, f"could not be linked to {run.name}", "free some room or mend the disk"):
+        with wrap_os_errors(self.root, f"could not be linked to {run.name}", "free some room or mend the disk"):
             for name in ("best", "last", "metrics.jsonl"):
                 self._update_links(run / name, name)
 
     def last(self) -> Path | None:
         """Return the checkpoint to resume from: the target of the link `last`, else the newest."""
-        with readable(self.root):
+        with wrap_read_errors(self.root):
             return self._existing_target("last") or next(iter(self._newest_first()), None)
 
     def best(self) -> Path | None:
         """Return the checkpoint that the link `best` points to."""
-        with readable(self.root):
+        with wrap_read_errors(self.root):
             return self._existing_target("best")
 
     def checkpoints(self) -> list[Path]:
         """Return the checkpoints in order of step; of a step that was saved again, the later one."""
-        with readable(self.root):
+        with wrap_read_errors(self.root):
             return self._oldest_first()
 
     def steps(self) -> list[int]:
@@ -204,7 +222,7 @@ class Store:
 
     def check_space(self, needed: int) -> None:
         """Raise an error if the file system has fewer than `needed` bytes free."""
-        with explained(self.root, "cannot be measured", "choose another --out"):
+        with wrap_os_errors(self.root, "cannot be measured", "choose another --out"):
             disk = shutil.disk_usage(self.root)
         if disk.total and disk.free < needed:  # some network file systems report a total of 0
             raise CheckpointError(
@@ -250,7 +268,7 @@ def verify_or_offer(store: Store) -> Path | None:
     if folder is None:
         return None
     try:
-        inspect(folder)
+        check_files(folder)
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {_recovery_advice(store, folder)}") from None
     return folder
@@ -262,7 +280,7 @@ def _recovery_advice(store: Store, damaged: Path) -> str:
         if folder.resolve() == damaged.resolve():
             continue
         try:
-            step = inspect(folder).step
+            step = check_files(folder).step
         except CheckpointError:
             unusable.append(folder)
             continue
@@ -273,8 +291,8 @@ def _recovery_advice(store: Store, damaged: Path) -> str:
 
 def resolve_checkpoint(path: Path) -> Path:
     """Return the checkpoint of a path: a checkpoint's own folder, or the best, else the last, of a run's directory."""
-    with readable(path):
-        if (path / MANIFEST).is_file():
+    with wrap_read_errors(path):
+        if (path / CHECKPOINT_MANIFEST).is_file():
             return path.resolve()  # a link such as `last` may change while the checkpoint is read
         store = Store(path)
         checkpoint = store.best() or store.last()
@@ -284,6 +302,6 @@ def resolve_checkpoint(path: Path) -> Path:
             raise CheckpointError(f"{path}: a run that has no checkpoint yet; wait for its first, or train it")
         kind = "is a folder" if path.is_dir() else "is a file" if path.exists() else "does not exist"
     raise CheckpointError(
-        f"{path}: {kind}; looked for a checkpoint (a folder with {MANIFEST}), a run's directory (with best, last or "
-        "checkpoints/step-*) or a Hugging Face directory (with config.json); give one of these"
+        f"{path}: {kind}; looked for a checkpoint (a folder with {CHECKPOINT_MANIFEST}), a run's directory "
+        "(with best, last or checkpoints/step-*) or a Hugging Face directory (with config.json); give one of these"
     )

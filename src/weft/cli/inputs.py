@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from weft.data.readers.lines import chomp
 from weft.errors import DataError
 
-CHUNK_SIZE = 1024
+MAX_CHUNK = 1024
 STDIN = 0
 
 
@@ -40,7 +40,7 @@ def _lines(handle: BinaryIO, name: str, objects: bool) -> Iterator[Any]:
 
 def arriving(examples: Iterable[Any]) -> Iterator[list[Any]]:
     """Gather what is there, at least one and at most `CHUNK_SIZE`, while a thread reads on."""
-    queue: Queue[Any] = Queue(maxsize=4 * CHUNK_SIZE)
+    queue: Queue[Any] = Queue(maxsize=4 * MAX_CHUNK)
     end = object()
 
     def read() -> None:
@@ -54,7 +54,7 @@ def arriving(examples: Iterable[Any]) -> Iterator[list[Any]]:
     Thread(target=read, daemon=True).start()
     while (first := queue.get()) is not end:
         chunk = [first]
-        while len(chunk) < CHUNK_SIZE and chunk[-1] is not end and not isinstance(chunk[-1], BaseException):
+        while len(chunk) < MAX_CHUNK and chunk[-1] is not end and not isinstance(chunk[-1], BaseException):
             try:
                 chunk.append(queue.get_nowait())
             except Empty:

@@ -127,7 +127,7 @@ def neighbours(
     device: Device = "auto",
 ) -> None:
     """List the places of a corpus where a word has the contextual embeddings nearest to those it has in TEXT."""
-    from weft.analysis.contextual_neighbours import Finder, check_word
+    from weft.analysis.contextual_neighbours import NeighbourSearch, check_word
     from weft.analysis.render.export import check_out, render_neighbours
 
     check_out(out)
@@ -135,7 +135,7 @@ def neighbours(
         raise ConfigError(f"--out: neighbours are words, for a page (.html) or data (.json), but {str(out)!r} is asked")
     word, chosen = check_word(text, word, top), _numbers("--layers", layers) or [-1]
     pipeline = _load(model, device, trust)
-    finder = Finder(pipeline.task, pipeline.head, pipeline.run.data.max_length, chosen)
+    finder = NeighbourSearch(pipeline.task, pipeline.head, pipeline.run.data.max_length, chosen)
     nearest = finder.nearest(text, word, _corpus(pipeline, files or []), top)
     _save(out, render_neighbours(nearest, out.suffix, f"weft look: neighbours in {model}", pipeline.about))
 

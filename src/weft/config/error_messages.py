@@ -21,7 +21,7 @@ RENAMED = {  # keys of recipes before 0.1 -> what they are called now, by sectio
 }
 
 
-def explained(items: Iterable[Any], schema: type[BaseModel], raw: object, place: str) -> Iterator[str]:
+def describe_errors(items: Iterable[Any], schema: type[BaseModel], raw: object, place: str) -> Iterator[str]:
     """Yield one line for each place that is wrong; of several types that were tried, that which went furthest."""
     placed: dict[tuple[str, ...], list[Any]] = {}
     for item in items:

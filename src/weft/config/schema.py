@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from weft.config.error_messages import explained
+from weft.config.error_messages import describe_errors
 from weft.config.yaml import read_yaml
 from weft.errors import ConfigError, did_you_mean
 from weft.registry import Kind, resolve
@@ -174,7 +174,7 @@ def read_section(schema: type[S], raw: object, place: str) -> S:
     try:
         return schema.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError("\n".join(explained(error.errors(), schema, raw, place))) from None
+        raise ConfigError("\n".join(describe_errors(error.errors(), schema, raw, place))) from None
 
 
 def expand_preset(model: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.conversion.parity import Check, compare_models
+from weft.conversion.parity import ParityCheck, compare_models
 from weft.errors import CheckpointError
 from weft.formats.huggingface.folder import is_hf, save_hf
 from weft.formats.huggingface.hub import find_model
@@ -22,11 +22,11 @@ ARPA = (".arpa", ".arpa.gz")
 
 
 @dataclass(frozen=True)
-class Report:
+class ConversionReport:
     """The path that was written, and the comparisons that were made."""
 
     path: Path
-    checks: Sequence[Check] = ()
+    checks: Sequence[ParityCheck] = ()
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the headers and rows of a table."""
@@ -48,25 +48,27 @@ class Report:
                 )
 
 
-def convert(source: str | Path, target: str | Path) -> Report:
+def convert(source: str | Path, target: str | Path) -> ConversionReport:
     """Convert a model into a new file or folder, and compare both."""
     source_path, target_path = Path(source), Path(target)
     if str(source_path).endswith(ARPA) or str(target_path).endswith(ARPA):
         from weft.formats.arpa import export_arpa, import_arpa
 
-        return Report((import_arpa if str(source_path).endswith(ARPA) else export_arpa)(source_path, target_path))
+        return ConversionReport(
+            (import_arpa if str(source_path).endswith(ARPA) else export_arpa)(source_path, target_path)
+        )
     source_path = find_model(source_path)
     if any(source_path.glob("*.hdf5")):
-        return Report(_import_elmo_folder(source_path, target_path))
+        return ConversionReport(_import_elmo_folder(source_path, target_path))
     original = load(source_path, device="cpu")
     source_path = transformer_folder(source_path)
     if is_hf(source_path):
         original.save(target_path)
-        return Report(target_path, compare_models(original, load(target_path, device="cpu"), source_path))
+        return ConversionReport(target_path, compare_models(original, load(target_path, device="cpu"), source_path))
     save_hf(target_path, original.run, original.tokenizer, original.head)
     if original.pooling is not None:
         export_pooling(target_path, original.pooling, original.head.body.width)
-    return Report(target_path, compare_models(original, load(target_path, device="cpu"), target_path))
+    return ConversionReport(target_path, compare_models(original, load(target_path, device="cpu"), target_path))
 
 
 def _import_elmo_folder(folder: Path, target: Path) -> Path:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.conversion import parity_seq2seq
+from weft.conversion.parity_seq2seq import Outputs
 from weft.decoding.generate import DecodingConfig, generate
 from weft.errors import CheckpointError
 from weft.formats.huggingface.folder import class_for, family_for
@@ -28,11 +29,9 @@ SAMPLE = "The café's 1,234 guests (naïve or not) said: don't! 東京 🙂\n   
 SECOND = "And what's more?"  # the second text of a pair
 ROUND_TRIP, TRANSFORMERS = "what was written, read again", "transformers"
 
-Outputs = dict[str, list[Tensor]]
-
 
 @dataclass(frozen=True)
-class Check:
+class ParityCheck:
     """One comparison of outputs: their difference, and the count of numbers or tokens compared."""
 
     quantity: str
@@ -66,7 +65,7 @@ class Check:
         ]
 
 
-def compare_models(original: Pipeline, converted: Pipeline, folder: Path) -> list[Check]:
+def compare_models(original: Pipeline, converted: Pipeline, folder: Path) -> list[ParityCheck]:
     """Compare a model with its conversion, and with transformers on the Hugging Face directory."""
     max_tokens = min(original.run.data.max_length, converted.run.data.max_length)
     expected, round_trip = (_run_sample(pipeline, original, max_tokens) for pipeline in (original, converted))
@@ -206,7 +205,7 @@ def _transformers_logits(output: Any, task: str) -> Outputs:
     return {"logits": [output.logits[0]]}
 
 
-def _compare_outputs(expected: Outputs, reference: Outputs, against: str) -> list[Check]:
+def _compare_outputs(expected: Outputs, reference: Outputs, against: str) -> list[ParityCheck]:
     return [
         _compare(quantity, tensors, reference[quantity], against)
         for quantity, tensors in expected.items()
@@ -214,17 +213,19 @@ def _compare_outputs(expected: Outputs, reference: Outputs, against: str) -> lis
     ]
 
 
-def _compare(quantity: str, expected: Sequence[Tensor], reference: Sequence[Tensor], against: str) -> Check:
+def _compare(quantity: str, expected: Sequence[Tensor], reference: Sequence[Tensor], against: str) -> ParityCheck:
     count = sum(tensor.numel() for tensor in expected)
     if [tensor.shape for tensor in expected] != [tensor.shape for tensor in reference]:
-        return Check(quantity, against, float("inf"), count)
+        return ParityCheck(quantity, against, float("inf"), count)
     if not expected[0].is_floating_point() or not count:
-        return Check(quantity, against, sum(map(_difference, expected, reference)), count)
+        return ParityCheck(quantity, against, sum(map(_difference, expected, reference)), count)
     differences = list(map(_difference, expected, reference))
     worst = max(range(len(differences)), key=differences.__getitem__)
     several = len(differences) > 1 and differences[worst] > 0
     worst_layer, layers = (f", most in layer {worst}", tuple(differences)) if several else ("", ())
-    return Check(quantity + worst_layer, against, differences[worst], count, float(expected[worst].abs().max()), layers)
+    return ParityCheck(
+        quantity + worst_layer, against, differences[worst], count, float(expected[worst].abs().max()), layers
+    )
 
 
 def _difference(expected: Tensor, reference: Tensor) -> float:

@@ -16,7 +16,7 @@ from weft.decoding.generate import DecodingConfig, generate
 from weft.pipeline import Pipeline
 from weft.tokens import Tokens
 
-Outputs = dict[str, list[Tensor]]
+Outputs = dict[str, list[Tensor]]  # the tensors of each compared quantity
 
 
 def source_and_target(pipeline: Pipeline, text: str, max_tokens: int) -> tuple[list[int], list[int]]:

@@ -9,7 +9,7 @@ from sklearn.utils import Tags
 
 from weft.errors import ConfigError
 from weft.estimators.inputs import InputError, read_texts, set_text_tags
-from weft.estimators.persistence import Saved, json_parameters, read_about, save
+from weft.estimators.persistence import EstimatorInfo, json_parameters, read_estimator_info, save_estimator
 from weft.pipeline import Pipeline, load
 
 
@@ -56,12 +56,14 @@ class TextEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """Write the model and the estimator's parameters to a new folder."""
         pipeline = self._pipeline()
         exact = pipeline if pipeline.precision == "fp32" or isinstance(self.model, Pipeline) else load(self._path())
-        return save(path, exact, Saved(kind=type(self).__name__, parameters=json_parameters(self, "model", "device")))
+        return save_estimator(
+            path, exact, EstimatorInfo(kind=type(self).__name__, parameters=json_parameters(self, "model", "device"))
+        )
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Self:
         """Load what `save` wrote, onto any device; no code from the checkpoint is run."""
-        encoder: Self = cls(str(path), **read_about(cls, path).parameters | {"device": device})
+        encoder: Self = cls(str(path), **read_estimator_info(cls, path).parameters | {"device": device})
         return encoder
 
     def _embedder(self) -> Any:

@@ -26,7 +26,7 @@ def read_texts(X: Any) -> list[str]:
     return [str(text) for text in texts]
 
 
-def read_words(X: Any, name: str) -> list[list[str]]:
+def read_sentences(X: Any, name: str) -> list[list[str]]:
     """Return sentences, or their tags, as lists of lists of strings."""
     if isinstance(X, str | Mapping) or not isinstance(X, Iterable):
         raise InputError(f"{name}: must be a list of lists of words, but is {_describe(X)}")

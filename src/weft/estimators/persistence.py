@@ -12,10 +12,10 @@ from weft.checkpoint.store import save_folder
 from weft.errors import CheckpointError
 from weft.pipeline import Pipeline
 
-ABOUT = "estimator.json"
+ESTIMATOR_FILE = "estimator.json"
 
 
-class Saved(BaseModel):
+class EstimatorInfo(BaseModel):
     """The contents of estimator.json: the estimator's class name, its parameters, and its labels."""
 
     kind: str
@@ -40,21 +40,21 @@ def _to_json(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
-def save(path: str | Path, pipeline: Pipeline, about: Saved) -> Path:
+def save_estimator(path: str | Path, pipeline: Pipeline, about: EstimatorInfo) -> Path:
     """Write a checkpoint that has the estimator's parameters in it."""
 
     def write(folder: Path) -> None:
         pipeline.write(folder)
-        (folder / ABOUT).write_text(about.model_dump_json(indent=1), encoding="utf-8")
+        (folder / ESTIMATOR_FILE).write_text(about.model_dump_json(indent=1), encoding="utf-8")
 
     return save_folder(Path(path), 0, write)
 
 
-def read_about(kind: type, path: str | Path) -> Saved:
+def read_estimator_info(kind: type, path: str | Path) -> EstimatorInfo:
     """Read estimator.json; raise an error if another kind of estimator wrote it."""
-    file = Path(path) / ABOUT
+    file = Path(path) / ESTIMATOR_FILE
     try:
-        saved = Saved.model_validate_json(file.read_text(encoding="utf-8"))
+        saved = EstimatorInfo.model_validate_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}; give a folder that `save` wrote") from None
     except (ValidationError, UnicodeDecodeError):

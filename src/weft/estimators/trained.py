@@ -13,12 +13,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from weft.errors import ConfigError
-from weft.estimators.inputs import InputError, check_lengths, read_texts, read_words, set_text_tags
-from weft.estimators.persistence import Saved, json_parameters, read_about, save
+from weft.estimators.inputs import InputError, check_lengths, read_sentences, read_texts, set_text_tags
+from weft.estimators.persistence import EstimatorInfo, json_parameters, read_estimator_info, save_estimator
 from weft.pipeline import Pipeline, load, train
 
-Model = str | Path | Mapping[str, Any] | Pipeline | None
-Section = Mapping[str, Any]
+ModelSource = str | Path | Mapping[str, Any] | Pipeline | None
+RecipeSection = Mapping[str, Any]
 
 _LR_FROM_SCRATCH, _LR_FINETUNING = 3e-3, 5e-5  # default learning rates
 _NUM_EVALUATIONS = 5  # evaluations during a training that has validation data
@@ -34,14 +34,14 @@ class _TrainedEstimator(BaseEstimator):  # type: ignore[misc]
     """
 
     _task: ClassVar[str]
-    _model: ClassVar[Section]
-    _tokenizer: ClassVar[Section]
+    _model: ClassVar[RecipeSection]
+    _tokenizer: ClassVar[RecipeSection]
 
     def __init__(
         self,
-        model: Model = None,
+        model: ModelSource = None,
         *,
-        tokenizer: Section | None = None,
+        tokenizer: RecipeSection | None = None,
         steps: int = 300,
         lr: float | None = None,
         batch_tokens: int = 2048,
@@ -78,7 +78,7 @@ class _TrainedEstimator(BaseEstimator):  # type: ignore[misc]
             out = Path(scratch) / "run" if self.out is None else self.out
             self.pipeline_ = train(self._recipe(data, labels, Path(scratch)), self.overrides, out)
 
-    def _recipe(self, data: Section, labels: Sequence[str], scratch: Path) -> dict[str, Any]:
+    def _recipe(self, data: RecipeSection, labels: Sequence[str], scratch: Path) -> dict[str, Any]:
         section: dict[str, Any] = {"steps": self.steps, "batch_tokens": self.batch_tokens, "seed": self.seed}
         section |= {"schedule": "warmup-linear", "warmup": 0.1, "device": self.device}
         if "valid" in data:
@@ -105,14 +105,14 @@ class _TrainedEstimator(BaseEstimator):  # type: ignore[misc]
     def save(self, path: str | Path) -> Path:
         """Write the trained model and the estimator's parameters to a new folder."""
         check_is_fitted(self, "pipeline_")
-        about = Saved(kind=type(self).__name__, parameters=json_parameters(self, "device"))
+        about = EstimatorInfo(kind=type(self).__name__, parameters=json_parameters(self, "device"))
         classes = {"classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str}
-        return save(path, self.pipeline_, about.model_copy(update=classes))
+        return save_estimator(path, self.pipeline_, about.model_copy(update=classes))
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Self:
         """Load what `save` wrote, onto any device; no code from the checkpoint is run."""
-        about = read_about(cls, path)
+        about = read_estimator_info(cls, path)
         estimator = cls(**about.parameters | {"device": device})
         estimator.classes_ = np.array(about.classes, dtype=about.dtype)
         estimator.pipeline_ = load(path, estimator.device)
@@ -123,8 +123,8 @@ class TextClassifier(ClassifierMixin, _TrainedEstimator):  # type: ignore[misc]
     """A label for each text; by default, `model` is a small convolutional network from scratch."""
 
     _task: ClassVar[str] = "classify"
-    _model: ClassVar[Section] = {"name": "cnn", "width": 192, "kernels": [2, 3, 4], "embedding": 64}
-    _tokenizer: ClassVar[Section] = {"name": "bpe", "size": 4000}
+    _model: ClassVar[RecipeSection] = {"name": "cnn", "width": 192, "kernels": [2, 3, 4], "embedding": 64}
+    _tokenizer: ClassVar[RecipeSection] = {"name": "bpe", "size": 4000}
 
     def fit(self, X: Iterable[str], y: Iterable[Any]) -> Self:
         """Train on texts and their labels: strings, integers, or others with distinct strings."""
@@ -164,12 +164,12 @@ class TextTagger(_TrainedEstimator):
     """A tag for each word; by default, `model` is a small bidirectional LSTM from scratch."""
 
     _task: ClassVar[str] = "tag"
-    _model: ClassVar[Section] = {"name": "rnn", "direction": "both", "width": 128, "embedding": 64, "chars": 32}
-    _tokenizer: ClassVar[Section] = {"name": "words"}
+    _model: ClassVar[RecipeSection] = {"name": "rnn", "direction": "both", "width": 128, "embedding": 64, "chars": 32}
+    _tokenizer: ClassVar[RecipeSection] = {"name": "words"}
 
     def fit(self, X: Iterable[Sequence[str]], y: Iterable[Sequence[str]]) -> Self:
         """Train on sentences, each a list of words, and a list of tags for each."""
-        sentences, tags = read_words(X, "X"), read_words([] if y is None else y, "y")
+        sentences, tags = read_sentences(X, "X"), read_sentences([] if y is None else y, "y")
         check_lengths(sentences, tags)
         for number, (words, word_tags) in enumerate(zip(sentences, tags, strict=True), 1):
             if len(words) != len(word_tags):
@@ -181,11 +181,11 @@ class TextTagger(_TrainedEstimator):
 
     def predict(self, X: Iterable[Sequence[str]]) -> list[list[str]]:
         """Return the tags of each sentence's words."""
-        return [answer["tags"] for answer in self._answers(read_words(X, "X"))]
+        return [answer["tags"] for answer in self._answers(read_sentences(X, "X"))]
 
     def score(self, X: Iterable[Sequence[str]], y: Iterable[Sequence[str]]) -> float:
         """Return the F1 of entities where tags denote entities, otherwise the accuracy of tags."""
-        sentences, tags = read_words(X, "X"), read_words(y, "y")
+        sentences, tags = read_sentences(X, "X"), read_sentences(y, "y")
         check_lengths(sentences, tags)
         answers = self._answers(sentences)
         task = self.pipeline_.task

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 from tokenizers import models
 
 from weft.checkpoint import contents
-from weft.checkpoint.atomic_io import explained, temporary_in
-from weft.checkpoint.store import resolve_checkpoint, save_folder, verify
+from weft.checkpoint.atomic_io import temporary_in, wrap_os_errors
+from weft.checkpoint.store import resolve_checkpoint, save_folder, verify_checkpoint
 from weft.config.schema import Run, read_section
 from weft.errors import CheckpointError, RoleError
 from weft.formats.arpa_text import BOS, EOS, UNK, read_arpa, write_arpa
@@ -16,7 +16,7 @@ from weft.tasks.factory import build
 from weft.tokenization.trainable import Tokenizer, Words, load_tokenizer
 
 
-class Trained(Protocol):
+class PipelineLike(Protocol):
     """The attributes of a pipeline that the export needs."""
 
     @property
@@ -28,7 +28,7 @@ class Trained(Protocol):
         """The tokenizer of the model."""
 
 
-def export_arpa(source: str | Path | Trained, path: str | Path) -> Path:
+def export_arpa(source: str | Path | PipelineLike, path: str | Path) -> Path:
     """Write an n-gram model, given as a pipeline or a checkpoint, to a new ARPA file; .gz compresses it."""
     tokenizer, body = _load(Path(source)) if isinstance(source, str | Path) else (source.tokenizer, source.head.body)
     if not isinstance(body, NGram):
@@ -36,7 +36,7 @@ def export_arpa(source: str | Path | Trained, path: str | Path) -> Path:
     path = Path(path)
     if path.exists():
         raise CheckpointError(f"{path}: exists already; choose a new file")
-    with explained(path, "cannot be written", "choose a new file in a place that can be written"):
+    with wrap_os_errors(path, "cannot be written", "choose a new file in a place that can be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = temporary_in(path.parent).with_suffix(path.suffix)
         try:
@@ -56,8 +56,8 @@ def arpa_tokens(tokenizer: Tokenizer) -> list[str]:
 
 def _load(path: Path) -> tuple[Tokenizer, Any]:
     folder = resolve_checkpoint(path)
-    verify(folder)
-    run = contents.read_run(folder)
+    verify_checkpoint(folder)
+    run = contents.read_saved_run(folder)
     tokenizer = load_tokenizer(run.tokenizer, folder)
     _, head = build(run, tokenizer)
     contents.load_weights(folder, head)

@@ -44,7 +44,7 @@ class Grams(NamedTuple):
     gamma: Array  # (M,)
 
 
-def opened(path: Path, mode: str) -> IO[str]:
+def open_text(path: Path, mode: str) -> IO[str]:
     """Open a file for reading ("rt") or writing ("wt"), with gzip where its name ends in .gz."""
     if path.suffix == ".gz":
         return gzip.open(path, mode, encoding="utf-8", newline="\n")  # type: ignore[return-value]
@@ -56,7 +56,7 @@ def write_arpa(model: NGram, words: Sequence[str], path: str | Path) -> None:
     check_words(words)
     tables, ids = model.tables, np.arange(model.vocab, dtype=np.uint32)[:, None]
     tokens = np.array(words, object)
-    with opened(Path(path), "wt") as file:
+    with open_text(Path(path), "wt") as file:
         file.write("\\data\\\n")
         file.writelines(f"ngram {k}={b - a}\n" for k, (a, b) in enumerate(pairwise(tables.orders.tolist()), 1))
         for length in range(1, tables.order + 1):
@@ -94,7 +94,7 @@ def _format_lines(tables: Tables, tokens: Array, ids: Array, start: int, length:
 def read_arpa(path: str | Path) -> tuple[NGram, list[str]]:
     """Return a model and its tokens by id: <unk>, <s> and </s> are 0, 1 and 2; the rest is in the file's order."""
     try:
-        with opened(Path(path), "rt") as file:
+        with open_text(Path(path), "rt") as file:
             words, grams = Reader(file, str(path)).read()
     except (OSError, UnicodeDecodeError, EOFError) as error:
         raise DataError(f"{path}: cannot be read: {error}; is it an ARPA file?") from None

@@ -70,7 +70,7 @@ class _ELMoOptions(_Options):
 
 def import_elmo(options: Path, weights: Path, out: Path, vocab: Path | None = None) -> Path:
     """Convert ELMo to a checkpoint in the new folder `out`; `vocab` is a file of words, one a line."""
-    model, tokenizer = read_options(options), _tokenizer(vocab)
+    model, tokenizer = read_elmo_config(options), _tokenizer(vocab)
     run = Run.parse(
         {
             "task": {"name": "lm"},
@@ -85,7 +85,7 @@ def import_elmo(options: Path, weights: Path, out: Path, vocab: Path | None = No
     return save_folder(out, 0, lambda folder: write_model(folder, run, tokenizer, head))
 
 
-def read_options(path: Path) -> ELMoConfig:
+def read_elmo_config(path: Path) -> ELMoConfig:
     """Return the model configuration of an options.json."""
     try:
         options = read_section(_ELMoOptions, json.loads(path.read_text(encoding="utf-8")), str(path))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from weft.checkpoint import contents
-from weft.checkpoint.store import Store, resolve_checkpoint, verify
+from weft.checkpoint.store import Store, resolve_checkpoint, verify_checkpoint
 from weft.config.schema import Run, expand_preset, read_recipe, read_section
 from weft.data.readers.lines import count
 from weft.errors import CheckpointError, ConfigError, WeftError
@@ -26,7 +26,7 @@ from weft.tasks.factory import build
 from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer, load_tokenizer
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 NOT_INHERITED = ("weights", "vectors")  # where a model's weights came from; not inherited
 OVERRIDABLE = ("drop", "pruned_heads", "pooler")  # settings that may differ from those of the weights
 
@@ -36,8 +36,8 @@ def open_model(path: str | Path, trust: bool = False, overrides: Iterable[str] =
     folder = _resolve_folder(path)
     if is_hf(folder):
         return load_hf(folder, overrides)
-    verify(folder)
-    run = contents.read_run(folder, trust, overrides)
+    verify_checkpoint(folder)
+    run = contents.read_saved_run(folder, trust, overrides)
     task, head = build(run, load_tokenizer(run.tokenizer, folder))
     contents.load_weights(folder, head)
     return run, task, head
@@ -48,7 +48,7 @@ def describe_model(path: str | Path) -> tuple[Run, Tokenizer]:
     folder = _resolve_folder(path)
     if is_hf(folder):
         return describe_hf(folder)
-    run = contents.read_run(folder)
+    run = contents.read_saved_run(folder)
     return run, load_tokenizer(run.tokenizer, folder)
 
 
@@ -78,7 +78,7 @@ def _resumed_run(out: Path | None) -> Run | None:
     """Return the recipe of the last checkpoint in a directory; None if there is none that can be read."""
     with suppress(WeftError):  # resuming will raise it
         last = None if out is None else Store(out).last()
-        return None if last is None else contents.read_run(last)
+        return None if last is None else contents.read_saved_run(last)
     return None
 
 
@@ -115,7 +115,7 @@ def _same_task(pretrained: Run, run: Run) -> bool:
     return before.name == now.name and getattr(before, "labels", 0) == getattr(now, "labels", 0)
 
 
-def _read_weights_key(path: object, read: Callable[[str], T]) -> T:
+def _read_weights_key(path: object, read: Callable[[str], _T]) -> _T:
     """Read the model that `model.weights` names, with that key in every error."""
     if not isinstance(path, str) or not path:
         raise ConfigError(f"model.weights: must name a model, by its directory or on the hub, but is {path!r} instead")

@@ -17,10 +17,10 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from weft.errors import CheckpointError
-from weft.formats.huggingface.tokenizer import CONFIG, read_json, write_json
+from weft.formats.huggingface.tokenizer import CONFIG, read_json, write_json_object
 
-Pool = Literal["mean", "cls", "max", "last"]
-_POOLS: Mapping[str, Pool] = {"mean": "mean", "cls": "cls", "max": "max", "lasttoken": "last"}  # theirs -> ours
+PoolingMode = Literal["mean", "cls", "max", "last"]
+_POOLS: Mapping[str, PoolingMode] = {"mean": "mean", "cls": "cls", "max": "max", "lasttoken": "last"}  # theirs -> ours
 _FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -38,7 +38,7 @@ _MODULE_TYPES = ("Transformer", "Pooling", "Normalize")
 class Pooling:
     """The pooling of a text's last hidden states to one vector."""
 
-    pool: Pool
+    pool: PoolingMode
     normalize: bool = False  # to unit length
     longest: int | None = None  # maximum tokens of a text, special tokens included; None: no limit
     lowercase: bool = False  # whether texts are lowercased first
@@ -52,7 +52,7 @@ def transformer_folder(folder: Path) -> Path:
 
 def write_pooling(folder: Path, pooling: Pooling) -> None:
     """Write the pooling to a weft checkpoint."""
-    write_json(folder / POOLING, asdict(pooling))
+    write_json_object(folder / POOLING, asdict(pooling))
 
 
 def export_pooling(folder: Path, pooling: Pooling, width: int) -> None:
@@ -66,9 +66,9 @@ def export_pooling(folder: Path, pooling: Pooling, width: int) -> None:
     ]
     (folder / "modules.json").write_text(json.dumps(rows, indent=2), encoding="utf-8")
     flags = {key: _POOLS.get(name) == pooling.pool for key, name in _FLAGS.items()}
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **flags})
+    write_json_object(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **flags})
     settings = {"max_seq_length": pooling.longest, "do_lower_case": pooling.lowercase}
-    write_json(folder / "sentence_bert_config.json", settings)
+    write_json_object(folder / "sentence_bert_config.json", settings)
 
 
 def read_pooling(folder: Path) -> Pooling | None:
@@ -140,7 +140,7 @@ def _max_length(folder: Path, settings: Mapping[str, Any]) -> int | None:
     return max_length
 
 
-def _read_pool(path: Path) -> Pool:
+def _read_pool(path: Path) -> PoolingMode:
     config = read_json(path)
     mode = config.get("pooling_mode") or [name for key, name in _FLAGS.items() if config.get(key)] or "mean"
     modes = [str(name) for name in ([mode] if isinstance(mode, str) else mode)]

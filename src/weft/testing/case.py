@@ -12,7 +12,7 @@ from weft.models.base import Direction, Model, Role
 from weft.tokens import Tokens, spell
 
 LENGTHS, SOURCE_LENGTHS = (4, 1, 7, 3), (3, 6, 1, 5)
-Rows = Sequence[Sequence[int]]
+Sequences = Sequence[Sequence[int]]
 Answers = dict[str, list[Tensor]]  # outputs of each method, one tensor per sequence
 
 
@@ -45,14 +45,14 @@ class Case:
         """Draw random input ids; a model with a source reads ids of the target vocabulary."""
         return torch.randint(self.target_vocab, (length,)).tolist()
 
-    def reads(self, rows: Rows, sources: Rows) -> list[Tokens]:
+    def reads(self, rows: Sequences, sources: Sequences) -> list[Tokens]:
         """Pack the inputs: the rows and, for SEQ2SEQ, the sources; with characters, if the model uses them."""
         packed = [Tokens.pack(rows)] + ([Tokens.pack(sources)] if Role.SEQ2SEQ in self.roles else [])
         if not self.kind.uses_chars(self.config):
             return packed
         return [tokens.spelt([_make_chars(ids.tolist()) for ids in tokens.split()]) for tokens in packed]
 
-    def answers(self, rows: Rows, sources: Rows, model: Any = None) -> Answers:
+    def answers(self, rows: Sequences, sources: Sequences, model: Any = None) -> Answers:
         """Return the outputs of all methods that the roles define."""
         model, reads, lengths = model or self.model, self.reads(rows, sources), [len(row) for row in rows]
         outputs = {
@@ -71,7 +71,7 @@ class Case:
             return (model or self.model).logits(*reads, at=at)
         return (model or self.model).logits(*reads, at=at, direction=direction)
 
-    def following(self, rows: Rows, sources: Rows) -> Any:
+    def following(self, rows: Sequences, sources: Sequences) -> Any:
         """Return the logits of the token after each row, (B, V), by reading the whole row."""
         if "forward" not in self.directions:
             return self.model.start(*self.reads(rows, sources))[0]

@@ -6,8 +6,8 @@ Training is not affected: `last` is the checkpoint of the last step, so that a l
 from pathlib import Path
 
 from weft.checkpoint import contents
-from weft.checkpoint.averaging import About, mean_weights, write_about
-from weft.checkpoint.manifest import order, verify
+from weft.checkpoint.averaging import AverageInfo, mean_weights, write_average_info
+from weft.checkpoint.manifest import order, verify_checkpoint
 from weft.checkpoint.store import average_name
 from weft.training.metric_ranking import metric_of, sign_of
 from weft.training.reporting import Notice, Saved
@@ -27,12 +27,12 @@ def try_average(trainer: Trainer, count: int) -> None:
         trainer.report(Notice(f"train.average: nothing to average: {reason}"))
         return
     for folder in folders:
-        verify(folder)
+        verify_checkpoint(folder)
     contents.fill(trainer.head, mean_weights(folders), folders[-1])
     rank = trainer.rank(trainer.evaluate(trainer.head)) if trainer.evaluate else None
     before = trainer.best_rank()
     if rank is None or before is None or rank < before:
-        about = About([folder.name for folder in folders], rank)
+        about = AverageInfo([folder.name for folder in folders], rank)
         path = store.save_average(step, lambda folder: _write(trainer, folder, about))
         trainer.report(Saved(step, path))
     trainer.report(Notice(f"the average of the last {len(folders)} checkpoints {_verdict(trainer, rank, before)}"))
@@ -50,9 +50,9 @@ def regular_checkpoints(trainer: Trainer) -> list[Path]:
     return [folder for step, folder in steps.items() if step in regular or step == end]
 
 
-def _write(trainer: Trainer, folder: Path, about: About) -> None:
+def _write(trainer: Trainer, folder: Path, about: AverageInfo) -> None:
     contents.write_model(folder, trainer.run, trainer.task.tokenizer, trainer.head)
-    write_about(folder, about)
+    write_average_info(folder, about)
 
 
 def _verdict(trainer: Trainer, rank: list[float] | None, before: list[float] | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from weft.checkpoint import contents
-from weft.checkpoint.averaging import read_about
+from weft.checkpoint.averaging import read_average_info
 from weft.checkpoint.contents import Progress
 from weft.checkpoint.store import Store, verify_or_offer
 from weft.config.schema import Run
@@ -84,7 +84,7 @@ def train_run(
         best = store.best()
         if best:
             contents.load_weights(best, trainer.head)
-        about = read_about(best) if best else None
+        about = read_average_info(best) if best else None
         world.barrier()
     return Trained(run, trainer.task, trainer.head, progress, about.rank if about else progress.best)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.checkpoint import contents
-from weft.checkpoint.averaging import read_about
+from weft.checkpoint.averaging import read_average_info
 from weft.checkpoint.contents import Progress
 from weft.checkpoint.store import Store
 from weft.config.schema import Run
@@ -324,7 +324,7 @@ class Trainer:
         digest = self.progress.data
         self.progress = contents.load_progress(folder)
         best = self.store.best() if self.store else None
-        about = read_about(best) if best else None
+        about = read_average_info(best) if best else None
         self._averaged = about.rank if about else None
         contents.check_data(folder, self.progress.data, digest)
         # With a larger budget training continues.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from weft.analysis.render.axes import LIMIT, Axis, linear, logarithmic
+from weft.analysis.render.axes import LIMIT, Axis, linear_axis, log_axis
 
 quick = settings(deadline=None, derandomize=True)
 reals = st.floats(-LIMIT, LIMIT, exclude_min=True, exclude_max=True)
@@ -28,14 +28,14 @@ def fault(axis: Axis, values: list[float]) -> str:
 @quick
 @given(st.lists(reals, min_size=1, max_size=5))
 def test_even_ticks_are_few_round_distinct_and_cover(values: list[float]) -> None:
-    assert fault(linear(values), values) == ""
+    assert fault(linear_axis(values), values) == ""
 
 
 @quick
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
 def test_even_ticks_suit_a_short_range_far_from_zero(low: float, span: float) -> None:
     assume(span > 1e-8 * abs(low))
-    assert fault(linear([low, low + span]), [low, low + span]) == ""
+    assert fault(linear_axis([low, low + span]), [low, low + span]) == ""
 
 
 def test_a_poor_axis_is_caught() -> None:
@@ -49,7 +49,7 @@ def test_a_poor_axis_is_caught() -> None:
 @quick
 @given(st.lists(positives, min_size=1, max_size=5))
 def test_logarithmic_ticks_are_few_positive_distinct_and_cover(values: list[float]) -> None:
-    axis = logarithmic(values)
+    axis = log_axis(values)
     assert 0 < axis.low <= min(values) * 1.000001
     assert axis.high >= max(values) * 0.999999
     assert axis.low < axis.high
@@ -57,7 +57,7 @@ def test_logarithmic_ticks_are_few_positive_distinct_and_cover(values: list[floa
     assert len({axis.tick_label(tick) for tick in axis.ticks}) == len(axis.ticks)
 
 
-@pytest.mark.parametrize("build", [linear, logarithmic])
+@pytest.mark.parametrize("build", [linear_axis, log_axis])
 @quick
 @given(values=st.lists(st.floats(0.001, 1e6), min_size=2, max_size=20))
 def test_values_are_placed_in_order_within_the_axis(build, values: list[float]) -> None:
@@ -69,16 +69,16 @@ def test_values_are_placed_in_order_within_the_axis(build, values: list[float]) 
 
 
 def test_a_logarithmic_axis_gives_equal_ratios_equal_room() -> None:
-    axis = logarithmic([1.0, 100.0])
+    axis = log_axis([1.0, 100.0])
     assert axis.at(10.0, 0.0, 100.0) == pytest.approx(50.0)
-    assert linear([1.0, 100.0]).at(10.0, 0.0, 100.0) < 15
+    assert linear_axis([1.0, 100.0]).at(10.0, 0.0, 100.0) < 15
 
 
 def test_cut_ends_at_the_values_but_not_for_one_value() -> None:
-    axis = linear([0.0, 2980.0]).clipped(0.0, 2980.0)
+    axis = linear_axis([0.0, 2980.0]).clipped(0.0, 2980.0)
     assert (axis.low, axis.high) == (0.0, 2980.0)
     assert max(axis.ticks) == 2000.0
-    alone = linear([7.0]).clipped(7.0, 7.0)
+    alone = linear_axis([7.0]).clipped(7.0, 7.0)
     assert math.isfinite(alone.at(7.0, 0.0, 1.0))
 
 
@@ -95,11 +95,11 @@ def test_cut_ends_at_the_values_but_not_for_one_value() -> None:
     ],
 )
 def test_ticks_read_as_a_person_would_write_them(values: list[float], percent: bool, labels: list[str]) -> None:
-    axis = linear(values)
+    axis = linear_axis(values)
     assert [axis.tick_label(tick, percent) for tick in axis.ticks] == labels
 
 
 def test_logarithmic_ticks_read_well() -> None:
-    wide, narrow = logarithmic([0.3, 4.8]), logarithmic([1.2, 1.4])
+    wide, narrow = log_axis([0.3, 4.8]), log_axis([1.2, 1.4])
     assert [wide.tick_label(tick) for tick in wide.ticks] == ["0.2", "0.5", "1", "2", "5"]
     assert narrow.tick_label(narrow.ticks[0]) == "1.20"

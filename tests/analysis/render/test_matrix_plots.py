@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from weft.analysis.render.matrix_plots import Grid
+from weft.analysis.render.matrix_plots import MatrixPlot
 
 quick = settings(deadline=None, derandomize=True, max_examples=60)
 
 
 def grid(values):
-    return Grid("numbers", np.asarray(values, dtype=np.float64), "row", "column")
+    return MatrixPlot("numbers", np.asarray(values, dtype=np.float64), "row", "column")
 
 
 def data_of(made):

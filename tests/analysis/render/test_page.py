@@ -99,7 +99,7 @@ def everything(words: list[str]) -> str:
         page.reply(f),
         heatmaps.alignment(np.eye(2, 3), [a, b, c], [d, e], title=h),
         heatmaps.alignments(np.ones((2, 15, 20)), [(0, 0), (1, 0)], [i] * 20, [j] * 15, k),
-        matrix_plots.Grid(h, np.eye(3, 4), j, k).html(),
+        matrix_plots.MatrixPlot(h, np.eye(3, 4), j, k).html(),
     ]
     return page.page(m, parts, subtitle=a)
 

@@ -8,8 +8,8 @@ from PIL import Image
 
 from weft.analysis.attention import Attention, View
 from weft.analysis.render import png
-from weft.analysis.render.matrix_plots import Grid
-from weft.analysis.render.png import Fonts, draw_grids, draw_lines, draw_maps
+from weft.analysis.render.matrix_plots import MatrixPlot
+from weft.analysis.render.png import Fonts, draw_lines, draw_maps, draw_matrices
 
 
 def look(tokens, layers=1, heads=1):
@@ -104,12 +104,12 @@ def test_places_of_one_look_stand_under_one_title():
 
 def test_grids_are_drawn_in_two_hues_only_where_there_are_two_signs():
     values = np.linspace(-1, 1, 12).reshape(3, 4)
-    signed, unsigned = (drawn(draw_grids([Grid("t", v, "r", "c")], print)) for v in (values, values + 1))
+    signed, unsigned = (drawn(draw_matrices([MatrixPlot("t", v, "r", "c")], print)) for v in (values, values + 1))
     orange = [float((image[..., 0].astype(int) - image[..., 2] > 60).mean()) for image in (signed, unsigned)]
     assert orange[0] > 0.1
     assert orange[1] == 0
     assert min(blue(signed), blue(unsigned)) > 0.1
-    assert drawn(draw_grids([Grid("t", values, "r", "c")] * 2, print)).shape[0] > 1.8 * signed.shape[0]
+    assert drawn(draw_matrices([MatrixPlot("t", values, "r", "c")] * 2, print)).shape[0] > 1.8 * signed.shape[0]
 
 
 def test_sixty_words_are_large_enough_to_read():

@@ -357,11 +357,11 @@ def test_pairs_take_the_place_of_data(run, tmp_path):
 
 
 def test_a_model_that_goes_both_ways_has_no_last_loss_to_look_back_from():
-    from weft.analysis.gradient_flow import trace
+    from weft.analysis.gradient_flow import gradient_norms
 
     sizes = {"embedding": 4, "filters": {1: 4}, "highways": 1, "width": 8, "cells": 8}
     run = Run.parse({**recipe().model_dump(), "model": {"name": "elmo", **sizes}})
     task, head = build_task(run)
     items = task.encode(task.Example(text="a dog"), task.tokenizer, TruncationPolicy(100, "error"))
     with pytest.raises(RoleError, match="'elmo' goes both ways"):
-        trace(task, head, task.collate(items, np.random.default_rng(0)))
+        gradient_norms(task, head, task.collate(items, np.random.default_rng(0)))

@@ -46,7 +46,7 @@ class Axis:
         return text.replace("-", "−") + "%" * percent
 
 
-def linear(values: Sequence[float]) -> Axis:
+def linear_axis(values: Sequence[float]) -> Axis:
     """Return a linear axis over `values` with about five steps of 1, 2 or 5 times a power of ten.
 
     A single value is shown against zero.
@@ -61,10 +61,10 @@ def linear(values: Sequence[float]) -> Axis:
     return Axis(ticks[0], ticks[-1], ticks, step)
 
 
-def logarithmic(values: Sequence[float]) -> Axis:
+def log_axis(values: Sequence[float]) -> Axis:
     """Return a logarithmic axis over positive `values`: powers of ten, and 2 and 5 times them if there is room."""
     low, high = min(values), max(values)
-    if 1.001 < high / low < 3 and (narrow := linear(values)).low > 0:
+    if 1.001 < high / low < 3 and (narrow := linear_axis(values)).low > 0:
         return Axis(narrow.low, narrow.high, narrow.ticks, narrow.step, log=True)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1
     stride, multiples = max(1, (last - first) // 6), (1, 2, 5) if last - first <= 4 else (1,)

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from weft.analysis.render.axes import LIMIT, Axis, linear, logarithmic
+from weft.analysis.render.axes import LIMIT, Axis, linear_axis, log_axis
 from weft.analysis.render.page import escaped, number
-from weft.analysis.render.svg import clip, figure, plot, svg, text_element
+from weft.analysis.render.svg import figure, plot, shorten_label, svg, text_element
 
 _HUES = 5  # the page's style has --s0 to --s4; beyond that, lines differ by their dashes
 _DASHES = ("", ' stroke-dasharray="7 5"', ' stroke-dasharray="1.5 5"', ' stroke-dasharray="11 4 2 4"')
@@ -34,8 +34,8 @@ def line_chart(
     ys = [point[1] for curve in curves.values() for point in curve]
     if not xs:
         return figure(title or y, "", "Nothing to draw.")
-    x_axis = linear(xs).clipped(min(xs), max(xs))
-    y_axis = logarithmic(ys) if log_y else linear(ys)
+    x_axis = linear_axis(xs).clipped(min(xs), max(xs))
+    y_axis = log_axis(ys) if log_y else linear_axis(ys)
     left = 14 + 7 * max(len(y_axis.tick_label(tick, percent)) for tick in y_axis.ticks)
     lines = [
         _Line(name, index, _thin([(x_axis.at(a, left, _WIDTH), y_axis.at(b, _BOTTOM, _TOP), a, b) for a, b in curve]))
@@ -133,7 +133,8 @@ def _end_labels(lines: Sequence[_Line]) -> str:
     for i, line in enumerate(order):
         x, y, height = *line.points[-1][:2], min(heights[i], _BOTTOM - _GAP * (len(order) - 1 - i))
         leader = f'<path class="lead" d="M{x:g} {y:g}H{_WIDTH}l10 {height - y:g}h4"/>'
-        parts.append(f'<g class="end {line.hue}">{leader}{text_element(_WIDTH + 18, height, clip(line.name))}</g>')
+        label = text_element(_WIDTH + 18, height, shorten_label(line.name))
+        parts.append(f'<g class="end {line.hue}">{leader}{label}</g>')
     return "".join(parts) + "\n"
 
 

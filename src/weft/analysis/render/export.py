@@ -2,27 +2,25 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from weft.analysis.attention import Attention, legend
-from weft.analysis.contextual_neighbours import Neighbours
+from weft.analysis.contextual_neighbours import ContextualNeighbours
 from weft.analysis.gradient_flow import GradientNorms
 from weft.analysis.positions import Positions
 from weft.analysis.render.charts import line_chart
 from weft.analysis.render.page import details, heading, page, paragraph, reply, table
-from weft.analysis.render.png import check_plots, draw_grids, draw_lines, draw_maps
+from weft.analysis.render.png import Tell, check_plots, draw_lines, draw_maps, draw_matrices
 from weft.analysis.render.svg import visible
 from weft.errors import ConfigError
 
 ENDINGS = (".html", ".png", ".json")
 _HEADING = 90  # characters
 _X, _Y = "steps back", "norm of the gradient"
-
-Tell = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -91,17 +89,17 @@ def render_positions(encodings: Sequence[Positions], ending: str, title: str, ab
     """Return position encodings and their dot products as `.html`, `.png` or `.json`."""
     if ending == ".json":
         return _to_json([encoding.plain() for encoding in encodings])
-    grids = [grid for encoding in encodings for grid in encoding.grids()]
+    matrices = [matrix for encoding in encodings for matrix in encoding.plots()]
     if ending == ".png":
-        return draw_grids(grids, tell)
+        return draw_matrices(matrices, tell)
     intro = paragraph(
         "A token's place is a vector that is added to its embedding. Each row is a place, counted from 0, each column "
         "one of its numbers. Below, the dot product of every two of them says how near two places are to the model."
     )
-    return page(title, [intro, *(grid.html() for grid in grids)], about).encode()
+    return page(title, [intro, *(matrix.html() for matrix in matrices)], about).encode()
 
 
-def render_neighbours(neighbours: Neighbours, ending: str, title: str, about: str) -> bytes:
+def render_neighbours(neighbours: ContextualNeighbours, ending: str, title: str, about: str) -> bytes:
     """Return the nearest neighbours of a word in context as `.html` or `.json`."""
     return _to_json([neighbours.plain()]) if ending == ".json" else page(title, neighbours.html(), about).encode()
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.analysis.render.page import escaped
-from weft.analysis.render.svg import clip, figure, plot, svg, text_element, text_width, visible
+from weft.analysis.render.svg import figure, plot, shorten_label, svg, text_element, text_width, visible
 from weft.errors import DataError
 
 _SHADES = 50
@@ -63,7 +63,7 @@ def _draw_map(
     top, right, column_labels = _column_labels(source, left, cell)
     height = top + rows * cell + 4
     row_labels = "".join(
-        text_element(left - 8, top + cell * (row + 0.5), clip(token), 'data-label="" text-anchor="end"')
+        text_element(left - 8, top + cell * (row + 0.5), shorten_label(token), 'data-label="" text-anchor="end"')
         for row, token in enumerate(target)
     )
     drawing = _draw_cells(shares, left, top, cell)
@@ -78,7 +78,7 @@ def _draw_map(
 
 def _label_width(token: str) -> float:
     """Estimate the width of a label, which is bold when the pointer is on its row or column."""
-    return 1.12 * text_width(clip(token))
+    return 1.12 * text_width(shorten_label(token))
 
 
 def _sticky(axis: str, width: int, height: int, labels: str) -> str:
@@ -96,7 +96,7 @@ def _column_labels(source: Sequence[str], left: int, cell: int) -> tuple[int, in
         x = left + (column + 0.5) * cell
         right = max(right, x + widths[column] * run + 4)
         place = f'transform="translate({x:g} {top - 9}) rotate({-angle})"' + ("" if angle else ' text-anchor="middle"')
-        drawing += text_element(0, 0, clip(token), f'data-label="" {place}')
+        drawing += text_element(0, 0, shorten_label(token), f'data-label="" {place}')
     return top, math.ceil(right), drawing
 
 

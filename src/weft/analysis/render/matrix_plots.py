@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.analysis.render.axes import Axis, linear
+from weft.analysis.render.axes import Axis, linear_axis
 from weft.analysis.render.page import number
 from weft.analysis.render.svg import figure, plot, svg, text_element
 
@@ -18,7 +18,7 @@ _HEIGHTS = (260, 600)  # smallest and largest height of all cells
 
 
 @dataclass(frozen=True)
-class Grid:
+class MatrixPlot:
     """A matrix (R, C) with a title; `down` names the rows, `across` the columns."""
 
     title: str
@@ -79,5 +79,5 @@ class Grid:
 
 def _index_axis(count: int) -> Axis:
     """Return the axis of indices from 0, in whole steps."""
-    whole = linear([0, max(count - 1, 5)])
+    whole = linear_axis([0, max(count - 1, 5)])
     return Axis(0, max(count - 1, 1), [tick for tick in whole.ticks if tick < count], whole.step)

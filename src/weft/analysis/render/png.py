@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.analysis.attention import Attention, View
-from weft.analysis.render.matrix_plots import Grid
-from weft.analysis.render.svg import clip, visible
+from weft.analysis.render.matrix_plots import MatrixPlot
+from weft.analysis.render.svg import shorten_label, visible
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _TITLE = 90  # characters of a text in a title
 # Emoji fonts, the last-resort font of boxes, and fonts with symbols in place of letters.
 _EXCLUDED_FONTS = re.compile("color|resort|^cm|^STIX", re.IGNORECASE)
 
-Tell = Callable[[str], object]
+Tell = Callable[[str], object]  # prints a notice
 
 
 def check_plots() -> None:
@@ -89,24 +89,24 @@ def draw_lines(charts: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
     return sheet.png()
 
 
-def draw_grids(grids: Sequence[Grid], tell: Tell) -> bytes:
+def draw_matrices(matrices: Sequence[MatrixPlot], tell: Tell) -> bytes:
     """Return heat maps of matrices, one below the other."""
     check_plots()
     from matplotlib.colors import LinearSegmentedColormap
 
-    fonts = Fonts.for_texts([text for grid in grids for text in (grid.title, grid.down, grid.across)], tell)
+    fonts = Fonts.for_texts([text for matrix in matrices for text in (matrix.title, matrix.down, matrix.across)], tell)
     width = 7.0
-    sheet = _Sheet(sum(grid.aspect * width + 1 for grid in grids))
-    for grid in grids:
-        height = grid.aspect * width
+    sheet = _Sheet(sum(matrix.aspect * width + 1 for matrix in matrices))
+    for matrix in matrices:
+        height = matrix.aspect * width
         axes = sheet.axes(0, height, width, height)
-        (low, high), hues = grid.limits, _SIGNED if grid.limits[0] < 0 else _HEAT
+        (low, high), hues = matrix.limits, _SIGNED if matrix.limits[0] < 0 else _HEAT
         colormap = LinearSegmentedColormap.from_list("grid", hues)
-        image = axes.imshow(grid.values, colormap, aspect="auto", vmin=low, vmax=high)
+        image = axes.imshow(matrix.values, colormap, aspect="auto", vmin=low, vmax=high)
         axes.tick_params(labelsize=8)
-        axes.set_title(fonts.title(grid.title), loc="left", **fonts.style(10))
-        axes.set_xlabel(fonts.displayable(grid.across), **fonts.style(9))
-        axes.set_ylabel(fonts.displayable(grid.down), **fonts.style(9))
+        axes.set_title(fonts.title(matrix.title), loc="left", **fonts.style(10))
+        axes.set_xlabel(fonts.displayable(matrix.across), **fonts.style(9))
+        axes.set_ylabel(fonts.displayable(matrix.down), **fonts.style(9))
         _draw_colorbar(sheet, image, width, height)
         sheet.top -= height + 1
     return sheet.png()
@@ -258,7 +258,7 @@ def _draw_large(sheet: _Sheet, fonts: Fonts, view: View, title: str) -> None:
     width, height = cell * len(view.columns), cell * len(view.rows)
     axes = sheet.axes(0, height, width, height)
     image = _draw_heatmap(axes, view.weights[0], lines=True)
-    columns, rows = ([fonts.displayable(clip(token)) for token in side] for side in (view.columns, view.rows))
+    columns, rows = ([fonts.displayable(shorten_label(token)) for token in side] for side in (view.columns, view.rows))
     style = fonts.style(float(np.clip(cell * 32, 6.5, 10)))
     angle = 0 if max(map(len, columns)) * 0.09 < cell else 90
     axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=angle, **style)

@@ -43,7 +43,7 @@ def text_element(x: float, y: float, text: str, attributes: str = "") -> str:
     return f'<text x="{x:g}" y="{y:g}" dy=".35em" {attributes}>{escaped(text)}</text>'
 
 
-def clip(text: str) -> str:
+def shorten_label(text: str) -> str:
     """Shorten a long token or name."""
     return text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…"
 

@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoint.atomic_io import explained, temporary_in
+from weft.checkpoint.atomic_io import temporary_in, wrap_os_errors
 from weft.checkpoint.contents import differences, fill, run_with_overrides
-from weft.checkpoint.manifest import MANIFEST
+from weft.checkpoint.manifest import CHECKPOINT_MANIFEST
 from weft.config.schema import Named, Run, read_section
 from weft.errors import CheckpointError, ConfigError, did_you_mean
 from weft.formats.huggingface.families import FAMILIES, MODEL_NAMES
 from weft.formats.huggingface.heads import detect_head, head_name, read_task, write_task
 from weft.formats.huggingface.mapping import HFMapping
 from weft.formats.huggingface.marian_tokenizer import read_marian, read_translation, write_marian, write_translation
-from weft.formats.huggingface.tokenizer import read_json, read_tokenizer, write_json, write_tokenizer
-from weft.formats.huggingface.weights import WeightFiles, find_weights, read_weights, write_weights
+from weft.formats.huggingface.tokenizer import read_json, read_tokenizer, write_json_object, write_tokenizer
+from weft.formats.huggingface.weights import WeightFiles, find_weights, read_hf_weights, write_hf_weights
 from weft.registry import resolve
 from weft.tasks.base import Task
 from weft.tasks.factory import build
@@ -30,7 +30,9 @@ from weft.tokenization.trainable import Tokenizer
 
 def is_hf(folder: Path) -> bool:
     """Return whether this is a Hugging Face directory."""
-    return (folder / "config.json").is_file() and not any((folder / own).exists() for own in (MANIFEST, "run.yaml"))
+    return (folder / "config.json").is_file() and not any(
+        (folder / own).exists() for own in (CHECKPOINT_MANIFEST, "run.yaml")
+    )
 
 
 def load_hf(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Task, Head]:
@@ -38,7 +40,7 @@ def load_hf(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Task, Hea
     run, tokenizer, family, weight_files = _describe(folder, overrides)
     with _config_errors(folder):
         task, head = build(run, tokenizer)
-    fill(head, read_weights(folder, family, run, head, weight_files), folder)
+    fill(head, read_hf_weights(folder, family, run, head, weight_files), folder)
     return run, task, head
 
 
@@ -108,19 +110,19 @@ def save_hf(folder: Path, run: Run, tokenizer: Tokenizer, head: Head) -> Path:
     if _is_marian(family):
         options, generation = write_translation(run, tokenizer)
         config |= options
-    with explained(folder, "cannot be written", "choose a new folder in a place that can be written"):
+    with wrap_os_errors(folder, "cannot be written", "choose a new folder in a place that can be written"):
         if folder.exists():
             raise CheckpointError(f"{folder}: exists already; choose a new folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_in(folder.parent)
         try:
             temporary.mkdir()
-            write_json(temporary / "config.json", config)
+            write_json_object(temporary / "config.json", config)
             if not family.framed:  # a generator
-                write_json(temporary / "generation_config.json", generation)
+                write_json_object(temporary / "generation_config.json", generation)
             max_positions = config[_first_key(family.fields["max_positions"])] - getattr(run.model, "offset", 0)
             (write_marian if _is_marian(family) else write_tokenizer)(temporary, tokenizer, family, max_positions)
-            write_weights(temporary, family, run, head)
+            write_hf_weights(temporary, family, run, head)
             temporary.rename(folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)

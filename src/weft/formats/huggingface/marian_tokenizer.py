@@ -12,7 +12,7 @@ from weft.config.schema import Run
 from weft.decoding.generate import DecodingConfig
 from weft.errors import CheckpointError
 from weft.formats.huggingface.mapping import HFMapping
-from weft.formats.huggingface.tokenizer import CONFIG, read_json, write_json
+from weft.formats.huggingface.tokenizer import CONFIG, read_json, write_json_object
 from weft.tokenization.base import Tokenizer
 from weft.tokenization.sentencepiece.marian import SentencePiece, word_engine
 from weft.tokenization.sentencepiece.model_file import read_spm
@@ -67,12 +67,14 @@ def write_marian(folder: Path, tokenizer: Tokenizer, family: HFMapping, longest:
             "(model.weights) have such"
         )
     vocab = sorted(tokenizer.engine.get_vocab().items(), key=lambda item: item[1])
-    write_json(folder / "vocab.json", dict(vocab))
+    write_json_object(folder / "vocab.json", dict(vocab))
     for name, side in (("source.spm", tokenizer), ("target.spm", tokenizer.target)):
         (folder / name).write_bytes(side.spm.raw)
     tokens = tokenizer.spell(tokenizer.config)
     special_tokens = {key: tokens[role] for role, (key, _) in family.specials.items()}
-    write_json(folder / CONFIG, {"tokenizer_class": "MarianTokenizer", "model_max_length": longest, **special_tokens})
+    write_json_object(
+        folder / CONFIG, {"tokenizer_class": "MarianTokenizer", "model_max_length": longest, **special_tokens}
+    )
 
 
 def read_translation(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, family: HFMapping, longe
         **{key: tokens[role] for key, role in keys.items()},
         "weft": tokenizer.config.model_dump(mode="json", exclude_none=True),
     }
-    write_json(folder / CONFIG, config)
+    write_json_object(folder / CONFIG, config)
 
 
 def _post_processor(tokenizer: Tokenizer, family: HFMapping) -> Any:
@@ -110,6 +110,6 @@ def read_json(path: Path, otherwise: dict[str, Any] | None = None) -> dict[str, 
     return value
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json_object(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

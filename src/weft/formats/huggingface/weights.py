@@ -22,7 +22,9 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 WeightFiles = Mapping[str, tuple[Path, str]]  # weight name without the body's prefix -> its file, its name there
 
 
-def read_weights(folder: Path, family: HFMapping, run: Run, head: nn.Module, files: WeightFiles) -> dict[str, Tensor]:
+def read_hf_weights(
+    folder: Path, family: HFMapping, run: Run, head: nn.Module, files: WeightFiles
+) -> dict[str, Tensor]:
     """Return the weights of a head by our names; missing and unknown weights are errors."""
     modules = _module_names(family, run)
     sources = {ours: _names_in_file(_hf_names(modules, ours), family, files) for ours in weights(head)}
@@ -33,7 +35,7 @@ def read_weights(folder: Path, family: HFMapping, run: Run, head: nn.Module, fil
     return {ours: _read_stacked([files[name] for name in parts], family) for ours, parts in sources.items()}
 
 
-def write_weights(folder: Path, family: HFMapping, run: Run, head: nn.Module) -> None:
+def write_hf_weights(folder: Path, family: HFMapping, run: Run, head: nn.Module) -> None:
     """Write the weights of a head as model.safetensors, by their names."""
     modules = _module_names(family, run, family.prefix if head_name(run) in family.head_modules else "")
     tensors: dict[str, Tensor] = {}
