@@ -54,7 +54,7 @@ def test_what_was_read_from_the_end_is_turned_round():
 def test_a_head_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match=r"heads: the model has 2 heads, counted from 0, but \[0, 2\] are asked for"):
         captured(("cross", 0, 2, 2, 3), heads=[2, 0])
-    with pytest.raises(ConfigError, match=r"heads: the model has no heads to choose from, but \[1\] are asked for"):
+    with pytest.raises(ConfigError, match=r"heads: the model's attention has no heads, but \[1\] are requested"):
         views_of(captured(("cross", 0, 2, 3), heads=[1]), SOURCE, TARGET, READ)
     assert views_of(captured(("cross", 0, 2, 3), heads=[0]), SOURCE, TARGET, READ)[0].heads == [0]
 
@@ -87,12 +87,12 @@ def test_a_layer_without_any_of_the_heads_is_left_out():
         record("cross", torch.rand(1, 1, 2, 3), 1, [1])
     assert [(view.layer, view.heads) for view in views_of(maps, SOURCE, TARGET, READ)] == [(1, [1])]
     del maps.weights["cross", 1]
-    with pytest.raises(ConfigError, match=r"heads: \[1\] are left out of all layers that are looked at"):
+    with pytest.raises(ConfigError, match=r"heads: \[1\] are pruned in all of these layers"):
         views_of(maps, SOURCE, TARGET, READ)
 
 
 def test_places_are_explained_where_there_are_several():
-    assert "Encoder: the source looks at itself. Cross: the answer looks at the source." in legend(
+    assert "Encoder: self-attention of the source. Cross: attention of the output to the source." in legend(
         [look(("encoder", 0, 2), ("cross", 0, 2), ("own", 0, 2))]
     )
     assert "Cross:" not in legend([look(("cross", 0, 2))])

@@ -154,7 +154,7 @@ def test_what_cannot_be_found_is_said():
     _, task, head = made("elmo")
     with pytest.raises(DataError, match="--word: 'pla' is not in 'he went"):
         NeighbourSearch(task, head, 64).nearest(TEXT, "pla", PLACED)
-    with pytest.raises(DataError, match="--word: 'went' stands nowhere in the corpus"):
+    with pytest.raises(DataError, match="--word: 'went' is not in the corpus"):
         NeighbourSearch(task, head, 64).nearest(TEXT, "went", PLACED[:2])
 
 
@@ -216,8 +216,8 @@ def test_they_are_a_page(run, folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([TEXT], "--word: say which word of"),
-        ([TEXT, "--word", "play", "-o", "n.png"], "--out: neighbours are words"),
+        ([TEXT], "has several words; name one, such as --word"),
+        ([TEXT, "--word", "play", "-o", "n.png"], "--out: must end in .html or .json for neighbours"),
         ([TEXT, "--word", "play", "--top", "0"], "--top: must be 1 or more"),
         ([TEXT, "--word", " "], "--word: must be a word of the text, but is empty"),
         ([TEXT, "--word", "play", "--layers", "7"], "layers: this elmo has 0"),

@@ -10,7 +10,7 @@ from tests.conftest import reversed_pairs
 from torch import nn
 
 import weft
-from weft.analysis.gradient_flow import GAINS, STEPS, GradientNorms, fresh, gradient_norms
+from weft.analysis.gradient_flow import GAINS, STEPS, GradientNorms, gradient_norms, untrained_cell_norms
 from weft.errors import DataError, RoleError
 from weft.nn.rnn.cells import CELLS
 from weft.tasks.batch import Batch
@@ -88,7 +88,7 @@ def test_a_model_without_steps_says_so(reverser):
     head = nn.Module()
     head.body = Bag()
     batch = Batch(Tokens.pack([[1, 2]]), torch.tensor([2, 3]), {}, Tokens.pack([[4]]))
-    with pytest.raises(RoleError, match="Bag reads no tokens through an nn.Embedding, so there are no steps"):
+    with pytest.raises(RoleError, match="Bag has no nn.Embedding of its input tokens"):
         gradient_norms(reverser.task, head, batch)
 
 
@@ -123,7 +123,7 @@ def test_only_the_last_tag_of_a_tagger_is_followed_back(tmp_path):
 
 def test_what_has_no_words_has_no_last_step(tmp_path):
     rows = [{"words": ["ab"], "tags": ["A"]}, {"words": ["cd"], "tags": ["B"]}]
-    with pytest.raises(DataError, match="the text has no words, so there is no last step to look back from; give"):
+    with pytest.raises(DataError, match="the text has no words, so there is no last step; give"):
         labelled(tmp_path, "tag", rows).gradients("")
 
 
@@ -143,7 +143,7 @@ def test_a_text_of_several_windows_is_refused(tmp_path, look):
 
 @pytest.fixture(scope="module")
 def cells():
-    return fresh()
+    return untrained_cell_norms()
 
 
 def falls(norms):
@@ -171,6 +171,6 @@ def test_fresh_cells_are_the_same_each_time_and_leave_chance_alone(cells):
     torch.manual_seed(7)
     first = torch.rand(3)
     torch.manual_seed(7)
-    assert fresh() == cells
+    assert untrained_cell_norms() == cells
     assert torch.equal(torch.rand(3), first)
-    assert fresh(seed=1) != cells
+    assert untrained_cell_norms(seed=1) != cells

@@ -175,14 +175,14 @@ def test_long_pairs_are_cut_to_what_the_model_reads(bert, monkeypatch):
     ("asked", "error", "said"),
     [
         ({"data": "dates"}, weft.ConfigError, "task.name: layers are scored by labels.*but it is 'translate'"),
-        ({"data": "gone.tsv"}, weft.ConfigError, "data.valid: needed"),
+        ({"data": "gone.tsv"}, weft.ConfigError, "data.valid: required"),
         ({"data": "gone.tsv", "overrides": ["data.valid=gone.tsv"]}, weft.DataError, "gone.tsv: there is no such file"),
         ({"data": "reviews", "pool": "max"}, weft.ConfigError, "pool: must be one of mean, cls, last"),
         ({"data": "reviews", "choices": [("7", "sum")]}, weft.ConfigError, r"layers: this model has 0, 1.*\[7\]"),
         (
             {"data": {"task": {"name": "classify", "multiple": True}, "data": {"sample": "reviews"}}},
             weft.ConfigError,
-            "task.multiple: layers are scored by one label a text or word",
+            "task.multiple: layers are scored by one label per text or word",
         ),
         (
             {"data": "reviews", "choices": [("top", "sum")]},
@@ -203,7 +203,7 @@ def test_where_all_are_dropped_there_is_nothing_to_score_on(bert, tmp_path):
     for name, texts in (("train", ["long", "short"]), ("valid", ["a " * 30 + "long play"])):
         (tmp_path / f"{name}.tsv").write_text("".join(f"{text}\t{text[-5:].strip()}\n" for text in texts))
     changes = [f"data.valid={tmp_path / 'valid.tsv'}", "task.labels=[long, short, play]", "data.too_long=drop"]
-    with pytest.raises(weft.DataError, match="data.valid: not one example is left to score on; dropped 1 sequence"):
+    with pytest.raises(weft.DataError, match="data.valid: no example is left to score on; dropped 1 sequence"):
         bert.layer_scores(tmp_path / "train.tsv", changes)
 
 
@@ -220,7 +220,7 @@ def test_what_is_wrong_with_the_data_is_said_before_it_is_encoded(bert, tmp_path
     monkeypatch.chdir(tmp_path)
     for train, valid, changes, said in (
         ("one", "train", [], "data.train: its labels are 'noun'"),
-        ("one", "train", ["task.labels=[noun, other]"], "data.train: the labels of what is read are 'noun', where two"),
+        ("one", "train", ["task.labels=[noun, other]"], "data.train: must have two labels or more, but has 'noun'"),
         ("bare", "train", [], "bare.tsv:1: label: "),
         ("train", "bare", [], "bare.tsv:1: label: "),
         ("train", "gone", [], "gone.tsv: there is no such file"),
@@ -237,7 +237,7 @@ def test_several_labels_a_text_are_refused(bert, monkeypatch):
     monkeypatch.setitem(
         samples.SAMPLES, "several", samples.Sample("several", "", "classify", ("text",), lambda: iter(rows))
     )
-    with pytest.raises(weft.ConfigError, match="layers are scored by one label a text or word"):
+    with pytest.raises(weft.ConfigError, match="layers are scored by one label per text or word"):
         bert.layer_scores("several", ["task.multiple=true"])
 
 

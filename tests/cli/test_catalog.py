@@ -82,13 +82,13 @@ def test_ctrl_c_keeps_what_is_done(weft, monkeypatch):
 
     monkeypatch.setattr("weft.tasks.corpus.build.prepare", stopped)
     code, _, err = weft("data", "prepare", "recipe.yaml", "--out", "corpus")
-    assert (code, err) == (130, "stopped; what is done is in corpus: run it again to go on\n")
+    assert (code, err) == (130, "stopped; the finished parts are in corpus: run the command again to continue\n")
 
 
 def test_a_bar_is_drawn_on_a_terminal_alone(monkeypatch, capfd):
     for terminal in (False, True):
         monkeypatch.setattr("rich.console.Console", lambda on=terminal, **given: Console(force_terminal=on, **given))
-        with catalog._stages() as report:
+        with catalog._progress_bars() as report:
             for done in (0, 5, 10):
                 report(Stage("train", done, 10, 1000 * done))
         drawn = capfd.readouterr().err

@@ -1,6 +1,6 @@
 """Tables in a pipe: names as they are, numbers to the right."""
 
-from weft.cli.console import MOST_LABELS, print_confusion, print_table
+from weft.cli.console import MAX_LABELS, print_confusion, print_table
 from weft.tasks.metrics import ConfusionMatrix
 
 
@@ -18,11 +18,11 @@ def test_numbers_go_to_the_right(capsys):
     assert len(first.rstrip()) == len(second.rstrip())
 
 
-def test_of_too_many_labels_the_most_confused_are_told(capsys):
-    labels = [f"label{number:02}" for number in range(MOST_LABELS + 1)]
-    said = [labels[1], *labels[1:]]
-    print_confusion(ConfusionMatrix.of(labels, zip(labels, said, strict=True)))
+def test_of_many_labels_the_most_frequent_errors_are_printed(capsys):
+    labels = [f"label{number:02}" for number in range(MAX_LABELS + 1)]
+    predicted = [labels[1], *labels[1:]]
+    print_confusion(ConfusionMatrix.of(labels, zip(labels, predicted, strict=True)))
     out = capsys.readouterr().out
-    assert "most confused" in out
+    assert "most frequent errors" in out
     assert "label00" in out
     assert "label30" not in out

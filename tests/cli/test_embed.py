@@ -112,9 +112,9 @@ def test_vectors_of_tokens(run, bert, folder, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["a", "--file", "b.txt"], "--file: takes the place of texts"),
+        (["a", "--file", "b.txt"], "--file: replaces TEXT"),
         (["a", "-o", "x.csv"], "--out: 'x.csv' must end in .npy, .npz, .tsv, .jsonl"),
-        (["a", "-o", "x.npy", "--pool", "tokens"], "vectors of tokens are several a text, for .npz or .jsonl"),
+        (["a", "-o", "x.npy", "--pool", "tokens"], "--pool tokens gives several vectors per text, for .npz or .jsonl"),
         (["a", "--pool", "men"], "pool: there is no 'men'; did you mean 'mean'"),
         (["a", "--layers", "x"], "layers: must be a layer such as -1"),
         (["a", "--combine", "add"], "combine: there is no 'add'"),
@@ -135,14 +135,14 @@ def test_a_line_that_is_no_text_is_named(run, folder, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"words": ["b"]}\n')
     code, _, err = run("embed", folder, "--file", tmp_path / "bad.jsonl", "-o", tmp_path / "x.npy")
     assert code == 2
-    assert "bad.jsonl:2: must be a text, or an object with one" in err
+    assert "bad.jsonl:2: must be a text or an object with a text" in err
     assert not (tmp_path / "x.npy").exists()
 
 
 def test_long_texts_are_cut_on_demand_and_counted(run, folder):
     code, _, err = run("embed", folder, "the " * 40, "a play", "--truncate")
     assert code == 0
-    assert err == "cut 1 text to 30 tokens, the marks among them\n"
+    assert err == "truncated 1 text to 30 tokens, special tokens included\n"
 
 
 ROWS = [

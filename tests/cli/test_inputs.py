@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.cli.inputs import MAX_CHUNK, arriving, read_input
+from weft.cli.inputs import MAX_CHUNK, read_chunks, read_input
 from weft.errors import DataError
 
 
@@ -98,7 +98,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, stdin):
 
 @given(st.lists(st.one_of(st.none(), st.booleans(), st.text()), max_size=50))
 def test_all_examples_come_in_order(examples):
-    chunks = list(arriving(examples))
+    chunks = list(read_chunks(examples))
     assert [one for chunk in chunks for one in chunk] == examples
     assert all(chunks)
 
@@ -112,7 +112,7 @@ def test_chunks_are_full_where_the_producer_is_faster():
                 ahead.set()
             yield number
 
-    chunks = arriving(fast())
+    chunks = read_chunks(fast())
     seen = next(chunks)
     assert ahead.wait(30)
     second = next(chunks)
@@ -129,7 +129,7 @@ def test_what_is_there_is_not_held_back_for_more():
         assert gone_on.wait(10)
         yield "second"
 
-    chunks = arriving(paused())
+    chunks = read_chunks(paused())
     assert next(chunks) == ["first"]
     assert asked.wait(10)
     gone_on.set()
@@ -143,7 +143,7 @@ def test_an_error_comes_after_what_was_read_before_it():
         yield from range(3)
         raise DataError("here")
 
-    chunks, seen = arriving(broken()), []
+    chunks, seen = read_chunks(broken()), []
     while len(seen) < 3:
         seen += next(chunks)
     assert seen == [0, 1, 2]
@@ -153,7 +153,7 @@ def test_an_error_comes_after_what_was_read_before_it():
 
 def test_an_error_at_the_very_start_is_raised_too():
     with pytest.raises(DataError, match="gone.txt"):
-        list(arriving(read_input(Path("gone.txt"))))
+        list(read_chunks(read_input(Path("gone.txt"))))
 
 
 def test_a_long_stream_is_not_read_far_ahead():
@@ -166,7 +166,7 @@ def test_a_long_stream_is_not_read_far_ahead():
             yield number
 
     done = 0
-    for chunk in arriving(counted()):
+    for chunk in read_chunks(counted()):
         done += len(chunk)
         assert read - done <= 4 * MAX_CHUNK + 1  # its queue, and the one in its hand
         if done > 20 * MAX_CHUNK:

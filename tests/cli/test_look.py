@@ -11,7 +11,7 @@ from tests.conftest import recipe_for, reversed_pairs, write_pairs
 import weft
 from weft.analysis.attention import Attention, View
 from weft.analysis.gradient_flow import GradientNorms
-from weft.analysis.render.export import Reached, check_out, render_attention, render_gradients, save
+from weft.analysis.render.export import TextGradients, check_out, render_attention, render_gradients, write_file
 from weft.cli import main as cli
 from weft.errors import ConfigError
 
@@ -50,7 +50,7 @@ def test_a_page_has_a_section_for_each_text():
     page = render_attention([look("first"), look("second", "zweite")], ".html", "weft look: m", "about", quiet).decode()
     assert re.findall(r"<h2[^>]*>(.*?)</h2>", page) == ["first", "second"]
     assert page.count('<div class="plot map"') == 2
-    assert '<p class="said" dir="auto">zweite</p>' in page
+    assert '<p class="answer" dir="auto">zweite</p>' in page
     assert "<title>weft look: m</title>" in page
 
 
@@ -73,7 +73,7 @@ def test_a_picture_is_a_png():
     assert render_attention([look()], ".png", "t", "", quiet).startswith(PNG)
 
 
-REACHED = Reached(
+REACHED = TextGradients(
     "a b",
     [
         GradientNorms("elman", "source", ["a", "b"], [1e-9, 1.0]),
@@ -93,7 +93,7 @@ def test_gradients_have_a_chart_for_each_side_with_a_line_for_each_model():
 
 
 def test_models_that_read_different_tokens_have_no_names_in_common():
-    found = Reached(
+    found = TextGradients(
         "a b", [GradientNorms("one", "text", ["a", "b"], [1, 2]), GradientNorms("two", "text", ["a b"], [1])]
     )
     page = render_gradients([found], ".html", "t", "", quiet).decode()
@@ -132,8 +132,8 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path):
 def test_what_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        save(tmp_path / "file" / "look.html", b"")
-    save(tmp_path / "new" / "look.html", b"x")
+        write_file(tmp_path / "file" / "look.html", b"")
+    write_file(tmp_path / "new" / "look.html", b"x")
     assert (tmp_path / "new" / "look.html").read_bytes() == b"x"
 
 
@@ -141,12 +141,12 @@ def test_a_place_that_cannot_be_written_is_found_at_once(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
     for place in ("file", "lost"):
-        with pytest.raises(ConfigError, match=f"look.html cannot be written: .*{place} is no folder"):
+        with pytest.raises(ConfigError, match=f"look.html cannot be written: .*{place} is not a folder"):
             check_out(tmp_path / place / "deep" / "look.html")
     check_out(tmp_path / "new" / "deep" / "look.html")
     assert not (tmp_path / "new").exists()
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
-    with pytest.raises(ConfigError, match=f"cannot be written: {tmp_path} is not open for writing"):
+    with pytest.raises(ConfigError, match=f"cannot be written: {tmp_path} is not writable"):
         check_out(tmp_path / "new" / "look.html")
 
 
@@ -206,13 +206,13 @@ def test_gradients_of_fresh_cells_need_no_model(run, tmp_path):
         (["gradients", "--beside", "RUN"], "--beside: needs a MODEL"),
         (["RUN", "abc", "-o", "look.pdf"], "--out: must end in"),
         (["attention", "RUN", "abc", "-o", "look.pdf"], "--out: must end in"),
-        (["RUN", "abc", "--layers", "0-2"], "--layers: must be numbers between commas, such as 0,2, but is '0-2'"),
+        (["RUN", "abc", "--layers", "0-2"], "--layers: must be comma-separated numbers, such as 0,2, but is '0-2'"),
         (["RUN", "abc", "--layers", "1,7"], "layers: none of [1, 7] has attention to look at"),
-        (["RUN", "abc", "--heads", "1"], "heads: the model has no heads to choose from"),
-        (["RUN", "abc", "--heads", "0,3"], "heads: the model has no heads to choose from, but [0, 3] are asked for"),
+        (["RUN", "abc", "--heads", "1"], "heads: the model's attention has no heads"),
+        (["RUN", "abc", "--heads", "0,3"], "heads: the model's attention has no heads, but [0, 3] are requested"),
         (["RUN", "abc", "--layers", "0,7"], "layers: 7 has no attention to look at; layers are counted from 0"),
-        (["gradients", "RUN", "abc", "--beside", "RUN"], "--beside: RUN is there already, and would give"),
-        (["gradients", "RUN", "abc", *["--beside", "gone"] * 2], "--beside: gone is there already"),
+        (["gradients", "RUN", "abc", "--beside", "RUN"], "--beside: RUN is given twice"),
+        (["gradients", "RUN", "abc", *["--beside", "gone"] * 2], "--beside: gone is given twice"),
         (["gone", "abc"], "gone: does not exist"),
         (["RUN", "a" * 2000], "2,000 tokens"),
         (
@@ -284,7 +284,7 @@ def test_a_transformer_is_one_page_and_one_picture(run, attending, tmp_path):
     assert page.count('<div class="places">') == 2
     maps = [json.loads(one)["maps"] for one in re.findall(r'<script type="application/json">(.*?)</script>', page)]
     assert maps == [[[layer, head] for layer in (0, 1) for head in range(4)]] * 6
-    assert "Encoder: the source looks at itself." in page
+    assert "Encoder: self-attention of the source." in page
     assert run(attending, "abc", "-o", "look.png") == (0, "look.png\n", "")
 
 
@@ -320,7 +320,7 @@ def test_heads_that_are_left_out_keep_their_numbers(run, tmp_path):
     assert ("cross", 1) not in {(view["place"], view["layer"]) for view in views}
     assert all(view["heads"] == [1] for view in views)
     told = run(folder, "abc", "--layers", "0", "--heads", "0")
-    assert "heads: [0] are left out of all layers that are looked at (model.pruned_heads)" in told[2]
+    assert "heads: [0] are pruned in all of these layers (model.pruned_heads)" in told[2]
 
 
 def test_positions_of_a_model_and_of_none(run, attending, tmp_path):

@@ -234,7 +234,7 @@ def test_a_plan_is_printed_and_nothing_else_is_done(run, recipe_file, tmp_path, 
     for name in ("parameters", "operations in all", "MFU", "memory", "in all", "checkpoints"):
         assert any(line.strip().startswith(name) for line in done.lines)
     assert done.err == ""
-    refused(run("train", recipe_file, "--plan", "--resume"), "--plan: says what a run takes from its beginning")
+    refused(run("train", recipe_file, "--plan", "--resume"), "--plan: estimates a run from its first step")
     refused(run("train", recipe_file, "data.train=gone.tsv", "--plan"), "gone.tsv: there is no such file")
     assert not list((tmp_path / "empty").iterdir())
 
@@ -294,8 +294,8 @@ def test_labels_that_look_like_markup_are_shown_as_they_are(run, recipe, tmp_pat
     recipe["data"] = {"train": str(rows), "valid": str(rows)}
     weft.train(recipe, ["train.steps=1"], tmp_path / "run")
     done = good(run("evaluate", tmp_path / "run"))
-    (header,) = [line.split() for line in done.lines if "said" in line]
-    assert header == ["is", "\\", "said", "[/b]", "[red]"]
+    (header,) = [line.split() for line in done.lines if "predicted" in line]
+    assert header == ["true", "\\", "predicted", "[/b]", "[red]"]
     refused(run("evaluate", tmp_path / "run", "langid"), "langid:test:1: the label ", " is not in task.labels")
     refused(
         run("predict", tmp_path / "run", "a", "--set", "threshold=0.3"), "options.threshold: the task 'classify', as"
@@ -351,7 +351,7 @@ def test_samples_do_not_hang_on_how_the_input_comes_in(run, trained_run, tmp_pat
     hot = ["predict", trained_run, "--set", "sample=true", "--set", "temperature=3"]
     whole = good(run(*hot, "--file", tmp_path / "in.txt")).lines
     for at_once in (1, 7):
-        monkeypatch.setattr(inputs, "CHUNK_SIZE", at_once)
+        monkeypatch.setattr(inputs, "MAX_CHUNK", at_once)
         assert good(run(*hot, "--file", tmp_path / "in.txt")).lines == whole
     assert good(run(*hot, *WORDS)).lines == whole
     assert good(run(*hot, *WORDS[1:])).lines != whole[1:]
@@ -364,7 +364,7 @@ def test_predict_streams(run, trained_run):
 
 def test_predict_refuses_what_it_cannot_read(run, trained_run, tmp_path):
     refused(run("predict", trained_run, "-f", tmp_path / "gone.txt"), "gone.txt: cannot be read: No such file")
-    refused(run("predict", trained_run, "abc", "-f", tmp_path / "gone.txt"), "--file: takes the place of texts")
+    refused(run("predict", trained_run, "abc", "-f", tmp_path / "gone.txt"), "--file: replaces TEXT")
     refused(run("predict", trained_run, "a" * 2000), "example 1: got 2,000 tokens, data.max_length is 1,024")
     refused(run("predict", trained_run, "a\udc80b"), "surrogate")
 
@@ -526,7 +526,7 @@ def test_signals_save_and_resuming_finishes(run, recipe, recipe_file, tmp_path):
     first.send_signal(signal.SIGTERM)
     done = finished(first)
     assert (done.code, done.out) == (143, "")
-    assert done.err == f"stopped by SIGTERM; saved in {folder}: go on with --resume\n"
+    assert done.err == f"stopped by SIGTERM; saved in {folder}: continue with --resume\n"
     step = Store(folder).steps()[-1]
     assert step == read_metrics(folder / "metrics.jsonl")[-1]["step"] > 0
 
@@ -535,7 +535,7 @@ def test_signals_save_and_resuming_finishes(run, recipe, recipe_file, tmp_path):
     os.killpg(second.pid, signal.SIGINT)
     done = finished(second)
     assert (done.code, done.out) == (130, "")
-    assert done.err == f"stopped by SIGINT; saved in {folder}: go on with --resume\n"
+    assert done.err == f"stopped by SIGINT; saved in {folder}: continue with --resume\n"
     stopped = Store(folder).steps()[-1]
     assert stopped > step
 

@@ -51,7 +51,7 @@ class Attention:
 
     text: str
     answer: dict[str, Any]
-    said: str  # the answer as one line
+    answer_line: str  # the answer as one line
     views: Sequence[View]
 
     @property
@@ -104,7 +104,7 @@ class Attention:
 
     def _repr_html_(self) -> str:
         """Show it in a notebook, in an iframe, so that its style does not affect the notebook and its script runs."""
-        document = page(self.text, [reply(self.said), self.html()], compact=True)
+        document = page(self.text, [reply(self.answer_line), self.html()], compact=True)
         height = min(_MAX_HEIGHT, 130 + _estimate_height(list(self.places())))
         frame = f'sandbox="allow-scripts" width="100%" height="{height}" style="border:0" title="attention"'
         return f'<iframe {frame} srcdoc="{escape(document)}"></iframe>'
@@ -113,15 +113,15 @@ class Attention:
 def legend(attentions: Sequence[Attention] = ()) -> str:
     """Return a paragraph on how to read a map and, if there are several places, what they mean."""
     meanings = {
-        "encoder": " Encoder: the source looks at itself.",
-        "decoder": " Decoder: the answer looks at itself, no further than it has got.",
-        "cross": " Cross: the answer looks at the source.",
+        "encoder": " Encoder: self-attention of the source.",
+        "decoder": " Decoder: causal self-attention of the output.",
+        "cross": " Cross: attention of the output to the source.",
     }
     places = dict.fromkeys(view.place for attention in attentions for view in attention.views)
     explanation = "".join(meanings.get(place, "") for place in places) if len(places) > 1 else ""
     return paragraph(
-        "Each row is a token that looks, each column one that is looked at: the stronger a cell's colour, the more. "
-        f"Every map has its own scale, from nothing to its largest weight.{explanation}"
+        "Each row is a query token, each column a key token; a cell's colour is the attention weight. "
+        f"Every map has its own scale, from 0 to its largest weight.{explanation}"
     )
 
 
@@ -143,7 +143,7 @@ def views_of(maps: Maps, source: Sequence[str], target: Sequence[str], read: Seq
         views += [View(place, layer, heads, weights, *labels)] if heads else []
     if maps.weights and not views:
         raise ConfigError(
-            f"heads: {sorted(maps.heads or ())} are left out of all layers that are looked at (model.pruned_heads)"
+            f"heads: {sorted(maps.heads or ())} are pruned in all of these layers (model.pruned_heads); choose others"
         )
     return views
 
@@ -156,7 +156,7 @@ def _with_heads(
         return list(numbers), weights
     if requested is not None and set(requested) != {0}:
         raise ConfigError(
-            f"heads: the model has no heads to choose from, but {sorted(requested)} are asked for; leave it out"
+            f"heads: the model's attention has no heads, but {sorted(requested)} are requested; leave heads out"
         )
     return [0], weights[None]
 

@@ -65,7 +65,7 @@ class ContextualNeighbours:
     def html(self) -> list[str]:
         """Return the HTML fragments of a page."""
         rows = [[f"{near.similarity:.3f}", near.before, near.word, near.after, near.place] for near in self.nearest]
-        text = f"“{self.word}” is used {count(self.uses, 'time')} in the corpus. Nearest to how it is used here:"
+        text = f"“{self.word}” occurs {count(self.uses, 'time')} in the corpus. The nearest uses:"
         return [heading(self.text), paragraph(text), table(["cosine", "before", "word", "after", "place"], rows)]
 
 
@@ -86,7 +86,7 @@ class NeighbourSearch:
         roles = type(head.body).roles(head.body.config)
         if Role.ENCODER not in roles:
             raise RoleError(
-                f"model: {head.body.config.name!r}, as configured, gives words no vectors: it does not encode; look at "
+                f"model: {head.body.config.name!r}, as configured, gives words no vectors: it does not encode; use "
                 "one that does, such as an elmo, gpt or rnn"
             )
         self.task, self.head, self.layers = task, head.eval(), tuple(layers)
@@ -104,7 +104,7 @@ class NeighbourSearch:
             for cosine, use in zip(self._vectors(batch) @ query_vector, batch, strict=True):
                 _push(best, Neighbour(min(1.0, float(cosine)), *use.shown), top)
         if not uses:
-            raise DataError(f"--word: {word!r} stands nowhere in the corpus; name another, or another word")
+            raise DataError(f"--word: {word!r} is not in the corpus; give another word, or another corpus")
         return ContextualNeighbours(text, word, self.layers, uses, tuple(sorted(best, reverse=True)))
 
     def _uses(self, place: str, text: str, word: str) -> Iterator[_Use]:
@@ -188,9 +188,9 @@ def check_word(text: str, word: str | None, top: int) -> str:
     if top < 1:
         raise ConfigError(f"--top: must be 1 or more, but is {top} instead")
     if not text.strip():
-        raise ConfigError("--neighbours: must be a text that has words, but is empty")
+        raise ConfigError("TEXT: must have words, but is empty")
     if word is not None and not word.strip():
         raise ConfigError("--word: must be a word of the text, but is empty")
     if word is None and len(text.split()) > 1:
-        raise ConfigError(f"--word: say which word of {text!r} is looked for, such as --word {text.split()[-1]}")
+        raise ConfigError(f"--word: {text!r} has several words; name one, such as --word {text.split()[-1]}")
     return (word or text).strip()

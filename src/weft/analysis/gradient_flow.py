@@ -59,8 +59,8 @@ def gradient_norms(task: Task, head: Head, batch: Batch) -> dict[str, list[float
         loss = _last_loss(task, head, batch)
     if not embeddings or not loss.requires_grad:
         raise RoleError(
-            f"model: {type(head.body).__name__} reads no tokens through an nn.Embedding, so there are no steps that a "
-            "gradient could be followed back through"
+            f"model: {type(head.body).__name__} has no nn.Embedding of its input tokens, so no gradients at the input "
+            "steps; use another model"
         )
     grads = torch.autograd.grad(loss, list(embeddings.values()), allow_unused=True)
     return {side: _norms(grad, len(inputs[side])) for side, grad in zip(embeddings, grads, strict=True)}
@@ -100,18 +100,18 @@ def _last_loss(task: Task, head: Head, batch: Batch) -> Tensor:
     assert targets is not None
     if Role.ENCODER in task.required_roles:
         if at is not None and not len(at.ids):
-            raise DataError("the text has no words, so there is no last step to look back from; give one that has some")
+            raise DataError("the text has no words, so there is no last step; give a text that has words")
         if at is not None:
             batch = replace(batch, positions=Tokens.flat(at.ids[-1:], torch.ones(1)), targets=targets[-1:])
         return torch.stack(list(head(batch)[0].values())).sum()
     if targets.dim() > 1:  # one row per direction, as in ELMo
-        raise RoleError(f"model: {head.body.config.name!r} goes both ways, so no one loss is the last; look at another")
+        raise RoleError(f"model: {head.body.config.name!r} is bidirectional, so it has no last step; use another model")
     if batch.source is not None:
         last = torch.tensor([len(targets) - 1], device=batch.tokens.device)
         return _loss(head.body.logits(batch.tokens, batch.source, at=last), targets[-1:])
     (direction,) = type(head.body).directions(head.body.config)
     if direction in ("both", "masked"):
-        raise RoleError(f"model: {head.body.config.name!r} sees both sides, so no step is the last; look at another")
+        raise RoleError(f"model: {head.body.config.name!r} reads both sides, so it has no last step; use another model")
     last = torch.tensor([len(targets) - 1 if direction == "forward" else 0], device=batch.tokens.device)
     return _loss(head.body.logits(batch.tokens, at=last, direction=direction), targets[last])
 
@@ -120,11 +120,11 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.double(), targets)  # with p near 1, the loss is zero in float32
 
 
-def fresh(seed: int = 0) -> list[GradientNorms]:
+def untrained_cell_norms(seed: int = 0) -> list[GradientNorms]:
     """Return the norms of untrained recurrent cells on one random sequence, and of Elman cells with scaled weights."""
-    side, inputs, target = "fresh cells, one random sequence", *_random_sequence(seed)
+    side, inputs, target = "untrained cells, one random sequence", *_random_sequence(seed)
     results = [GradientNorms(name, side, (), _cell_norms(_make_cell(name, seed), inputs, target)) for name in CELLS]
-    side = "elman, its weights from state to state enlarged"
+    side = "elman, recurrent weights scaled"
     for gain in GAINS:
         cell = _make_cell("elman", seed)
         with torch.no_grad():

@@ -140,7 +140,7 @@ def score_layers(
 def probing_task(
     data: str | Path | Mapping[str, Any], overrides: Iterable[str], run: Run, head: Head, tokenizer: Tokenizer
 ) -> tuple[Run, LabelTask]:
-    """Return a recipe and task for labelled data, with the model and tokenizer of `run`."""
+    """Return the run and the task that probe a model on labelled data; model and tokenizer are those of `run`."""
     raw = read_recipe(_recipe(data), overrides)
     options = {key: value for key, value in dict(raw.get("task") or {}).items() if key not in HEAD_OPTIONS}
     if options.get("name") not in ("classify", "tag"):
@@ -151,12 +151,12 @@ def probing_task(
     section: Named = read_section(resolve("task", options["name"]).Config, options, "task")
     if isinstance(section, ClassifyConfig) and (section.multiple or section.regression):
         raise ConfigError(
-            f"task.{'multiple' if section.multiple else 'regression'}: layers are scored by one label a text or word; "
-            "leave it out, for data that has such"
+            f"task.{'multiple' if section.multiple else 'regression'}: layers are scored by one label per text or "
+            "word; leave it out, and use data with such labels"
         )
     data_section = read_section(Data, raw.get("data", {}), "data")
     if not (has_split(data_section, "valid") or has_split(data_section, "test")):
-        raise ConfigError("data.valid: needed to score on what was not learnt from; add data.valid=FILE")
+        raise ConfigError("data.valid: required, to score on data that was not trained on; add data.valid=FILE")
     probed = Run(task=section, data=data_section, tokenizer=run.tokenizer, model=run.model, train=Train(steps=1))
     task = make_task(probed)
     probed = resolve_run(probed, task)
@@ -180,28 +180,28 @@ def _recipe(data: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_labels(data: PackedItems, task: LabelTask) -> None:
-    """Refuse data with fewer than two labels before it is encoded."""
+    """Raise an error if the training data has fewer than two labels; called before it is encoded."""
     labels = {int(label) for index in range(len(data)) for label in np.unique(data[index][-1])}
     if len(labels) < 2:
         names = ", ".join(repr(task.labels.names[label]) for label in labels) or "none"
         raise DataError(
-            f"data.train: the labels of what is read are {names}, where two are needed to tell apart; add rows of "
-            "another, or see data.columns"
+            f"data.train: must have two labels or more, but has {names}; add rows with another label, or check "
+            "data.columns"
         )
 
 
-def choices_for(head: Head, given: Sequence[tuple[Layers, Combine]], pool: Pool) -> list[LayerChoice]:
-    """Return the choices to score for a model; refuse unsupported ones before any data is read."""
+def choices_for(head: Head, requested: Sequence[tuple[Layers, Combine]], pool: Pool) -> list[LayerChoice]:
+    """Return the choices to score for a model; raise an error for an unsupported one."""
     check_encodes(head)
     if pool not in POOLS:
         raise ConfigError(f"pool: must be one of {', '.join(POOLS)} where layers are compared, but is {pool!r} instead")
-    for layers, combine in given:
+    for layers, combine in requested:
         Choice(pool, layers, combine)
-    return choices_of(head.body.mixable_layers, given)
+    return choices_of(head.body.mixable_layers, requested)
 
 
-def choices_of(levels: Sequence[int], given: Sequence[tuple[Layers, Combine]] = ()) -> list[LayerChoice]:
-    """Return the choices of the paper's table for a model with these layers, then the given ones."""
+def choices_of(levels: Sequence[int], requested: Sequence[tuple[Layers, Combine]] = ()) -> list[LayerChoice]:
+    """Return the choices of the paper's table for a model with these layers, then the requested ones."""
     hidden = tuple(level for level in levels if level != 0)  # without the embeddings
     names = {0: "0 (embeddings)", **({hidden[-2]: f"{hidden[-2]} (second to last)"} if len(hidden) > 1 else {})}
     names |= {hidden[-1]: f"{hidden[-1]} (last)"} if hidden else {}
@@ -212,7 +212,7 @@ def choices_of(levels: Sequence[int], given: Sequence[tuple[Layers, Combine]] = 
         choices.append(LayerChoice(f"concat of the last {len(four)}", four, "concat"))
     if len(hidden) > len(four):
         choices.append(LayerChoice(f"sum of all {len(hidden)}", hidden))
-    for layers, combine in given:
+    for layers, combine in requested:
         numbers = _resolve_negative(chosen_layers(layers, levels), levels)
         choices.append(LayerChoice(f"{combine} of {', '.join(map(str, numbers))}", numbers, combine))
     return choices
@@ -221,7 +221,7 @@ def choices_of(levels: Sequence[int], given: Sequence[tuple[Layers, Combine]] = 
 def _resolve_negative(layers: Sequence[int], levels: Sequence[int]) -> tuple[int, ...]:
     """Return layers as numbers in `levels`; negative ones count from the end."""
     if not all(layer in levels or (layer < 0 <= layer + len(levels)) for layer in layers):
-        raise ConfigError(f"layers: this model has {', '.join(map(str, levels))}, but {list(layers)} is asked for")
+        raise ConfigError(f"layers: this model has {', '.join(map(str, levels))}, but {list(layers)} are requested")
     return tuple(layer if layer in levels else levels[layer] for layer in layers)
 
 
@@ -242,8 +242,8 @@ def encode_layers(task: LabelTask, head: Head, data: PackedItems, pool: Pool) ->
                 vectors = hidden[:, batch.positions.ids].float()
             else:
                 vectors = torch.stack([pooled(layer[None], batch.tokens, pool, "sum") for layer in hidden])
-        chosen = np.concatenate([np.arange(ends[index] - sizes[index], ends[index]) for index in indices])
-        cache[:, chosen], labels[chosen] = vectors.cpu().numpy(), batch.targets.cpu().numpy()
+        rows_of_batch = np.concatenate([np.arange(ends[index] - sizes[index], ends[index]) for index in indices])
+        cache[:, rows_of_batch], labels[rows_of_batch] = vectors.cpu().numpy(), batch.targets.cpu().numpy()
     return cache, labels
 
 
@@ -269,7 +269,7 @@ def _read_examples(data: Data, split: str, task: Task) -> tuple[list[Any], list[
     encoded = encode_all(numbered, task, task.tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
     pairs = [(example, items) for (_, example), items in zip(numbered, encoded, strict=True) if items]
     if not pairs:
-        raise DataError(f"data.{split}: not one example is left to score on; {limit}")
+        raise DataError(f"data.{split}: no example is left to score on; {limit}")
     return [example for example, _ in pairs], [items for _, items in pairs]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from weft.data.readers.lines import BadRow, chomp, read_lines
 from weft.errors import DataError, did_you_mean
 
-RESTRICT_VOCAB = 300_000  # the first words, among which answers are searched: the limit of gensim and word2vec
+RESTRICT_VOCAB = 300_000  # the number of most frequent words that are searched, as in gensim and word2vec
 _LINE = 1 << 20  # maximal bytes of a line of questions
 _AT_ONCE = 1 << 25  # cosines in memory at a time
 _CANDIDATES = (

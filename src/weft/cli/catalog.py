@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.console import Json, Model, Overrides, Trust, print_table, tell
+from weft.cli.console import JsonOption, ModelArg, OverridesArg, TrustOption, print_table, tell
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.tasks.corpus.build import Stage
 
 data_app = typer.Typer(help="List, show and prepare data.", no_args_is_help=True)
-tokenizer_app = typer.Typer(help="Train a tokenizer, or see what one does.", no_args_is_help=True)
+tokenizer_app = typer.Typer(help="Train a tokenizer, or show the tokens of a text.", no_args_is_help=True)
 
 
 def models(
-    as_json: Json = False,
+    as_json: JsonOption = False,
     kernels: Annotated[
         bool, typer.Option("--kernels", help="List what computes each operation on this machine instead, and why.")
     ] = False,
@@ -65,7 +65,7 @@ def _print_kernels(as_json: bool) -> None:
 
 
 @data_app.command("list")
-def data_list(as_json: Json = False) -> None:
+def data_list(as_json: JsonOption = False) -> None:
     """List the data sets that ship with weft."""
     from weft.data.samples.datasets import SAMPLES
 
@@ -86,21 +86,21 @@ def data_show(
     """Print rows of a split as JSON, one a line: the examples as the task reads them."""
     if split not in ("train", "valid", "test"):
         raise ConfigError(f"--split: must be train, valid or test, but is {split!r} instead")
-    for row in islice(_rows(name, split), rows or None):
+    for row in islice(_read_rows(name, split), rows or None):
         typer.echo(json.dumps(row, ensure_ascii=False))
 
 
 @data_app.command("prepare")
 def data_prepare(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A file or name: its task, data, tokenizer and model count.")
+        str, typer.Argument(metavar="RECIPE", help="A file or name; its task, data, tokenizer and model are used.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="The folder for the corpus; data.train may name it then.")],
-    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option("--out", help="The folder for the corpus, which data.train can name.")],
+    overrides: OverridesArg = None,
     workers: Annotated[int | None, typer.Option("--workers", help="Processes; all cores if not given.", min=1)] = None,
     split: Annotated[str, typer.Option("--split", help="train, valid, test or all.")] = "all",
 ) -> None:
-    """Turn text into token arrays that training maps into memory; if it was stopped, go on where it was."""
+    """Turn text into token arrays that training memory-maps; if it was stopped before, continue."""
     from weft.formats.pretrained import read_run, started_tokenizer
     from weft.tasks.corpus.build import SPLITS, prepare
     from weft.tasks.prepare import has_split
@@ -111,23 +111,25 @@ def data_prepare(
     if split != "all" and not has_split(run.data, split):
         raise ConfigError(f"--split: the recipe has no data.{split}; add it, or prepare another split")
     try:
-        with _stages() as report:
-            wanted = SPLITS if split == "all" else (split,)
-            made = prepare(run, out, wanted, workers, report, tokenizer=started_tokenizer(run))
+        with _progress_bars() as report:
+            splits = SPLITS if split == "all" else (split,)
+            result = prepare(run, out, splits, workers, report, tokenizer=started_tokenizer(run))
     except KeyboardInterrupt:
-        tell(f"stopped; what is done is in {out}: run it again to go on")
+        tell(f"stopped; the finished parts are in {out}: run the command again to continue")
         raise typer.Exit(130) from None
-    counts = {name: [one.documents, one.tokens, one.bytes, one.size] for name, one in made.splits.items()}
-    rows = [[name, *(f"{count:,}" for count in own)] for name, own in counts.items()]
+    rows = [
+        [name, *(f"{count:,}" for count in (part.documents, part.tokens, part.bytes, part.size))]
+        for name, part in result.splits.items()
+    ]
     print_table(["split", "documents", "tokens", "bytes of text", "bytes on disk"], rows)
-    for name, one in made.splits.items():
-        if one.told:
-            tell(f"data.{name}: {one.told}")
+    for name, part in result.splits.items():
+        if part.told:
+            tell(f"data.{name}: {part.told}")
 
 
 @contextmanager
-def _stages() -> Iterator[Callable[["Stage"], None]]:
-    """Draw how far splits are, where stderr is a terminal."""
+def _progress_bars() -> Iterator[Callable[["Stage"], None]]:
+    """Yield a function that draws the progress of each split, where stderr is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -137,7 +139,7 @@ def _stages() -> Iterator[Callable[["Stage"], None]]:
     bars: dict[str, Progress] = {}
 
     def show(stage: "Stage") -> None:
-        if stage.split not in bars:  # drawing takes a thread, and processes are forked before the first stage: so late
+        if stage.split not in bars:  # not earlier: drawing starts a thread, and workers are forked before
             bars[stage.split] = Progress(*columns, status, console=console, disable=not console.is_terminal)
             bars[stage.split].add_task(stage.split, total=stage.total, tokens=stage.tokens)
             bars[stage.split].start()
@@ -156,9 +158,9 @@ def _stages() -> Iterator[Callable[["Stage"], None]]:
 @tokenizer_app.command("train")
 def tokenizer_train(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A file or name: its task, data and tokenizer count.")
+        str, typer.Argument(metavar="RECIPE", help="A file or name; its task, data and tokenizer are used.")
     ],
-    overrides: Overrides = None,
+    overrides: OverridesArg = None,
     out: Annotated[Path, typer.Option("--out", help="The folder for tokenizer.json.")] = Path("tokenizer"),
 ) -> None:
     """Train a recipe's tokenizer alone."""
@@ -178,17 +180,17 @@ def tokenizer_train(
 
 @tokenizer_app.command("show")
 def tokenizer_show(
-    model: Model,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to cut.")],
-    as_json: Json = False,
-    trust: Trust = False,
+    model: ModelArg,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to tokenize.")],
+    as_json: JsonOption = False,
+    trust: TrustOption = False,
 ) -> None:
-    """Show how a model's tokenizer cuts a text: tokens, ids, and where they stand in it."""
+    """Show the tokens of a text, their ids and their character offsets."""
     from weft.pipeline import load
 
     tokenizer = load(model, "cpu", trust).tokenizer
-    found = tokenizer.encode(text)
-    rows = list(zip(found.tokens, found.ids, found.offsets, strict=True))
+    encoding = tokenizer.encode(text)
+    rows = list(zip(encoding.tokens, encoding.ids, encoding.offsets, strict=True))
     if as_json:
         typer.echo(
             json.dumps([{"token": t, "id": i, "start": a, "end": b} for t, i, (a, b) in rows], ensure_ascii=False)
@@ -199,7 +201,7 @@ def tokenizer_show(
     )
 
 
-def _rows(name: str, split: str) -> Iterator[dict[str, Any]]:
+def _read_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
     from weft.data.readers.examples import Skipped
     from weft.data.samples.datasets import SAMPLES, read_sample
     from weft.formats.pretrained import read_run

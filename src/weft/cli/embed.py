@@ -1,4 +1,4 @@
-"""`weft embed` and `weft layers`: texts to vectors, and which of a model's layers are worth taking."""
+"""`weft embed` writes vectors of texts; `weft layers` scores the layers of a model by probing."""
 
 import json
 import os
@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from weft.cli.console import Device, Json, Model, Overrides, Precision, Trust, check_source, print_table, tell
+from weft.cli.console import (
+    DeviceOption,
+    JsonOption,
+    ModelArg,
+    OverridesArg,
+    PrecisionOption,
+    TrustOption,
+    check_source,
+    print_table,
+    tell,
+)
 from weft.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -17,14 +27,15 @@ if TYPE_CHECKING:
     from weft.embedding import Embedder
 
 PoolOption = Annotated[
-    str | None, typer.Option("--pool", help="mean, cls, max, last, summary or tokens; mean, or the model's own.")
+    str | None,
+    typer.Option("--pool", help="mean, cls, max, last, summary or tokens; the model's own, else mean."),
 ]
-CombineOption = Annotated[str, typer.Option("--combine", help="How several layers become one: sum, mean or concat.")]
+CombineOption = Annotated[str, typer.Option("--combine", help="How to combine several layers: sum, mean or concat.")]
 _DIGITS = 6
 
 
 def embed(
-    model: Model,
+    model: ModelArg,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Read from stdin if none.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A text a line; .jsonl has objects.")] = None,
     out: Annotated[
@@ -34,84 +45,86 @@ def embed(
     layers: Annotated[str, typer.Option("--layers", metavar="-1|1,3|-4:", help="0 is the embeddings.")] = "-1",
     combine: CombineOption = "sum",
     normalize: Annotated[
-        bool | None, typer.Option("--normalize/--as-is", help="Vectors of length 1; the model's own way if neither.")
+        bool | None,
+        typer.Option("--normalize/--as-is", help="Scale vectors to length 1; by default as the model."),
     ] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
-    trust: Trust = False,
-    device: Device = "auto",
-    precision: Precision = "fp32",
+    truncate: Annotated[bool, typer.Option("--truncate", help="Truncate texts that are too long.")] = False,
+    trust: TrustOption = False,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "fp32",
 ) -> None:
-    """Turn texts, a file or stdin into vectors, one a text, or with --pool tokens one a token."""
+    """Print or write the vectors of texts, a file or stdin: one per text, with --pool tokens one per token."""
     from weft.cli.inputs import read_input
     from weft.data.readers.lines import count
     from weft.pipeline import load
 
     check_source(texts, file)
-    write = None if out is None else _writer(out, pool)
-    chosen: Any = pool  # checked where it is used
-    how: Any = combine
+    write = None if out is None else _writer_for(out, pool)
+    pool_mode: Any = pool  # checked by Pipeline.embedder
+    combine_mode: Any = combine
     pipeline = load(model, device, trust, (), precision)
-    embedder = pipeline.embedder(chosen, -1 if layers == "-1" else layers, how, normalize, truncate)
-    given = iter(texts) if texts else _texts(read_input(file), "stdin" if file is None else str(file))
+    embedder = pipeline.embedder(pool_mode, -1 if layers == "-1" else layers, combine_mode, normalize, truncate)
+    inputs = iter(texts) if texts else _read_texts(read_input(file), "stdin" if file is None else str(file))
     if write is None or out is None:
-        _print(embedder, given)
+        _print_vectors(embedder, inputs)
     else:
-        _write(out, embedder, given, write)
+        _write_file(out, embedder, inputs, write)
     if embedder.cut:
-        tell(f"cut {count(embedder.cut, 'text')} to {embedder.longest} tokens, the marks among them")
+        tell(f"truncated {count(embedder.cut, 'text')} to {embedder.longest} tokens, special tokens included")
 
 
 def layers(
-    model: Model,
+    model: ModelArg,
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="A recipe for classify or tag, a sample, or a file of labelled rows.")
     ],
-    overrides: Overrides = None,
-    given: Annotated[
-        list[str] | None, typer.Option("--layers", metavar="1,3|-2:", help="A choice more; may be given again.")
+    overrides: OverridesArg = None,
+    choices: Annotated[
+        list[str] | None, typer.Option("--layers", metavar="1,3|-2:", help="Another choice of layers; repeatable.")
     ] = None,
     combine: CombineOption = "sum",
-    pool: Annotated[str, typer.Option("--pool", help="Of a text's tokens: mean, cls or last.")] = "mean",
-    as_json: Json = False,
-    trust: Trust = False,
-    device: Device = "auto",
-    precision: Precision = "fp32",
+    pool: Annotated[str, typer.Option("--pool", help="The pooling of a text's tokens: mean, cls or last.")] = "mean",
+    as_json: JsonOption = False,
+    trust: TrustOption = False,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "fp32",
 ) -> None:
     """Score every choice of a frozen model's layers by logistic regression on labelled data."""
     from weft.pipeline import load
 
-    how: Any = combine  # checked where it is used
-    pooled: Any = pool
+    combine_mode: Any = combine  # checked by Pipeline.layer_scores
+    pool_mode: Any = pool
     pipeline = load(model, device, trust, (), precision)
-    found = pipeline.layer_scores(data, overrides or [], [(one, how) for one in given or ()], pooled, tell)
+    layer_choices = [(layers, combine_mode) for layers in choices or ()]
+    scores = pipeline.layer_scores(data, overrides or [], layer_choices, pool_mode, tell)
     if as_json:
-        typer.echo(json.dumps(found.plain(), ensure_ascii=False))
+        typer.echo(json.dumps(scores.plain(), ensure_ascii=False))
         return
-    rows = "words" if found.task == "tag" else "texts"
-    title = f"{found.task}: logistic regression on {found.trained:,} {rows}, scored on {found.scored:,} ({found.split})"
-    print_table(*found.table(), title=title)
+    unit = "words" if scores.task == "tag" else "texts"
+    sizes = f"{scores.trained:,} {unit}, scored on {scores.scored:,} ({scores.split})"
+    print_table(*scores.table(), title=f"{scores.task}: logistic regression on {sizes}")
 
 
-def _texts(examples: Iterable[Any], name: str) -> Iterator[str]:
-    """Take the text of each line: itself, or of an object its field `text`."""
+def _read_texts(examples: Iterable[Any], name: str) -> Iterator[str]:
+    """Yield the text of each example: the example itself, or the field `text` of an object."""
     for number, example in enumerate(examples, 1):
         text = example.get("text") if isinstance(example, dict) else example
         if not isinstance(text, str):
-            raise DataError(f"{name}:{number}: must be a text, or an object with one, but is {repr(example)[:60]}")
+            raise DataError(f"{name}:{number}: must be a text or an object with a text, but is {repr(example)[:60]}")
         yield text
 
 
-def _print(embedder: "Embedder", texts: Iterable[str]) -> None:
-    """Print an object a text, as soon as it is there."""
-    from weft.cli.inputs import arriving
+def _print_vectors(embedder: "Embedder", texts: Iterable[str]) -> None:
+    """Print one JSON object per text, as the texts arrive."""
+    from weft.cli.inputs import read_chunks
 
-    for chunk in arriving(texts):
+    for chunk in read_chunks(texts):
         for text, vectors in zip(chunk, embedder.all(chunk), strict=True):
-            typer.echo(_line(embedder, text, vectors))
+            typer.echo(_json_line(embedder, text, vectors))
 
 
-def _line(embedder: "Embedder", text: str, vectors: "np.ndarray") -> str:
-    """Write one text and its vector, or its tokens and theirs, as JSON."""
+def _json_line(embedder: "Embedder", text: str, vectors: "np.ndarray") -> str:
+    """Return a text and its vector, or its tokens and their vectors, as JSON."""
     numbers = vectors.astype("f8").round(_DIGITS).tolist()
     if embedder.choice.pool == "tokens":
         return json.dumps({"text": text, "tokens": embedder.tokens(text), "vectors": numbers}, ensure_ascii=False)
@@ -121,73 +134,76 @@ def _line(embedder: "Embedder", text: str, vectors: "np.ndarray") -> str:
 Write = Callable[[BinaryIO, "Embedder", Iterable[str]], None]
 
 
-def _writer(out: Path, pool: str | None) -> Write:
-    """Return the writer of a file by its ending; called before a model is loaded."""
-    known: dict[str, Write] = {".npy": _npy, ".npz": _npz, ".tsv": _tsv, ".jsonl": _jsonl}
-    if out.suffix not in known:
-        raise ConfigError(f"--out: {str(out)!r} must end in {', '.join(known)}; {did_you_mean(out.suffix, known)}")
+def _writer_for(out: Path, pool: str | None) -> Write:
+    """Return the writer of a file by its ending; raise an error before a model is loaded."""
+    writers: dict[str, Write] = {".npy": _write_npy, ".npz": _write_npz, ".tsv": _write_tsv, ".jsonl": _write_jsonl}
+    if out.suffix not in writers:
+        endings = ", ".join(writers)
+        raise ConfigError(f"--out: {str(out)!r} must end in {endings}; {did_you_mean(out.suffix, writers)}")
     if pool == "tokens" and out.suffix in (".npy", ".tsv"):
-        raise ConfigError(f"--out: vectors of tokens are several a text, for .npz or .jsonl, but {str(out)!r} is asked")
-    return known[out.suffix]
+        raise ConfigError(
+            f"--out: --pool tokens gives several vectors per text, for .npz or .jsonl, but the file is {str(out)!r}"
+        )
+    return writers[out.suffix]
 
 
-def _write(out: Path, embedder: "Embedder", texts: Iterable[str], write: Write) -> None:
-    """Write the file beside its place, and put it there when it is whole."""
-    beside = out.with_name(f".{out.name}.{os.getpid()}")
+def _write_file(out: Path, embedder: "Embedder", texts: Iterable[str], write: Write) -> None:
+    """Write the file under a temporary name, and rename it when it is complete."""
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             write(file, embedder, texts)
-        os.replace(beside, out)
+        os.replace(temporary, out)
     except OSError as error:
         raise ConfigError(f"--out: {out} cannot be written: {error.strerror}") from None
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     typer.echo(out)
 
 
-def _npy(file: BinaryIO, embedder: "Embedder", texts: Iterable[str]) -> None:
-    """Write an array (B, D) as it comes; how many rows there are is put in at the end."""
+def _write_npy(file: BinaryIO, embedder: "Embedder", texts: Iterable[str]) -> None:
+    """Write an array (B, D) batch by batch; the number of rows is written to the header at the end."""
     from numpy.lib.format import write_array_header_1_0
 
-    def head(rows: int) -> None:
+    def write_header(rows: int) -> None:
         file.seek(0)
         shape = {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
-        write_array_header_1_0(file, shape)  # whatever the number of rows, it has the same size
+        write_array_header_1_0(file, shape)  # of a size that does not depend on the number of rows
 
     width, rows = embedder.width, 0
-    head(rows)
+    write_header(rows)
     for vectors in embedder.stream(texts):
         file.write(vectors.astype("<f4", copy=False).data)
         rows += len(vectors)
-    head(rows)
+    write_header(rows)
 
 
-def _npz(file: BinaryIO, embedder: "Embedder", texts: Iterable[str]) -> None:
-    """Write `vectors`; of tokens those of all texts (N, D), and where each text `starts` (B+1,)."""
+def _write_npz(file: BinaryIO, embedder: "Embedder", texts: Iterable[str]) -> None:
+    """Write the array `vectors` (B, D); for tokens, `vectors` (N, D) and the offsets `starts` (B+1,) of the texts."""
     import numpy as np
 
-    found = embedder.all(texts)
+    vectors = embedder.all(texts)
     if embedder.choice.pool != "tokens":
-        np.savez(file, vectors=found)
+        np.savez(file, vectors=vectors)
         return
-    starts = np.cumsum([0, *map(len, found)])
+    starts = np.cumsum([0, *map(len, vectors)])
     empty = np.zeros((0, embedder.width), np.float32)
-    np.savez(file, vectors=np.concatenate([empty, *found]), starts=starts)
+    np.savez(file, vectors=np.concatenate([empty, *vectors]), starts=starts)
 
 
-def _tsv(file: BinaryIO, embedder: "Embedder", texts: Iterable[str]) -> None:
-    """Write a line of numbers a text."""
+def _write_tsv(file: BinaryIO, embedder: "Embedder", texts: Iterable[str]) -> None:
+    """Write one line of numbers per text."""
     import numpy as np
 
     for vectors in embedder.stream(texts):
         np.savetxt(file, vectors, fmt="%.9g", delimiter="\t")
 
 
-def _jsonl(file: BinaryIO, embedder: "Embedder", texts: Iterable[str]) -> None:
-    """Write an object a text."""
-    from weft.cli.inputs import arriving
+def _write_jsonl(file: BinaryIO, embedder: "Embedder", texts: Iterable[str]) -> None:
+    """Write one JSON object per text."""
+    from weft.cli.inputs import read_chunks
 
-    for chunk in arriving(texts):
-        lines = (_line(embedder, text, vectors) for text, vectors in zip(chunk, embedder.all(chunk), strict=True))
+    for chunk in read_chunks(texts):
+        lines = (_json_line(embedder, text, vectors) for text, vectors in zip(chunk, embedder.all(chunk), strict=True))
         file.writelines(f"{line}\n".encode() for line in lines)

@@ -1,4 +1,4 @@
-"""Examples as they arrive, from a file or a pipe: in full batches, and at once when the producer pauses."""
+"""Examples from a file or a pipe, in chunks: full ones, or smaller ones when the producer pauses."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -10,14 +10,14 @@ from typing import Any, BinaryIO
 from weft.data.readers.lines import chomp
 from weft.errors import DataError
 
-MAX_CHUNK = 1024
+MAX_CHUNK = 1024  # examples
 STDIN = 0
 
 
 def read_input(file: Path | None) -> Iterator[Any]:
-    """Read an example a line, from a file or from stdin; `.jsonl` holds objects."""
+    """Yield one example per line of a file or of stdin; the lines of `.jsonl` are objects."""
     try:
-        # Not sys.stdin: a thread that waits on it when the program ends would bring Python down with a core dump.
+        # Not sys.stdin: if a thread waits on it when the program ends, Python aborts with a core dump.
         with open(STDIN if file is None else file, "rb", closefd=file is not None) as handle:
             objects = file is not None and file.suffix.lower() == ".jsonl"
             yield from _lines(handle, "stdin" if file is None else str(file), objects)
@@ -34,12 +34,12 @@ def _lines(handle: BinaryIO, name: str, objects: bool) -> Iterator[Any]:
             raise DataError(f"{name}:{number}: not UTF-8: {error.reason} at byte {error.start}; try iconv") from None
         except json.JSONDecodeError as error:
             raise DataError(f"{name}:{number}: not JSON: {error.msg} at column {error.colno}") from None
-        except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
+        except (ValueError, RecursionError) as error:  # a number that is too long, brackets nested too deep
             raise DataError(f"{name}:{number}: not JSON: {error}") from None
 
 
-def arriving(examples: Iterable[Any]) -> Iterator[list[Any]]:
-    """Gather what is there, at least one and at most `CHUNK_SIZE`, while a thread reads on."""
+def read_chunks(examples: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield the examples read so far, at least one and at most `MAX_CHUNK`, while a thread reads more."""
     queue: Queue[Any] = Queue(maxsize=4 * MAX_CHUNK)
     end = object()
 
@@ -48,7 +48,7 @@ def arriving(examples: Iterable[Any]) -> Iterator[list[Any]]:
             for example in examples:
                 queue.put(example)
             queue.put(end)
-        except BaseException as error:  # handed to the thread that waits for it
+        except BaseException as error:  # raised by the consumer below
             queue.put(error)
 
     Thread(target=read, daemon=True).start()
@@ -60,10 +60,10 @@ def arriving(examples: Iterable[Any]) -> Iterator[list[Any]]:
             except Empty:
                 break
         last = chunk[-1]
-        closing = last is end or isinstance(last, BaseException)
-        if len(chunk) > closing:
-            yield chunk[:-1] if closing else chunk
+        ends = last is end or isinstance(last, BaseException)
+        if len(chunk) > ends:
+            yield chunk[:-1] if ends else chunk
         if isinstance(last, BaseException):
             raise last
-        if closing:
+        if ends:
             return

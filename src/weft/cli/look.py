@@ -1,4 +1,4 @@
-"""`weft look`: attention, gradients, positions and neighbours of a model, each a command that writes one file."""
+"""`weft look`: attention, gradients, positions and neighbours of a model; each command writes one file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from weft.cli.console import Device, Trust, tell
+from weft.cli.console import MODEL_HELP, DeviceOption, ModelArg, TrustOption, tell
 from weft.errors import ConfigError, RoleError
 
 if TYPE_CHECKING:
     from weft.pipeline import Pipeline
 
-_OPTIONS_BEFORE = {  # options of `weft look` that became commands -> how these are called
+_REMOVED_OPTIONS = {  # former options of `weft look` -> the command in its place
     "--gradients": "weft look gradients MODEL TEXT",
     "--positions": "weft look positions MODEL",
     "--neighbours": "weft look neighbours MODEL TEXT --word WORD",
@@ -27,8 +27,8 @@ class _AttentionByDefault(TyperGroup):
         """Insert the default command."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             for option in args:
-                if option in _OPTIONS_BEFORE:
-                    raise ConfigError(f"{option}: is a command now: {_OPTIONS_BEFORE[option]}")
+                if option in _REMOVED_OPTIONS:
+                    raise ConfigError(f"{option}: is a command now: {_REMOVED_OPTIONS[option]}")
             args = ["attention", *args]
         return list(super().parse_args(ctx, args))
 
@@ -40,49 +40,48 @@ look_app = typer.Typer(
     "`weft look MODEL TEXT` is `weft look attention MODEL TEXT`.",
 )
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A run's directory or a checkpoint.")]
-AnyModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="A run's directory or a checkpoint.")]
-Out = Annotated[Path, typer.Option("--out", "-o", help="A page (.html), a picture (.png) or data (.json).")]
-Layers = Annotated[str | None, typer.Option("--layers", metavar="0,2,…", help="Which layers, counted from 0.")]
-_OUT = Path("look.html")
+OptionalModelArg = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="A page (.html), a picture (.png) or data (.json).")]
+LayersOption = Annotated[str | None, typer.Option("--layers", metavar="0,2,…", help="Which layers, counted from 0.")]
+_DEFAULT_OUT = Path("look.html")
 
 
-@look_app.command()
-def attention(
-    model: Model,
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="What the model reads.")],
-    out: Out = _OUT,
-    layers: Layers = None,
+@look_app.command("attention")
+def look_attention(
+    model: ModelArg,
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="The model's input.")],
+    out: OutOption = _DEFAULT_OUT,
+    layers: LayersOption = None,
     heads: Annotated[str | None, typer.Option("--heads", metavar="0,2,…", help="Which heads, counted from 0.")] = None,
-    trust: Trust = False,
-    device: Device = "auto",
+    trust: TrustOption = False,
+    device: DeviceOption = "auto",
 ) -> None:
     """Show the attention weights of every layer and head."""
     from weft.analysis.render.export import check_out, render_attention
 
     check_out(out)
-    chosen = _numbers("--layers", layers), _numbers("--heads", heads)
+    layer_numbers, head_numbers = _parse_numbers("--layers", layers), _parse_numbers("--heads", heads)
     pipeline = _load(model, device, trust)
     try:
-        maps = [pipeline.attention(text, *chosen) for text in texts]
+        maps = [pipeline.attention(text, layer_numbers, head_numbers) for text in texts]
     except RoleError as error:
-        train = "train it with model.attention, or " if hasattr(pipeline.run.model, "attention") else ""
-        raise RoleError(f"{error}; {train}see its gradients: weft look gradients") from None
+        remedy = "train it with model.attention, or " if hasattr(pipeline.run.model, "attention") else ""
+        raise RoleError(f"{error}; {remedy}see its gradients: weft look gradients") from None
     _save(out, render_attention(maps, out.suffix, f"weft look: {model}", pipeline.about, tell))
 
 
-@look_app.command()
-def gradients(
-    model: AnyModel = None,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="What the model reads.")] = None,
+@look_app.command("gradients")
+def look_gradients(
+    model: OptionalModelArg = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="The model's input.")] = None,
     beside: Annotated[
         list[str] | None, typer.Option("--beside", metavar="MODEL", help="Another model, for the same texts.")
     ] = None,
-    out: Out = _OUT,
-    trust: Trust = False,
-    device: Device = "auto",
+    out: OutOption = _DEFAULT_OUT,
+    trust: TrustOption = False,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Show how strongly the last loss depends on each earlier step; without MODEL, in untrained cells."""
+    """Show the gradient norm of the last step's loss at each input step; without MODEL, of untrained cells."""
     from weft.analysis.render.export import check_out
 
     check_out(out)
@@ -95,8 +94,13 @@ def gradients(
     _save(out, _gradients(models, texts or [], out.suffix, device, trust))
 
 
-@look_app.command()
-def positions(model: AnyModel = None, out: Out = _OUT, trust: Trust = False, device: Device = "auto") -> None:
+@look_app.command("positions")
+def look_positions(
+    model: OptionalModelArg = None,
+    out: OutOption = _DEFAULT_OUT,
+    trust: TrustOption = False,
+    device: DeviceOption = "auto",
+) -> None:
     """Show the position encodings of a model and their similarities; without MODEL, sinusoidal ones."""
     from weft.analysis.positions import positions_in, sinusoidal
     from weft.analysis.render.export import check_out, render_positions
@@ -112,31 +116,31 @@ def positions(model: AnyModel = None, out: Out = _OUT, trust: Trust = False, dev
     _save(out, render_positions(encodings, out.suffix, title, about, tell))
 
 
-@look_app.command()
-def neighbours(
-    model: Model,
+@look_app.command("neighbours")
+def look_neighbours(
+    model: ModelArg,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="A text that uses the word.")],
     files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE", help="The corpus; the training text if not given.")
     ] = None,
-    word: Annotated[str | None, typer.Option("--word", help="Which word of TEXT; needed where it has several.")] = None,
+    word: Annotated[str | None, typer.Option("--word", help="The word of TEXT; required where it has several.")] = None,
     top: Annotated[int, typer.Option("--top", help="How many neighbours.")] = 10,
-    layers: Layers = None,
-    out: Out = _OUT,
-    trust: Trust = False,
-    device: Device = "auto",
+    layers: LayersOption = None,
+    out: OutOption = _DEFAULT_OUT,
+    trust: TrustOption = False,
+    device: DeviceOption = "auto",
 ) -> None:
-    """List the places of a corpus where a word has the contextual embeddings nearest to those it has in TEXT."""
+    """List the uses of a word in a corpus whose contextual embeddings are nearest to its embedding in TEXT."""
     from weft.analysis.contextual_neighbours import NeighbourSearch, check_word
     from weft.analysis.render.export import check_out, render_neighbours
 
     check_out(out)
     if out.suffix == ".png":
-        raise ConfigError(f"--out: neighbours are words, for a page (.html) or data (.json), but {str(out)!r} is asked")
-    word, chosen = check_word(text, word, top), _numbers("--layers", layers) or [-1]
+        raise ConfigError(f"--out: must end in .html or .json for neighbours, but is {str(out)!r} instead")
+    word, layer_numbers = check_word(text, word, top), _parse_numbers("--layers", layers) or [-1]
     pipeline = _load(model, device, trust)
-    finder = NeighbourSearch(pipeline.task, pipeline.head, pipeline.run.data.max_length, chosen)
-    nearest = finder.nearest(text, word, _corpus(pipeline, files or []), top)
+    search = NeighbourSearch(pipeline.task, pipeline.head, pipeline.run.data.max_length, layer_numbers)
+    nearest = search.nearest(text, word, _corpus(pipeline, files or []), top)
     _save(out, render_neighbours(nearest, out.suffix, f"weft look: neighbours in {model}", pipeline.about))
 
 
@@ -148,33 +152,33 @@ def _load(model: str, device: str, trust: bool) -> "Pipeline":
 
 def _save(out: Path, content: bytes) -> None:
     """Write the file, and print its name."""
-    from weft.analysis.render.export import save
+    from weft.analysis.render.export import write_file
 
-    save(out, content)
+    write_file(out, content)
     typer.echo(out)
 
 
 def _check_distinct(models: list[str]) -> None:
-    """Refuse a model that is given twice."""
+    """Raise an error if a model is given twice."""
     paths = [Path(name).resolve() for name in models]
     for name, path in zip(models[1:], paths[1:], strict=True):
         if paths.count(path) > 1:
-            raise ConfigError(f"--beside: {name} is there already, and would give the same line; name another model")
+            raise ConfigError(f"--beside: {name} is given twice; name another model")
 
 
 def _gradients(models: list[str], texts: list[str], suffix: str, device: str, trust: bool) -> bytes:
-    """Return the page, picture or data of the gradients of models; without models, of untrained cells."""
-    from weft.analysis.gradient_flow import fresh
-    from weft.analysis.render.export import Reached, render_gradients
+    """Return the gradient norms of models, or of untrained cells without any, as HTML, PNG or JSON."""
+    from weft.analysis.gradient_flow import untrained_cell_norms
+    from weft.analysis.render.export import TextGradients, render_gradients
 
     if not models:
-        title, about = "weft look: gradients", "cells as they are before training, on one random sequence"
-        return render_gradients([Reached("", fresh())], suffix, title, about, tell)
-    short = [Path(name).name for name in models]
-    names = short if len(set(short)) == len(short) else models
+        title, about = "weft look: gradients", "untrained cells, on one random sequence"
+        return render_gradients([TextGradients("", untrained_cell_norms())], suffix, title, about, tell)
+    base_names = [Path(name).name for name in models]
+    names = base_names if len(set(base_names)) == len(models) else models
     pipelines = {name: _load(model, device, trust) for name, model in zip(names, models, strict=True)}
     results = [
-        Reached(text, [norms for name, pipeline in pipelines.items() for norms in pipeline.gradients(text, name)])
+        TextGradients(text, [norms for name, pipeline in pipelines.items() for norms in pipeline.gradients(text, name)])
         for text in texts
     ]
     about = "; ".join(dict.fromkeys(pipeline.about for pipeline in pipelines.values()))
@@ -182,7 +186,7 @@ def _gradients(models: list[str], texts: list[str], suffix: str, device: str, tr
 
 
 def _corpus(pipeline: "Pipeline", files: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the lines of files or, where there are none, the training texts, each with its place."""
+    """Yield the lines of files or, without files, the training texts, each with its file and line number."""
     from weft.data.readers.examples import Skipped
     from weft.data.readers.lines import read_lines
     from weft.tasks.prepare import read_split
@@ -194,17 +198,17 @@ def _corpus(pipeline: "Pipeline", files: list[str]) -> Iterator[tuple[str, str]]
                 yield f"{path}:{number}", line
     if not files and not (data.sample or data.train):
         raise ConfigError(
-            "look neighbours: the model does not say what it was trained on; name a corpus, a text file, after TEXT"
+            "look neighbours: the model's training data is unknown; name a text file as corpus, after TEXT"
         )
-    for place, example in () if files else read_split(data, "train", pipeline.task, Skipped()):
-        yield str(place), pipeline.task.preview(example)[0]
+    for location, example in () if files else read_split(data, "train", pipeline.task, Skipped()):
+        yield str(location), pipeline.task.preview(example)[0]
 
 
-def _numbers(option: str, text: str | None) -> list[int] | None:
-    """Return the numbers between commas."""
+def _parse_numbers(option: str, text: str | None) -> list[int] | None:
+    """Return the comma-separated numbers of an option; None without it."""
     if text is None:
         return None
     parts = text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
-        raise ConfigError(f"{option}: must be numbers between commas, such as 0,2, but is {text!r} instead")
+        raise ConfigError(f"{option}: must be comma-separated numbers, such as 0,2, but is {text!r} instead")
     return sorted({int(part) for part in parts})

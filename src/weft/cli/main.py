@@ -13,12 +13,12 @@ import typer
 from weft import __version__
 from weft.cli import catalog, embed, look, vectors
 from weft.cli.console import (
-    Device,
-    Json,
-    Model,
-    Overrides,
-    Precision,
-    Trust,
+    DeviceOption,
+    JsonOption,
+    ModelArg,
+    OverridesArg,
+    PrecisionOption,
+    TrustOption,
     check_source,
     print_confusion,
     print_metrics,
@@ -46,7 +46,7 @@ app.add_typer(look.look_app, name="look")
 
 
 def main() -> None:
-    """Run the command line, and turn what a user can cause into one line and an exit code."""
+    """Run the command line; print an error that a user can cause as one line, and exit with its code."""
     sys.path.insert(0, "")  # a recipe may name a class in a file beside it: my_model:MyModel
     try:
         app()
@@ -56,16 +56,16 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not re.search("alloc|memory", str(error), re.IGNORECASE):
             raise
-        told = str(error).splitlines()[0] if str(error) else "no more can be had"
-        sys.stderr.write(f"error: out of memory: {told}; try a smaller model, train.batch_tokens or beam\n")
+        reason = str(error).splitlines()[0] if str(error) else "an allocation failed"
+        sys.stderr.write(f"error: out of memory: {reason}; try a smaller model, train.batch_tokens or beam\n")
         sys.exit(2)
     except Interrupted as stop:
         sys.stderr.write(f"{stop}\n")
         sys.exit(stop.exit_code)
     except SystemExit as end:
-        if not isinstance(end.__context__, BrokenPipeError):  # which typer takes for a failure
+        if not isinstance(end.__context__, BrokenPipeError):  # typer exits with 1 on a broken pipe
             raise
-        # The reader, such as head, has seen enough. What is still in the buffer must go somewhere.
+        # The reader of the pipe, such as head, has closed it. Python flushes the buffer on exit: to the null device.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
 
@@ -77,121 +77,122 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-@app.command()
-def train(
+@app.command("train")
+def train_command(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A file, or the name of a recipe: see weft models.")],
-    overrides: Overrides = None,
+    overrides: OverridesArg = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's directory; runs/NAME if not given.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint there.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in --out.")] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Train a few steps, keep nothing, and say what the run will take.")
+        bool,
+        typer.Option("--plan", help="Train a few steps, save nothing, and estimate the time and memory of the run."),
     ] = False,
 ) -> None:
-    """Train a recipe; end with the evaluation of its best model."""
+    """Train a recipe, and evaluate its best model."""
     if plan:
         _plan(recipe, overrides or [], resume)
         return
-    from weft.pipeline import run_name
-    from weft.pipeline import train as run_training
+    from weft.pipeline import run_name, train
     from weft.training.multi_seed import read_seeds
     from weft.training.progress_bar import ProgressBar
 
     folder = out or Path("runs") / run_name(recipe)
     try:
-        pipeline = run_training(recipe, overrides or [], folder, resume, ProgressBar(run_name(recipe)))
+        pipeline = train(recipe, overrides or [], folder, resume, ProgressBar(run_name(recipe)))
     except Interrupted as stop:
-        sys.stderr.write(f"{stop} in {folder}: go on with --resume\n")
+        sys.stderr.write(f"{stop} in {folder}: continue with --resume\n")
         raise typer.Exit(stop.exit_code) from None
     if int(os.environ.get("RANK", "0")) == 0:
         if seeds := read_seeds(folder):
-            print_table(*seeds.table(), title=f"{len(seeds.runs)} trainings")
+            print_table(*seeds.table(), title=f"{len(seeds.runs)} training runs")
         elif pipeline.has_data:
             print_metrics(pipeline.evaluate(tell=tell))
         typer.echo(f"the best model is in {folder / 'best'}: weft predict {folder}", err=True)
 
 
-@app.command()
-def evaluate(
-    model: Model,
+@app.command("evaluate")
+def evaluate_command(
+    model: ModelArg,
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="A file, or a sample such as dates:valid.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change, such as task.decode.beam=5.")
     ] = None,
     blimp: Annotated[
-        Path | None, typer.Option("--blimp", metavar="DIR", help="A folder of minimal pairs: which is likelier?")
+        Path | None, typer.Option("--blimp", metavar="DIR", help="A folder of minimal pairs, such as BLiMP, to score.")
     ] = None,
-    as_json: Json = False,
-    trust: Trust = False,
-    device: Device = "auto",
-    precision: Precision = "fp32",
+    as_json: JsonOption = False,
+    trust: TrustOption = False,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "fp32",
 ) -> None:
-    """Score a model, on its recipe's test data if no other is given; for labels, show which was taken for which."""
+    """Evaluate a model on DATA, by default its recipe's test data; for labels, print the confusion matrix."""
     if blimp is not None and data is not None:
-        raise ConfigError(f"--blimp: takes the place of data, but both are given: {blimp} and {data}; leave one out")
+        raise ConfigError(f"--blimp: replaces DATA, but both are given: {blimp} and {data}; leave one out")
     pipeline = _load(model, device, trust, changes or [], precision)
     if blimp is not None:
         print_pairs(pipeline.minimal_pairs(blimp), as_json)
         return
-    found = pipeline.evaluate_in_detail(data, tell)
+    result = pipeline.evaluate_in_detail(data, tell)
     if as_json:
-        matrix = {"confusion": found.confusion.to_dict()} if found.confusion else {}
-        typer.echo(json.dumps({**found.metrics, **matrix}, ensure_ascii=False))
+        matrix = {"confusion": result.confusion.to_dict()} if result.confusion else {}
+        typer.echo(json.dumps({**result.metrics, **matrix}, ensure_ascii=False))
         return
-    print_metrics(found.metrics)
-    if found.confusion:
-        print_confusion(found.confusion)
+    print_metrics(result.metrics)
+    if result.confusion:
+        print_confusion(result.confusion)
 
 
-@app.command()
-def predict(
-    model: Model,
+@app.command("predict")
+def predict_command(
+    model: ModelArg,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Read from stdin if none.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="An example a line; .jsonl has objects.")] = None,
     options: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="How to decode: beam=5, sample=true, …")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A decoding option, such as beam=5 or sample=true."),
     ] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print each answer while it is generated.")] = False,
-    trust: Trust = False,
-    device: Device = "auto",
-    precision: Precision = "fp32",
+    trust: TrustOption = False,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "fp32",
 ) -> None:
-    """Do what the model's task does, for texts, a file or stdin."""
-    from weft.cli.inputs import arriving, read_input
+    """Print a model's answers to texts, a file or stdin."""
+    from weft.cli.inputs import read_chunks, read_input
 
     check_source(texts, file)
     if stream and as_json:
-        raise ConfigError("--stream: prints text as it is generated, and --json whole answers; leave one out")
-    pipeline, chosen = _load(model, device, trust, (), precision), _options(options or [])
+        raise ConfigError("--stream: prints text while it is generated, but --json prints whole answers; leave one out")
+    pipeline, decoding = _load(model, device, trust, (), precision), _parse_options(options or [])
     examples: Iterator[Any] = iter(texts) if texts else read_input(file)
     if stream:
         for number, example in enumerate(examples):
-            for piece in pipeline.stream(example, chosen, number):
+            for piece in pipeline.stream(example, decoding, number):
                 typer.echo(piece, nl=False)
             typer.echo()
         return
-    done = 0
-    for chunk in arriving(examples):
-        for answer in pipeline.answers(chunk, chosen, start=done):
+    num_answered = 0
+    for chunk in read_chunks(examples):
+        for answer in pipeline.answers(chunk, decoding, start=num_answered):
             typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else pipeline.task.format_answer(answer))
-        done += len(chunk)
+        num_answered += len(chunk)
         sys.stdout.flush()
 
 
-@app.command()
-def compare(
+@app.command("compare")
+def compare_command(
     recipes: Annotated[list[str], typer.Argument(metavar="RECIPE", help="Files or names of recipes.")],
-    budget: Annotated[str, typer.Option("--budget", help="For each: 60s, 5m, or a number of steps.")] = "60s",
-    out: Annotated[Path, typer.Option("--out", help="Where the runs and report.html go.")] = Path("compared"),
+    budget: Annotated[str, typer.Option("--budget", help="Of each recipe: 60s, 5m, or a number of steps.")] = "60s",
+    out: Annotated[Path, typer.Option("--out", help="The folder for the runs and report.html.")] = Path("compared"),
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change to every recipe.")
     ] = None,
 ) -> None:
-    """Train recipes at one budget each; print one table, and write a page."""
-    from weft.comparison import compare as run_comparison
+    """Train recipes with the same budget; print a table of results, and write report.html."""
+    from weft.comparison import compare
     from weft.training.progress_bar import ProgressBar
 
-    result = run_comparison(recipes, budget, out, changes or [], ProgressBar)
+    result = compare(recipes, budget, out, changes or [], ProgressBar)
     print_table(*result.table(), title=f"{result.trained_for} of training each")
     print_table(*result.answers(), title="answers to unseen examples")
     typer.echo(f"learning curves and alignments: {out / 'report.html'}")
@@ -202,8 +203,8 @@ app.command()(embed.layers)
 app.command()(catalog.models)
 
 
-@app.command()
-def convert(
+@app.command("convert")
+def convert_command(
     source: Annotated[
         Path,
         typer.Argument(
@@ -213,10 +214,10 @@ def convert(
     ],
     target: Annotated[Path, typer.Argument(metavar="TO", help="A new folder, or a file: .arpa or .arpa.gz.")],
 ) -> None:
-    """Turn a Hugging Face directory into a checkpoint, or a run into one; say what is the same."""
-    from weft.conversion.convert import convert as run_conversion
+    """Convert a Hugging Face directory to a checkpoint, or a run to a directory; compare the two models' outputs."""
+    from weft.conversion.convert import convert
 
-    report = run_conversion(source, target)
+    report = convert(source, target)
     if report.checks:
         print_table(*report.table())
         typer.echo(report.largest())
@@ -224,17 +225,17 @@ def convert(
     typer.echo(report.path)
 
 
-@app.command()
-def average(
+@app.command("average")
+def average_command(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN|CHECKPOINT", help="A run, or checkpoints one by one.")],
     out: Annotated[Path, typer.Option("--out", help="A new folder for the checkpoint.")],
     last: Annotated[int | None, typer.Option("--last", help="How many of a run's checkpoints; 5 if not given.")] = None,
 ) -> None:
     """Average the weights of a run's last checkpoints, or of those named; write a checkpoint."""
-    from weft.checkpoint.averaging import average as write_average
+    from weft.checkpoint.averaging import average
 
-    found = write_average(paths, out, last)
-    typer.echo(f"{out}: the mean of {', '.join(folder.name for folder in found)}")
+    folders = average(paths, out, last)
+    typer.echo(f"{out}: the mean of {', '.join(folder.name for folder in folders)}")
 
 
 def _plan(recipe: str, overrides: list[str], resume: bool) -> None:
@@ -242,10 +243,10 @@ def _plan(recipe: str, overrides: list[str], resume: bool) -> None:
     from weft.training.estimate import plan_run
 
     if resume:
-        raise ConfigError("--plan: says what a run takes from its beginning; leave --resume out")
-    found = plan_run(read_run(recipe, overrides), tell)
+        raise ConfigError("--plan: estimates a run from its first step; leave --resume out")
+    estimate = plan_run(read_run(recipe, overrides), tell)
     if int(os.environ.get("RANK", "0")) == 0:
-        print_table(*found.table(), title=f"{recipe} on {found.place}")
+        print_table(*estimate.table(), title=f"{recipe} on {estimate.place}")
 
 
 def _load(model: str, device: str, trust: bool, changes: Iterable[str] = (), precision: str = "fp32") -> "Pipeline":
@@ -254,10 +255,10 @@ def _load(model: str, device: str, trust: bool, changes: Iterable[str] = (), pre
     return load(model, device, trust, changes, precision)
 
 
-def _options(pairs: Iterable[str]) -> dict[str, Any]:
+def _parse_options(pairs: Iterable[str]) -> dict[str, Any]:
     from weft.config.schema import apply_override
 
-    chosen: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for pair in pairs:
-        apply_override(chosen, pair)
-    return chosen
+        apply_override(options, pair)
+    return options

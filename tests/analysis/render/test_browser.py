@@ -10,7 +10,7 @@ from PIL import Image
 from weft.analysis.attention import Attention, View
 from weft.analysis.gradient_flow import GradientNorms
 from weft.analysis.positions import sinusoidal
-from weft.analysis.render.export import Reached, render_attention, render_gradients, render_positions
+from weft.analysis.render.export import TextGradients, render_attention, render_gradients, render_positions
 from weft.analysis.render.page import page
 
 WIDE, PHONE = (1200, 900), (390, 800)
@@ -33,7 +33,7 @@ def looked(words, layers=2, heads=3, places=("encoder", "cross")):
 
 def one_map(words):
     found = looked(words, 1, 1)
-    return Attention(found.text, found.answer, found.said, found.views[1:])
+    return Attention(found.text, found.answer, found.answer_line, found.views[1:])
 
 
 def shown(tab, folder, *looks, size=WIDE, dark=False):
@@ -89,7 +89,7 @@ def test_pages_ask_for_nothing_and_nothing_is_complained_of(tab, tmp_path):
     point_at(tab, 1, 1)
     tab.press("Tab", "Enter", "ArrowDown")
     assert tab.complaints == []
-    reached = Reached("a b", [GradientNorms(name, "text", ["a", "b"], [0.01, 1.0]) for name in ("elman", "lstm")])
+    reached = TextGradients("a b", [GradientNorms(name, "text", ["a", "b"], [0.01, 1.0]) for name in ("elman", "lstm")])
     (tmp_path / "reach.html").write_bytes(render_gradients([reached], ".html", "gradients", "", print))
     tab.open(tmp_path / "reach.html")
     tab.point(500, 400)
@@ -211,7 +211,7 @@ def test_arrow_keys_step_over_heads_that_are_not_there(tab, tmp_path):
         View("encoder", one.layer, kept[one.layer], one.weights[kept[one.layer]], one.rows, one.columns)
         for one in full.views
     ]
-    shown(tab, tmp_path, Attention(full.text, full.answer, full.said, views))
+    shown(tab, tmp_path, Attention(full.text, full.answer, full.answer_line, views))
     tab.press("Tab")
     for key, place in (
         ("ArrowRight", (0, 3)),
@@ -230,7 +230,7 @@ def test_arrow_keys_step_over_heads_that_are_not_there(tab, tmp_path):
 def test_heads_that_are_not_there_leave_a_gap(tab, tmp_path):
     full = looked(4)
     pruned = View("encoder", 1, [1], full.views[1].weights[1:2], full.views[1].rows, full.views[1].columns)
-    shown(tab, tmp_path, Attention(full.text, full.answer, full.said, [full.views[0], pruned]))
+    shown(tab, tmp_path, Attention(full.text, full.answer, full.answer_line, [full.views[0], pruned]))
     assert tab.run("document.querySelector('.heads').querySelectorAll('button').length") == 4
     tab.press("Tab", "ArrowDown", "ArrowRight", "ArrowDown", "Enter")
     assert chosen(tab) == [1, 1]

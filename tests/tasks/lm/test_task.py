@@ -353,7 +353,7 @@ def test_pairs_take_the_place_of_data(run, tmp_path):
 
     message = CliRunner().invoke(app, ["evaluate", str(run), "text.txt", "--blimp", str(tmp_path)]).exception
     assert isinstance(message, ConfigError)
-    assert "--blimp: takes the place of data" in str(message)
+    assert "--blimp: replaces DATA" in str(message)
 
 
 def test_a_model_that_goes_both_ways_has_no_last_loss_to_look_back_from():
@@ -363,5 +363,5 @@ def test_a_model_that_goes_both_ways_has_no_last_loss_to_look_back_from():
     run = Run.parse({**recipe().model_dump(), "model": {"name": "elmo", **sizes}})
     task, head = build_task(run)
     items = task.encode(task.Example(text="a dog"), task.tokenizer, TruncationPolicy(100, "error"))
-    with pytest.raises(RoleError, match="'elmo' goes both ways"):
+    with pytest.raises(RoleError, match="'elmo' is bidirectional"):
         gradient_norms(task, head, task.collate(items, np.random.default_rng(0)))

@@ -466,11 +466,11 @@ def test_a_likely_text_has_the_higher_pseudo_log_likelihood(trained, tmp_path):
 def test_it_can_be_looked_into(trained):
     plain, masked = trained.attention("one two three"), trained.attention("one [MASK] three")
     assert plain.source == ["[CLS]", "one", "two", "three", "[SEP]"]
-    assert plain.said.startswith("pseudo-log-likelihood -")
+    assert plain.answer_line.startswith("pseudo-log-likelihood -")
     assert masked.source == ["[CLS]", "one", "[MASK]", "three", "[SEP]"]
-    assert masked.said == "one two three"
+    assert masked.answer_line == "one two three"
     assert {view.layer for view in masked.views} == {0, 1}
-    with pytest.raises(RoleError, match="sees both sides, so no step is the last"):
+    with pytest.raises(RoleError, match="reads both sides, so it has no last step"):
         trained.gradients("one two three")
 
 

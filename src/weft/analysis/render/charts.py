@@ -81,13 +81,13 @@ def _drawable(points: Iterable[tuple[float, float]], log_y: bool) -> list[tuple[
 
 def _thin(points: Sequence[Point]) -> list[Point]:
     """Keep the first, last, lowest and highest point of every two units: more would not be visible."""
-    kept: list[Point] = []
+    thinned: list[Point] = []
     for _, near in groupby(points, key=lambda point: point[0] // 2):
         group = list(near)
         heights = [point[1] for point in group]
         keep = {0, heights.index(min(heights)), heights.index(max(heights)), len(group) - 1}
-        kept += [group[index] for index in sorted(keep)]
-    return kept
+        thinned += [group[index] for index in sorted(keep)]
+    return thinned
 
 
 def _value(value: float, percent: bool) -> str:

@@ -24,24 +24,24 @@ _X, _Y = "steps back", "norm of the gradient"
 
 
 @dataclass(frozen=True)
-class Reached:
+class TextGradients:
     """Gradient norms of one text, by one model or several."""
 
     text: str
-    reaches: Sequence[GradientNorms]
+    gradients: Sequence[GradientNorms]
 
     def charts(self) -> dict[str, dict[str, list[tuple[float, float]]]]:
         """Return the points of each model, grouped by side."""
-        sides = dict.fromkeys(norms.side for norms in self.reaches)
-        return {side: {norms.model: norms.points for norms in self.reaches if norms.side == side} for side in sides}
+        sides = dict.fromkeys(norms.side for norms in self.gradients)
+        return {side: {norms.model: norms.points for norms in self.gradients if norms.side == side} for side in sides}
 
     def plain(self) -> dict[str, Any]:
         """Return the data as JSON-ready values."""
-        return {"text": self.text, "gradients": [norms.plain() for norms in self.reaches]}
+        return {"text": self.text, "gradients": [norms.plain() for norms in self.gradients]}
 
 
 def check_out(out: Path) -> None:
-    """Refuse a file that could not be written, before any work is done."""
+    """Raise an error if the file could not be written; called before any work is done."""
     if out.suffix not in ENDINGS:
         raise ConfigError(f"--out: must end in {', '.join(ENDINGS)}, but is {str(out)!r} instead")
     if out.is_dir():
@@ -52,12 +52,12 @@ def check_out(out: Path) -> None:
 
 
 def _check_writable(out: Path) -> None:
-    """Missing folders are created on saving: the nearest existing parent must be a folder and writable."""
+    """Raise an error unless the nearest existing parent, in which folders are created, is a writable folder."""
     existing = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
     if existing != out and not existing.is_dir():
-        raise ConfigError(f"--out: {out} cannot be written: {existing} is no folder")
+        raise ConfigError(f"--out: {out} cannot be written: {existing} is not a folder")
     if not os.access(existing, os.W_OK):
-        raise ConfigError(f"--out: {out} cannot be written: {existing} is not open for writing")
+        raise ConfigError(f"--out: {out} cannot be written: {existing} is not writable")
 
 
 def render_attention(attentions: Sequence[Attention], ending: str, title: str, about: str, tell: Tell) -> bytes:
@@ -66,11 +66,11 @@ def render_attention(attentions: Sequence[Attention], ending: str, title: str, a
         return draw_maps(attentions, tell)
     if ending == ".json":
         return _to_json([attention.plain() for attention in attentions])
-    sections = [(*_heading(item.text), reply(item.said), item.html()) for item in attentions]
+    sections = [(*_heading(item.text), reply(item.answer_line), item.html()) for item in attentions]
     return page(title, [legend(attentions), *(part for section in sections for part in section)], about).encode()
 
 
-def render_gradients(results: Sequence[Reached], ending: str, title: str, about: str, tell: Tell) -> bytes:
+def render_gradients(results: Sequence[TextGradients], ending: str, title: str, about: str, tell: Tell) -> bytes:
     """Return gradient norms as `.html`, `.png` or `.json`."""
     if ending == ".json":
         return _to_json([result.plain() for result in results])
@@ -79,8 +79,8 @@ def render_gradients(results: Sequence[Reached], ending: str, title: str, about:
         charts = {f"{_shorten(text)} {side}".strip(): lines for text, side, lines in pairs}
         return draw_lines(charts, _X, _Y, tell)
     intro = paragraph(
-        "How strongly the loss at the last step depends on what each earlier step read: the norm of its gradient "
-        "there. Where a line falls, the gradient vanishes; where it rises, it explodes."
+        "The norm of the gradient of the last step's loss with respect to the input of each earlier step. Where a line "
+        "falls towards earlier steps, the gradient vanishes; where it rises, it explodes."
     )
     return page(title, [intro, *(part for result in results for part in _gradient_parts(result))], about).encode()
 
@@ -93,8 +93,8 @@ def render_positions(encodings: Sequence[Positions], ending: str, title: str, ab
     if ending == ".png":
         return draw_matrices(matrices, tell)
     intro = paragraph(
-        "A token's place is a vector that is added to its embedding. Each row is a place, counted from 0, each column "
-        "one of its numbers. Below, the dot product of every two of them says how near two places are to the model."
+        "A position encoding is a vector that is added to a token's embedding. Each row is a position, counted from 0, "
+        "each column a dimension. Below, the dot products of all pairs of positions show their similarity."
     )
     return page(title, [intro, *(matrix.html() for matrix in matrices)], about).encode()
 
@@ -104,7 +104,7 @@ def render_neighbours(neighbours: ContextualNeighbours, ending: str, title: str,
     return _to_json([neighbours.plain()]) if ending == ".json" else page(title, neighbours.html(), about).encode()
 
 
-def save(out: Path, content: bytes) -> None:
+def write_file(out: Path, content: bytes) -> None:
     """Write the file; create its folder if missing."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -127,11 +127,11 @@ def _shorten(text: str) -> str:
     return shorten(text, _HEADING, placeholder=" …") if len(text) > _HEADING else text
 
 
-def _gradient_parts(result: Reached) -> list[str]:
+def _gradient_parts(result: TextGradients) -> list[str]:
     """Return the HTML fragments of one text: a chart and a table per side."""
     parts = _heading(result.text) if result.text else []
     for side, lines in result.charts().items():
-        models = [norms for norms in result.reaches if norms.side == side]
+        models = [norms for norms in result.gradients if norms.side == side]
         parts.append(line_chart(lines, _X, _Y, side, log_y=True, stops=_step_names(models)))
         parts += [_norms_table(models)] if any(norms.tokens for norms in models) else []
     return parts

@@ -95,8 +95,10 @@ def _column_labels(source: Sequence[str], left: int, cell: int) -> tuple[int, in
     for column, token in enumerate(source):
         x = left + (column + 0.5) * cell
         right = max(right, x + widths[column] * run + 4)
-        place = f'transform="translate({x:g} {top - 9}) rotate({-angle})"' + ("" if angle else ' text-anchor="middle"')
-        drawing += text_element(0, 0, shorten_label(token), f'data-label="" {place}')
+        attributes = f'transform="translate({x:g} {top - 9}) rotate({-angle})"' + (
+            "" if angle else ' text-anchor="middle"'
+        )
+        drawing += text_element(0, 0, shorten_label(token), f'data-label="" {attributes}')
     return top, math.ceil(right), drawing
 
 

@@ -79,5 +79,5 @@ class MatrixPlot:
 
 def _index_axis(count: int) -> Axis:
     """Return the axis of indices from 0, in whole steps."""
-    whole = linear_axis([0, max(count - 1, 5)])
-    return Axis(0, max(count - 1, 1), [tick for tick in whole.ticks if tick < count], whole.step)
+    axis = linear_axis([0, max(count - 1, 5)])
+    return Axis(0, max(count - 1, 1), [tick for tick in axis.ticks if tick < count], axis.step)

@@ -58,7 +58,7 @@ def paragraph(text: str) -> str:
 
 def reply(text: str) -> str:
     """Return a paragraph with a model's answer."""
-    return f'<p class="said" dir="auto">{escaped(text)}</p>'
+    return f'<p class="answer" dir="auto">{escaped(text)}</p>'
 
 
 def cards(facts: Mapping[str, object]) -> str:
@@ -113,12 +113,12 @@ def _alignment(numeric: bool) -> str:
 
 def _is_numeric(values: Sequence[object]) -> bool:
     """Return whether all values of a column that are not None are numbers or quantities with a unit."""
-    given = [value for value in values if value is not None]
-    return bool(given) and all(
+    present = [value for value in values if value is not None]
+    return bool(present) and all(
         _QUANTITY.fullmatch(value)
         if isinstance(value, str)
         else isinstance(value, Real) and not isinstance(value, bool)
-        for value in given
+        for value in present
     )
 
 

@@ -51,7 +51,7 @@ def draw_maps(attentions: Sequence[Attention], tell: Tell) -> bytes:
     """Return the maps of all places, one below the other; a single map has labels, several are small."""
     check_plots()
     tokens = (token for item in attentions for view in item.views for token in (*view.rows, *view.columns))
-    fonts = Fonts.for_texts([*tokens, *(text for item in attentions for text in (item.text, item.said))], tell)
+    fonts = Fonts.for_texts([*tokens, *(text for item in attentions for text in (item.text, item.answer_line))], tell)
     blocks = [block for item in attentions for block in _blocks(item, fonts)]
     sheet = _Sheet(sum(_gap(title, views) + _block_height(views) for title, views in blocks))
     for title, views in blocks:
@@ -185,12 +185,12 @@ def _fonts_for(characters: set[str]) -> tuple[list[str], set[str]]:
 
     first = "DejaVu Sans"
     upright = (font for font in fontManager.ttflist if (font.style, font.weight) == ("normal", 400))
-    chosen, missing = [first], characters - _characters(first)
+    families, missing = [first], characters - _characters(first)
     for name in sorted({font.name for font in upright if not _EXCLUDED_FONTS.search(font.name)}):
         if missing and missing & _characters(name):
             missing -= _characters(name)
-            chosen.append(name)
-    return chosen, missing
+            families.append(name)
+    return families, missing
 
 
 @cache
@@ -205,7 +205,7 @@ def _characters(family: str) -> frozenset[str]:
 
 def _blocks(attention: Attention, fonts: Fonts) -> Iterable[tuple[str, Sequence[View]]]:
     """Yield each place with its title; the title of the first begins with the text and the answer."""
-    header = f"{fonts.title(attention.text)}\n→ {fonts.title(attention.said)}\n"
+    header = f"{fonts.title(attention.text)}\n→ {fonts.title(attention.answer_line)}\n"
     for index, views in enumerate(attention.places()):
         yield (header if not index else "") + (views[0].name if _is_single(views) else views[0].place), views
 
