@@ -64,7 +64,7 @@ def test_what_was_given_is_not_changed():
         ({"preset": "transformer-base", "layesr": 3}, r"model.layesr: unknown key; did you mean 'layers'"),
         ({"preset": "transformer-base", "heads": 7}, r"model.heads must divide model.width: got 7 and 512"),
         ({"preset": None}, r"model.name: must say which model"),
-        ({**BASE, "preset": "transformer-big"}, r"model.preset: the recipe says all that 'transformer-big' would"),
+        ({**BASE, "preset": "transformer-big"}, r"model.preset: the recipe sets every key of 'transformer-big' itself"),
     ],
 )
 def test_mistakes_are_named(model, said):

@@ -1,13 +1,13 @@
-"""Every error that a user can cause. The command line prints one of these without a traceback and exits with 2.
+"""The errors that a user can cause; the command line prints them without a traceback and exits with 2.
 
     WeftError
     ├── ConfigError       a recipe, an override or an option
     ├── DataError         a file, a row, a label
     ├── CheckpointError   a saved run: damaged, changed, locked, no room to write it
-    ├── RoleError         a task asks of a model what it cannot do
-    └── TrainingError     the run itself: the loss is not a number
+    ├── RoleError         a model does not support what a task needs
+    └── TrainingError     the training itself: the loss is not a number
 
-A message names the place, what was got and the remedy: "model.heads must divide model.width: got 12 and 500; try 10".
+A message names the key or file, the value and a remedy: "model.heads must divide model.width: got 12 and 500; try 10".
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ class CheckpointError(WeftError):
 
 
 class RoleError(WeftError):
-    """A task needs what a model, as configured, cannot do."""
+    """A task needs what a model, as configured, does not support."""
 
 
 class TrainingError(WeftError):
@@ -39,7 +39,7 @@ class TrainingError(WeftError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the remedy for an unknown name: the nearest known one, or the list of them all."""
+    """Return a hint for an unknown name: the most similar known name or, if none is similar, all of them."""
     known = sorted(known)
-    near = get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    matches = get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {matches[0]!r}?" if matches else f"known: {', '.join(known)}"

@@ -1,6 +1,6 @@
-"""Names to classes, by a static table of strings, so that nothing is imported before it is needed.
+"""The registry of models, tasks and tokenizers: names to classes, as strings, so that only what is used is imported.
 
-A user's own class goes by `package.module:Class` wherever a name goes, without touching weft.
+A user's own class is named `package.module:Class`, wherever a name may be.
 """
 
 import importlib
@@ -46,30 +46,31 @@ TABLE: dict[Kind, dict[str, str]] = {
 
 
 def names(kind: Kind) -> list[str]:
-    """List the names that weft knows of one kind."""
+    """Return the names of weft's classes of one kind, sorted."""
     return sorted(TABLE[kind])
 
 
 def resolve(kind: Kind, name: str, trust: bool = True) -> Any:
-    """Import the class that `name` stands for: one of the table, or, with `trust`, any `package.module:Class`."""
+    """Import and return the class of a name in the table or, with `trust`, of any `package.module:Class`."""
     if name in TABLE[kind]:
         return _load(kind, name, TABLE[kind][name])
     if ":" not in name:
         raise ConfigError(f"{kind}.name: there is no {kind} {name!r}; {did_you_mean(name, TABLE[kind])}")
     if not trust:
         raise ConfigError(
-            f"{kind}.name: {name!r} is code from outside weft, and a checkpoint does not get to run it by itself; "
+            f"{kind}.name: {name!r} is code from outside weft, which a checkpoint may not run by itself; "
             "if you trust its author, load it with trust=True (command line: --trust)"
         )
     return _load(kind, name, name)
 
 
-def _load(kind: Kind, name: str, place: str) -> Any:
-    module, _, attribute = place.partition(":")
+def _load(kind: Kind, name: str, path: str) -> Any:
+    """Import the class at `package.module:Class`; errors name the `kind` and `name` of the recipe."""
+    module, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise ConfigError(f"{kind}.name: {name!r} must be a name, or package.module:Class")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        cls = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
             raise
@@ -77,10 +78,10 @@ def _load(kind: Kind, name: str, place: str) -> Any:
             f"{kind}.name: {name!r}: there is no module {error.name!r}; is its folder on PYTHONPATH?"
         ) from error
     except AttributeError as error:
-        known = (attr for attr in vars(importlib.import_module(module)) if not attr.startswith("_"))
+        public_names = (attr for attr in vars(importlib.import_module(module)) if not attr.startswith("_"))
         raise ConfigError(
-            f"{kind}.name: {name!r}: module {module!r} has no {attribute!r}; {did_you_mean(attribute, known)}"
+            f"{kind}.name: {name!r}: module {module!r} has no {attribute!r}; {did_you_mean(attribute, public_names)}"
         ) from error
-    if not hasattr(found, "Config"):
-        raise ConfigError(f"{kind}.name: {name!r} must be a class with a Config, but is {found!r} instead")
-    return found
+    if not hasattr(cls, "Config"):
+        raise ConfigError(f"{kind}.name: {name!r} must be a class with a Config, but is {cls!r} instead")
+    return cls

@@ -196,10 +196,10 @@ def test_a_key_that_may_be_several_things_is_named_once_and_as_it_was_given(give
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("data.longest=5", "data.longest: was renamed; it is 'max_length' now"),
-        ("model.heads_off={}", "model.heads_off: was renamed; it is 'pruned_heads' now"),
-        ("model.hidden=8", "model.hidden: was renamed; it is 'ffn_width' now"),
-        ("task.decode.candidates=2", "task.decode.candidates: was renamed; it is 'num_return_sequences' now"),
+        ("data.longest=5", "data.longest: was renamed to 'max_length'"),
+        ("model.heads_off={}", "model.heads_off: was renamed to 'pruned_heads'"),
+        ("model.hidden=8", "model.hidden: was renamed to 'ffn_width'"),
+        ("task.decode.candidates=2", "task.decode.candidates: was renamed to 'num_return_sequences'"),
         ("model.longst=5", "model.longst: unknown key; known|did you mean"),
     ],
 )

@@ -228,7 +228,7 @@ def test_to_go_on_from_the_mean_would_be_another_run():
 
 
 def test_it_needs_evaluations():
-    with pytest.raises(ConfigError, match="train: optimizer asgd begins to average by what evaluations find: give tr"):
+    with pytest.raises(ConfigError, match="train: optimizer asgd starts averaging by the results of evaluations"):
         read_section(Train, {"steps": 1, "optimizer": "asgd"}, "train")
     assert read_section(Train, {"steps": 1, "optimizer": "asgd", "eval_every": 1}, "train").asgd_after == 5
 

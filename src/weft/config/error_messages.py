@@ -1,4 +1,4 @@
-"""What is wrong with a section, in words: the place as its user wrote it, what was got, and what may stand there."""
+"""Validation errors of pydantic as messages: the key as the user wrote it, the value, and what is allowed."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from weft.errors import did_you_mean
 
-RENAMED = {  # keys of recipes before 0.1 -> what they are called now, by section
+RENAMED = {  # keys of recipes before 0.1 -> their new names, of which a section has one
     "longest": ("max_length", "max_positions"),
     "hidden": ("ffn_width",),
     "heads_off": ("pruned_heads",),
@@ -21,22 +21,22 @@ RENAMED = {  # keys of recipes before 0.1 -> what they are called now, by sectio
 }
 
 
-def describe_errors(items: Iterable[Any], schema: type[BaseModel], raw: object, place: str) -> Iterator[str]:
-    """Yield one line for each place that is wrong; of several types that were tried, that which went furthest."""
-    placed: dict[tuple[str, ...], list[Any]] = {}
-    for item in items:
-        placed.setdefault(_keys(item, raw), []).append(item)
-    for keys, own in placed.items():
-        if not any(other[: len(keys)] == keys != other for other in placed):
-            yield f"{'.'.join([place, *keys])}: {_explain(own, schema)}"
+def describe_errors(errors: Iterable[Any], schema: type[BaseModel], raw: object, section: str) -> Iterator[str]:
+    """Yield one message per wrong key of a section; of the members of a union, the errors of the deepest key."""
+    errors_by_key: dict[tuple[str, ...], list[Any]] = {}
+    for error in errors:
+        errors_by_key.setdefault(_key_path(error, raw), []).append(error)
+    for keys, own_errors in errors_by_key.items():
+        if not any(other[: len(keys)] == keys != other for other in errors_by_key):
+            yield f"{'.'.join([section, *keys])}: {_describe(own_errors, schema)}"
 
 
-def _keys(item: Any, raw: Any) -> tuple[str, ...]:
-    """Find the place in what was given: pydantic names what it tried, too, such as int, which is no key."""
+def _key_path(error: Any, raw: Any) -> tuple[str, ...]:
+    """Return the keys in `raw` that lead to an error; pydantic's `loc` also has types that it tried, such as int."""
     keys: list[str] = []
-    for part in map(str, item["loc"]):
+    for part in map(str, error["loc"]):
         inside = {str(key): value for key, value in (raw.items() if isinstance(raw, Mapping) else _numbered(raw))}
-        if part in inside or (item["type"] == "missing" and part == str(item["loc"][-1])):
+        if part in inside or (error["type"] == "missing" and part == str(error["loc"][-1])):
             keys.append(part)
             raw = inside.get(part)
     return tuple(keys)
@@ -46,26 +46,28 @@ def _numbered(raw: object) -> Iterable[tuple[int, Any]]:
     return enumerate(raw) if isinstance(raw, list | tuple) else ()
 
 
-def _explain(items: Sequence[Any], schema: type[BaseModel]) -> str:
-    first = items[0]
+def _describe(errors: Sequence[Any], schema: type[BaseModel]) -> str:
+    first = errors[0]
     if first["type"] == "extra_forbidden":
         key, fields = str(first["loc"][-1]), _fields_at(schema, first["loc"][:-1])
         renamed = next((new for new in RENAMED.get(key, ()) if new in fields), None)
-        return f"was renamed; it is {renamed!r} now" if renamed else f"unknown key; {did_you_mean(key, fields)}"
+        return f"was renamed to {renamed!r}" if renamed else f"unknown key; {did_you_mean(key, fields)}"
     if first["type"] == "missing":
         return "required, but not given"
-    message = " or ".join([_message(first), *(re.sub("^(should|must) be ", "", _message(item)) for item in items[1:])])
+    message = " or ".join(
+        [_message(first), *(re.sub("^(should|must) be ", "", _message(error)) for error in errors[1:])]
+    )
     if first["type"] == "value_error" and not first["loc"]:
         return message
-    known = re.findall(r"'([^']*)'", first["ctx"]["expected"]) if first["type"] == "literal_error" else []
-    hint = f"; {did_you_mean(str(first['input']), known)}" if known and len(items) == 1 else ""
+    choices = re.findall(r"'([^']*)'", first["ctx"]["expected"]) if first["type"] == "literal_error" else []
+    hint = f"; {did_you_mean(str(first['input']), choices)}" if choices and len(errors) == 1 else ""
     return f"{message}, but is {first['input']!r} instead{hint}"
 
 
-def _message(item: Any) -> str:
-    if item["type"] in ("tuple_type", "list_type"):
+def _message(error: Any) -> str:
+    if error["type"] in ("tuple_type", "list_type"):
         return "must be a list, such as [a, b]"
-    return str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    return str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
 
 
 def _fields_at(schema: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:

@@ -1,8 +1,8 @@
-"""A run is one frozen object: task, data, tokenizer, model, train. Recipes and overrides come in by one strict door.
+"""The schema of recipes: a `Run` is one frozen object with the sections task, data, tokenizer, model and train.
 
 `Run.parse` reads a recipe. The sections `task`, `tokenizer` and `model` are checked by the `Config` of the class that
 their `name` stands for, so a user's own class is checked as strictly as weft's. A preset, the size of a model, is
-filled in there: a run has the values themselves.
+expanded: a run has its values.
 """
 
 import re
@@ -30,19 +30,19 @@ from weft.registry import Kind, resolve
 
 
 class Section(BaseModel):
-    """A part of a recipe: frozen, and closed to unknown keys."""
+    """A section of a recipe: frozen; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class Named(Section):
-    """A section that a class of its own reads, chosen by `name`."""
+    """A section whose schema is the `Config` of the class that `name` stands for."""
 
     name: str
 
 
 class Pretrained(Named):
-    """A model that may start from one that was trained before: a directory, or a name on the hub."""
+    """The section of a model that may start from pretrained weights: a directory, or a name on the hub."""
 
     weights: str | None = None
 
@@ -55,7 +55,7 @@ def _seconds(value: object) -> object:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-S = TypeVar("S", bound=BaseModel)
+_S = TypeVar("_S", bound=BaseModel)
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Column = StrictInt | StrictStr
@@ -63,9 +63,9 @@ Source = str | list[str]  # a path (a glob pattern reads all that match), or a l
 
 
 class Data(Section):
-    """Where the examples come from and what is done with bad and long ones."""
+    """The sources of examples, and the treatment of bad and long ones."""
 
-    sample: str | None = None  # a data set that ships with weft: gives train, valid and test
+    sample: str | None = None  # a data set that ships with weft, with train, valid and test
     train: Source | None = None
     valid: Source | None = None
     test: Source | None = None
@@ -92,7 +92,7 @@ class Data(Section):
 
 
 class Train(Section):
-    """The budget, the optimiser, and what is kept."""
+    """The budget, the optimizer, and the checkpoints to keep."""
 
     steps: int | None = Field(None, ge=1)
     time: Seconds | None = None
@@ -105,32 +105,32 @@ class Train(Section):
     schedule: Literal["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential"] = "constant"
     warmup: float = Field(0.0, ge=0)  # steps, or below 1 a share of the budget
     decay: float = Field(0.01, gt=0, le=1)  # exponential: the share of lr that is left at the end
-    asgd_after: int = Field(5, ge=1)  # evaluations without a better one before asgd begins to average
+    asgd_after: int = Field(5, ge=1)  # evaluations without improvement before asgd begins to average
     clip: float | None = Field(1.0, gt=0)
-    freeze: Literal["body"] | StrictInt | None = None  # the body, or its first floors (embeddings, layers)
-    layer_decay: float = Field(1.0, gt=0, le=1)  # the rate of each floor, as a share of that above it
-    reinit: int = Field(0, ge=0)  # top layers of pre-trained weights that start afresh
+    freeze: Literal["body"] | StrictInt | None = None  # the body, or its first layer groups (embeddings, layers)
+    layer_decay: float = Field(1.0, gt=0, le=1)  # the learning rate of a layer group, as a share of the one above it
+    reinit: int = Field(0, ge=0)  # top layers of pretrained weights to re-initialize
     precision: Literal["fp32", "bf16"] = "fp32"
-    compile: bool | None = None  # None: on CUDA in bf16, where the model and the task can
+    compile: bool | None = None  # None: on CUDA in bf16, where model and task support it
     seed: int = Field(1, ge=0, lt=2**32)
-    seeds: int = Field(1, ge=1)  # so many trainings, each with the next seed
+    seeds: int = Field(1, ge=1)  # number of runs, with the seeds seed, seed + 1, …
     deterministic: bool = False
     device: str = "auto"
     report_every: int = Field(20, ge=1)
-    eval_every: int | None = Field(None, ge=1)  # None: at the end alone
+    eval_every: int | None = Field(None, ge=1)  # None: only at the end
     save_every: int | None = Field(None, ge=1)  # None: with each evaluation
     keep: int = Field(2, ge=1)  # checkpoints kept beside the best
-    average: int | None = Field(None, ge=2)  # at the end the mean of so many checkpoints may become the best
-    metric: str | None = None  # what makes a model the best; None: the task's own choice
-    patience: int | None = Field(None, ge=1)  # evaluations without a better one before stopping early
-    bad_steps: int = Field(5, ge=1)  # updates skipped because the loss was not finite, before giving up
+    average: int | None = Field(None, ge=2)  # at the end, the mean of the last so many checkpoints is evaluated, too
+    metric: str | None = None  # selects the best model; None: the task's own
+    patience: int | None = Field(None, ge=1)  # evaluations without improvement before stopping early
+    bad_steps: int = Field(5, ge=1)  # updates skipped for a loss that is not finite, before an error
 
     @model_validator(mode="after")
     def _some_budget(self) -> "Train":
         if self.steps is None and self.time is None:
             raise ValueError("needs a budget: give train.steps, or train.time such as 15m")
         if self.optimizer == "asgd" and self.eval_every is None:
-            raise ValueError("optimizer asgd begins to average by what evaluations find: give train.eval_every, too")
+            raise ValueError("optimizer asgd starts averaging by the results of evaluations: give train.eval_every")
         return self
 
 
@@ -145,7 +145,7 @@ class Run(Section):
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any], trust: bool = True) -> "Run":
-        """Check a recipe; with `trust`, names may be `package.module:Class`."""
+        """Validate a recipe; with `trust`, names may be `package.module:Class`."""
         unknown = [str(key) for key in raw if key not in cls.model_fields]
         if unknown:
             raise ConfigError(f"{unknown[0]}: not a section of a recipe; {did_you_mean(unknown[0], cls.model_fields)}")
@@ -169,20 +169,20 @@ def _named(kind: Kind, raw: Mapping[str, Any], trust: bool) -> Any:
     return read_section(resolve(kind, section["name"], trust).Config, section, kind)
 
 
-def read_section(schema: type[S], raw: object, place: str) -> S:
-    """Validate `raw` by `schema`; an error names the place in the recipe, what was got and the remedy."""
+def read_section(schema: type[_S], raw: object, section: str) -> _S:
+    """Validate `raw` by `schema`; an error names the key in `section`, the value and the remedy."""
     try:
         return schema.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError("\n".join(describe_errors(error.errors(), schema, raw, place))) from None
+        raise ConfigError("\n".join(describe_errors(error.errors(), schema, raw, section))) from None
 
 
 def expand_preset(model: Any) -> Any:
-    """Put the fields of the preset that a model's section names before its own; what the section says itself wins."""
+    """Return a model's section with its preset expanded; keys of the section itself override the preset's."""
     if not isinstance(model, Mapping) or "preset" not in model:
         return model
     own = {key: value for key, value in model.items() if key != "preset"}
-    if model["preset"] is None:  # so an override takes a recipe's preset away
+    if model["preset"] is None:  # an override that removes a recipe's preset
         return own
     preset = read_preset(model["preset"])
     if own.get("name", preset["name"]) != preset["name"]:
@@ -192,28 +192,28 @@ def expand_preset(model: Any) -> Any:
         )
     if preset.keys() <= own.keys():
         raise ConfigError(
-            f"model.preset: the recipe says all that {model['preset']!r} would, and what it says itself wins, so "
-            "nothing would change; leave the preset out, or give it as model={preset: ...}, without the rest"
+            f"model.preset: the recipe sets every key of {model['preset']!r} itself, so it has no effect; leave it "
+            "out, or give it as model={preset: ...}, without the other keys"
         )
     return {**preset, **own}
 
 
 def preset_names() -> list[str]:
-    """List the sizes of models that ship with weft."""
+    """Return the names of the presets, the sizes of models that ship with weft."""
     return _shipped("presets")
 
 
 def read_preset(name: object) -> dict[str, Any]:
-    """Read a preset: the section of a model, its name included."""
+    """Return a preset: the section of a model, including its name."""
     if name not in preset_names():
         raise ConfigError(f"model.preset: there is no preset {name!r}; {did_you_mean(str(name), preset_names())}")
     text = files("weft").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = read_yaml(text, f"presets/{name}.yaml")
-    return found
+    preset: dict[str, Any] = read_yaml(text, f"presets/{name}.yaml")
+    return preset
 
 
 def recipe_names() -> list[str]:
-    """List the recipes that ship with weft."""
+    """Return the names of the recipes that ship with weft."""
     return _shipped("recipes")
 
 
@@ -222,9 +222,9 @@ def _shipped(folder: str) -> list[str]:
 
 
 def read_recipe(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """Read a recipe by its path or, for one that ships with weft, its name; then apply `key=value` overrides."""
+    """Return a recipe by its path or the name of one that ships with weft, with `key=value` overrides applied."""
     if isinstance(recipe, Mapping):
-        raw: Any = _copied(recipe)
+        raw: Any = _deep_copy(recipe)
     else:
         raw = read_yaml(_recipe_text(recipe), str(recipe))
     if not isinstance(raw, dict):
@@ -236,9 +236,9 @@ def read_recipe(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str]
     return raw
 
 
-def _copied(raw: Any) -> Any:
-    """Copy all the way down: an override must not reach into what the caller holds."""
-    return {key: _copied(value) for key, value in raw.items()} if isinstance(raw, Mapping) else raw
+def _deep_copy(raw: Any) -> Any:
+    """Copy nested mappings: an override must not change the caller's."""
+    return {key: _deep_copy(value) for key, value in raw.items()} if isinstance(raw, Mapping) else raw
 
 
 def _recipe_text(recipe: str | Path) -> str:
@@ -251,7 +251,7 @@ def _recipe_text(recipe: str | Path) -> str:
         raise ConfigError(
             f"{recipe}: neither a file nor a recipe that ships with weft; {did_you_mean(str(recipe), recipe_names())}"
         ) from None
-    except (OSError, ValueError) as error:  # also what is no path, and what is no UTF-8
+    except (OSError, ValueError) as error:  # also an invalid path, or text that is not UTF-8
         raise ConfigError(f"{str(recipe)[:200]!r}: cannot be read as a recipe: {error}") from None
 
 
@@ -261,9 +261,9 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
     keys = dotted.split(".")
     if not equals or not all(keys):
         raise ConfigError(f"{override!r}: an override is key=value, such as train.lr=3e-5")
-    here = raw
+    mapping = raw
     for depth, key in enumerate(keys[:-1]):
-        here = here.setdefault(key, {})
-        if not isinstance(here, dict):
-            raise ConfigError(f"{override!r}: {'.'.join(keys[: depth + 1])} is {here!r}, which has no keys inside")
-    here[keys[-1]] = read_yaml(text, override)
+        mapping = mapping.setdefault(key, {})
+        if not isinstance(mapping, dict):
+            raise ConfigError(f"{override!r}: {'.'.join(keys[: depth + 1])} is {mapping!r}, which has no keys")
+    mapping[keys[-1]] = read_yaml(text, override)

@@ -16,21 +16,21 @@ class _Yaml12(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012  (as its base declares it)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[object] = set()
+        keys: set[object] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str | int | float) and key in seen:
+            if isinstance(key, str | int | float) and key in keys:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} is given twice", key_node.start_mark
                 )
-            seen.add(key) if isinstance(key, str | int | float) else None
+            keys.add(key) if isinstance(key, str | int | float) else None
         return super().construct_mapping(node, deep)
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Quotes every string that a YAML 1.1 or 1.2 reader would take for something else."""
+    """A dumper that quotes every string that a YAML 1.1 or 1.2 reader would not read as a string."""
 
 
 _SCALARS = {
@@ -51,27 +51,27 @@ _Yaml12.add_constructor(
 )
 
 
-def read_yaml(text: str, place: str) -> Any:
-    """Read YAML; a mistake in it is reported with its line."""
+def read_yaml(text: str, name: str) -> Any:
+    """Parse YAML; an error has the `name` of the file and the line."""
     try:
         return _Yaml12(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{place}:{line}: not valid YAML: {error.problem}") from None
+        raise ConfigError(f"{name}:{line}: not valid YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{place}: not valid YAML: {error}") from None
+        raise ConfigError(f"{name}: not valid YAML: {error}") from None
     except RecursionError:
-        raise ConfigError(f"{place}: not valid YAML: it is nested too deep") from None
+        raise ConfigError(f"{name}: not valid YAML: it is nested too deeply") from None
 
 
 @lru_cache(maxsize=8)
 def _read_back(text: str) -> Any:
-    """Read what was just written; a run writes its recipe again with each checkpoint."""
+    """Parse YAML that was just written; cached, as a run writes its recipe with each checkpoint."""
     return read_yaml(text, "")
 
 
 def write_yaml(raw: Mapping[str, Any]) -> str:
-    """Write plain data as YAML that `read_yaml` reads back the same."""
+    """Return plain data as YAML that `read_yaml` reads back as equal data."""
     text = yaml.dump(dict(raw), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     if _read_back(text) == raw:
         return text
