@@ -5,9 +5,11 @@ DistilBERT, ELECTRA). The discriminator head of ELECTRA is not read, as no task 
 bare encoder.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from weft.formats.huggingface.mapping import HFMapping, Modules
 
-_BLOCK = "encoder.blocks.{layer}"
 _FIELDS: dict[str, str | tuple[str, ...]] = {
     "width": "hidden_size",
     "heads": "num_attention_heads",
@@ -48,18 +50,41 @@ _SPECIALS = {
     "mask": ("mask_token", "[MASK]"),
     "pad": ("pad_token", "[PAD]"),
 }
-_BERT_LAYER = "encoder.layer.{layer}"
-_MODULES: Modules = {
+_EMBEDDINGS: Modules = {
     "embed": "embeddings.word_embeddings",
     "positions.table": "embeddings.position_embeddings",
     "segments": "embeddings.token_type_embeddings",
     "norm": "embeddings.LayerNorm",
-    f"{_BLOCK}.attention.in_proj": tuple(f"{_BERT_LAYER}.attention.self.{part}" for part in ("query", "key", "value")),
-    f"{_BLOCK}.attention.out_proj": f"{_BERT_LAYER}.attention.output.dense",
-    f"{_BLOCK}.attention_residual.norm": f"{_BERT_LAYER}.attention.output.LayerNorm",
-    f"{_BLOCK}.feed_forward.fc1": f"{_BERT_LAYER}.intermediate.dense",
-    f"{_BLOCK}.feed_forward.fc2": f"{_BERT_LAYER}.output.dense",
-    f"{_BLOCK}.feed_forward_residual.norm": f"{_BERT_LAYER}.output.LayerNorm",
+}
+_BLOCK_MODULES = (
+    "attention.out_proj",
+    "attention_residual.norm",
+    "feed_forward.fc1",
+    "feed_forward.fc2",
+    "feed_forward_residual.norm",
+)
+
+
+def _blocks(layer: str, query_key_value: Iterable[str], *modules: str) -> Modules:
+    """Return the mapping of the blocks; the modules inside their `layer` are in the order of `_BLOCK_MODULES`."""
+    theirs = dict(zip(_BLOCK_MODULES, modules, strict=True))
+    return {
+        "encoder.blocks.{layer}.attention.in_proj": tuple(f"{layer}.{part}" for part in query_key_value),
+        **{f"encoder.blocks.{{layer}}.{name}": f"{layer}.{module}" for name, module in theirs.items()},
+    }
+
+
+_MODULES: Modules = {
+    **_EMBEDDINGS,
+    **_blocks(
+        "encoder.layer.{layer}",
+        (f"attention.self.{part}" for part in ("query", "key", "value")),
+        "attention.output.dense",
+        "attention.output.LayerNorm",
+        "intermediate.dense",
+        "output.dense",
+        "output.LayerNorm",
+    ),
 }
 _LABEL_HEADS: dict[str, Modules] = {
     "classify": {"output": "classifier"},
@@ -119,7 +144,8 @@ BERT_MAP = HFMapping(
     dropout_key="classifier_dropout",
 )
 
-ROBERTA_MAP = HFMapping(
+ROBERTA_MAP = replace(
+    BERT_MAP,
     model_type="roberta",
     architectures=_architectures("Roberta"),
     fixed={"shared": False, "embedding": None, "pooler": "tanh"},
@@ -128,9 +154,6 @@ ROBERTA_MAP = HFMapping(
     offsets={"offset": 1},  # positions are counted from padding's id + 1
     defaults={**_DEFAULTS, "pad_token_id": 1},
     values={"activation": {"gelu": "gelu"}},  # its MLM head has no other
-    required=_REQUIRED,
-    write_only={"attention_probs_dropout_prob": 0.0},
-    modules={**_MODULES, "pool": "pooler.dense"},
     head_modules={
         **_LABEL_HEADS,
         "classify": _DENSE_HEAD,
@@ -138,7 +161,6 @@ ROBERTA_MAP = HFMapping(
     },
     prefix="roberta.",
     tied_names={"lm_head.decoder.bias": "lm_head.bias"},
-    ignored=r"embeddings\.position_ids",
     vocab_format="byte-bpe",
     specials={
         "bos": ("cls_token", "<s>"),
@@ -147,14 +169,13 @@ ROBERTA_MAP = HFMapping(
         "mask": ("mask_token", "<mask>"),
         "pad": ("pad_token", "<pad>"),
     },
-    framed=True,
     num_separators=2,
-    dropout_key="classifier_dropout",
+    token_types=False,
 )
 
 _ALBERT_MLM_HEAD = _mlm_head("predictions.dense", "predictions.LayerNorm", "predictions.decoder")
-_ALBERT_LAYER = "encoder.albert_layer_groups.0.albert_layers.0"
-ALBERT_MAP = HFMapping(
+ALBERT_MAP = replace(
+    BERT_MAP,
     model_type="albert",
     architectures={**_architectures("Albert"), "AlbertForPreTraining": "mlm.next"},
     fixed={"offset": 0, "shared": True, "pooler": "tanh"},
@@ -169,18 +190,19 @@ ALBERT_MAP = HFMapping(
         "hidden_dropout_prob": 0.0,
         "embedding_size": 128,
     },
-    values={"activation": _ACTIVATIONS},
     required={**_REQUIRED, "num_hidden_groups": 1, "inner_group_num": 1},
-    write_only={"attention_probs_dropout_prob": 0.0},
     modules={
-        **{ours: theirs for ours, theirs in _MODULES.items() if _BLOCK not in ours},
+        **_EMBEDDINGS,
         "project": "encoder.embedding_hidden_mapping_in",
-        f"{_BLOCK}.attention.in_proj": tuple(f"{_ALBERT_LAYER}.attention.{part}" for part in ("query", "key", "value")),
-        f"{_BLOCK}.attention.out_proj": f"{_ALBERT_LAYER}.attention.dense",
-        f"{_BLOCK}.attention_residual.norm": f"{_ALBERT_LAYER}.attention.LayerNorm",
-        f"{_BLOCK}.feed_forward.fc1": f"{_ALBERT_LAYER}.ffn",
-        f"{_BLOCK}.feed_forward.fc2": f"{_ALBERT_LAYER}.ffn_output",
-        f"{_BLOCK}.feed_forward_residual.norm": f"{_ALBERT_LAYER}.full_layer_layer_norm",
+        **_blocks(
+            "encoder.albert_layer_groups.0.albert_layers.0",
+            (f"attention.{part}" for part in ("query", "key", "value")),
+            "attention.dense",
+            "attention.LayerNorm",
+            "ffn",
+            "ffn_output",
+            "full_layer_layer_norm",
+        ),
         "pool": "pooler",
     },
     head_modules={
@@ -190,16 +212,14 @@ ALBERT_MAP = HFMapping(
     },
     prefix="albert.",
     tied_names={"predictions.decoder.bias": "predictions.bias"},
-    ignored=r"embeddings\.position_ids",
     vocab_format="sentencepiece",
     specials={**_SPECIALS, "unk": ("unk_token", "<unk>"), "pad": ("pad_token", "<pad>")},
-    framed=True,
-    token_types=True,
     dropout_key="classifier_dropout_prob",
 )
 
 _SUMMARY_HEAD: Modules = {"body.pool": "sequence_summary.summary", "output": "classifier"}
-ELECTRA_MAP = HFMapping(
+ELECTRA_MAP = replace(
+    BERT_MAP,
     model_type="electra",
     architectures={**_architectures("Electra"), "ElectraForPreTraining": "embed"},
     fixed={"offset": 0, "shared": False, "pooler": "gelu"},
@@ -215,7 +235,6 @@ ELECTRA_MAP = HFMapping(
     },
     values={"activation": {"gelu": "gelu"}},  # its MLM head has no other
     required={**_REQUIRED, "summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
-    write_only={"attention_probs_dropout_prob": 0.0},
     modules={**_MODULES, "project": "embeddings_project"},
     head_modules={
         **_LABEL_HEADS,
@@ -224,15 +243,10 @@ ELECTRA_MAP = HFMapping(
         "mlm": _mlm_head("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"),
     },
     prefix="electra.",
+    tied_names={},
     ignored=r"embeddings\.position_ids|discriminator_predictions\..*",
-    vocab_format="wordpiece",
-    specials=_SPECIALS,
-    framed=True,
-    token_types=True,
-    dropout_key="classifier_dropout",
 )
 
-_DISTIL_LAYER = "transformer.layer.{layer}"
 DISTILBERT_MAP = HFMapping(
     model_type="distilbert",
     architectures=_architectures("DistilBert"),
@@ -260,13 +274,16 @@ DISTILBERT_MAP = HFMapping(
     values={"activation": _ACTIVATIONS},
     write_only={"attention_dropout": 0.0},
     modules={
-        **{ours: theirs for ours, theirs in _MODULES.items() if _BLOCK not in ours and ours != "segments"},
-        f"{_BLOCK}.attention.in_proj": tuple(f"{_DISTIL_LAYER}.attention.{part}_lin" for part in "qkv"),
-        f"{_BLOCK}.attention.out_proj": f"{_DISTIL_LAYER}.attention.out_lin",
-        f"{_BLOCK}.attention_residual.norm": f"{_DISTIL_LAYER}.sa_layer_norm",
-        f"{_BLOCK}.feed_forward.fc1": f"{_DISTIL_LAYER}.ffn.lin1",
-        f"{_BLOCK}.feed_forward.fc2": f"{_DISTIL_LAYER}.ffn.lin2",
-        f"{_BLOCK}.feed_forward_residual.norm": f"{_DISTIL_LAYER}.output_layer_norm",
+        **{ours: theirs for ours, theirs in _EMBEDDINGS.items() if ours != "segments"},
+        **_blocks(
+            "transformer.layer.{layer}",
+            (f"attention.{part}_lin" for part in "qkv"),
+            "attention.out_lin",
+            "sa_layer_norm",
+            "ffn.lin1",
+            "ffn.lin2",
+            "output_layer_norm",
+        ),
     },
     head_modules={
         **_LABEL_HEADS,
