@@ -372,7 +372,7 @@ def test_heads_that_were_cut_out_are_not_mistaken_for_others(transformer, tmp_pa
     pruned = weft.load(transformer, "cpu", overrides=["model.pruned_heads={cross.0: [1]}"])
     pruned.save(tmp_path / "pruned")
     for other in ("{cross.0: [0]}", "{}"):
-        with pytest.raises(weft.CheckpointError, match=r"the heads \[1\] of cross.0 were cut out of its weights"):
+        with pytest.raises(weft.CheckpointError, match=r"the heads \[1\] of cross.0 were pruned from its weights"):
             weft.load(tmp_path / "pruned", "cpu", overrides=[f"model.pruned_heads={other}"])
     fewer = weft.load(tmp_path / "pruned", "cpu", overrides=["model.pruned_heads={cross.0: [1], encoder.0: [0]}"])
     assert fewer.parameters < weft.load(tmp_path / "pruned", "cpu").parameters == pruned.parameters
@@ -383,7 +383,7 @@ def test_heads_that_were_cut_out_are_not_mistaken_for_others(transformer, tmp_pa
 )
 def test_weights_are_not_read_as_another_models(transformer, change):
     key = change.partition("=")[0]
-    with pytest.raises(weft.CheckpointError, match=f"was trained with {key}=.*leave that change out"):
+    with pytest.raises(weft.CheckpointError, match=f"was trained with {key}=.*leave that override out"):
         weft.load(transformer, "cpu", overrides=[change])
 
 

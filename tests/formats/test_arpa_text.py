@@ -186,7 +186,7 @@ def test_what_is_no_file_of_that_kind_is_refused(tmp_path):
 
 def test_words_that_a_file_cannot_hold_are_refused(tmp_path):
     model = NGram(NGramConfig(name="ngram", order=1), 4)
-    with pytest.raises(DataError, match="parts words by spaces, so it cannot hold the token 'a b'"):
+    with pytest.raises(DataError, match="separates words by spaces, so it cannot have the token 'a b'"):
         write_arpa(model, [*SPECIALS, "a b"], tmp_path / "a.arpa")
     with pytest.raises(DataError, match="got one token for both"):
         write_arpa(model, [UNK, EOS, "a", "b"], tmp_path / "a.arpa")

@@ -153,7 +153,7 @@ def test_options_that_weft_has_not_are_refused(tmp_path, change, message):
 def test_files_that_do_not_fit_are_refused(tmp_path, published):
     for config, message in (
         (options(lstm__dim=6), r"must be \(24, 3\) by the options, but is \(20, 3\) instead"),
-        (options(lstm__n_layers=3), "has no 'RNN_0/RNN/MultiRNNCell/Cell2/LSTMCell/W_0', which the options tell of"),
+        (options(lstm__n_layers=3), "has no 'RNN_0/RNN/MultiRNNCell/Cell2/LSTMCell/W_0', which the options require"),
     ):
         (published / "options.json").write_text(json.dumps(config))
         with pytest.raises(CheckpointError, match=message):

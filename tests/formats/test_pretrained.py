@@ -74,7 +74,7 @@ def test_the_weights_are_those_of_the_other(trained, tmp_path):
     assert all(torch.equal(then[name], now[name]) for name in bodies)
     assert not torch.equal(then["output.weight"][:2], now["output.weight"]), "labels of its own start afresh"
     (line,) = [notice for notice in report.notices if notice.startswith("model.weights")]
-    assert line == f"model.weights: {len(bodies)} weights from {trained}; fresh: output"
+    assert line == f"model.weights: {len(bodies)} weights from {trained}; initialized: output"
 
 
 def test_the_same_labels_are_gone_on_with(trained, tmp_path):
@@ -88,7 +88,9 @@ def test_what_the_new_task_lacks_is_left_and_what_it_adds_is_fresh(trained, tmp_
     raw = {**recipe(trained, "tag"), "data": {"sample": "tagged"}}
     head = weft.train(raw, out=tmp_path / "tags", report=report).head
     assert head.body.pool is None
-    assert [notice for notice in report.notices if "weights from" in notice and notice.endswith("; fresh: output")]
+    assert [
+        notice for notice in report.notices if "weights from" in notice and notice.endswith("; initialized: output")
+    ]
 
 
 def test_a_checkpoint_needs_the_other_no_more(trained, tmp_path):

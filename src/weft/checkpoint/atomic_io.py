@@ -31,13 +31,13 @@ def is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def temporary_in(place: Path) -> Path:
-    """Return a new temporary path in `place`; what is left at such a path is removed by the next save."""
-    return place / f"{TEMPORARY}{secrets.token_hex(8)}"
+def temporary_in(folder: Path) -> Path:
+    """Return a new temporary path in a folder; a file left there by a killed run is removed by the next save."""
+    return folder / f"{TEMPORARY}{secrets.token_hex(8)}"
 
 
 def remove(path: Path) -> None:
-    """Remove an unreferenced file or folder; what cannot be removed now is removed by the next save."""
+    """Remove an unreferenced file or folder; if that fails, the next save removes it."""
     if is_folder(path):
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -72,6 +72,30 @@ def write_new(path: Path, data: bytes) -> None:
         os.fsync(handle)
 
 
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name, flush it, and rename it: readers see the old file or the whole new one."""
+    temporary = temporary_in(path.parent)
+    try:
+        write_new(temporary, data)
+        os.replace(temporary, path)
+    except BaseException:
+        remove(temporary)
+        raise
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that is renamed to `folder` on success and removed on an error."""
+    temporary = temporary_in(folder.parent)
+    try:
+        temporary.mkdir()
+        yield temporary
+        temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
 def sync_folder(folder: Path) -> None:
     """Flush a directory's entries to the disk."""
     with open_descriptor(folder, os.O_RDONLY) as handle:
@@ -83,18 +107,18 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def wrap_os_errors(place: Path, problem: str, remedy: str) -> Iterator[None]:
-    """Turn an `OSError` into a `CheckpointError` that names the place, the problem and the remedy."""
+def wrap_os_errors(path: Path, problem: str, remedy: str) -> Iterator[None]:
+    """Turn an `OSError` into a `CheckpointError` that names the path, the problem and the remedy."""
     try:
         yield
     except FileExistsError as error:
-        raise CheckpointError(f"{place}: {problem}: {error.filename} is in the place of a folder; {remedy}") from error
+        raise CheckpointError(f"{path}: {problem}: {error.filename} is not a folder; {remedy}") from error
     except OSError as error:
-        raise CheckpointError(f"{place}: {problem}: {error.strerror or error}; {remedy}") from error
+        raise CheckpointError(f"{path}: {problem}: {error.strerror or error}; {remedy}") from error
     except SafetensorError as error:  # safetensors reports a full disk this way
-        raise CheckpointError(f"{place}: {problem}: {error}; {remedy}") from error
+        raise CheckpointError(f"{path}: {problem}: {error}; {remedy}") from error
 
 
-def wrap_read_errors(place: Path) -> AbstractContextManager[None]:
-    """Turn an `OSError` while reading `place` into a `CheckpointError`."""
-    return wrap_os_errors(place, "cannot be read", "check its permissions and its disk")
+def wrap_read_errors(path: Path) -> AbstractContextManager[None]:
+    """Turn an `OSError` while reading `path` into a `CheckpointError`."""
+    return wrap_os_errors(path, "cannot be read", "check its permissions and its disk")

@@ -104,40 +104,40 @@ def read_saved_run(folder: Path, trust: bool = False, overrides: Iterable[str] =
 
 
 def run_with_overrides(
-    then: Mapping[str, Any], folder: Path, trust: bool = False, overrides: Iterable[str] = ()
+    recipe: Mapping[str, Any], folder: Path, trust: bool = False, overrides: Iterable[str] = ()
 ) -> Run:
     """Validate a checkpoint's recipe with overrides, which must be compatible with its weights."""
-    now = Run.parse(read_recipe(then, overrides), trust)
+    run = Run.parse(read_recipe(recipe, overrides), trust)
     if overrides:
-        _check_unchanged(Run.parse(then, trust).dump(), now.dump(), folder)
-    _check_pruned_heads(then, now.dump(), folder)
-    return now
+        _check_unchanged(Run.parse(recipe, trust).dump(), run.dump(), folder)
+    _check_pruned_heads(recipe, run.dump(), folder)
+    return run
 
 
-def _check_unchanged(then: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+def _check_unchanged(saved: Mapping[str, Any], current: Mapping[str, Any], folder: Path) -> None:
     """Raise an error if model or tokenizer differ from those the weights were trained with.
 
     Shapes alone do not show such a difference.
     """
-    for key, (before, after) in differences(then, now).items():
+    for key, (old, new) in differences(saved, current).items():
         if key.startswith(("model.", "tokenizer.")) and not key.startswith(("model.pruned_heads", "model.dropout")):
             raise CheckpointError(
-                f"{folder}: was trained with {key}={before!r}, which cannot be {after!r} now; leave that change out "
+                f"{folder}: was trained with {key}={old!r}, which cannot change to {new!r}; leave that override out "
                 "(of a model, only pruned_heads and dropout may change)"
             )
 
 
-def _check_pruned_heads(then: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+def _check_pruned_heads(saved: Mapping[str, Any], current: Mapping[str, Any], folder: Path) -> None:
     """Raise an error if pruned attention heads are to be restored: by shape alone, others would take their place."""
-    model = then.get("model")
-    pruned_before, pruned_now = (
-        dict(part.get("pruned_heads") or {}) for part in (model if isinstance(model, dict) else {}, now["model"])
+    model = saved.get("model")
+    saved_heads, current_heads = (
+        dict(part.get("pruned_heads") or {}) for part in (model if isinstance(model, dict) else {}, current["model"])
     )
-    for place, heads in pruned_before.items():
-        if set(pruned_now.get(str(place), ())) != set(heads):
+    for layer, heads in saved_heads.items():
+        if set(current_heads.get(str(layer), ())) != set(heads):
             raise CheckpointError(
-                f"{folder}: the heads {heads} of {place} were cut out of its weights, but model.pruned_heads.{place} "
-                f"is {pruned_now.get(str(place), [])} now; leave it as it is, or load a checkpoint with all heads"
+                f"{folder}: the heads {heads} of {layer} were pruned from its weights, but model.pruned_heads.{layer} "
+                f"is now {current_heads.get(str(layer), [])}; leave it as it is, or load a checkpoint with all heads"
             )
 
 
@@ -153,11 +153,10 @@ def read_recipe_of(folder: Path) -> dict[str, Any]:
     return raw
 
 
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the dotted keys, sorted, in which two (parts of) recipes differ, with both values."""
-    before, after = _flatten(then), _flatten(now)
-    keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
-    return {key: (before.get(key), after.get(key)) for key in keys}
+    a, b = _flatten(first), _flatten(second)
+    return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
 
 
 def _flatten(raw: Any, prefix: str = "") -> dict[str, Any]:
@@ -182,13 +181,13 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def fill(head: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
     """Copy weights into a head; a name, shape or dtype that does not match is an error that names `folder`."""
-    tensors, wanted = prune_heads(tensors, head), weights(head)
-    unmatched = sorted(set(tensors) ^ set(wanted))
+    tensors, targets = prune_heads(tensors, head), weights(head)
+    unmatched = sorted(set(tensors) ^ set(targets))
     if unmatched:
-        reason = "the file lacks it" if unmatched[0] in wanted else "the model has no such weight"
-        raise CheckpointError(f"{folder}/model.safetensors: {unmatched[0]}: {reason} ({len(unmatched)} such in all)")
+        reason = "the file lacks it" if unmatched[0] in targets else "the model has no such weight"
+        raise CheckpointError(f"{folder}/model.safetensors: {unmatched[0]}: {reason} ({len(unmatched)} in all)")
     data_sized = _data_sized_buffers(head)
-    for name, value in wanted.items():
+    for name, value in targets.items():
         if value.shape != tensors[name].shape and not (name in data_sized and value.ndim == tensors[name].ndim):
             shape, expected = tuple(tensors[name].shape), tuple(value.shape)
             raise CheckpointError(f"{folder}/model.safetensors: {name} must be {expected}, but is {shape} instead")
@@ -206,17 +205,15 @@ def fill(head: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
 
 def _data_sized_buffers(head: nn.Module) -> dict[str, Model]:
     """Return data-sized buffers by name, with the models that own them: set to the file's tensors (memory-mapped)."""
-    bodies = {
-        place: body for place, body in head.named_modules() if isinstance(body, Model) and body.data_sized_buffers
-    }
-    return {f"{place}.{name}".strip("."): body for place, body in bodies.items() for name in dict(body.named_buffers())}
+    bodies = {path: body for path, body in head.named_modules() if isinstance(body, Model) and body.data_sized_buffers}
+    return {f"{path}.{name}".strip("."): body for path, body in bodies.items() for name in dict(body.named_buffers())}
 
 
 def prune_heads(tensors: dict[str, Tensor], head: nn.Module) -> dict[str, Tensor]:
     """Prune the attention heads that the recipe turns off from weights that were trained with them."""
-    for place, module in head.named_modules():
+    for path, module in head.named_modules():
         if isinstance(module, MultiHeadAttention):
-            names = {f"{place}.{name}": name for name, _ in module.named_parameters()}
+            names = {f"{path}.{name}": name for name, _ in module.named_parameters()}
             tensors |= {full: module.cut(name, tensors[full]) for full, name in names.items() if full in tensors}
     return tensors
 
@@ -274,10 +271,10 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
 
 
-def check_data(folder: Path, then: str, now: str) -> None:
+def check_data(folder: Path, saved: str, current: str) -> None:
     """Raise an error if the data to resume on has another digest than before."""
-    if then != now:
+    if saved != current:
         raise CheckpointError(
-            f"{folder}: the data has changed since this checkpoint was written (its digest was {then[:12]}, "
-            f"and is {now[:12]} now); put the old data back, or train afresh in another --out"
+            f"{folder}: the data has changed since this checkpoint was written (its digest was {saved[:12]}, "
+            f"and is now {current[:12]}); restore the old data, or start a new run in another --out"
         )

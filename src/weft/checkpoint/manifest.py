@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +14,9 @@ from weft.checkpoint.atomic_io import (
     digest,
     is_folder,
     iter_paths,
+    new_folder,
     open_descriptor,
     sync_folder,
-    temporary_in,
     wrap_os_errors,
     wrap_read_errors,
     write_new,
@@ -54,7 +53,7 @@ def verify_checkpoint(folder: Path) -> dict[str, Any]:
 
 def save_folder(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
     """Write one checkpoint outside a run, in a new folder; the folder appears complete or not at all."""
-    with wrap_os_errors(folder, "cannot be saved", "choose a new folder in a place that can be written"):
+    with wrap_os_errors(folder, "cannot be saved", "choose a new folder where you may write"):
         if folder.exists():
             raise CheckpointError(f"{folder}: exists already; choose a new folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -63,15 +62,9 @@ def save_folder(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
 
 def write_checkpoint(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
     """Write a checkpoint to a temporary folder, flush it, and rename it to `folder`."""
-    temporary = temporary_in(folder.parent)
-    try:
-        temporary.mkdir()
+    with new_folder(folder) as temporary:
         write(temporary)
         seal(temporary, step)
-        temporary.rename(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     sync_folder(folder.parent)
     return folder
 
@@ -88,7 +81,7 @@ def seal(folder: Path, step: int) -> None:
             os.fsync(handle)
             size = os.fstat(handle).st_size
             files[path.relative_to(folder).as_posix()] = File(sha256=digest(handle), bytes=size)
-    assert CHECKPOINT_MANIFEST not in files, f"{CHECKPOINT_MANIFEST} is the store's own"
+    assert CHECKPOINT_MANIFEST not in files, f"{CHECKPOINT_MANIFEST} is written here alone"
     manifest = CheckpointManifest(step=step, files=files)
     write_new(folder / CHECKPOINT_MANIFEST, json.dumps(manifest.model_dump(), indent=1).encode())
     sync_folder(folder)

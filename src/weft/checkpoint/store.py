@@ -28,6 +28,7 @@ from weft.checkpoint.atomic_io import (
     temporary_in,
     wrap_os_errors,
     wrap_read_errors,
+    write_atomic,
     write_new,
 )
 from weft.checkpoint.manifest import (
@@ -74,8 +75,8 @@ class Store:
         with wrap_os_errors(self.root, "cannot hold a run", "choose another --out"):
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             self._remove_temporary()
-            for place in (self.root, self._checkpoints):
-                test_file = temporary_in(place)
+            for folder in (self.root, self._checkpoints):
+                test_file = temporary_in(folder)
                 write_new(test_file, b"")
                 test_file.unlink()
         for link in (self.root / "last", self.root / "best"):
@@ -160,9 +161,9 @@ class Store:
     def _prune(self) -> None:
         regular = [folder for folder in self._oldest_first() if order(folder)[0] % self.every == 0]
         linked = [target for link in ("last", "best") if (target := self._target(link))]
-        kept = {folder.resolve() for folder in [*regular[-self.keep :], *linked]}
+        retained = {folder.resolve() for folder in [*regular[-self.keep :], *linked]}
         folders = [*self._newest_first(), *self._checkpoints.glob("average-*")]
-        obsolete = {folder: temporary_in(self._checkpoints) for folder in folders if folder.resolve() not in kept}
+        obsolete = {folder: temporary_in(self._checkpoints) for folder in folders if folder.resolve() not in retained}
         for folder, temporary in obsolete.items():
             folder.rename(temporary)
         if obsolete:  # the renames must be on the disk first, or a power cut could restore a half-deleted folder
@@ -173,16 +174,14 @@ class Store:
     def _remove_temporary(self) -> None:
         if self._lock not in _held_locks:  # without the lock, another process may be writing these files
             return
-        for place in (self.root, self._checkpoints):
-            for path in place.glob(f"{TEMPORARY}*"):
+        for folder in (self.root, self._checkpoints):
+            for path in folder.glob(f"{TEMPORARY}*"):
                 remove(path)
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file beside the checkpoints, atomically."""
         with wrap_os_errors(self.root, f"{name} could not be written", "free some room or mend the disk"):
-            temporary = temporary_in(self.root)
-            write_new(temporary, text.encode())
-            os.replace(temporary, self.root / name)
+            write_atomic(self.root / name, text.encode())
 
     def mark_best(self, step: int) -> None:
         """Point `best` at the checkpoint of `step`."""

@@ -36,7 +36,7 @@ def export_arpa(source: str | Path | PipelineLike, path: str | Path) -> Path:
     path = Path(path)
     if path.exists():
         raise CheckpointError(f"{path}: exists already; choose a new file")
-    with wrap_os_errors(path, "cannot be written", "choose a new file in a place that can be written"):
+    with wrap_os_errors(path, "cannot be written", "choose a new file where you may write"):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = temporary_in(path.parent).with_suffix(path.suffix)
         try:

@@ -74,7 +74,9 @@ def write_arpa(model: NGram, words: Sequence[str], path: str | Path) -> None:
 def check_words(words: Sequence[str]) -> None:
     """Raise an error for words that an ARPA file cannot represent."""
     if bad := [word for word in words if not word or set(word) & SEPARATORS]:
-        raise DataError(f"an ARPA file parts words by spaces, so it cannot hold the token {bad[0]!r}; use words or BPE")
+        raise DataError(
+            f"an ARPA file separates words by spaces, so it cannot have the token {bad[0]!r}; use words or BPE"
+        )
     if BOS not in words or EOS not in words:
         raise DataError(
             f"an ARPA file has {BOS} for the beginning of a text and {EOS} for its end; got one token for both"
@@ -110,7 +112,7 @@ class Reader:
         self._lines = enumerate(file, 1)
         self._path, self._number = path, 0
         self._ids = {word: id for id, word in enumerate(SPECIALS)}
-        self._seen: set[int] = set()
+        self._defined: set[int] = set()  # ids of the 1-grams read so far
 
     def read(self) -> tuple[list[str], list[Grams]]:
         """Return the words and the n-grams of each order."""
@@ -172,15 +174,15 @@ class Reader:
     def _add_word(self, word: str) -> int:
         """Return a new id for a word of the 1-grams; a duplicate is an error."""
         id = self._ids.setdefault(word, len(self._ids))
-        if id in self._seen:
+        if id in self._defined:
             raise self._error(f"is there twice among the 1-grams: {word!r}")
-        self._seen.add(id)
+        self._defined.add(id)
         return id
 
     def _sort_unigrams(self, unigrams: Grams) -> Grams:
         """Sort the 1-grams by id; p(<s>) is 0, and a missing <unk> has KenLM's probability."""
         for word in (BOS, EOS):
-            if self._ids[word] not in self._seen:
+            if self._ids[word] not in self._defined:
                 raise DataError(f"{self._path}: the 1-grams must have {word}; is it a language model of sentences?")
         size = len(self._ids)
         logp, gamma = np.full(size, UNK_LOG10 * LN10), np.zeros(size)
@@ -246,17 +248,17 @@ def _lookup(keys: Sequence[Array], ids: Array, vocab: int) -> Array:
 
 def add_missing(grams: Sequence[Grams]) -> list[Grams]:
     """Add missing prefixes and suffixes of n-grams, with their back-off probability, so the model is unchanged."""
-    known = [{tuple(ids): (p, g) for ids, p, g in zip(level.ids.tolist(), *level[1:], strict=True)} for level in grams]
-    for length in range(len(known), 2, -1):
-        for gram in list(known[length - 1]):
+    levels = [{tuple(ids): (p, g) for ids, p, g in zip(level.ids.tolist(), *level[1:], strict=True)} for level in grams]
+    for length in range(len(levels), 2, -1):
+        for gram in list(levels[length - 1]):
             for part in (gram[:-1], gram[1:]):
-                known[length - 2].setdefault(part, (math.nan, 0.0))
+                levels[length - 2].setdefault(part, (math.nan, 0.0))
 
     def logp_of(gram: tuple[int, ...]) -> float:
-        p = known[len(gram) - 1].get(gram, (math.nan, 0.0))[0]
+        p = levels[len(gram) - 1].get(gram, (math.nan, 0.0))[0]
         if not math.isnan(p):
             return float(p)
-        return float(known[len(gram) - 2].get(gram[:-1], (0.0, 0.0))[1]) + logp_of(gram[1:])
+        return float(levels[len(gram) - 2].get(gram[:-1], (0.0, 0.0))[1]) + logp_of(gram[1:])
 
     return [
         Grams(
@@ -264,5 +266,5 @@ def add_missing(grams: Sequence[Grams]) -> list[Grams]:
             np.array([logp_of(gram) for gram in level]),
             np.array([gamma for _, gamma in level.values()]),
         )
-        for length, level in enumerate(known, 1)
+        for length, level in enumerate(levels, 1)
     ]

@@ -173,7 +173,7 @@ def _read_dataset(file: Mapping[str, Any], name: str, path: Path) -> Any:
         return file[name]
     except KeyError:
         raise CheckpointError(
-            f"{path}: has no {name!r}, which the options tell of; are the two of one model?"
+            f"{path}: has no {name!r}, which the options require; are both files of one model?"
         ) from None
 
 

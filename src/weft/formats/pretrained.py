@@ -105,14 +105,14 @@ def start_from_weights(run: Run, head: Head) -> str | None:
         with torch.no_grad():
             weights[name].copy_(value)
     initialized = sorted({name.rpartition(".")[0] for name in weights if name not in shared})
-    rest = f"; fresh: {', '.join(initialized)}" if initialized else ""
-    return f"model.weights: {count(len(shared), 'weight')} from {path}{rest}"
+    note = f"; initialized: {', '.join(initialized)}" if initialized else ""
+    return f"model.weights: {count(len(shared), 'weight')} from {path}{note}"
 
 
 def _same_task(pretrained: Run, run: Run) -> bool:
     """Return whether the task's own weights can be copied: same task, same labels."""
-    before, now = pretrained.task, run.task
-    return before.name == now.name and getattr(before, "labels", 0) == getattr(now, "labels", 0)
+    old, new = pretrained.task, run.task
+    return old.name == new.name and getattr(old, "labels", 0) == getattr(new, "labels", 0)
 
 
 def _read_weights_key(path: object, read: Callable[[str], _T]) -> _T:
@@ -137,11 +137,11 @@ def _complete_model(section: Mapping[str, Any], pretrained: Run) -> dict[str, An
         )
     merged: dict[str, Any] = {**inherited, **section}
     parsed = read_section(resolve("model", inherited["name"]).Config, merged, "model").model_dump(mode="json")
-    for key, (before, after) in contents.differences(inherited, parsed).items():
+    for key, (pretrained_value, value) in contents.differences(inherited, parsed).items():
         if not key.startswith(NOT_INHERITED) and not any(free in key for free in OVERRIDABLE):
             raise ConfigError(
-                f"model.{key}: is {after!r}, but model.weights was trained with {before!r}; leave it out, or train "
-                "without the weights"
+                f"model.{key}: is {value!r}, but model.weights was trained with {pretrained_value!r}; leave it out, or "
+                "train without the weights"
             )
     return merged
 

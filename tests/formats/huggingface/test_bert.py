@@ -257,10 +257,10 @@ def test_electras_discriminator_is_a_bare_encoder(tmp_path):
 
 
 BAD = {
-    "several layers in turn": ("albert", {"num_hidden_groups": 2}, "num_hidden_groups is 2, but weft's albert has 1"),
-    "a decoder": ("bert", {"is_decoder": True}, "is_decoder is True, but weft's bert has False alone"),
+    "several layers in turn": ("albert", {"num_hidden_groups": 2}, "num_hidden_groups is 2, but weft supports only 1"),
+    "a decoder": ("bert", {"is_decoder": True}, "is_decoder is True, but weft supports only False"),
     "relative": ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key', but"),
-    "another activation": ("roberta", {"hidden_act": "relu"}, "hidden_act is 'relu', which weft does not have"),
+    "another activation": ("roberta", {"hidden_act": "relu"}, "hidden_act is 'relu', which weft does not support"),
     "another class": (
         "bert",
         {"architectures": ["BertLMHeadModel"]},
@@ -273,7 +273,7 @@ BAD = {
     "no padding": ("roberta", {"pad_token_id": "none"}, "pad_token_id must be a whole number, but is 'none'"),
     "two numbers": ("bert", {"problem_type": "regression"}, "a regression of 3 numbers; weft gives one"),
     "fewer labels": ("bert", {"id2label": {"0": "x", "1": "y"}}, r"output.weight must be \(2, 24\), but is \(3, 24\)"),
-    "too few layers": ("bert", {"num_hidden_layers": 1}, "has the weight encoder.layer.1.* no place for here"),
+    "too few layers": ("bert", {"num_hidden_layers": 1}, "has the weight encoder.layer.1.*weft.s bert does not have"),
     "too many": ("distilbert", {"n_layers": 3}, "lacks the weight transformer.layer.2.attention.q_lin.weight"),
     "no words": ("bert", {"vocab_size": 9}, "its tokenizer has .* tokens .* and its model reads 9"),
 }
@@ -300,7 +300,7 @@ def test_bad_folders_are_refused(classifiers, tmp_path, bad):
 def test_a_weight_too_many_is_refused(classifiers, tmp_path):
     shutil.copytree(classifiers / "bert", tmp_path / "it")
     rewrite(tmp_path / "it", lambda tensors: tensors | {"qa_outputs.weight": torch.zeros(2, 24)})
-    with pytest.raises(CheckpointError, match="has the weight qa_outputs.weight, which a bert has no place for here"):
+    with pytest.raises(CheckpointError, match="has the weight qa_outputs.weight, which weft's bert does not have"):
         weft.load(tmp_path / "it", device="cpu")
 
 
@@ -398,17 +398,17 @@ REFUSED = {
         {"name": "tag", "labels": ["O", "B-X"]},
         {**ROBERTA, "offset": 2},
         None,
-        "counts positions from the number of its padding on, which must be 1 then, but is 0 .* model.offset: 1",
+        "counts positions from the id of its padding token, which must be 1, but is 0 .* model.offset: 1",
     ),
     "pairs": (
         {"name": "mlm"},
         {"pooler": "gelu"},
         None,
-        "task.next_sentence: what it learns has no counterpart .*electra",
+        "task.next_sentence: this head has no counterpart .*electra",
     ),
-    "a CRF": ({"name": "tag", "labels": ["O", "B-X"], "crf": True}, {}, None, "task.crf: True cannot be said"),
+    "a CRF": ({"name": "tag", "labels": ["O", "B-X"], "crf": True}, {}, None, "task.crf: True cannot be expressed"),
     "a mixture": ({"name": "tag", "labels": ["O", "B-X"], "layers": "mix"}, {}, None, "task.layers: 'mix' cannot be"),
-    "heads": ({"name": "embed"}, {"pruned_heads": {0: [1]}}, None, r"model.pruned_heads.0: \[1\] cannot be said"),
+    "heads": ({"name": "embed"}, {"pruned_heads": {0: [1]}}, None, r"model.pruned_heads.0: \[1\] cannot be expressed"),
 }
 
 

@@ -144,7 +144,7 @@ def test_heads_are_left_out_of_what_is_read(folders):
     with torch.no_grad():
         whole.head.body.decoder.blocks[1].attention.out_proj.weight.view(24, 3, 8)[:, [0, 2]] = 0
         torch.testing.assert_close(cut.head.body.logits(read), whole.head.body.logits(read))
-    with pytest.raises(CheckpointError, match=r"was trained with model.ffn_width=96, which cannot be 192 now"):
+    with pytest.raises(CheckpointError, match=r"was trained with model.ffn_width=96, which cannot change to 192"):
         weft.load(folder, "cpu", overrides=["model.width=48"])
 
 
@@ -302,12 +302,18 @@ def test_there_and_back_again_nothing_changes(folders, family, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": {"pruned_heads": {0: [1]}}}, r"model.pruned_heads.0: \[1\] cannot be said in the format of gpt2"),
+        (
+            {"model": {"pruned_heads": {0: [1]}}},
+            r"model.pruned_heads.0: \[1\] cannot be expressed in the format",
+        ),
         (
             {"norm": "post", "model": {"norm": "post", "ffn_width": 7}},
-            r"model.ffn_width: 7 cannot be said in the format of ope",
+            r"model.ffn_width: 7 cannot be expressed in the format of ope",
         ),
-        ({"norm": "post", "model": {"norm": "post", "activation": "gelu"}}, r"model.activation: 'gelu' cannot be said"),
+        (
+            {"norm": "post", "model": {"norm": "post", "activation": "gelu"}},
+            r"model.activation: 'gelu' cannot be",
+        ),
         ({"model": {"name": "rnn", "width": 8}}, r"model.name: .rnn., as configured, has no counterpart.*gpt, transfo"),
         ({"task": {"name": "classify", "labels": ["a", "b"]}}, r"task.name: 'classify' has no counterpart among the"),
     ],
@@ -421,22 +427,22 @@ BAD = {
     "another size": (lambda f: edit(f / "config.json", vocab_size=300), "its tokenizer has 401 tokens .* reads 300"),
     "another activation": (
         lambda f: edit(f / "config.json", activation_function="mish"),
-        "activation_function is 'mish', which weft does not have",
+        "activation_function is 'mish', which weft does not support",
     ),
     "another scale": (
         lambda f: edit(f / "config.json", scale_attn_by_inverse_layer_idx=True),
-        "scale_attn_by_inverse_layer_idx is True, but weft's gpt2 has False alone",
+        "scale_attn_by_inverse_layer_idx is True, but weft supports only False",
     ),
     "a bad number": (lambda f: edit(f / "config.json", n_head=0), "config.json: model.heads"),
     "another width": (lambda f: edit(f / "config.json", n_embd=48), r"must be \(401, 48\), but is \(401, 24\) instead"),
     "another shape": (reshape, r"decoder.norm.weight must be \(24,\), but is \(7,\) instead"),
     "a weight too few": (
         lambda f: rename(f, "transformer.ln_f.bias", "transformer.ln_f.weight2"),
-        r"lacks the weight ln_f.bias \(1 such in all\)",
+        r"lacks the weight ln_f.bias \(1 in all\)",
     ),
     "a weight too many": (
         lambda f: edit(f / "config.json", n_layer=1),
-        r"has the weight h.1.attn.c_attn.bias, which a gpt2 has no place for here \(12 such in all\)",
+        r"has the weight h.1.attn.c_attn.bias, which weft's gpt2 does not have \(12 in all\)",
     ),
     "no such special": (lambda f: specials(f, bos_token="<|no|>"), "its vocabulary does not have <.no.>"),
     "another kind": (lambda f: specials(f, weft={"name": "wordpiece"}), "does not have .PAD."),

@@ -210,11 +210,11 @@ def test_fine_tuning_goes_on_from_it_and_comes_back(folders, tmp_path):
 @pytest.mark.parametrize(
     ("file", "changes", "message"),
     [
-        ("config.json", {"scale_embedding": False}, "scale_embedding is False, but weft's marian has True alone"),
+        ("config.json", {"scale_embedding": False}, "scale_embedding is False, but weft supports only True"),
         ("config.json", {"scale_embedding": None}, "scale_embedding is False"),
         ("config.json", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings is False"),
         ("config.json", {"decoder_attention_heads": 2}, "encoder_attention_heads is 4 and decoder_attention_heads 2"),
-        ("config.json", {"activation_function": "mish"}, "activation_function is 'mish', which weft does not have"),
+        ("config.json", {"activation_function": "mish"}, "activation_function is 'mish', which weft does not support"),
         ("config.json", {"decoder_start_token_id": 10**6}, "decoder_start_token_id must be a token, but is 1000000"),
         ("config.json", {"vocab_size": 7}, "tokens, but the model 7; are they of one model?"),
         ("tokenizer_config.json", {"separate_vocabs": True}, "separate_vocabs is true"),
@@ -250,14 +250,14 @@ def test_a_weight_that_is_missing_or_strange_is_named(copy):
     with pytest.raises(CheckpointError, match="lacks the weight final_logits_bias"):
         weft.load(copy, device="cpu")
     save_file({**weights, "final_logits_bias": bias, "model.more.weight": bias.clone()}, copy / "model.safetensors")
-    with pytest.raises(CheckpointError, match="has the weight more.weight, which a marian has no place for"):
+    with pytest.raises(CheckpointError, match="has the weight more.weight, which weft's marian does not have"):
         weft.load(copy, device="cpu")
 
 
 def test_what_cannot_be_said_there_is_refused(folders, tmp_path):
     pipeline = weft.load(folders["opus"][0], device="cpu", overrides=["task.decode.length_penalty=gnmt"])
     with pytest.raises(
-        CheckpointError, match="task.decode.length_penalty: 'gnmt' cannot be said in the format of marian"
+        CheckpointError, match="task.decode.length_penalty: 'gnmt' cannot be expressed in the format of marian"
     ):
         save_hf(tmp_path / "hf", pipeline.run, pipeline.tokenizer, pipeline.head)
     assert not (tmp_path / "hf").exists()

@@ -4,13 +4,12 @@ A model's `HFMapping` has the names of its configuration and weights there; this
 What a family has and ours lacks is an error, never ignored.
 """
 
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoint.atomic_io import temporary_in, wrap_os_errors
+from weft.checkpoint.atomic_io import new_folder, wrap_os_errors
 from weft.checkpoint.contents import differences, fill, run_with_overrides
 from weft.checkpoint.manifest import CHECKPOINT_MANIFEST
 from weft.config.schema import Named, Run, read_section
@@ -31,7 +30,7 @@ from weft.tokenization.trainable import Tokenizer
 def is_hf(folder: Path) -> bool:
     """Return whether this is a Hugging Face directory."""
     return (folder / "config.json").is_file() and not any(
-        (folder / own).exists() for own in (CHECKPOINT_MANIFEST, "run.yaml")
+        (folder / name).exists() for name in (CHECKPOINT_MANIFEST, "run.yaml")
     )
 
 
@@ -60,7 +59,7 @@ def _describe(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Tokeniz
     options = read_translation(folder, config, tokenizer) if _is_marian(family) else _question_limit(head, max_tokens)
     raw = {
         "task": {**read_task(folder, family, head, config, weight_files), **options},
-        # config.json says no more of the data.
+        # config.json has no other information on the data.
         "data": {"train": [], "max_length": max_tokens, "too_long": "window" if head == "span" else "error"},
         "tokenizer": tokenizer.config.model_dump(mode="json", exclude_none=True),
         "model": section,
@@ -110,30 +109,23 @@ def save_hf(folder: Path, run: Run, tokenizer: Tokenizer, head: Head) -> Path:
     if _is_marian(family):
         options, generation = write_translation(run, tokenizer)
         config |= options
-    with wrap_os_errors(folder, "cannot be written", "choose a new folder in a place that can be written"):
+    with wrap_os_errors(folder, "cannot be written", "choose a new folder where you may write"):
         if folder.exists():
             raise CheckpointError(f"{folder}: exists already; choose a new folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_in(folder.parent)
-        try:
-            temporary.mkdir()
+        with new_folder(folder) as temporary:
             write_json_object(temporary / "config.json", config)
             if not family.framed:  # a generator
                 write_json_object(temporary / "generation_config.json", generation)
             max_positions = config[_first_key(family.fields["max_positions"])] - getattr(run.model, "offset", 0)
             (write_marian if _is_marian(family) else write_tokenizer)(temporary, tokenizer, family, max_positions)
             write_hf_weights(temporary, family, run, head)
-            temporary.rename(folder)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
     return folder
 
 
 def family_for(run: Run) -> HFMapping:
     """Return the family that a model can be exported as."""
-    known = FAMILIES.get(run.model.name, ())
-    families = [family for family in known if _supports(family, run)]
+    families = [family for family in FAMILIES.get(run.model.name, ()) if _supports(family, run)]
     if not families:
         supported = ", ".join(sorted(FAMILIES))
         hint = "; n-grams go to a file that ends in .arpa" if run.model.name == "ngram" else ""
@@ -143,7 +135,7 @@ def family_for(run: Run) -> HFMapping:
         )
     if head_name(run) not in families[0].architectures.values():
         supported = ", ".join(sorted(set(families[0].architectures.values())))
-        key = "task.next_sentence: what it learns" if head_name(run) == "mlm.next" else f"task.name: {run.task.name!r}"
+        key = "task.next_sentence: this head" if head_name(run) == "mlm.next" else f"task.name: {run.task.name!r}"
         raise CheckpointError(f"{key} has no counterpart among the heads of {families[0].model_type}; {supported} has")
     return families[0]
 
@@ -161,7 +153,7 @@ def _supports(family: HFMapping, run: Run) -> bool:
 
 def _hf_config(family: HFMapping, run: Run, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return config.json, and check that it reads back as the same configuration."""
-    model = run.model.model_dump(mode="json", exclude={"weights"})  # where its weights came from does not matter now
+    model = run.model.model_dump(mode="json", exclude={"weights"})  # the source of its weights is not exported
     config = {"architectures": [class_for(run)], "model_type": family.model_type, "vocab_size": len(tokenizer)}
     config |= {"torch_dtype": "float32", **_special_ids(tokenizer), **write_task(family, run)}
     config |= {**_config_fields(family, model), **family.required, **family.write_only}
@@ -169,8 +161,8 @@ def _hf_config(family: HFMapping, run: Run, tokenizer: Tokenizer) -> dict[str, A
     read_back = resolve("model", run.model.name).Config(**_model_section(Path(), family, config))
     for key, (value, theirs) in differences(model, read_back.model_dump(mode="json", exclude={"weights"})).items():
         raise CheckpointError(
-            f"model.{key}: {value!r} cannot be said in the format of {family.model_type}, where it is {theirs!r}; "
-            "a model with such a part stays weft's own"
+            f"model.{key}: {value!r} cannot be expressed in the format of {family.model_type}, where it is {theirs!r}; "
+            "such a model cannot be exported"
         )
     return config
 
@@ -180,8 +172,8 @@ def _check_padding(family: HFMapping, config: Mapping[str, Any], pad: int | None
     if config.get("pad_token_id") != pad:
         remedy = "" if pad is None else f"; train it with model.offset: {pad + 1}"
         raise CheckpointError(
-            f"model.offset: a {family.model_type} counts positions from the number of its padding on, which must be "
-            f"{config['pad_token_id']} then, but is {pad} in this tokenizer{remedy}"
+            f"model.offset: a {family.model_type} counts positions from the id of its padding token, which must be "
+            f"{config['pad_token_id']}, but is {pad} in this tokenizer{remedy}"
         )
 
 
@@ -226,7 +218,7 @@ def _model_section(folder: Path, family: HFMapping, config: Mapping[str, Any]) -
     for key, supported in family.required.items():
         if (actual := config.get(key, family.defaults.get(key, supported))) != supported:
             raise CheckpointError(
-                f"{folder / 'config.json'}: {key} is {actual!r}, but weft's {family.model_type} has {supported!r} alone"
+                f"{folder / 'config.json'}: {key} is {actual!r}, but weft supports only {supported!r}"
             )
     section: dict[str, Any] = {"name": MODEL_NAMES[family.model_type], **family.fixed}
     for ours, keys in family.fields.items():
@@ -235,7 +227,7 @@ def _model_section(folder: Path, family: HFMapping, config: Mapping[str, Any]) -
         values = family.values.get(ours)
         if values is not None and value not in values:
             raise CheckpointError(
-                f"{folder / 'config.json'}: {key} is {value!r}, which weft does not have; "
+                f"{folder / 'config.json'}: {key} is {value!r}, which weft does not support; "
                 f"{did_you_mean(str(value), values)}"
             )
         if ours in family.offsets and not isinstance(value, int):

@@ -28,9 +28,9 @@ def detect_head(folder: Path, family: HFMapping, config: Mapping[str, Any], weig
 
 def _guess_class(family: HFMapping, weight_names: Collection[str]) -> str:
     """Return a class where config.json has none: the first, or the bare encoder if the first one's head is missing."""
-    first, *rest = family.architectures
+    first, *others = family.architectures
     transform = family.head_modules.get(family.architectures[first], {}).get("body.transform")
-    bare = [name for name in rest if family.architectures[name] == "embed"]
+    bare = [name for name in others if family.architectures[name] == "embed"]
     return bare[0] if bare and transform is not None and f"{transform}.weight" not in weight_names else first
 
 
@@ -84,8 +84,8 @@ def write_task(family: HFMapping, run: Run) -> dict[str, Any]:
     for key, default in (("symmetric", False), ("crf", False), ("layers", "last")):
         if task.get(key, default) != default:
             raise CheckpointError(
-                f"task.{key}: {task[key]!r} cannot be said in the format of {family.model_type}; a model with such a "
-                "part stays weft's own"
+                f"task.{key}: {task[key]!r} cannot be expressed in the format of {family.model_type}; such a model "
+                "cannot be exported"
             )
     if run.task.name in ("classify", "tag"):
         names = task["labels"] or ["LABEL_0"]  # for regression

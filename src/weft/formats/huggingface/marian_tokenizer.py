@@ -130,7 +130,7 @@ def write_translation(run: Run, tokenizer: Tokenizer) -> tuple[dict[str, Any], d
     if decode.sample or (decode.beam > 1 and decode.length_penalty == "gnmt" and decode.alpha):
         key = "sample" if decode.sample else "length_penalty"
         raise CheckpointError(
-            f"task.decode.{key}: {getattr(decode, key)!r} cannot be said in the format of marian; choose another, "
+            f"task.decode.{key}: {getattr(decode, key)!r} cannot be expressed in the format of marian; choose another, "
             "such as a beam with length_penalty average"
         )
     forbidden = [specials.pad] if run.task.unknown else [specials.pad, specials.unk]  # type: ignore[attr-defined]

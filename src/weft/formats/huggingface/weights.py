@@ -30,7 +30,7 @@ def read_hf_weights(
     sources = {ours: _names_in_file(_hf_names(modules, ours), family, files) for ours in weights(head)}
     missing = [name for parts in sources.values() for name in parts if name not in files]
     if missing:
-        raise CheckpointError(f"{folder}: lacks the weight {missing[0]} ({len(missing)} such in all); is it whole?")
+        raise CheckpointError(f"{folder}: lacks the weight {missing[0]} ({len(missing)} in all); is it complete?")
     _check_unused(folder, family, modules, set(files) - {name for parts in sources.values() for name in parts})
     return {ours: _read_stacked([files[name] for name in parts], family) for ours, parts in sources.items()}
 
@@ -89,8 +89,8 @@ def _check_unused(folder: Path, family: HFMapping, modules: Mapping[str, tuple[s
     unknown = [name for name in unused if name.rpartition(".")[0] not in known]
     if unknown:
         raise CheckpointError(
-            f"{folder}: has the weight {min(unknown)}, which a {family.model_type} has no place for here "
-            f"({len(unknown)} such in all)"
+            f"{folder}: has the weight {min(unknown)}, which weft's {family.model_type} does not have "
+            f"({len(unknown)} in all)"
         )
 
 
