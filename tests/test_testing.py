@@ -355,9 +355,9 @@ class SharesACache(Running):
         (ScoresTooMany, properties.every_answer_has_its_shape, r"must be \(4, 23\), but is \(4, 24\)"),
         (IgnoresLayers, properties.every_answer_has_its_shape, r"encode of 4 tokens must be \(2, 4, 6\)"),
         (SaysAnotherWidth, properties.every_answer_has_its_shape, r"must be \(2, 4, 7\), but is \(2, 4, 6\)"),
-        (HasALooseParameter, properties.every_parameter_gets_a_gradient, "loose gets none"),
-        (Detaches, properties.every_parameter_gets_a_gradient, "embed.weight gets none"),
-        (HasANaNGradient, properties.every_parameter_gets_a_gradient, "that of embed.weight is not finite"),
+        (HasALooseParameter, properties.every_parameter_gets_a_gradient, "loose gets no gradient"),
+        (Detaches, properties.every_parameter_gets_a_gradient, "embed.weight gets no gradient"),
+        (HasANaNGradient, properties.every_parameter_gets_a_gradient, "the gradient of embed.weight is not finite"),
         (
             AlwaysDropsOut,
             properties.the_same_input_twice_gives_the_same_answers,
@@ -373,8 +373,8 @@ class SharesACache(Running):
         (MixesWhatItFills, properties.a_sequence_alone_answers_as_in_any_batch, "logits of sequence 0 in a batch of 4"),
         (
             CountsPadding,
-            properties.a_batch_takes_the_operations_of_its_sequences,
-            "are 7728 for the batch, and 4140 for",
+            properties.the_flops_of_a_batch_are_those_of_its_sequences,
+            "are 7728 for the batch, 4140 for",
         ),
         (PeeksAtTheFuture, properties.future_tokens_change_nothing, "before position 1, when the ids"),
         (PeeksAtTheLength, properties.future_tokens_change_nothing, "before position 1, when sequences end"),
@@ -385,8 +385,8 @@ class SharesACache(Running):
         (StartsAtTheLongest, properties.start_and_step_agree_with_reading_all_at_once, "start differs by"),
         (ForgetsToReorder, properties.select_reorders_repeats_and_drops_rows, r"step after select\(\[2, 0, 3, 1\]\)"),
         (StepsInPlace, properties.a_state_is_a_value_that_nothing_changes, "a second step from a state"),
-        (SelectsInPlace, properties.a_state_is_a_value_that_nothing_changes, "was selected from differs by"),
-        (SharesACache, properties.a_state_is_a_value_that_nothing_changes, "whose sibling lived on"),
+        (SelectsInPlace, properties.a_state_is_a_value_that_nothing_changes, "a selection from it differs by"),
+        (SharesACache, properties.a_state_is_a_value_that_nothing_changes, "after a step from a sibling"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
@@ -430,9 +430,9 @@ class SeesOneSide(SeesItself):
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        (ReadsFromTheWrongEnd, "past tokens change nothing: what is scored from position 1 on, when the ids"),
-        (SeesItself, "a place is seen .* never itself: what is said of position 0, when it changes, differs"),
-        (SeesOneSide, "a place is seen .* never itself: position 0 does not see position 1"),
+        (ReadsFromTheWrongEnd, "past tokens change nothing: the logits from position 1 on, when the ids"),
+        (SeesItself, "a position depends .* not on itself: the logits of position 0, when it changes, differs"),
+        (SeesOneSide, "a position depends .* not on itself: position 0 does not depend on position 1"),
     ],
 )
 def test_a_model_of_another_direction_than_it_says_fails(kind, told):

@@ -58,13 +58,13 @@ class Comparison:
         return f"{int(self.budget):,} steps" if self.budget.isdigit() else self.budget
 
     @property
-    def measured(self) -> list[str]:
+    def metric_names(self) -> list[str]:
         """The names of the task's metrics."""
         return [name for name in self.contenders[0].metrics if name != "loss"]
 
     def table(self) -> Table:
         """Return the table of results, one row per recipe."""
-        headers = ["model", *(name.replace("_", " ") for name in self.measured)]
+        headers = ["model", *(name.replace("_", " ") for name in self.metric_names)]
         return [*headers, "parameters", "time", "steps", "tokens/s"], [
             self._row(contender) for contender in self.contenders
         ]
@@ -72,7 +72,7 @@ class Comparison:
     def _row(self, contender: Contender) -> list[str]:
         return [
             contender.name,
-            *(_format_metric(name, contender.metrics[name]) for name in self.measured),
+            *(_format_metric(name, contender.metrics[name]) for name in self.metric_names),
             f"{contender.pipeline.parameters:,}",
             f"{contender.last['elapsed']:.0f} s",
             f"{contender.last['step']:,}",
@@ -160,9 +160,9 @@ def compare(
         read_run(recipe, [*overrides, *limits]) for recipe in recipes
     ]  # all are checked before the first is trained
     if any((run.task, run.data) != (runs[0].task, runs[0].data) for run in runs):
-        raise ConfigError("compare: the recipes must have the same task and data, or one table would mislead")
+        raise ConfigError("compare: the recipes must have the same task and data, to compare their metrics")
     if not has_split(runs[0].data, data_for(runs[0].data, None)[1]):
-        raise ConfigError("compare: the recipes need data.test or data.valid, or there is nothing to compare them by")
+        raise ConfigError("compare: the recipes need data.test or data.valid to be evaluated on")
     for folder in (Path(out) / name for name in names):
         if Store(folder).last():
             raise CheckpointError(f"{folder}: holds a run already; choose another --out")

@@ -209,7 +209,7 @@ def test_every_property_of_its_roles_holds(config):
     held, forward = check_model(RNN, {"width": 4, **config}), "direction" not in config
     assert "a sequence alone answers as in any batch" in held
     fills = config.get("direction") == "both" and (config.get("layers", 1) == 1 or "apart" in config)
-    assert ("a place is seen from both sides and never itself" in held) is fills
+    assert ("a position depends on both sides but not on itself" in held) is fills
     assert ("past tokens change nothing" in held) is (config.get("direction") == "backward")
     assert ("future tokens change nothing" in held) is forward
     assert ("start and step agree with reading all at once" in held) is forward

@@ -56,7 +56,8 @@ class Case:
         """Return the outputs of all methods that the roles define."""
         model, reads, lengths = model or self.model, self.reads(rows, sources), [len(row) for row in rows]
         outputs = {
-            f"{way} logits": list(self.logits(reads, way, None, model).split(lengths)) for way in self.directions
+            f"{direction} logits": list(self.logits(reads, direction, None, model).split(lengths))
+            for direction in self.directions
         }
         if Role.GENERATOR in self.roles:
             outputs["start"] = list(model.start(*reads)[0])

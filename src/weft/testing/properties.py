@@ -23,7 +23,7 @@ from weft.models.base import Role
 from weft.testing.case import LENGTHS, Answers, Case
 
 TOLERANCE = 1e-9  # of the magnitude: far above float64 rounding, far below the effect of a wrong index or mask
-Check = Callable[[Case], None]
+Check = Callable[[Case], None]  # raises AssertionError if a property does not hold
 
 
 def _expect(condition: bool, message: str) -> None:
@@ -53,11 +53,16 @@ def _expect_equal_answers(actual: Answers, expected: Answers, exact: bool = Fals
             _expect_equal(*pair, f"{method} of sequence {number} in a batch of {len(rows)}", exact)
 
 
+def _expect_changed(new: Tensor, old: Tensor, position: int, changed: int) -> None:
+    depends = _difference(new[position], old[position]) > TOLERANCE
+    _expect(depends, f"position {position} does not depend on position {changed}")
+
+
 def the_config_reads_back_from_what_it_dumps(case: Case) -> None:
     """A validator that changes its input, or refuses its own output."""
     for dump in (case.config.model_dump(), case.config.model_dump(mode="json", exclude_none=True)):
-        back = type(case.config).model_validate(dump)
-        _expect(back == case.config, f"{case.config!r} comes back as {back!r}")
+        config = type(case.config).model_validate(dump)
+        _expect(config == case.config, f"{case.config!r} is read back as {config!r}")
 
 
 def the_roles_are_a_set_of_roles(case: Case) -> None:
@@ -69,7 +74,7 @@ def the_roles_are_a_set_of_roles(case: Case) -> None:
 def every_parameter_is_finite(case: Case) -> None:
     """A torch.empty with no initialisation after it."""
     for name, value in case.model.named_parameters():
-        _expect(bool(value.isfinite().all()), f"{name} is not")
+        _expect(bool(value.isfinite().all()), f"{name} is not finite")
 
 
 def every_answer_has_its_shape(case: Case) -> None:
@@ -91,8 +96,8 @@ def every_parameter_gets_a_gradient(case: Case) -> None:
         loss = torch.stack([output.square().sum() for outputs in answers for output in outputs]).sum()
         grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True) if trained else ()
     for name, grad in zip(trained, grads, strict=True):
-        _expect(grad is not None, f"{name} gets none")
-        _expect(bool(grad.isfinite().all()), f"that of {name} is not finite")
+        _expect(grad is not None, f"{name} gets no gradient")
+        _expect(bool(grad.isfinite().all()), f"the gradient of {name} is not finite")
 
 
 def the_same_input_twice_gives_the_same_answers(case: Case) -> None:
@@ -120,13 +125,13 @@ def a_sequence_alone_answers_as_in_any_batch(case: Case) -> None:
         _expect_equal_answers(together, expected)
 
 
-def a_batch_takes_the_operations_of_its_sequences(case: Case) -> None:
-    """Padding that is counted, such as `longest` for every sequence, or pairs of tokens of different sequences."""
+def the_flops_of_a_batch_are_those_of_its_sequences(case: Case) -> None:
+    """Padding that is counted, as if all sequences were as long as the longest, or pairs of tokens of two sequences."""
     together = case.model.flops(*case.reads(case.rows, case.sources))
     apart = [
         case.model.flops(*case.reads([row], [source])) for row, source in zip(case.rows, case.sources, strict=True)
     ]
-    _expect(together == sum(apart), f"operations are {together} for the batch, and {sum(apart)} for them one by one")
+    _expect(together == sum(apart), f"flops are {together} for the batch, {sum(apart)} for its sequences one by one")
 
 
 def future_tokens_change_nothing(case: Case) -> None:
@@ -137,10 +142,8 @@ def future_tokens_change_nothing(case: Case) -> None:
         after = case.answers(changed, case.sources)["forward logits"]
         ended = case.answers([row[:cut] for row in case.rows], case.sources)["forward logits"]
         for old, new, short in zip(before, after, ended, strict=True):
-            _expect_equal(
-                new[:cut], old[:cut], f"what is scored before position {cut}, when the ids from there on change,"
-            )
-            _expect_equal(short, old[:cut], f"what is scored before position {cut}, when sequences end there,")
+            _expect_equal(new[:cut], old[:cut], f"the logits before position {cut}, when the ids from there on change,")
+            _expect_equal(short, old[:cut], f"the logits before position {cut}, when sequences end there,")
 
 
 def past_tokens_change_nothing(case: Case) -> None:
@@ -151,39 +154,36 @@ def past_tokens_change_nothing(case: Case) -> None:
         after = case.answers(changed, case.sources)["backward logits"]
         begun = case.answers([row[cut:] for row in case.rows], case.sources)["backward logits"]
         for old, new, short in zip(before, after, begun, strict=True):
-            _expect_equal(
-                new[cut:], old[cut:], f"what is scored from position {cut} on, when the ids before it change,"
-            )
-            _expect_equal(short, old[cut:], f"what is scored from position {cut} on, when sequences begin there,")
+            _expect_equal(new[cut:], old[cut:], f"the logits from position {cut} on, when the ids before it change,")
+            _expect_equal(short, old[cut:], f"the logits from position {cut} on, when sequences begin there,")
 
 
-def a_place_is_seen_from_both_sides_and_never_itself(case: Case) -> None:
+def a_position_depends_on_both_sides_but_not_on_itself(case: Case) -> None:
     """Directions that read the token they predict, or are mixed below the last layer; one direction left out."""
     before = case.answers(case.rows, case.sources)["both logits"]
-    for place in range(max(LENGTHS)):
+    for position in range(max(LENGTHS)):
         changed = [list(row) for row in case.rows]
         for row in changed:
-            row[place : place + 1] = [(token + 1) % case.target_vocab for token in row[place : place + 1]]
+            row[position : position + 1] = [(token + 1) % case.target_vocab for token in row[position : position + 1]]
         for old, new in zip(before, case.answers(changed, case.sources)["both logits"], strict=True):
-            _expect_equal(
-                new[place : place + 1], old[place : place + 1], f"what is said of position {place}, when it changes,"
-            )
-            for near in {place - 1, place + 1} & set(range(len(old) if place < len(old) else 0)):
-                _expect(_difference(new[near], old[near]) > TOLERANCE, f"position {near} does not see position {place}")
+            span = slice(position, position + 1)
+            _expect_equal(new[span], old[span], f"the logits of position {position}, when it changes,")
+            for near in {position - 1, position + 1} & set(range(len(old) if position < len(old) else 0)):
+                _expect_changed(new, old, near, position)
 
 
-def every_place_sees_all_of_its_sequence(case: Case) -> None:
+def every_position_depends_on_its_whole_sequence(case: Case) -> None:
     """A causal mask, or attention that does not reach the ends; a mean over the whole batch, where others change."""
     before = case.answers(case.rows, case.sources)["masked logits"]
-    for row, place in ((row, place) for row, length in enumerate(LENGTHS) for place in range(length)):
+    for row, position in ((row, position) for row, length in enumerate(LENGTHS) for position in range(length)):
         changed = [list(ids) for ids in case.rows]
-        changed[row][place] = (changed[row][place] + 1) % case.target_vocab
+        changed[row][position] = (changed[row][position] + 1) % case.target_vocab
         after = case.answers(changed, case.sources)["masked logits"]
         for number, (old, new) in enumerate(zip(before, after, strict=True)):
             if number != row:
-                _expect_equal(new, old, f"what is said of sequence {number}, when another one changes,")
-            for seen in range(len(old) if number == row else 0):
-                _expect(_difference(new[seen], old[seen]) > TOLERANCE, f"position {seen} does not see position {place}")
+                _expect_equal(new, old, f"the logits of sequence {number}, when another one changes,")
+            for other in range(len(old) if number == row else 0):
+                _expect_changed(new, old, other, position)
 
 
 def at_gives_the_rows_of_the_whole(case: Case) -> None:
@@ -204,9 +204,9 @@ def the_source_matters(case: Case) -> None:
 def the_sources_of_others_change_nothing(case: Case) -> None:
     """Attention over the whole batch, or sources in another order than the tokens."""
     before, others = case.answers(case.rows, case.sources), case.other_sources
-    for kept, source in enumerate(case.sources):
-        for method, outputs in case.answers(case.rows, [*others[:kept], source, *others[kept + 1 :]]).items():
-            _expect_equal(outputs[kept], before[method][kept], f"{method} of sequence {kept}")
+    for number, source in enumerate(case.sources):
+        for method, outputs in case.answers(case.rows, [*others[:number], source, *others[number + 1 :]]).items():
+            _expect_equal(outputs[number], before[method][number], f"{method} of sequence {number}")
 
 
 def start_and_step_agree_with_reading_all_at_once(case: Case) -> None:
@@ -237,9 +237,9 @@ def a_state_is_a_value_that_nothing_changes(case: Case) -> None:
     second, _ = step(ids, after)
     step(ids, step(other, state)[1])  # step on from a sibling state
     step(other[:3], state.select(torch.tensor([3, 0, 0])))
-    _expect_equal(step(ids, after)[0], second, "a second step from a state whose sibling lived on", exact=True)
+    _expect_equal(step(ids, after)[0], second, "a second step from a state, after a step from a sibling", exact=True)
     _expect_equal(
-        step(ids, state)[0], first, "a second step from a state that lived on and was selected from", exact=True
+        step(ids, state)[0], first, "a second step from a state, after other steps and a selection from it", exact=True
     )
 
 
@@ -252,11 +252,11 @@ PROPERTIES: dict[Check, set[Role | str]] = {  # in the order of checks, with the
     the_same_input_twice_gives_the_same_answers: set(),
     saved_weights_give_the_same_answers: set(),
     a_sequence_alone_answers_as_in_any_batch: set(),
-    a_batch_takes_the_operations_of_its_sequences: set(),
+    the_flops_of_a_batch_are_those_of_its_sequences: set(),
     future_tokens_change_nothing: {Role.LANGUAGE_MODEL, "forward"},
     past_tokens_change_nothing: {Role.LANGUAGE_MODEL, "backward"},
-    a_place_is_seen_from_both_sides_and_never_itself: {Role.MASKED_LM, "both"},
-    every_place_sees_all_of_its_sequence: {Role.MASKED_LM, "masked"},
+    a_position_depends_on_both_sides_but_not_on_itself: {Role.MASKED_LM, "both"},
+    every_position_depends_on_its_whole_sequence: {Role.MASKED_LM, "masked"},
     at_gives_the_rows_of_the_whole: {Role.LANGUAGE_MODEL},
     the_source_matters: {Role.SEQ2SEQ},
     the_sources_of_others_change_nothing: {Role.SEQ2SEQ},
