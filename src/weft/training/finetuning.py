@@ -45,15 +45,15 @@ def frozen_groups(body: Model, train: Train) -> list[LayerGroup]:
         return []
     if freeze != "body" and abs(freeze) > len(groups):
         raise ConfigError(
-            f"train.freeze: must be body, or from {-len(groups)} to {len(groups)}, for the body has "
-            f"{count(len(groups), 'floor')}, its embeddings the first, but is {freeze} instead"
+            f"train.freeze: must be body, or from {-len(groups)} to {len(groups)}, as the body has "
+            f"{count(len(groups), 'layer group')}, of which the embeddings are the first, but is {freeze} instead"
         )
     chosen = groups if freeze == "body" else groups[:freeze]
     limit = max(0, len(groups) - train.reinit)
     if len(chosen) > limit:
         raise ConfigError(
-            f"train.freeze: {len(chosen)} of {count(len(groups), 'floor')} are frozen, but of these some start afresh "
-            f"by train.reinit={train.reinit}, and would never learn; freeze {limit} at most"
+            f"train.freeze: {len(chosen)} of {count(len(groups), 'layer group')} are frozen, but some of "
+            f"these are initialized by train.reinit={train.reinit} and would never be trained; freeze {limit} at most"
         )
     return chosen
 
@@ -69,7 +69,7 @@ def frozen(head: Head, train: Train) -> Iterator[str]:
     head.frozen = tuple(modules)
     try:
         if modules and not trained:
-            raise ConfigError(f"train.freeze: {train.freeze} leaves nothing to learn; freeze fewer floors")
+            raise ConfigError(f"train.freeze: {train.freeze} leaves no parameter to train; freeze fewer layer groups")
         total = sum(parameter.numel() for parameter in head.parameters())
         yield f"train.freeze: {trained:,} of {total:,} parameters learn" if modules else ""
     finally:

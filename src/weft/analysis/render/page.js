@@ -6,9 +6,9 @@ const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowD
 const move = (event) => event.ctrlKey || event.metaKey || event.altKey ? undefined : moves[event.key];
 const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
 const make = (tag, properties = {}, children = []) => {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
 };
 
 // Lines: every line's value at the stop that is nearest to the pointer.
@@ -55,12 +55,12 @@ const map = (data, marks, put, svg, figure) => {
   const read = reader(data.weights, columns * data.target.length);
   let weights = null, index = 0;
   const at = (row, column) => (weights ??= read(index))[row * columns + column];
-  const told = (row, column) => `${data.target[row]} \u2190 ${data.source[column]} ${written(at(row, column))}`;
+  const caption = (row, column) => `${data.target[row]} \u2190 ${data.source[column]} ${written(at(row, column))}`;
   const speak = () => {
     figure.querySelectorAll(".hidden td.weight").forEach((cell, i) => { cell.textContent = written(weights[i]); });
     figure.querySelectorAll(".hidden li").forEach((item, row) => {
       const best = data.source.reduce((a, _, column) => at(row, column) > at(row, a) ? column : a, 0);
-      item.textContent = told(row, best);
+      item.textContent = caption(row, best);
     });
   };
   return {
@@ -73,7 +73,7 @@ const map = (data, marks, put, svg, figure) => {
       const x = data.left + column * data.cell, y = data.top + row * data.cell;
       put(marks[0], data.left, y); put(marks[1], x, data.top); put(marks[2], x, y);
       labels[column].classList.add("on"); labels[columns + row].classList.add("on");
-      return [x + data.cell, y, [[told(row, column)]], data.cell];
+      return [x + data.cell, y, [[caption(row, column)]], data.cell];
     },
     draw: (chosen) => {  // as `heatmaps.py` draws the first: one path per shade
       index = chosen; weights = read(index);
@@ -103,8 +103,8 @@ const stick = (plot, svg, data) => {
     const x = clamp(plot.getBoundingClientRect().left - box.left, 0, box.width - data.left - data.cell);
     const y = clamp(-box.top, 0, data.target.length * data.cell - data.cell);
     for (const group of groups) {
-      const way = group.dataset.stick;
-      group.setAttribute("transform", `translate(${way.includes("x") ? x : 0} ${way.includes("y") ? y : 0})`);
+      const axes = group.dataset.stick;
+      group.setAttribute("transform", `translate(${axes.includes("x") ? x : 0} ${axes.includes("y") ? y : 0})`);
     }
   };
   plot.addEventListener("scroll", follow, { passive: true });
@@ -131,16 +131,16 @@ const paint = (canvas, parts) => {  // shares of 1 in one hue; negative values i
   pen.putImageData(picture, 0, 0);
 };
 const several = (figure, data, kind, group, open) => {
-  const ordered = (part) => [...new Set(data.maps.map((one) => one[part]))].sort((a, b) => a - b);
+  const ordered = (part) => [...new Set(data.maps.map((map) => map[part]))].sort((a, b) => a - b);
   const [layers, heads] = [ordered(0), ordered(1)], name = ([layer, head]) => `layer ${layer}, head ${head}`;
-  const find = (layer, head) => data.maps.findIndex((one) => one[0] === layer && one[1] === head);
+  const find = (layer, head) => data.maps.findIndex((map) => map[0] === layer && map[1] === head);
   const room = group ? 224 : 700;  // beside other places there is less
   const size = clamp(Math.floor(room / (heads.length > 1 ? heads.length : layers.length)) - 10, 36, 96);
   const shape = data.target.length / data.source.length;
-  const thumbs = data.maps.map((one, index) => {
+  const thumbs = data.maps.map((map, index) => {
     const canvas = make("canvas", { width: data.source.length, height: data.target.length });
     canvas.style.width = `${Math.min(size, size / shape)}px`; canvas.style.height = `${Math.min(size, size * shape)}px`;
-    return make("button", { type: "button", title: name(one), ariaLabel: name(one), tabIndex: -1,
+    return make("button", { type: "button", title: name(map), ariaLabel: name(map), tabIndex: -1,
       onclick: () => { choose(index); open(); } }, [canvas]);
   });
   const grid = heads.length > 1 ? layers.map((layer) => heads.map((head) => find(layer, head)))
@@ -159,7 +159,7 @@ const several = (figure, data, kind, group, open) => {
   ]);
   const selects = [layers, heads].map((options, part) => make("select", { onchange: () => {
     const [layer, head] = selects.map((select) => Number(select.value)), exact = find(layer, head);
-    choose(exact >= 0 ? exact : data.maps.findIndex((one) => one[part] === (part ? head : layer)));
+    choose(exact >= 0 ? exact : data.maps.findIndex((map) => map[part] === (part ? head : layer)));
   } }, options.map((option) => make("option", { value: option, textContent: option }))));
   const picks = ["layer", "head"].map((text, part) => make("label", { textContent: `${text} ` }, [selects[part]]));
   const plot = figure.querySelector(".plot"), about = plot.ariaLabel;
@@ -189,8 +189,8 @@ const several = (figure, data, kind, group, open) => {
   box.append(line);
   let painted = false;
   const repaint = () => thumbs.forEach((thumb, i) => paint(thumb.firstChild, shares(kind.read(i))[0]));
-  new IntersectionObserver((seen, watch) => {
-    if (!seen.some((one) => one.isIntersecting)) return;
+  new IntersectionObserver((entries, watch) => {
+    if (!entries.some((entry) => entry.isIntersecting)) return;
     watch.disconnect(); painted = true; repaint();
   }, { rootMargin: "300px" }).observe(table);
   dark.addEventListener("change", () => { if (painted) repaint(); });
@@ -201,10 +201,10 @@ const several = (figure, data, kind, group, open) => {
 
 // Several places, such as a Transformer's: all small pictures stand together, above the one map that is opened.
 const gather = (places) => {
-  const figures = [...places.querySelectorAll("figure")].filter((one) => one.querySelector(".choice"));
+  const figures = [...places.querySelectorAll("figure")].filter((other) => other.querySelector(".choice"));
   if (figures.length < 2) return null;
   const group = { overview: make("div", { className: "overview" }), marks: [], show: (figure) => {
-    for (const one of figures) one.hidden = one !== figure;
+    for (const other of figures) other.hidden = other !== figure;
     for (const mark of group.marks) mark();
     window.dispatchEvent(new Event("resize"));  // a map that was hidden has not followed what was scrolled
   } };
@@ -228,8 +228,8 @@ const grid = (data, marks, put, svg) => {
     show: ([column, row]) => {
       const x = left + column * wide, y = top + row * tall, value = values[row * columns + column];
       put(marks[0], left, y); put(marks[1], x, top);
-      const told = `${data.down} ${row}, ${data.across} ${column}: ${Number(value.toPrecision(3))}`;
-      return [x + wide, y, [[told.replace("-", "\u2212")]], tall];
+      const text = `${data.down} ${row}, ${data.across} ${column}: ${Number(value.toPrecision(3))}`;
+      return [x + wide, y, [[text.replace("-", "\u2212")]], tall];
     },
   };
 };
