@@ -36,45 +36,45 @@ def compared(tmp_path_factory):
             pass
 
     columns = "data.columns={text: 0, target: 1}"  # what is no key of a set must do too
-    found = compare([plain, write(folder, "attends", recipe)], "8", folder / "out", [columns], Hear)
-    return found, folder / "out", heard
+    comparison = compare([plain, write(folder, "attends", recipe)], "8", folder / "out", [columns], Hear)
+    return comparison, folder / "out", heard
 
 
 def test_the_table_has_quality_size_time_and_speed(compared):
-    found, out, _ = compared
-    headers, rows = found.table()
+    comparison, out, _ = compared
+    headers, rows = comparison.table()
     assert headers == ["model", "exact match", "bleu", "parameters", "time", "steps", "tokens/s"]
     assert [row[0] for row in rows] == ["fixed", "attends"]
-    for row, one in zip(rows, found.contenders, strict=True):
+    for row, contender in zip(rows, comparison.contenders, strict=True):
         cells = dict(zip(headers, row, strict=True))
         assert re.fullmatch(r"\d+\.\d%", cells["exact match"])
         assert re.fullmatch(r"\d+\.\d", cells["bleu"])
-        assert cells["parameters"] == f"{weft.load(out / one.name).parameters:,}"
+        assert cells["parameters"] == f"{weft.load(out / contender.name).parameters:,}"
         assert re.fullmatch(r"\d+ s", cells["time"])
         assert cells["steps"] == "8"
         assert float(cells["tokens/s"].replace(",", "")) > 0
 
 
 def test_each_is_a_run_of_its_own_and_is_reported(compared):
-    found, out, heard = compared
-    for one in found.contenders:
-        assert one.metrics == pytest.approx(weft.load(out / one.name).evaluate())
-        rows = read_metrics(out / one.name / "metrics.jsonl")
-        assert one.rows == rows
-        assert [record.step for record in heard[one.name] if isinstance(record, Step)] == [2, 4, 6, 8]
-    assert found.contenders[0].pipeline.run.train.steps == 8
+    comparison, out, heard = compared
+    for contender in comparison.contenders:
+        assert contender.metrics == pytest.approx(weft.load(out / contender.name).evaluate())
+        rows = read_metrics(out / contender.name / "metrics.jsonl")
+        assert contender.rows == rows
+        assert [record.step for record in heard[contender.name] if isinstance(record, Step)] == [2, 4, 6, 8]
+    assert comparison.contenders[0].pipeline.run.train.steps == 8
 
 
 def test_answers_to_the_same_unseen_examples_stand_side_by_side(compared):
-    found, _, _ = compared
-    headers, rows = found.answers()
+    comparison, _, _ = compared
+    headers, rows = comparison.answers()
     assert headers == ["text", "should be", "fixed", "attends"]
     assert len(rows) == 4
     for row in rows:
         assert row[1] == row[0][::-1]
-    asked = [row[0] for row in rows]
-    for column, one in enumerate(found.contenders, 2):
-        assert [row[column] for row in rows] == [answer["text"] for answer in one.pipeline(asked)]
+    texts = [row[0] for row in rows]
+    for column, contender in enumerate(comparison.contenders, 2):
+        assert [row[column] for row in rows] == [answer["text"] for answer in contender.pipeline(texts)]
 
 
 def loads(page):
@@ -84,9 +84,9 @@ def loads(page):
 
 
 def test_the_page_needs_no_network_and_has_all(compared):
-    found, out, _ = compared
+    comparison, out, _ = compared
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert page == found.page()
+    assert page == comparison.page()
     assert loads(page) == []
     assert "each trained for 8 steps on the same data" in page
     for part in ("fixed", "attends", "Result", "Learning curves", "Training loss", "Alignment", "exact match"):
@@ -154,5 +154,5 @@ def test_long_examples_that_the_recipe_drops_do_not_end_it(recipe, tmp_path, pai
     changes = ["data.max_length=20", "data.too_long=drop", "data.valid=" + str(pairs_file)]
     rows = pairs_file.read_text().splitlines()
     pairs_file.write_text("\n".join([rows[-1], *rows[:-1]]) + "\n")  # among the first, where examples are drawn from
-    found = compare([write(tmp_path, "a", recipe)], "2", tmp_path / "out", changes)
-    assert all(len(example.text) == 5 for example in found.unseen())
+    comparison = compare([write(tmp_path, "a", recipe)], "2", tmp_path / "out", changes)
+    assert all(len(example.text) == 5 for example in comparison.unseen())

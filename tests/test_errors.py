@@ -24,7 +24,7 @@ def test_they_are_not_confused_with_pythons_own():
 
 
 @pytest.mark.parametrize(
-    ("name", "known", "said"),
+    ("name", "known", "hint"),
     [
         ("beem", ["beam", "seed"], "did you mean 'beam'?"),
         ("translat", ["classify", "translate"], "did you mean 'translate'?"),
@@ -33,9 +33,9 @@ def test_they_are_not_confused_with_pythons_own():
         ("", ["beam"], "known: beam"),
     ],
 )
-def test_the_nearest_name_or_all_of_them(name, known, said):
-    assert did_you_mean(name, known) == said
-    assert did_you_mean(name, iter(known)) == said
+def test_the_nearest_name_or_all_of_them(name, known, hint):
+    assert did_you_mean(name, known) == hint
+    assert did_you_mean(name, iter(known)) == hint
 
 
 @given(st.lists(st.text(min_size=4, max_size=8), min_size=1, unique=True), st.data())

@@ -51,7 +51,7 @@ def test_without_trust_it_is_refused_and_not_even_imported(own):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("seq2sec", "there is no model 'seq2sec'; did you mean 'seq2seq'?"),
         ("", "there is no model ''; known: bert, cnn, "),
@@ -66,11 +66,11 @@ def test_without_trust_it_is_refused_and_not_even_imported(own):
         ("a/b.py:Mine", "must be a name, or package.module:Class"),
     ],
 )
-def test_mistakes_are_named(own, name, said):
+def test_mistakes_are_named(own, name, message):
     with pytest.raises(ConfigError) as error:
         resolve("model", name)
     assert str(error.value).startswith("model.name: ")
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_what_fails_inside_the_users_module_is_shown_as_it_is(own):

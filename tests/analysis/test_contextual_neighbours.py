@@ -214,7 +214,7 @@ def test_they_are_a_page(run, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([TEXT], "has several words; name one, such as --word"),
         ([TEXT, "--word", "play", "-o", "n.png"], "--out: must end in .html or .json for neighbours"),
@@ -224,7 +224,7 @@ def test_they_are_a_page(run, folder, tmp_path):
         ([TEXT, "nowhere.txt", "--word", "play"], "nowhere.txt"),
     ],
 )
-def test_mistakes_are_named(run, arguments, said):
-    code, _, told = run(*arguments)
+def test_mistakes_are_named(run, arguments, message):
+    code, _, output = run(*arguments)
     assert code == 2
-    assert said in told
+    assert message in output

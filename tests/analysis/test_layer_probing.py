@@ -172,7 +172,7 @@ def test_long_pairs_are_cut_to_what_the_model_reads(bert, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "said"),
+    ("asked", "error", "message"),
     [
         ({"data": "dates"}, weft.ConfigError, "task.name: layers are scored by labels.*but it is 'translate'"),
         ({"data": "gone.tsv"}, weft.ConfigError, "data.valid: required"),
@@ -194,8 +194,8 @@ def test_long_pairs_are_cut_to_what_the_model_reads(bert, monkeypatch):
         ({"data": "reviews", "overrides": ["task.labels=[long]"]}, weft.DataError, "'short' is not in task.labels"),
     ],
 )
-def test_what_cannot_be_scored_is_named(bert, asked, error, said):
-    with pytest.raises(error, match=said):
+def test_what_cannot_be_scored_is_named(bert, asked, error, message):
+    with pytest.raises(error, match=message):
         bert.layer_scores(**asked)
 
 
@@ -218,7 +218,7 @@ def test_what_is_wrong_with_the_data_is_said_before_it_is_encoded(bert, tmp_path
     }.items():
         (tmp_path / f"{name}.tsv").write_text(rows)
     monkeypatch.chdir(tmp_path)
-    for train, valid, changes, said in (
+    for train, valid, changes, message in (
         ("one", "train", [], "data.train: its labels are 'noun'"),
         ("one", "train", ["task.labels=[noun, other]"], "data.train: must have two labels or more, but has 'noun'"),
         ("bare", "train", [], "bare.tsv:1: label: "),
@@ -228,7 +228,7 @@ def test_what_is_wrong_with_the_data_is_said_before_it_is_encoded(bert, tmp_path
         ("train", "empty", [], "empty.tsv"),
         ("empty", "train", [], "empty.tsv|data.train"),
     ):
-        with pytest.raises(weft.DataError, match=said):
+        with pytest.raises(weft.DataError, match=message):
             bert.layer_scores(f"{train}.tsv", [f"data.valid={valid}.tsv", *changes])
 
 

@@ -22,16 +22,16 @@ def clouds(rows=400, width=7, labels=3, seed=0):
 def test_it_is_scikit_learns(labels, penalty, monkeypatch):
     monkeypatch.setattr(logistic_regression, "_GRADIENT", 1e-6)
     features, right = clouds(labels=labels)
-    found = LogisticProbe.fit(features, right, labels, penalty)
+    probe = LogisticProbe.fit(features, right, labels, penalty)
     scaler = StandardScaler().fit(features)
     theirs = LogisticRegression(C=1 / penalty, max_iter=1000, tol=1e-8).fit(scaler.transform(features), right)
-    scores = features @ found.weight.numpy().T + found.bias.numpy()
+    scores = features @ probe.weight.numpy().T + probe.bias.numpy()
     likely = np.exp(scores - scores.max(1, keepdims=True))
     likely /= likely.sum(1, keepdims=True)
     # Of two labels scikit-learn has one weight, the difference of ours, which then is penalised twice as much.
     if labels > 2:
         np.testing.assert_allclose(likely, theirs.predict_proba(scaler.transform(features)), atol=2e-3)
-    assert (found.predict(features) == theirs.predict(scaler.transform(features))).mean() > 0.99
+    assert (probe.predict(features) == theirs.predict(scaler.transform(features))).mean() > 0.99
 
 
 def test_blocks_and_files_change_nothing(monkeypatch):
@@ -56,10 +56,10 @@ def test_it_is_the_same_every_time():
 def test_a_feature_that_is_always_the_same_does_no_harm():
     features, right = clouds()
     wide = np.concatenate([features, np.full((len(features), 1), 0.1, np.float32)], 1)
-    found = LogisticProbe.fit(wide, right, 3)
-    assert found.weight.isfinite().all()
-    assert found.weight[:, -1].abs().max() < 1e-3
-    np.testing.assert_array_equal(found.predict(wide), LogisticProbe.fit(features, right, 3).predict(features))
+    probe = LogisticProbe.fit(wide, right, 3)
+    assert probe.weight.isfinite().all()
+    assert probe.weight[:, -1].abs().max() < 1e-3
+    np.testing.assert_array_equal(probe.predict(wide), LogisticProbe.fit(features, right, 3).predict(features))
 
 
 def test_a_label_that_never_occurs_is_never_answered():

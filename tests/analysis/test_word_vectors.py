@@ -128,7 +128,7 @@ def test_simlex_in_its_own_columns(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "content", "said"),
+    ("method", "content", "message"),
     [
         ("analogies", "a b c d\n", ":1: a file of analogies has a line"),
         ("analogies", ": x\na b c\n", ":2: a file of analogies has four words here, but this is 'a b c'"),
@@ -138,13 +138,13 @@ def test_simlex_in_its_own_columns(tmp_path):
         ("similarity", "x1\tx2\t1\n", "0 of its 1 pairs are of known words"),
     ],
 )
-def test_a_bad_file_is_named(tmp_path, method, content, said):
+def test_a_bad_file_is_named(tmp_path, method, content, message):
     path = tmp_path / "file.txt"
     path.write_text(content)
     with pytest.raises(DataError) as caught:
         getattr(make(), method)(str(path))
     assert str(caught.value).startswith(str(path))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_an_unknown_word_is_named_with_the_nearest():

@@ -60,8 +60,8 @@ def test_stdin_and_files_are_read_line_by_line(run, bert, folder, tmp_path):
 
 
 def test_options_are_those_of_embed(run, bert, folder):
-    asked = ["--pool", "max", "--layers", "-2:", "--combine", "concat", "--normalize"]
-    _, out, _ = run("embed", folder, *TEXTS, *asked)
+    options = ["--pool", "max", "--layers", "-2:", "--combine", "concat", "--normalize"]
+    _, out, _ = run("embed", folder, *TEXTS, *options)
     expected = bert.embed(TEXTS, "max", "-2:", "concat", normalize=True)
     np.testing.assert_allclose([json.loads(line)["vector"] for line in out.splitlines()], expected, atol=1e-5)
     _, out, _ = run("embed", folder, *TEXTS, "--pool", "summary", "--precision", "bf16")
@@ -110,7 +110,7 @@ def test_vectors_of_tokens(run, bert, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["a", "--file", "b.txt"], "--file: replaces TEXT"),
         (["a", "-o", "x.csv"], "--out: 'x.csv' must end in .npy, .npz, .tsv, .jsonl"),
@@ -123,11 +123,11 @@ def test_vectors_of_tokens(run, bert, folder, tmp_path):
         (["a", "-o", "/proc/none/x.npy"], "--out: /proc/none/x.npy cannot be written"),
     ],
 )
-def test_what_is_asked_wrongly_ends_with_2_and_leaves_nothing(run, folder, words, said, tmp_path, monkeypatch):
+def test_what_is_asked_wrongly_ends_with_2_and_leaves_nothing(run, folder, words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = run("embed", folder, *words)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,11 +173,11 @@ def test_layers_are_a_table_or_json(run, bert, folder, small_sample):
 
 
 def test_layers_name_what_is_wrong(run, folder, small_sample):
-    for words, said in (
+    for words, message in (
         (["dates"], "layers are scored by labels of texts or words"),
         (["nouns", "--pool", "max"], "pool: must be one of mean, cls, last"),
         (["nouns", "task.nme=tag"], "task.nme: unknown key"),
     ):
         code, out, err = run("layers", folder, *words)
         assert (code, out) == (2, "")
-        assert said in err
+        assert message in err

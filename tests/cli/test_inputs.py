@@ -16,7 +16,7 @@ from weft.errors import DataError
 @pytest.fixture
 def stdin():
     """Return what makes bytes, or an open pipe, this process's standard input for the time of a test."""
-    kept, opened = os.dup(0), []
+    saved_stdin, opened = os.dup(0), []
 
     def put(data):
         reading, writing = os.pipe()
@@ -30,8 +30,8 @@ def stdin():
     for handle in opened:
         with suppress(OSError):  # the test has closed it
             os.close(handle)
-    os.dup2(kept, 0)
-    os.close(kept)
+    os.dup2(saved_stdin, 0)
+    os.close(saved_stdin)
 
 
 def file_of(tmp_path, data, name="in.txt"):
@@ -63,7 +63,7 @@ def test_jsonl_holds_objects(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "said"),
+    ("name", "data", "message"),
     [
         ("in.txt", b"one\nt\xffo\n", r"in.txt:2: not UTF-8: invalid start byte at byte 1; try iconv"),
         ("in.jsonl", b'{"text": "one"}\n{"text": \n', r"in.jsonl:2: not JSON: Expecting value at column"),
@@ -72,17 +72,17 @@ def test_jsonl_holds_objects(tmp_path):
         ("in.jsonl", b"9" * 5000, r"in.jsonl:1: not JSON: "),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, name, data, said):
-    with pytest.raises(DataError, match=said):
+def test_a_bad_line_is_named(tmp_path, name, data, message):
+    with pytest.raises(DataError, match=message):
         list(read_input(file_of(tmp_path, data, name)))
 
 
 def test_a_bad_line_of_stdin_is_named(stdin):
     os.close(stdin(b"one\ntwo\n\xc3(\n"))
-    found = read_input(None)
-    assert [next(found), next(found)] == ["one", "two"]
+    lines = read_input(None)
+    assert [next(lines), next(lines)] == ["one", "two"]
     with pytest.raises(DataError, match="stdin:3: not UTF-8"):
-        next(found)
+        next(lines)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path, stdin):
@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, stdin):
 @given(st.lists(st.one_of(st.none(), st.booleans(), st.text()), max_size=50))
 def test_all_examples_come_in_order(examples):
     chunks = list(read_chunks(examples))
-    assert [one for chunk in chunks for one in chunk] == examples
+    assert [example for chunk in chunks for example in chunk] == examples
     assert all(chunks)
 
 
@@ -113,11 +113,11 @@ def test_chunks_are_full_where_the_producer_is_faster():
             yield number
 
     chunks = read_chunks(fast())
-    seen = next(chunks)
+    received = next(chunks)
     assert ahead.wait(30)
     second = next(chunks)
     assert len(second) == MAX_CHUNK
-    assert [*seen, *second, *(one for chunk in chunks for one in chunk)] == list(range(5 * MAX_CHUNK + 7))
+    assert [*received, *second, *(example for chunk in chunks for example in chunk)] == list(range(5 * MAX_CHUNK + 7))
 
 
 def test_what_is_there_is_not_held_back_for_more():
@@ -143,10 +143,10 @@ def test_an_error_comes_after_what_was_read_before_it():
         yield from range(3)
         raise DataError("here")
 
-    chunks, seen = read_chunks(broken()), []
-    while len(seen) < 3:
-        seen += next(chunks)
-    assert seen == [0, 1, 2]
+    chunks, received = read_chunks(broken()), []
+    while len(received) < 3:
+        received += next(chunks)
+    assert received == [0, 1, 2]
     with pytest.raises(DataError, match="here"):
         next(chunks)
 

@@ -29,14 +29,19 @@ def run(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "path", list(sys.path))
         with pytest.raises(SystemExit) as end:
             cli.main()
-        told = capsys.readouterr()
-        return end.value.code or 0, told.out, told.err
+        output = capsys.readouterr()
+        return end.value.code or 0, output.out, output.err
 
     return command
 
 
-def look(text="a b", said="x y"):
-    return Attention(text, {"text": said}, said, [View("cross", 0, [0], np.eye(2)[None], ["x", "y"], ["a", "b"])])
+def embedded_data(page):
+    """Return the JSON data of each figure of a page."""
+    return [json.loads(script) for script in re.findall(r'<script type="application/json">(.*?)</script>', page)]
+
+
+def example(text="a b", answer="x y"):
+    return Attention(text, {"text": answer}, answer, [View("cross", 0, [0], np.eye(2)[None], ["x", "y"], ["a", "b"])])
 
 
 def quiet(notice):
@@ -47,7 +52,9 @@ def quiet(notice):
 
 
 def test_a_page_has_a_section_for_each_text():
-    page = render_attention([look("first"), look("second", "zweite")], ".html", "weft look: m", "about", quiet).decode()
+    page = render_attention(
+        [example("first"), example("second", "zweite")], ".html", "weft look: m", "about", quiet
+    ).decode()
     assert re.findall(r"<h2[^>]*>(.*?)</h2>", page) == ["first", "second"]
     assert page.count('<div class="plot map"') == 2
     assert '<p class="answer" dir="auto">zweite</p>' in page
@@ -56,7 +63,7 @@ def test_a_page_has_a_section_for_each_text():
 
 def test_a_long_text_is_headed_by_its_beginning():
     text = " ".join(f"word{i}" for i in range(60))
-    page = render_attention([look(text)], ".html", "t", "", quiet).decode()
+    page = render_attention([example(text)], ".html", "t", "", quiet).decode()
     (heading,) = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
     assert heading.startswith("word0 word1 ")
     assert len(heading) <= 90
@@ -64,13 +71,16 @@ def test_a_long_text_is_headed_by_its_beginning():
 
 
 def test_data_of_one_text_are_an_object_and_of_several_a_list():
-    one = json.loads(render_attention([look()], ".json", "t", "", quiet))
-    assert one == look().plain()
-    assert json.loads(render_attention([look(), look("c")], ".json", "t", "", quiet)) == [one, look("c").plain()]
+    data = json.loads(render_attention([example()], ".json", "t", "", quiet))
+    assert data == example().plain()
+    assert json.loads(render_attention([example(), example("c")], ".json", "t", "", quiet)) == [
+        data,
+        example("c").plain(),
+    ]
 
 
 def test_a_picture_is_a_png():
-    assert render_attention([look()], ".png", "t", "", quiet).startswith(PNG)
+    assert render_attention([example()], ".png", "t", "", quiet).startswith(PNG)
 
 
 REACHED = TextGradients(
@@ -85,7 +95,9 @@ REACHED = TextGradients(
 
 def test_gradients_have_a_chart_for_each_side_with_a_line_for_each_model():
     page = render_gradients([REACHED], ".html", "t", "", quiet).decode()
-    source, target = (json.loads(one) for one in re.findall(r'<script type="application/json">(.*?)</script>', page))
+    source, target = (
+        json.loads(script) for script in re.findall(r'<script type="application/json">(.*?)</script>', page)
+    )
     assert [line["name"] for line in source["series"]] == ["elman", "lstm"]
     assert [line["name"] for line in target["series"]] == ["elman"]
     assert [label for _, label in source["stops"]] == ["steps back 0: b", "steps back 1: a"]
@@ -200,7 +212,7 @@ def test_gradients_of_fresh_cells_need_no_model(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["gradients", "RUN"], "look gradients: needs a TEXT for"),
         (["gradients", "--beside", "RUN"], "--beside: needs a MODEL"),
@@ -224,10 +236,10 @@ def test_gradients_of_fresh_cells_need_no_model(run, tmp_path):
         (["RUN", "--neighbours", "abc"], "--neighbours: is a command now: weft look neighbours MODEL TEXT"),
     ],
 )
-def test_a_mistake_is_said_in_one_line(run, trained_run, tmp_path, arguments, said):
+def test_a_mistake_is_said_in_one_line(run, trained_run, tmp_path, arguments, message):
     code, out, err = run(*(trained_run if word == "RUN" else word for word in arguments))
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert said.replace("RUN", str(trained_run)) in err
+    assert message.replace("RUN", str(trained_run)) in err
     assert not list(tmp_path.iterdir())
 
 
@@ -266,23 +278,27 @@ def test_every_layer_and_head_of_a_transformer_is_seen_with_its_tokens(run, atte
     found = read(tmp_path / "look.json")
     views = {(view["place"], view["layer"]): view for view in found["views"]}
     assert set(views) == {(place, layer) for place in ("encoder", "decoder", "cross") for layer in (0, 1)}
-    source, said = [*"abc", "</s>"], views["cross", 0]["rows"]
+    source, target = [*"abc", "</s>"], views["cross", 0]["rows"]
     for (place, _), view in views.items():
-        rows, columns = {"encoder": (source, source), "cross": (said, source)}.get(place, (["<s>", *said[:-1]],) * 2)
+        rows, columns = {"encoder": (source, source), "cross": (target, source)}.get(
+            place, (["<s>", *target[:-1]],) * 2
+        )
         assert (view["heads"], view["rows"], view["columns"]) == ([0, 1, 2, 3], rows, columns)
         weights = np.array(view["weights"])
         np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
         ahead = np.triu(np.ones(weights.shape[1:]), 1) > 0
         assert (weights[:, ahead] == 0).all() == (place == "decoder"), "only the decoder may not look ahead"
-    look = weft.load(attending, "cpu").attention("abc")
-    assert (look.place, look.source, look.target) == ("cross, layer 0, head 0", source, said)
+    attention = weft.load(attending, "cpu").attention("abc")
+    assert (attention.place, attention.source, attention.target) == ("cross, layer 0, head 0", source, target)
 
 
 def test_a_transformer_is_one_page_and_one_picture(run, attending, tmp_path):
     assert run(attending, "abc", "fed") == (0, "look.html\n", "")
     page = (tmp_path / "look.html").read_text(encoding="utf-8")
     assert page.count('<div class="places">') == 2
-    maps = [json.loads(one)["maps"] for one in re.findall(r'<script type="application/json">(.*?)</script>', page)]
+    maps = [
+        json.loads(script)["maps"] for script in re.findall(r'<script type="application/json">(.*?)</script>', page)
+    ]
     assert maps == [[[layer, head] for layer in (0, 1) for head in range(4)]] * 6
     assert "Encoder: self-attention of the source." in page
     assert run(attending, "abc", "-o", "look.png") == (0, "look.png\n", "")

@@ -51,13 +51,13 @@ def good(done):
     return done
 
 
-def refused(done, *said):
+def refused(done, *message):
     """See that a mistake gives one line on stderr, nothing on stdout, and the exit code 2."""
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: ")
     assert done.err.count("\n") == 1
     assert "Traceback" not in done.err
-    for part in said:
+    for part in message:
         assert part in done.err
     return done
 
@@ -179,7 +179,7 @@ def test_wrong_usage_exits_with_2_and_says_how(run, arguments):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["train", "gone.yaml"], ["gone.yaml: neither a file nor a recipe", "known: ", "dates"]),
         (["train", "date"], ["did you mean 'dates'?"]),
@@ -205,9 +205,9 @@ def test_wrong_usage_exits_with_2_and_says_how(run, arguments):
         (["vectors", "export", "gone", "out.txt"], ["gone: there is no such file"]),
     ],
 )
-def test_a_users_mistake_is_one_line_and_exits_with_2(run, tmp_path, monkeypatch, arguments, said):
+def test_a_users_mistake_is_one_line_and_exits_with_2(run, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    refused(run(*arguments), *said)
+    refused(run(*arguments), *message)
     assert not list(tmp_path.iterdir())
 
 
@@ -315,11 +315,11 @@ def test_predict_answers_texts_and_nothing_else_is_on_stdout(run, trained_run):
 
 
 def test_predict_keeps_the_order_and_the_blank_lines_of_a_file(run, trained_run, reverser, tmp_path):
-    asked = [WORDS[index % len(WORDS)] if index % 7 else "" for index in range(3000)]
-    (tmp_path / "in.txt").write_text("\n".join(asked) + "\n")
+    inputs = [WORDS[index % len(WORDS)] if index % 7 else "" for index in range(3000)]
+    (tmp_path / "in.txt").write_text("\n".join(inputs) + "\n")
     done = good(run("predict", trained_run, "--file", tmp_path / "in.txt"))
     blank = reverser("")[0]["text"]
-    assert done.out.split("\n") == [word[::-1] or blank for word in asked] + [""]
+    assert done.out.split("\n") == [word[::-1] or blank for word in inputs] + [""]
 
 
 def test_predict_reads_objects(run, trained_run, tmp_path):

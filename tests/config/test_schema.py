@@ -46,7 +46,7 @@ def test_overrides_reach_in_and_are_typed():
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("train.stesp=3", "train.stesp: unknown key; did you mean 'steps'?"),
         ("modle.width=3", "modle: not a section of a recipe; did you mean 'model'?"),
@@ -82,10 +82,10 @@ def test_overrides_reach_in_and_are_typed():
         ("task.decode.max_length=99999999999", "task.decode.max_length: should be less than or equal to 100000"),
     ],
 )
-def test_mistakes_name_the_place_and_the_remedy(override, said):
+def test_mistakes_name_the_place_and_the_remedy(override, message):
     with pytest.raises(WeftError, match=".") as error:
         Run.parse(changed("train.lr=1e-3", override) if override.startswith("train.lr.x") else changed(override))
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def standing_alone(raw):
@@ -155,7 +155,7 @@ def test_what_is_no_path_is_no_recipe(name):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ("train.lr=1", r"overrides: must be a list, such as \['train.lr=3e-5'\], but is 'train.lr=1' instead"),
         (None, "overrides: must be a list, .*but is None instead"),
@@ -165,8 +165,8 @@ def test_what_is_no_path_is_no_recipe(name):
         ([None], "None: an override is key=value"),
     ],
 )
-def test_overrides_of_another_type_are_named(overrides, said):
-    with pytest.raises(ConfigError, match=said):
+def test_overrides_of_another_type_are_named(overrides, message):
+    with pytest.raises(ConfigError, match=message):
         read_recipe(RECIPE, overrides)
 
 
@@ -176,7 +176,7 @@ def test_what_was_tried_of_a_union_is_no_part_of_the_key():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"train": 5}, r"data.train: should be a valid string or a list, such as \[a, b\], but is 5 instead"),
         ({"train": ["a", 3]}, "data.train.1: should be a valid string, but is 3 instead"),
@@ -188,8 +188,8 @@ def test_what_was_tried_of_a_union_is_no_part_of_the_key():
         ({"train": "a", "columns": {3: "a"}}, "data.columns.3: should be a valid string, but is 3 instead"),
     ],
 )
-def test_a_key_that_may_be_several_things_is_named_once_and_as_it_was_given(given, said):
-    with pytest.raises(ConfigError, match=f"^{said}$"):
+def test_a_key_that_may_be_several_things_is_named_once_and_as_it_was_given(given, message):
+    with pytest.raises(ConfigError, match=f"^{message}$"):
         read_section(Data, given, "data")
 
 

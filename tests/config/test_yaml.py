@@ -59,7 +59,7 @@ def test_strings_that_look_like_other_things_stay_strings(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a: 1\na: 2\n", "recipe.yaml:2: not valid YAML: the key 'a' is given twice"),
         ("a: [1\nb: 2", "recipe.yaml:2"),
@@ -67,10 +67,10 @@ def test_strings_that_look_like_other_things_stay_strings(text):
         ("\x01", "recipe.yaml: not valid YAML"),
     ],
 )
-def test_bad_yaml_names_its_line(text, said):
+def test_bad_yaml_names_its_line(text, message):
     with pytest.raises(ConfigError, match=".") as error:
         read_yaml(text, "recipe.yaml")
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_yaml_merges_keys():

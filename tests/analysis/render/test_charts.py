@@ -17,13 +17,13 @@ BAD = [math.nan, math.inf, -math.inf, 1e300]
 FALLING = [(float(step), 5 * math.exp(-step / 100) + 0.3) for step in range(0, 1000, 10)]
 
 
-def data_of(made: str) -> dict:
-    return json.loads(re.search(r"<script[^>]*>(.*?)</script>", made, re.DOTALL)[1])
+def data_of(html: str) -> dict:
+    return json.loads(re.search(r"<script[^>]*>(.*?)</script>", html, re.DOTALL)[1])
 
 
-def paths(made: str) -> list[list[tuple[float, float]]]:
+def paths(html: str) -> list[list[tuple[float, float]]]:
     """The points of every drawn line."""
-    found = re.findall(r'<title>[^<]*</title><path class="line" d="M([^"]*)"', made)
+    found = re.findall(r'<title>[^<]*</title><path class="line" d="M([^"]*)"', html)
     return [[tuple(map(float, pair.split())) for pair in path.split("L")] for path in found]
 
 
@@ -42,11 +42,11 @@ def test_a_line_falls_where_its_values_fall() -> None:
 @quick
 @given(st.lists(st.tuples(st.floats(), st.floats()), max_size=30), st.booleans(), st.booleans())
 def test_any_points_draw_inside_the_frame(points: list[tuple[float, float]], log_y: bool, percent: bool) -> None:
-    made = line_chart({"a": points, "b": [(1.0, 1.0)]}, "x", "y", log_y=log_y, percent=percent)
-    for path in paths(made):
+    html = line_chart({"a": points, "b": [(1.0, 1.0)]}, "x", "y", log_y=log_y, percent=percent)
+    for path in paths(html):
         assert all(0 <= x <= 640.1 and 31.9 <= y <= 282.1 for x, y in path)
-    assert "nan" not in made
-    assert "inf" not in made
+    assert "nan" not in html
+    assert "inf" not in html
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -68,81 +68,81 @@ def test_nothing_to_draw_is_said(series: dict) -> None:
 
 
 def test_an_empty_series_beside_a_full_one_is_named() -> None:
-    made = line_chart({"full": FALLING, "empty": []}, "step", "loss")
-    assert "empty (no data)" in made
-    assert "full (no data)" not in made
-    assert len(paths(made)) == 1
+    html = line_chart({"full": FALLING, "empty": []}, "step", "loss")
+    assert "empty (no data)" in html
+    assert "full (no data)" not in html
+    assert len(paths(html)) == 1
 
 
 def test_a_chart_of_many_points_is_small_and_keeps_the_spike() -> None:
     points = [(float(i), math.sin(i / 5000)) for i in range(100_000)]
     points[51_237] = (51_237.0, 9.0)
-    made = line_chart({"a": points}, "step", "loss")
-    values = [label for *_, label in data_of(made)["series"][0]["points"]]
-    assert len(made) < 150_000
+    html = line_chart({"a": points}, "step", "loss")
+    values = [label for *_, label in data_of(html)["series"][0]["points"]]
+    assert len(html) < 150_000
     assert "9" in values
     every = points[:: len(points) // len(values)]
     assert 9.0 not in [y for _, y in every]  # what taking every n-th point would have lost
-    assert data_of(made)["stops"][-1][1] == "step 99,999"
+    assert data_of(html)["stops"][-1][1] == "step 99,999"
 
 
-def names_at_the_ends(made: str) -> list[float]:
-    return sorted(float(y) for y in re.findall(r'<g class="end [^>]*>.*?<text x="658" y="([\d.]+)"', made))
+def names_at_the_ends(html: str) -> list[float]:
+    return sorted(float(y) for y in re.findall(r'<g class="end [^>]*>.*?<text x="658" y="([\d.]+)"', html))
 
 
 @quick
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=15))
 def test_names_at_the_ends_of_lines_never_touch(ends: list[float]) -> None:
-    made = line_chart({f"run {i}": [(0.0, 0.5), (1.0, end)] for i, end in enumerate(ends)}, "x", "y")
-    heights = names_at_the_ends(made)
+    html = line_chart({f"run {i}": [(0.0, 0.5), (1.0, end)] for i, end in enumerate(ends)}, "x", "y")
+    heights = names_at_the_ends(html)
     assert len(heights) == len(ends)
     assert all(after - before >= 15.9 for before, after in itertools.pairwise(heights))
     assert heights[-1] <= 282
 
 
 def test_names_would_touch_if_they_stood_at_the_lines() -> None:
-    made = line_chart({"a": [(0, 0), (1, 0.5)], "b": [(0, 1), (1, 0.501)]}, "x", "y")
-    ends = [path[-1][1] for path in paths(made)]
+    html = line_chart({"a": [(0, 0), (1, 0.5)], "b": [(0, 1), (1, 0.501)]}, "x", "y")
+    ends = [path[-1][1] for path in paths(html)]
     assert abs(ends[0] - ends[1]) < 15.9
-    assert abs(np.subtract(*names_at_the_ends(made))) >= 15.9
+    assert abs(np.subtract(*names_at_the_ends(html))) >= 15.9
 
 
 def test_too_many_lines_get_a_key_instead_and_differ_by_dashes() -> None:
-    made = line_chart({f"run {i}": [(0, i), (1, i)] for i in range(18)}, "x", "y")
-    assert 'class="labelled"' not in made
-    assert 'class="end' not in made
-    looks = re.findall(r'<g class="(s\d)"><title>[^<]*</title><path class="line" d="[^"]*"([^/]*)/>', made)
-    assert len(set(looks)) == 18
+    html = line_chart({f"run {i}": [(0, i), (1, i)] for i in range(18)}, "x", "y")
+    assert 'class="labelled"' not in html
+    assert 'class="end' not in html
+    styles = re.findall(r'<g class="(s\d)"><title>[^<]*</title><path class="line" d="[^"]*"([^/]*)/>', html)
+    assert len(set(styles)) == 18
 
 
 def test_hovering_reads_the_values() -> None:
-    made = line_chart({"a": [(0, 0.5), (1200, 0.931)]}, "step", "exact match", percent=True)
-    assert data_of(made)["stops"][-1][1] == "step 1,200"
-    assert data_of(made)["series"][0]["points"][-1][2] == "93.1%"
+    html = line_chart({"a": [(0, 0.5), (1200, 0.931)]}, "step", "exact match", percent=True)
+    assert data_of(html)["stops"][-1][1] == "step 1,200"
+    assert data_of(html)["series"][0]["points"][-1][2] == "93.1%"
     assert data_of(line_chart({"a": [(0, 0.931)]}, "step", "loss"))["series"][0]["points"][0][2] == "0.931"
 
 
 def test_a_place_along_the_axis_may_have_a_name() -> None:
-    made = line_chart({"a": [(0, 1.0), (1, 0.5)]}, "steps back", "gradient", stops={1: "␣the"})
-    assert [label for _, label in data_of(made)["stops"]] == ["steps back 0", "steps back 1: ␣the"]
+    html = line_chart({"a": [(0, 1.0), (1, 0.5)]}, "steps back", "gradient", stops={1: "␣the"})
+    assert [label for _, label in data_of(html)["stops"]] == ["steps back 0", "steps back 1: ␣the"]
 
 
 @pytest.mark.parametrize(
-    "made",
+    "html",
     [
         line_chart({"a": FALLING}, "step", "loss", title="Loss & more"),
         alignment(np.eye(2), ["a", "b"], ["c", "d"], title="Loss & more"),
     ],
 )
-def test_a_chart_can_be_heard_and_reached(made: str) -> None:
-    assert 'role="img" aria-label="Loss &amp; more"><title>Loss &amp; more</title><desc>' in made
-    assert 'tabindex="0" role="group" aria-label="Loss &amp; more: arrow keys' in made
-    assert '<div class="tip" role="status"></div>' in made
+def test_a_chart_can_be_heard_and_reached(html: str) -> None:
+    assert 'role="img" aria-label="Loss &amp; more"><title>Loss &amp; more</title><desc>' in html
+    assert 'tabindex="0" role="group" aria-label="Loss &amp; more: arrow keys' in html
+    assert '<div class="tip" role="status"></div>' in html
 
 
 def test_a_chart_tells_in_words_where_each_line_goes() -> None:
-    made = line_chart({"rnn": [(0, 5.0), (900, 1.25)]}, "step", "loss")
-    assert "<desc>rnn: loss from 5 at step 0 to 1.25 at step 900</desc>" in made
+    html = line_chart({"rnn": [(0, 5.0), (900, 1.25)]}, "step", "loss")
+    assert "<desc>rnn: loss from 5 at step 0 to 1.25 at step 900</desc>" in html
 
 
 # --- colours

@@ -16,21 +16,21 @@ quick = settings(deadline=None, derandomize=True, max_examples=60)
 TWELVE = [(layer, head) for layer in range(12) for head in range(12)]
 
 
-def data_of(made: str) -> dict:
-    return json.loads(re.search(r"<script[^>]*>(.*?)</script>", made, re.DOTALL)[1])
+def data_of(html: str) -> dict:
+    return json.loads(re.search(r"<script[^>]*>(.*?)</script>", html, re.DOTALL)[1])
 
 
-def carried(made: str) -> np.ndarray:
+def carried(html: str) -> np.ndarray:
     """The weights of every map, as the page's script gets them."""
-    data = data_of(made)
+    data = data_of(html)
     shape = len(data["maps"]), len(data["target"]), len(data["source"])
     return np.frombuffer(base64.b64decode(data["weights"]), "<f2").reshape(shape)
 
 
-def tiles(made: str) -> dict[tuple[int, int], float]:
+def tiles(html: str) -> dict[tuple[int, int], float]:
     """The opacity of every drawn cell, by row and column."""
-    data, shades = data_of(made), {}
-    for opacity, path in re.findall(r'class="heat" fill-opacity="([^"]+)" d="([^"]+)"', made):
+    data, shades = data_of(html), {}
+    for opacity, path in re.findall(r'class="heat" fill-opacity="([^"]+)" d="([^"]+)"', html):
         for x, y in re.findall(r"M(\d+) (\d+)", path):
             shades[(int(y) - data["top"]) // data["cell"], (int(x) - data["left"]) // data["cell"]] = float(opacity)
     return shades
@@ -45,12 +45,12 @@ def test_the_darkest_cell_of_a_row_is_its_strongest_source() -> None:
 
 
 def test_a_map_reads_out_what_it_draws() -> None:
-    made = alignment(np.array([[0.93, 0.07]]), ["house", " "], ["maison"])
-    data = data_of(made)
+    html = alignment(np.array([[0.93, 0.07]]), ["house", " "], ["maison"])
+    data = data_of(html)
     assert (data["target"], data["source"], data["maps"]) == (["maison"], ["house", "␣"], [[0, 0]])
-    np.testing.assert_allclose(carried(made), [[[0.93, 0.07]]], rtol=1e-3)
-    assert made.count("data-mark") == 3  # row, column and cell
-    assert made.count("data-label") == 3
+    np.testing.assert_allclose(carried(html), [[[0.93, 0.07]]], rtol=1e-3)
+    assert html.count("data-mark") == 3  # row, column and cell
+    assert html.count("data-label") == 3
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (3,), (3, 2, 1)])
@@ -65,9 +65,9 @@ def test_no_tokens_is_said(source: list[str], target: list[str]) -> None:
 
 
 def test_weights_that_are_no_weights_are_not_drawn() -> None:
-    made = alignment(np.array([[math.nan, 0.5], [-3.0, math.inf]]), ["a", "b"], ["x", "y"])
-    assert tiles(made) == {(0, 1): 1.0}
-    np.testing.assert_array_equal(carried(made), [[[math.nan, 0.5], [-3.0, math.nan]]])
+    html = alignment(np.array([[math.nan, 0.5], [-3.0, math.inf]]), ["a", "b"], ["x", "y"])
+    assert tiles(html) == {(0, 1): 1.0}
+    np.testing.assert_array_equal(carried(html), [[[math.nan, 0.5], [-3.0, math.nan]]])
     assert tiles(alignment(np.zeros((1, 1)), ["a"], ["x"])) == {}
 
 
@@ -98,9 +98,9 @@ def test_a_large_map_is_a_small_file() -> None:
 
 
 def test_a_long_token_is_clipped_in_the_drawing_only() -> None:
-    made = alignment(np.eye(1), ["x" * 500], ["y"])
-    assert f">{'x' * 17}…</text>" in made
-    assert data_of(made)["source"] == ["x" * 500]
+    html = alignment(np.eye(1), ["x" * 500], ["y"])
+    assert f">{'x' * 17}…</text>" in html
+    assert data_of(html)["source"] == ["x" * 500]
 
 
 # --- several maps
@@ -108,32 +108,32 @@ def test_a_long_token_is_clipped_in_the_drawing_only() -> None:
 
 def test_one_map_offers_no_choice_and_several_do() -> None:
     assert 'class="choice"' not in alignment(np.eye(2), ["a", "b"], ["x", "y"])
-    made = alignments(np.stack([np.eye(2), np.ones((2, 2))]), [(0, 0), (0, 3)], ["a", "b"], ["x", "y"], "self")
-    assert made.count('<div class="choice"></div>') == 1
-    assert data_of(made)["maps"] == [[0, 0], [0, 3]]
+    html = alignments(np.stack([np.eye(2), np.ones((2, 2))]), [(0, 0), (0, 3)], ["a", "b"], ["x", "y"], "self")
+    assert html.count('<div class="choice"></div>') == 1
+    assert data_of(html)["maps"] == [[0, 0], [0, 3]]
 
 
 def test_the_first_of_several_is_drawn_and_all_travel() -> None:
     weights = np.random.default_rng(0).dirichlet(np.ones(3), (4, 2))
-    made = alignments(weights, [(0, 0), (0, 1), (1, 0), (1, 1)], ["a", "b", "c"], ["x", "y"], "cross")
-    np.testing.assert_allclose(carried(made), weights, atol=3e-4)
-    assert tiles(made) == tiles(alignment(weights[0], ["a", "b", "c"], ["x", "y"]))
-    assert tiles(made) != tiles(alignment(weights[1], ["a", "b", "c"], ["x", "y"]))
+    html = alignments(weights, [(0, 0), (0, 1), (1, 0), (1, 1)], ["a", "b", "c"], ["x", "y"], "cross")
+    np.testing.assert_allclose(carried(html), weights, atol=3e-4)
+    assert tiles(html) == tiles(alignment(weights[0], ["a", "b", "c"], ["x", "y"]))
+    assert tiles(html) != tiles(alignment(weights[1], ["a", "b", "c"], ["x", "y"]))
 
 
 def test_every_head_of_a_large_model_is_a_small_file() -> None:
     weights = np.random.default_rng(0).dirichlet(np.ones(60), (144, 60))
-    made = alignments(weights, TWELVE, ["agreement"] * 60, ["accord"] * 60, "encoder")
-    assert len(made) < 1_600_000
-    assert len(json.dumps(weights.round(4).tolist())) > 2 * len(made)
+    html = alignments(weights, TWELVE, ["agreement"] * 60, ["accord"] * 60, "encoder")
+    assert len(html) < 1_600_000
+    assert len(json.dumps(weights.round(4).tolist())) > 2 * len(html)
 
 
 @quick
 @given(arrays.arrays(np.float64, (2, 2, 3), elements=st.floats(allow_nan=True, allow_infinity=True)))
 def test_any_numbers_draw(weights: np.ndarray) -> None:
-    made = alignments(weights, [(0, 0), (0, 1)], ["a", "b", "c"], ["x", "y"], "odd")
-    assert all(0 < shade <= 1 for shade in tiles(made).values())
-    assert not np.isinf(carried(made)).any()
+    html = alignments(weights, [(0, 0), (0, 1)], ["a", "b", "c"], ["x", "y"], "odd")
+    assert all(0 < shade <= 1 for shade in tiles(html).values())
+    assert not np.isinf(carried(html)).any()
 
 
 def test_as_many_places_as_maps() -> None:
@@ -142,5 +142,5 @@ def test_as_many_places_as_maps() -> None:
 
 
 def test_words_stay_in_sight_on_the_ground_of_the_page() -> None:
-    made = alignment(np.eye(2), ["a", "b"], ["x", "y"])
-    assert re.findall(r'<g data-stick="(\w+)"><rect class="shade"', made) == ["y", "x", "xy"]
+    html = alignment(np.eye(2), ["a", "b"], ["x", "y"])
+    assert re.findall(r'<g data-stick="(\w+)"><rect class="shade"', html) == ["y", "x", "xy"]

@@ -19,21 +19,21 @@ def grid(values):
     return MatrixPlot("numbers", np.asarray(values, dtype=np.float64), "row", "column")
 
 
-def data_of(made):
-    return json.loads(re.search(r"<script[^>]*>(.*?)</script>", made, re.DOTALL)[1])
+def data_of(html):
+    return json.loads(re.search(r"<script[^>]*>(.*?)</script>", html, re.DOTALL)[1])
 
 
-def carried(made):
-    data = data_of(made)
+def carried(html):
+    data = data_of(html)
     return np.frombuffer(base64.b64decode(data["values"]), "<f2").reshape(data["shape"])
 
 
 def test_the_numbers_travel_beside_a_canvas_of_as_many_cells():
-    made = grid([[1.0, -0.5, 0.25], [0.0, 2.0, -4.0]]).html()
-    np.testing.assert_array_equal(carried(made), [[1.0, -0.5, 0.25], [0.0, 2.0, -4.0]])
-    assert '<canvas width="3" height="2">' in made
-    assert made.count("data-mark") == 2
-    assert "2 rows, each a row, by 3 columns, each a column, from −4 to 4" in made
+    html = grid([[1.0, -0.5, 0.25], [0.0, 2.0, -4.0]]).html()
+    np.testing.assert_array_equal(carried(html), [[1.0, -0.5, 0.25], [0.0, 2.0, -4.0]])
+    assert '<canvas width="3" height="2">' in html
+    assert html.count("data-mark") == 2
+    assert "2 rows, each a row, by 3 columns, each a column, from −4 to 4" in html
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_it_is_neither_flat_nor_tall():
 
 
 def test_rows_and_columns_are_numbered_from_nought():
-    made = grid(np.zeros((11, 31))).html()
-    assert re.findall(r'text-anchor="end">(\d+)<', made) == ["0", "2", "4", "6", "8", "10"]
-    assert re.findall(r'text-anchor="middle">(\d+)<', made) == ["0", "10", "20", "30"]
+    html = grid(np.zeros((11, 31))).html()
+    assert re.findall(r'text-anchor="end">(\d+)<', html) == ["0", "2", "4", "6", "8", "10"]
+    assert re.findall(r'text-anchor="middle">(\d+)<', html) == ["0", "10", "20", "30"]
     assert re.findall(r'text-anchor="\w+">([\d.]+)<', grid(np.zeros((1, 3))).html()) == ["0", "0", "1", "2"]
 
 
