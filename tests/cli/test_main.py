@@ -93,7 +93,7 @@ COMMANDS = {
     "look gradients": ["MODEL", "TEXT", "--beside", "--out", "--trust", "--device"],
     "look positions": ["MODEL", "--out", "--trust", "--device"],
     "look neighbours": ["MODEL", "TEXT", "FILE", "--word", "--top", "--layers", "--out", "--trust", "--device"],
-    "models": ["--json"],
+    "models": ["--json", "--kernels"],
     "convert": ["FROM", "TO"],
     "average": ["RUN|CHECKPOINT", "--out", "--last"],
     "data list": ["--json"],
@@ -136,7 +136,7 @@ def test_a_command_or_an_argument_that_is_missing_above_is_caught():
     assert commands(group) == {**table_of_commands(), "data shuffle": {"FROM", "TO"}}
     group = typer.main.get_command(cli.app)
     group.commands["models"].params.append(group.commands["compare"].params[1])
-    assert commands(group) == {**table_of_commands(), "models": {"--json", "--budget"}}
+    assert commands(group) == {**table_of_commands(), "models": {"--json", "--kernels", "--budget"}}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
