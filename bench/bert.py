@@ -141,7 +141,9 @@ def recipe(folder: Path, size: Sizes, ragged: bool, args: argparse.Namespace) ->
     names = {"pad": "[PAD]", "unk": "[UNK]", "bos": "[CLS]", "eos": "[SEP]", "mask": "[MASK]"}
     return Run.parse(
         {
-            "task": {"name": "mlm", "reads": "rows"} if ragged else {"name": "mlm", "shorter": 0.0},
+            "task": {"name": "mlm", "sequences": "documents"}
+            if ragged
+            else {"name": "mlm", "short_sequence_probability": 0.0},
             "data": {
                 "train": str(path),
                 "format": "txt",

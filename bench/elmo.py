@@ -21,7 +21,7 @@ from weft.formats.elmo import import_elmo
 from weft.nn.rnn.projected_lstm import ProjectedLSTM
 from weft.nn.rnn.time_major import TimeMajor
 from weft.pipeline import load
-from weft.tokens import Tokens, spell
+from weft.tokens import Tokens, char_ids
 
 ALLOWED = 1e-5
 
@@ -39,9 +39,9 @@ def check(name, folder, sentences):
     for turn in range(len(streams[0])):
         words = [stream[turn].split() for stream in streams]
         tokens = Tokens.pack([[special.bos, *[special.unk] * len(one), special.eos] for one in words])
-        tokens = tokens.spelt([spell(["", *one, ""]) for one in words])
+        tokens = tokens.with_chars([char_ids(["", *one, ""]) for one in words])
         grid, embedded, found = TimeMajor(tokens), model._embed(tokens), []
-        for number, way in enumerate((model.ahead, model.back)):
+        for number, way in enumerate((model.forward_lstm, model.backward_lstm)):
             outputs, states[number] = way.run(grid.pad(embedded, way.reverse), states[number], grid.mask)
             found.append(tokens.split(grid.unpad(outputs[-1], way.reverse)))
         for row, file in enumerate(files):
@@ -56,7 +56,7 @@ def check(name, folder, sentences):
 def check_words(name, folder, model, special):
     words = (folder / "vocab_test.txt").read_text(encoding="utf-8").split("\n")
     ids = [{"<S>": special.bos, "</S>": special.eos}.get(word, special.unk) for word in words]
-    tokens = Tokens.pack([ids]).spelt([spell("" if word in ("<S>", "</S>") else word for word in words)])
+    tokens = Tokens.pack([ids]).with_chars([char_ids("" if word in ("<S>", "</S>") else word for word in words)])
     must = h5py.File(folder / "elmo_token_embeddings.hdf5")["embedding"][()]
     worst = float(np.abs(model._embed(tokens).numpy() - must).max())
     print(f"{name}: the vectors of {len(words)} words alone differ by {worst:.2g} at most")

@@ -33,7 +33,8 @@ from torch.nn import functional as F
 
 from training import Listener, Result, Span, first, learner, peak, top, wait
 from weft.config.schema import Run
-from weft.decoding.generate import DecodingConfig, generate
+from weft.decoding.config import DecodingConfig
+from weft.decoding.generate import generate
 from weft.formats.huggingface.gpt import GPT2_MAP
 from weft.models.gpt import GPT, GPTConfig
 from weft.tasks.factory import make_task
@@ -129,7 +130,7 @@ def recipe(folder: Path, size: dict[str, int], args: argparse.Namespace) -> Run:
     train |= {"precision": "bf16" if args.device == "cuda" else "fp32", "seed": args.seed}
     return Run.parse(
         {
-            "task": {"name": "lm", "reads": "packs"},
+            "task": {"name": "lm", "sequences": "windows"},
             "data": {"train": str(path), "format": "txt", "max_length": size["max_length"], "workers": args.workers},
             "tokenizer": {"name": "words", "size": size["vocab"]},
             "model": {"name": "gpt", "dropout": 0.0, **{name: size[name] for name in names}},

@@ -33,9 +33,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from weft.data.batching.packed_items import PackedItems
-from weft.models.base import Budget
+from weft.models.base import FitBudget
 from weft.models.ngram.model import NGram, NGramConfig
-from weft.tokenization.whitespace import Spaces
+from weft.tokenization.whitespace import WordTable
 from weft.tokens import Tokens
 
 ORDER, UNK, BOS, EOS = 5, 0, 1, 2
@@ -55,8 +55,8 @@ def numbered(text: str) -> tuple[dict[str, int], PackedItems]:
     return vocab, PackedItems(ids.astype(np.int32), starts, np.arange(len(starts)), "")
 
 
-def spaces(vocab: dict[str, int]) -> Spaces:
-    return Spaces({word: id for word, id in vocab.items() if id not in (BOS, EOS)}, UNK)
+def spaces(vocab: dict[str, int]) -> WordTable:
+    return WordTable({word: id for word, id in vocab.items() if id not in (BOS, EOS)}, UNK)
 
 
 def begun(numbers: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +71,7 @@ def begun(numbers: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def estimated(data: PackedItems, vocab: int) -> NGram:
     model = NGram(NGramConfig(name="ngram", order=ORDER), vocab)
-    for _ in model.fit(data, Budget(1, None, 1.0, 1, threads=THREADS, eos=EOS)):
+    for _ in model.fit(data, FitBudget(1, None, 1.0, 1, threads=THREADS, eos=EOS)):
         pass
     return model
 
@@ -142,7 +142,7 @@ def estimation(args: argparse.Namespace, folder: Path, text: Path) -> tuple[dict
     return vocab, model
 
 
-def by_text(pool: ThreadPoolExecutor, model: NGram, reader: Spaces, lines: list[str]) -> list[torch.Tensor]:
+def by_text(pool: ThreadPoolExecutor, model: NGram, reader: WordTable, lines: list[str]) -> list[torch.Tensor]:
     """Score lines, an equal part of them in each thread."""
     cuts = [len(lines) * part // THREADS for part in range(THREADS + 1)]
     parts = [lines[a:b] for a, b in pairwise(cuts)]

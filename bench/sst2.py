@@ -140,7 +140,7 @@ def cut(data: Path, weights: Path, framed: bool, seed: int) -> tuple[int, int]:
     def batches(tokens: int) -> int:
         loader: Loader[Batch] = Loader(packed, task.collate, tokens, seed)
         if framed:  # as `weft.training.compile` does
-            loader.lengths, loader.frame = lengths, StaticShape.of(lengths, tokens)
+            loader.lengths, loader.static_shape = lengths, StaticShape.of(lengths, tokens)
         return len(loader.epoch(0))
 
     some = [round(float(lengths.mean()) * rows) for rows in range(BATCH // 2, 3 * BATCH // 2)]

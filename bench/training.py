@@ -83,7 +83,7 @@ def recipe(paths: list[str], args: argparse.Namespace) -> Run:
     train |= {"precision": "bf16" if args.device == "cuda" else "fp32"}
     return Run.parse(
         {
-            "task": {"name": "translate", "smoothing": SMOOTHING},
+            "task": {"name": "translate", "label_smoothing": SMOOTHING},
             "data": {"train": paths, "format": "txt", "workers": args.workers},
             "tokenizer": {"name": "words", "size": VOCAB},
             "model": {"name": "transformer", "preset": "transformer-base", "layers": args.layers},

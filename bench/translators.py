@@ -289,7 +289,8 @@ class Weft:
 
     @torch.inference_mode()
     def _batch(self, work: BlockSchedule, sources: list[list[int]]) -> list[Found]:
-        from weft.decoding.generate import DecodingConfig, generate
+        from weft.decoding.config import DecodingConfig
+        from weft.decoding.generate import generate
         from weft.tokens import Tokens
 
         prompt = Tokens.pack([[BOS]] * len(sources)).to(self.device)

@@ -2,7 +2,7 @@
 
 python bench/word2vec.py wikitext2/train.txt --wordsim EN-WS-353-ALL.txt            # CPU, 2 threads, both methods
 python bench/word2vec.py wikitext2/train.txt --wordsim EN-WS-353-ALL.txt --pack w.npz  # only write what a GPU run needs
-python bench/word2vec.py w.npz --device cuda --readers 128 256                      # on a machine without gensim
+python bench/word2vec.py w.npz --device cuda --programs 128 256                      # on a machine without gensim
 
 100 dimensions, window 5, 5 negatives, sub-sampling 1e-3, words seen 5 times or more, 5 passes, 3 seeds. Counted are all
 words of the text, rare ones too, on both sides. weft's time is that of `fit`, from ids; gensim's that of `train`, from
@@ -21,7 +21,7 @@ import torch
 
 from weft.analysis.word_vectors import WordVectors
 from weft.data.batching.packed_items import PackedItems, pack
-from weft.models.base import Budget
+from weft.models.base import FitBudget
 from weft.models.word2vec.model import Word2Vec, Word2VecConfig
 
 LEAST, WIDTH, WINDOW, DRAWN, SAMPLE, LR = 5, 100, 5, 5, 1e-3, 0.025
@@ -56,7 +56,7 @@ def train_weft(text: Text, method: str, args: argparse.Namespace, seed: int, pas
         name="word2vec", method=method, width=WIDTH, window=WINDOW, negatives=DRAWN, subsample=SAMPLE
     )
     model = Word2Vec(config, len(text.words)).to(args.device)
-    budget = Budget(passes, None, LR, seed, threads=args.threads)
+    budget = FitBudget(passes, None, LR, seed, threads=args.threads)
     began = time.perf_counter()
     list(model.fit(text.data, budget))
     if args.device == "cuda":
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--readers", type=int, nargs="*", default=[], help="CUDA: try so many programs")
+    parser.add_argument("--programs", type=int, nargs="*", default=[], help="CUDA: try so many programs")
     parser.add_argument("--alone", action="store_true", help="without gensim")
     parser.add_argument("--pack", type=Path, help="write ids and words, and end")
     args = parser.parse_args()
@@ -119,12 +119,12 @@ def main() -> None:
         return
     print(f"{text.size:,} words, {len(text.words):,} different, {args.device}, {args.passes} passes")
     for method in args.methods:
-        for readers in args.readers or [0]:
-            if readers:
+        for programs in args.programs or [0]:
+            if programs:
                 from weft.models.word2vec import triton
 
-                triton.READERS = readers
-                print(f"{readers} readers")
+                triton.MAX_PROGRAMS = programs
+                print(f"{programs} programs")
             compare(text, method, args)
 
 

@@ -44,8 +44,8 @@ def copy_bert(theirs, ours):
             (block.feed_forward.fc2, layer.output.dense),
             (block.feed_forward_residual.norm, layer.output.LayerNorm),
         ]
-    if ours.pool is not None:
-        pairs.append((ours.pool, theirs.pooler.dense))
+    if ours.pooler is not None:
+        pairs.append((ours.pooler, theirs.pooler.dense))
     for mine, yours in pairs:
         mine.load_state_dict(yours.state_dict())
 

@@ -88,20 +88,20 @@ def encoded(net: Network, words: Sequence[str]) -> list[Tensor]:
 
 def of_weft(w: Mapping[str, Tensor], activation: str, clip: float | None, residual: bool) -> Network:
     """Read the weights of weft's model: bytes, begin, end, pad, first, last; gates i, f, g, o."""
-    embed = w["speller.filters.embed.weight"]
+    embed = w["char_encoder.filters.embed.weight"]
     letters: dict[int | str, Tensor] = dict(enumerate(embed[:256]))
     letters |= dict(zip(("begin", "end", "pad", "first", "last"), embed[256:], strict=True))
     filters, highways = [], []
-    while f"speller.filters.convolve.{len(filters)}.weight" in w:
-        name = f"speller.filters.convolve.{len(filters)}"
+    while f"char_encoder.filters.convolve.{len(filters)}.weight" in w:
+        name = f"char_encoder.filters.convolve.{len(filters)}"
         filters.append((w[f"{name}.weight"], w[f"{name}.bias"]))
-    while f"speller.highways.{len(highways)}.gate.weight" in w:
-        name = f"speller.highways.{len(highways)}"
+    while f"char_encoder.highways.{len(highways)}.gate.weight" in w:
+        name = f"char_encoder.highways.{len(highways)}"
         highways.append(
             tuple(w[f"{name}.{part}"] for part in ("gate.weight", "gate.bias", "transform.weight", "transform.bias"))
         )
-    project = w["speller.project.weight"], w["speller.project.bias"]
-    ways = [_ways_of_weft(w, way) for way in ("ahead", "back")]
+    project = w["char_encoder.project.weight"], w["char_encoder.project.bias"]
+    ways = [_ways_of_weft(w, way) for way in ("forward_lstm", "backward_lstm")]
     return Network(letters, filters, highways, project, *ways, activation, clip, residual)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from weft.config.schema import Named
 from weft.data.batching.packed_items import PackedItems
-from weft.models.base import Budget, Model, Pass, Role
+from weft.models.base import FitBudget, FitProgress, Model, Role
 
 
 class UnigramConfig(Named):
@@ -29,7 +29,7 @@ class Unigram(Model):
     def roles(cls, config):
         return frozenset({Role.LANGUAGE_MODEL})
 
-    def fit(self, data: PackedItems, budget: Budget) -> Iterator[Pass]:
+    def fit(self, data: PackedItems, budget: FitBudget) -> Iterator[FitProgress]:
         began = time.perf_counter() - budget.elapsed
         for number in range(budget.done, budget.passes):
             if self.config.stop_after == number:
@@ -40,7 +40,7 @@ class Unigram(Model):
             half = len(data.ids) // 2
             for part, share in ((data.ids[:half], 0.5), (data.ids[half:], 1.0)):
                 self.counts += torch.bincount(torch.from_numpy(part.astype("int64")), minlength=self.vocab)
-                yield Pass(number + share, float("nan"), len(part), share == 1.0)
+                yield FitProgress(number + share, float("nan"), len(part), share == 1.0)
 
     def logits(self, tokens, at=None, direction="forward"):
         return self.counts.log().expand(len(tokens.ids), -1)

@@ -103,7 +103,7 @@ def test_a_page_that_loads_would_be_caught(tag):
 def test_recipes_must_have_the_same_task_and_data(recipe, tmp_path):
     first = write(tmp_path, "a", recipe)
     for name, changed in (
-        ("task", {"task": {"name": "translate", "smoothing": 0.1}}),
+        ("task", {"task": {"name": "translate", "label_smoothing": 0.1}}),
         ("data", {"data": {**recipe["data"], "max_length": 77}}),
     ):
         with pytest.raises(weft.ConfigError, match="must have the same task and data"):
@@ -151,7 +151,7 @@ def test_steps_and_time_take_each_others_place(recipe, tmp_path):
 def test_long_examples_that_the_recipe_drops_do_not_end_it(recipe, tmp_path, pairs_file):
     with pairs_file.open("a") as file:
         file.write("a" * 50 + "\tb\n")
-    changes = ["data.max_length=20", "data.too_long=drop", "data.valid=" + str(pairs_file)]
+    changes = ["data.max_length=20", "data.truncation=drop", "data.valid=" + str(pairs_file)]
     rows = pairs_file.read_text().splitlines()
     pairs_file.write_text("\n".join([rows[-1], *rows[:-1]]) + "\n")  # among the first, where examples are drawn from
     comparison = compare([write(tmp_path, "a", recipe)], "2", tmp_path / "out", changes)

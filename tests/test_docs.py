@@ -261,8 +261,8 @@ def check_recipe(text):
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
     """Return a reader in a fresh folder, from which modules can be imported; what they leave behind is removed."""
-    whole = samples._made
-    monkeypatch.setattr(samples, "_made", cache(lambda name: first_rows(name, whole(name))))
+    whole = samples._cached_rows
+    monkeypatch.setattr(samples, "_cached_rows", cache(lambda name: first_rows(name, whole(name))))
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     monkeypatch.chdir(tmp_path)
     yield Reader(tmp_path)
@@ -416,8 +416,12 @@ def test_what_ships_with_weft_and_quick_blocks_are_trained_a_few_steps(reader):
 
 
 def test_a_table_that_is_wrong_is_caught():
-    good = "| key | default |\n|---|---|\n| `smoothing` | `0.0` |\n| `decode` | `{}` |\n"
-    for table in (good.replace("0.0", "0.1"), good.replace("smoothing", "smooth"), good.replace("`decode`", "`code`")):
+    good = "| key | default |\n|---|---|\n| `label_smoothing` | `0.0` |\n| `decode` | `{}` |\n"
+    for table in (
+        good.replace("0.0", "0.1"),
+        good.replace("label_smoothing", "smoothing"),
+        good.replace("`decode`", "`code`"),
+    ):
         with pytest.raises(AssertionError):
             check_table("weft.tasks.translate:TranslateConfig", table)
 

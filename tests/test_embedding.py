@@ -38,7 +38,7 @@ BODIES = {
     "elmo": ({"name": "lm"}, ELMO),
     "elmo-tag": ({"name": "tag", "labels": ["a", "b"]}, ELMO),
     "rnn": ({"name": "lm"}, {"name": "rnn", "width": 8, "layers": 2}),
-    "rnn-back": ({"name": "lm", "reads": "rows"}, {"name": "rnn", "width": 8, "direction": "backward"}),
+    "rnn-back": ({"name": "lm", "sequences": "documents"}, {"name": "rnn", "width": 8, "direction": "backward"}),
     "chars": (LABELS, {"name": "rnn", "direction": "both", "width": 8, "chars": 5}),
     "cnn": (LABELS, {"name": "cnn", "width": 9}),
     "word2vec": ({"name": "skipgram"}, {"name": "word2vec", "width": 6}),
@@ -93,7 +93,7 @@ def alone(pipeline, text, layers=(-1,)):
         ids = [id for id in ids if id != task.tokenizer.specials.unk]
     tokens = Tokens.pack([[*before, *ids, *after]])
     if task.uses_chars:
-        tokens = tokens.spelt([np.concatenate(task.char_ids([text])[0])])
+        tokens = tokens.with_chars([np.concatenate(task.char_ids([text])[0])])
     return pipeline.head.body.encode(tokens, layers), tokens
 
 
@@ -107,7 +107,7 @@ def made_of(pipeline, task, model):
 @torch.inference_mode()
 def by_hand(pipeline, text, pool, layers=(-1,), combine="sum"):
     states, tokens = alone(pipeline, text, layers)
-    if pool == "summary":
+    if pool == "pooler":
         return pipeline.head.body.pooled_output(tokens)[0].numpy()
     joined = {"sum": states.sum(0), "mean": states.mean(0), "concat": torch.cat(list(states), -1)}[combine]
     x = joined.numpy()  # (T, D)
@@ -118,11 +118,11 @@ def by_hand(pipeline, text, pool, layers=(-1,), combine="sum"):
     return {"mean": x.mean(0), "max": x.max(0), "cls": x[0], "last": x[-1]}[pool]
 
 
-@pytest.mark.parametrize("pool", ["mean", "max", "cls", "last", "summary"])
+@pytest.mark.parametrize("pool", ["mean", "max", "cls", "last", "pooler"])
 def test_a_vector_is_what_its_equation_says(pipeline, pool):
     vectors = pipeline.embed(TEXTS, pool)
     assert vectors.dtype == np.float32
-    texts = [text for text in TEXTS if text] if pool == "summary" else TEXTS
+    texts = [text for text in TEXTS if text] if pool == "pooler" else TEXTS
     expected = {text: by_hand(pipeline, text, pool) for text in texts}
     assert vectors.shape == (len(TEXTS), len(expected["the"]))
     for text, row in zip(TEXTS, vectors, strict=True):
@@ -131,7 +131,7 @@ def test_a_vector_is_what_its_equation_says(pipeline, pool):
 
 
 def test_the_pools_differ(bert):
-    vectors = [bert.embed(TEXTS[:1], pool) for pool in ("mean", "max", "cls", "last", "summary")]
+    vectors = [bert.embed(TEXTS[:1], pool) for pool in ("mean", "max", "cls", "last", "pooler")]
     for place, vector in enumerate(vectors):
         for other in vectors[place + 1 :]:
             assert np.abs(vector - other).max() > 0.01
@@ -148,7 +148,7 @@ def test_each_token_has_a_vector(pipeline):
 
 @pytest.mark.isa
 @settings(max_examples=25, deadline=None)
-@given(order=st.permutations(range(len(TEXTS))), pool=st.sampled_from(["mean", "max", "last", "summary"]))
+@given(order=st.permutations(range(len(TEXTS))), pool=st.sampled_from(["mean", "max", "last", "pooler"]))
 def test_a_text_has_the_same_vector_in_any_company(order, pool):
     pipeline = _bert()
     apart = np.concatenate([pipeline.embed([TEXTS[number]], pool) for number in order])
@@ -221,7 +221,7 @@ def test_layers_that_are_none_are_refused(bert, layers):
         ({"layers": 7}, "layers: a bert has 0, the embeddings, to 4"),
         ({"pool": "men"}, "pool: there is no 'men'; did you mean 'mean'"),
         ({"combine": "add"}, "combine: there is no 'add'; known: concat, mean, sum"),
-        ({"pool": "summary", "layers": "-2:"}, "the summary is the body's own"),
+        ({"pool": "pooler", "layers": "-2:"}, "the pooled output is the body's own"),
     ],
 )
 def test_what_is_asked_wrongly_is_named(bert, options, message):

@@ -10,7 +10,7 @@ LAYERS = [
     {"errors"},
     {"registry"},
     {"config"},
-    {"tokens"},
+    {"tokens", "jit"},
     {"tokenization", "nn"},
     {"data"},
     {"models"},

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.equations import Weights, below
 
@@ -108,3 +108,10 @@ def logits(w: Weights, kind: Kind, target: Tensor, source: Tensor, places: Tenso
     memory = stack(below(w, "encoder"), kind, "encoder", embedded(source, "embed"))
     states = stack(below(w, "decoder"), kind, "decoder", embedded(target, "target_embed"), memory)
     return states @ w["output.weight"].T + w.get("output.bias", 0.0)  # which Marian has
+
+
+@torch.no_grad()
+def spread_weights(model: nn.Module, std: float = 0.4) -> None:
+    """Fill a model in which no weight is zero or one, or equal to another."""
+    for name, weight in model.named_parameters():
+        weight.normal_(mean=float("norm" in name and "weight" in name), std=std)

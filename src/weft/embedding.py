@@ -6,7 +6,7 @@ concatenation of several, and the vector of the text is
 
     mean     1/T Σ_t x_t                        max   the elementwise maximum over the tokens
     cls      x_1, of the first token            last  x_T, of the last one
-    summary  the body's own pooled output, as for `classify`: BERT's pooler, an RNN's last hidden states
+    pooler   the body's own pooled output, as for `classify`: BERT's pooler, an RNN's last hidden states
     tokens   all x_t, (T, D)
 
 So mean and cls are those of sentence-transformers (Reimers and Gurevych 2019). A text without tokens, such as one of
@@ -38,7 +38,7 @@ from weft.tasks.head import Head
 from weft.tasks.inference import map_in_threads
 from weft.tokens import Tokens
 
-Pool = Literal["mean", "cls", "max", "last", "summary", "tokens"]
+Pool = Literal["mean", "cls", "max", "last", "pooler", "tokens"]
 Combine = Literal["sum", "mean", "concat"]
 Layers = int | str | Sequence[int]  # -1, "-4:", "1,3" or [1, 3]
 
@@ -60,10 +60,10 @@ class Choice:
         for name, given, known in (("pool", self.pool, get_args(Pool)), ("combine", self.combine, get_args(Combine))):
             if given not in known:
                 raise ConfigError(f"{name}: there is no {given!r}; {did_you_mean(str(given), known)}")
-        if self.pool == "summary" and self.layers != -1:
+        if self.pool == "pooler" and self.layers != -1:
             raise ConfigError(
-                f"layers: the summary is the body's own, of its last layer, but {self.layers!r} is asked for; leave it "
-                "out, or take another pool, such as mean"
+                f"layers: the pooled output is the body's own, of its last layer, but {self.layers!r} is asked for; "
+                "leave it out, or take another pool, such as mean"
             )
 
 
@@ -85,7 +85,7 @@ class _TokenizedTexts:
             end = int(ends[stop - 1])
             tokens = Tokens.flat(torch.from_numpy(self.ids[start:end]), torch.from_numpy(self.lengths[first:stop]))
             if self.chars is not None:
-                tokens = tokens.spelt(list(map(np.concatenate, self.chars[first:stop])))
+                tokens = tokens.with_chars(list(map(np.concatenate, self.chars[first:stop])))
             yield tokens
             first, start = stop, end
 
@@ -165,14 +165,14 @@ class Embedder:
 
     def _check_lengths(self, lengths: np.ndarray, room: int, first: int, num_specials: int) -> None:
         """Count the texts that are too long; without `truncate`, raise an error that names the first."""
-        too_long = np.flatnonzero(lengths > room)
+        truncation = np.flatnonzero(lengths > room)
         if not self.truncate:
-            number, size = first + int(too_long[0]), int(lengths[too_long[0]]) + num_specials
+            number, size = first + int(truncation[0]), int(lengths[truncation[0]]) + num_specials
             raise DataError(
                 f"text {number}: has {size:,} tokens, its marks among them, and {self.longest:,} are read; shorten it, "
                 "or have it cut with truncate=True (command line: --truncate)"
             )
-        self.cut += len(too_long)
+        self.cut += len(truncation)
 
     def _add_specials(self, flat: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the flat ids (N,) with special tokens around each text."""
@@ -208,7 +208,7 @@ class Embedder:
     def _pool(self, tokens: Tokens) -> Tensor:
         """Return float32 vectors (B, D), or (N, D) with pool tokens."""
         pool, body = self.choice.pool, self.head.body
-        if pool == "summary":
+        if pool == "pooler":
             vectors: Tensor = body.pooled_output(tokens).float()
         else:
             vectors = pooled(body.encode(tokens, self.layers), tokens, pool, self.choice.combine)
@@ -295,4 +295,4 @@ def _truncate_chars(chars: list[np.ndarray], room: int, before: int, after: int)
 
 def _single_token(task: Task) -> Tokens:
     tokens = Tokens.pack([[task.tokenizer.specials.eos]])
-    return tokens.spelt([task.char_ids([""])[0][-1]]) if task.uses_chars else tokens
+    return tokens.with_chars([task.char_ids([""])[0][-1]]) if task.uses_chars else tokens

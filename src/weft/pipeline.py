@@ -75,10 +75,10 @@ class Pipeline:
     def outputs(self, examples: Iterable[Request]) -> Iterator[list[Any]]:
         """Yield the raw outputs of the head for each example, from which the task makes an answer.
 
-        An example that is too long is truncated if `data.too_long` is cut.
+        An example that is too long is truncated if `data.truncation` is cut.
         """
         parsed = (self.example(example, number) for number, example in enumerate(examples, 1))
-        limit = self._limit("cut" if self.run.data.too_long == "cut" else None)
+        limit = self._limit("cut" if self.run.data.truncation == "cut" else None)
         pairs = outputs(self.task, self.head, parsed, limit, read_options(self.task, None))
         return (output for _, output in pairs)
 
@@ -149,7 +149,11 @@ class Pipeline:
         """Return the embedder of texts, for one call or for a stream."""
         pooling = self.pooling or Pooling("mean")
         choice = Choice(pool or pooling.pool, layers, combine, pooling.normalize if normalize is None else normalize)
-        limits = (self.run.data.max_length + SPECIAL_TOKENS, getattr(self.head.body, "reads", None), pooling.longest)
+        limits = (
+            self.run.data.max_length + SPECIAL_TOKENS,
+            getattr(self.head.body, "max_positions", None),
+            pooling.longest,
+        )
         longest = min(limit for limit in limits if limit is not None)
         return Embedder(self.task, self.head, choice, longest, truncate, pooling.lowercase)
 
@@ -271,12 +275,12 @@ class Pipeline:
         examples = [(f"example {number}", self.example(item, number)) for number, item in enumerate(data, 1)]
         for place, example in examples:
             check_answer(self.task, place, example)
-        return EvaluationData.of(self.task, examples, self._limit(self.run.data.too_long)), ""
+        return EvaluationData.of(self.task, examples, self._limit(self.run.data.truncation)), ""
 
     def _limit(self, policy: str | None = None) -> TruncationPolicy:
         """Return the truncation policy: an input that is too long is an error, unless it is read in windows."""
-        default = "window" if self.run.data.too_long == "window" else "error"
-        return TruncationPolicy(self.run.data.max_length, policy or default, asked=policy is None)  # type: ignore[arg-type]
+        default = "window" if self.run.data.truncation == "window" else "error"
+        return TruncationPolicy(self.run.data.max_length, policy or default, at_inference=policy is None)  # type: ignore[arg-type]
 
     def __sklearn_clone__(self) -> "Pipeline":
         """Return itself: scikit-learn's clones of an estimator share the pipeline, since it is immutable."""

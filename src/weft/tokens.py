@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Character ids of a word: its UTF-8 bytes, 0 to 255, between `BEGIN` and `END`, as in ELMo (Peters et al. 2018); `PAD`
-# pads a row of `Tokens.chars`. This vocabulary is fixed, so no word is unknown.
-BEGIN, END, PAD = 256, 257, 258
-SYMBOLS = 259
-FIRST, LAST = 259, 260  # ELMo's character ids for the beginning and the end of a text
-LONGEST_SPELLING = 50  # longer words are truncated to 48 bytes, as in ELMo
+# Character ids of a word: its UTF-8 bytes, 0 to 255, between `WORD_BEGIN` and `WORD_END`, as in ELMo (Peters et al.
+# 2018); `CHAR_PAD` pads a row of `Tokens.chars`. This vocabulary is fixed, so no word is unknown.
+WORD_BEGIN, WORD_END, CHAR_PAD = 256, 257, 258
+NUM_CHARS = 259
+TEXT_BEGIN, TEXT_END = 259, 260  # ELMo's character ids for the beginning and the end of a text
+MAX_WORD_CHARS = 50  # longer words are truncated to 48 bytes, as in ELMo
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class Tokens:
         starts[1:] = lengths.cumsum(0)
         return cls(ids, starts.to(ids.device), lengths, int(lengths.max()) if len(lengths) else 0)
 
-    def spelt(self, spellings: Sequence[np.ndarray]) -> "Tokens":
-        """Return a copy with `chars`, from the character ids that `spell` returns for the tokens of each sequence."""
-        flat = np.concatenate([np.zeros(0, np.int32), *spellings])
-        ends = np.flatnonzero(flat == END) + 1  # (N,)
-        assert len(ends) == len(self.ids), "a spelling for every token"
+    def with_chars(self, chars: Sequence[np.ndarray]) -> "Tokens":
+        """Return a copy with `chars`, from the `char_ids` of the tokens of each sequence."""
+        flat = np.concatenate([np.zeros(0, np.int32), *chars])
+        ends = np.flatnonzero(flat == WORD_END) + 1  # (N,)
+        assert len(ends) == len(self.ids), "characters for every token"
         sizes = np.diff(ends, prepend=0)
-        chars = np.full((len(ends), max(sizes, default=2)), PAD, np.int32)
-        chars[np.arange(chars.shape[1]) < sizes[:, None]] = flat
-        return replace(self, chars=torch.from_numpy(chars).to(self.device))
+        padded = np.full((len(ends), max(sizes, default=2)), CHAR_PAD, np.int32)
+        padded[np.arange(padded.shape[1]) < sizes[:, None]] = flat
+        return replace(self, chars=torch.from_numpy(padded).to(self.device))
 
     def __len__(self) -> int:
         """Return the number of sequences, B."""
@@ -99,20 +99,20 @@ class Tokens:
         }
         return replace(self, **pinned)
 
-    def filled(self, size: int, longest: int, fillers: int, rows: int) -> "Tokens":
+    def padded_to(self, size: int, longest: int, fillers: int, rows: int) -> "Tokens":
         """Return a copy padded to `size` tokens by `fillers` sequences, and to `rows` sequences by empty ones.
 
         The ids of a filler are 0: they have no meaning, and no result may depend on them.
         """
         num_padding = size - len(self.ids)
         assert self.features is None, "features have no filler"
-        assert self.chars is None, "spellings have no filler"
-        assert fillers <= num_padding <= fillers * longest, "the fillers have their place"
+        assert self.chars is None, "characters have no filler"
+        assert fillers <= num_padding <= fillers * longest, "each filler has between 1 and `longest` tokens"
         filler_lengths = torch.arange(fillers).mul(-1).add(num_padding + fillers - 1) // fillers
         empty = torch.zeros(rows - len(self) - fillers, dtype=torch.int64)
-        filled = Tokens.flat(F.pad(self.ids, (0, num_padding)), torch.cat([self.lengths, filler_lengths, empty]))
+        padded = Tokens.flat(F.pad(self.ids, (0, num_padding)), torch.cat([self.lengths, filler_lengths, empty]))
         segments = None if self.segments is None else F.pad(self.segments, (0, num_padding))
-        return replace(filled, longest=longest, segments=segments)
+        return replace(padded, longest=longest, segments=segments)
 
     def split(self, values: Tensor | None = None) -> list[Tensor]:
         """Split a flat (N, ...) tensor, by default the ids, into one tensor a sequence."""
@@ -120,8 +120,8 @@ class Tokens:
         return list(flat.split(self.lengths.tolist()))
 
 
-def spell(words: Iterable[str]) -> np.ndarray:
+def char_ids(words: Iterable[str]) -> np.ndarray:
     """Return the concatenated character ids of words; a special token is passed as ""."""
-    max_bytes = LONGEST_SPELLING - 2
-    chars = [char for word in words for char in (BEGIN, *word.encode("utf-8")[:max_bytes], END)]
+    max_bytes = MAX_WORD_CHARS - 2
+    chars = [char for word in words for char in (WORD_BEGIN, *word.encode("utf-8")[:max_bytes], WORD_END)]
     return np.array(chars, np.int32)

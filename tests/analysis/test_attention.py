@@ -99,7 +99,7 @@ def test_places_are_explained_where_there_are_several():
 
 
 def test_plain_data_are_json_with_short_numbers():
-    found = json.loads(json.dumps(look(("encoder", 0, 2), ("cross", 1, 1)).plain()))
+    found = json.loads(json.dumps(look(("encoder", 0, 2), ("cross", 1, 1)).to_dict()))
     assert list(found) == ["text", "answer", "views"]
     assert found["answer"] == {"text": "x", "score": -0.5}
     assert [(one["place"], one["layer"], one["heads"]) for one in found["views"]] == [

@@ -17,7 +17,7 @@ from weft.pipeline import Pipeline
 from weft.tasks.char_inputs import Spelling
 from weft.tasks.factory import build
 from weft.tokenization.trainable import train_tokenizer
-from weft.tokens import Tokens, spell
+from weft.tokens import Tokens, char_ids
 
 TEXT = "he went to see a play"
 CORPUS = [
@@ -57,7 +57,7 @@ def vectors(task, head, text, word, layers=(-1,)):
     cut, special = task.tokenizer.encode(text), task.tokenizer.specials
     tokens = Tokens.pack([[special.bos, *cut.ids, special.eos]])
     if task.uses_chars:
-        tokens = tokens.spelt([torch.cat([torch.from_numpy(one) for one in spelt(task, text, cut)]).numpy()])
+        tokens = tokens.with_chars([torch.cat([torch.from_numpy(one) for one in spelt(task, text, cut)]).numpy()])
     with torch.no_grad():
         states = torch.cat(list(head.eval().body.encode(tokens, layers)), -1)
     low, at, found = text.lower(), -1, []
@@ -72,7 +72,7 @@ def vectors(task, head, text, word, layers=(-1,)):
 def spelt(task, text, cut):
     if task.config.name == "lm":
         return Spelling.of(task.tokenizer).of_texts([text])[0]
-    return [spell([word]) for word in ("", *(text[a:b].strip() for a, b in cut.offsets), "")]
+    return [char_ids([word]) for word in ("", *(text[a:b].strip() for a, b in cut.offsets), "")]
 
 
 def by_hand(task, head, layers=(-1,)):
@@ -166,7 +166,7 @@ def test_a_model_that_does_not_encode_is_refused(recipe):
 
 def test_a_neighbour_as_data():
     one = Neighbour(0.123456789, "f:1", "a", "b", "c")
-    assert one.plain() == {"similarity": 0.123457, "place": "f:1", "before": "a", "word": "b", "after": "c"}
+    assert one.to_dict() == {"similarity": 0.123457, "place": "f:1", "before": "a", "word": "b", "after": "c"}
 
 
 # The command.

@@ -131,7 +131,7 @@ def test_what_has_no_words_has_no_last_step(tmp_path):
 def test_a_text_of_several_windows_is_refused(tmp_path, look):
     rows = [{"words": ["ab"], "tags": ["A"]}, {"words": ["cd"], "tags": ["B"]}]
     pipeline = labelled(tmp_path, "tag", rows, attention="dot")
-    data = pipeline.run.data.model_copy(update={"max_length": 4, "too_long": "window"})
+    data = pipeline.run.data.model_copy(update={"max_length": 4, "truncation": "window"})
     pipeline = replace(pipeline, run=pipeline.run.model_copy(update={"data": data}))
     with pytest.raises(DataError, match="the text is read in 2 windows, of data.max_length=4 .*; give a shorter text"):
         getattr(pipeline, look)("ab cd ab")

@@ -130,7 +130,7 @@ def test_blocks_and_batches_change_nothing(bert, monkeypatch):
     whole = bert.layer_scores("marked")
     monkeypatch.setattr(layer_probing, "BUDGET", 12)
     monkeypatch.setattr(logistic_regression, "_BLOCK", 40)
-    assert bert.layer_scores("marked").plain() == whole.plain()
+    assert bert.layer_scores("marked").to_dict() == whole.to_dict()
 
 
 def test_data_may_be_a_recipe_or_files(bert, tmp_path):
@@ -144,10 +144,10 @@ def test_data_may_be_a_recipe_or_files(bert, tmp_path):
     (tmp_path / "train.conll").write_text("\n".join(words))
     columns = [f"data.valid={tmp_path / 'valid.tsv'}", "data.columns={text: 1, label: 0}"]
     files = bert.layer_scores(tmp_path / "train.tsv", columns)
-    assert files.plain() == bert.layer_scores("reviews").plain()
+    assert files.to_dict() == bert.layer_scores("reviews").to_dict()
     recipe = {"task": {"name": "classify", "dropout": 0.3, "unknown": 0.1}, "data": {"sample": "reviews"}}
     (tmp_path / "own.yaml").write_text(json.dumps(recipe))
-    assert bert.layer_scores(tmp_path / "own.yaml").plain() == bert.layer_scores(recipe).plain() == files.plain()
+    assert bert.layer_scores(tmp_path / "own.yaml").to_dict() == bert.layer_scores(recipe).to_dict() == files.to_dict()
     tagged = bert.layer_scores(tmp_path / "train.conll", [f"data.test={tmp_path / 'train.conll'}"])
     assert (tagged.task, tagged.split, tagged.metric) == ("tag", "test", "f1")
 
@@ -158,7 +158,7 @@ def test_long_sentences_are_read_in_windows_and_joined(bert, monkeypatch):
     monkeypatch.setitem(samples.SAMPLES, "longer", sample)
     with pytest.raises(weft.DataError, match="longer:train:1: got 108 tokens, data.max_length is 30"):
         bert.layer_scores("longer")
-    found = bert.layer_scores("longer", ["data.too_long=window"])
+    found = bert.layer_scores("longer", ["data.truncation=window"])
     assert found.scored == 12 * sum(len(row["tags"]) for split, row in TAGGED if split == "valid")
 
 
@@ -168,7 +168,7 @@ def test_long_pairs_are_cut_to_what_the_model_reads(bert, monkeypatch):
     monkeypatch.setitem(samples.SAMPLES, "pairs", sample)
     with pytest.raises(weft.DataError, match="data.max_length is 29"):  # of 32, for three marks
         bert.layer_scores("pairs")
-    assert bert.layer_scores("pairs", ["data.too_long=cut"]).scored == 3
+    assert bert.layer_scores("pairs", ["data.truncation=cut"]).scored == 3
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_what_cannot_be_scored_is_named(bert, asked, error, message):
 def test_where_all_are_dropped_there_is_nothing_to_score_on(bert, tmp_path):
     for name, texts in (("train", ["long", "short"]), ("valid", ["a " * 30 + "long play"])):
         (tmp_path / f"{name}.tsv").write_text("".join(f"{text}\t{text[-5:].strip()}\n" for text in texts))
-    changes = [f"data.valid={tmp_path / 'valid.tsv'}", "task.labels=[long, short, play]", "data.too_long=drop"]
+    changes = [f"data.valid={tmp_path / 'valid.tsv'}", "task.labels=[long, short, play]", "data.truncation=drop"]
     with pytest.raises(weft.DataError, match="data.valid: no example is left to score on; dropped 1 sequence"):
         bert.layer_scores(tmp_path / "train.tsv", changes)
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from weft.cli import catalog
 from weft.cli import main as cli
-from weft.tasks.corpus.build import Stage
+from weft.tasks.corpus.build import SplitProgress
 
 RECIPE = {
     "task": {"name": "lm"},
@@ -90,7 +90,7 @@ def test_a_bar_is_drawn_on_a_terminal_alone(monkeypatch, capfd):
         monkeypatch.setattr("rich.console.Console", lambda on=terminal, **given: Console(force_terminal=on, **given))
         with catalog._progress_bars() as report:
             for done in (0, 5, 10):
-                report(Stage("train", done, 10, 1000 * done))
+                report(SplitProgress("train", done, 10, 1000 * done))
         drawn = capfd.readouterr().err
         assert ("100%" in drawn) == ("10,000 tokens" in drawn) == terminal
 

@@ -64,7 +64,7 @@ def test_options_are_those_of_embed(run, bert, folder):
     _, out, _ = run("embed", folder, *TEXTS, *options)
     expected = bert.embed(TEXTS, "max", "-2:", "concat", normalize=True)
     np.testing.assert_allclose([json.loads(line)["vector"] for line in out.splitlines()], expected, atol=1e-5)
-    _, out, _ = run("embed", folder, *TEXTS, "--pool", "summary", "--precision", "bf16")
+    _, out, _ = run("embed", folder, *TEXTS, "--pool", "pooler", "--precision", "bf16")
     assert len(out.splitlines()) == len(TEXTS)
 
 
@@ -166,7 +166,7 @@ def test_layers_are_a_table_or_json(run, bert, folder, small_sample):
         assert name in out
     assert "encoding" in err
     found = json.loads(run("layers", folder, "nouns", "--json")[1])
-    assert found["choices"] == bert.layer_scores("nouns").plain()["choices"]
+    assert found["choices"] == bert.layer_scores("nouns").to_dict()["choices"]
     assert found["choices"][0]["accuracy"] == 1.0
     changed = json.loads(run("layers", folder, "nouns", "task.labels=[noun, other, third]", "--json")[1])
     assert changed["trained"] == 4

@@ -72,10 +72,10 @@ def test_a_long_text_is_headed_by_its_beginning():
 
 def test_data_of_one_text_are_an_object_and_of_several_a_list():
     data = json.loads(render_attention([example()], ".json", "t", "", quiet))
-    assert data == example().plain()
+    assert data == example().to_dict()
     assert json.loads(render_attention([example(), example("c")], ".json", "t", "", quiet)) == [
         data,
-        example("c").plain(),
+        example("c").to_dict(),
     ]
 
 
@@ -174,7 +174,7 @@ def test_the_command_writes_a_page_a_picture_and_data(run, trained_run, tmp_path
     assert (tmp_path / "deep" / "look.png").read_bytes().startswith(PNG)
     assert run(trained_run, WORDS[0], "--out", "look.json", "--layers", "0", "--heads", "0")[0] == 0
     found = json.loads((tmp_path / "look.json").read_text(encoding="utf-8"))
-    assert found == json.loads(json.dumps(reverser.attention(WORDS[0]).plain()))
+    assert found == json.loads(json.dumps(reverser.attention(WORDS[0]).to_dict()))
     assert (found["text"], found["answer"]["text"]) == (WORDS[0], WORDS[0][::-1])
     np.testing.assert_allclose(np.sum(found["views"][0]["weights"], -1), 1, atol=1e-5)
 

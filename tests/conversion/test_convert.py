@@ -56,7 +56,7 @@ HEADS = {
     ("distilbert", "ForTokenClassification"): {"logits"},
     ("electra", "ForMultipleChoice"): {"logits"},
     ("bert", "ForQuestionAnswering"): {"logits"},
-    ("bert", "Model"): {"summary"},
+    ("bert", "Model"): {"pooled output"},
     ("distilbert", "Model"): set(),
 }
 
@@ -82,7 +82,7 @@ def test_every_head_is_compared(tmp_path, family, head):
         ("ForQuestionAnswering", "output.weight", "logits"),
         ("ForPreTraining", "next.bias", "next sentence"),
         ("ForMaskedLM", "body.output.bias", "logits"),
-        ("Model", "body.pool.bias", "summary"),
+        ("Model", "body.pooler.bias", "pooled output"),
         ("Model", "body.segments.weight", "hidden states, most in layer"),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from weft.config.schema import Data, Named
-from weft.data.labels import Label, Labels, balanced
+from weft.data.labels import Label, Labels, balanced_class_weights
 from weft.data.readers.examples import Skipped
 from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
@@ -19,15 +19,15 @@ from weft.tasks.prepare import read_split
 
 
 @given(st.lists(st.text(), min_size=1))
-def test_numbers_do_not_hang_on_the_order_seen(seen):
-    labels = Labels.collect(seen)
-    assert list(labels) == list(Labels.collect(reversed(seen))) == sorted(set(seen))
-    assert [labels.number(name) for name in labels] == list(range(len(labels)))
+def test_numbers_do_not_hang_on_the_order_seen(names):
+    labels = Labels.collect(names)
+    assert list(labels) == list(Labels.collect(reversed(names))) == sorted(set(names))
+    assert [labels.index(name) for name in labels] == list(range(len(labels)))
 
 
 @given(st.dictionaries(st.text(), st.integers(1, 99), min_size=1))
 def test_balanced_weights_give_all_labels_the_same_say(counts):
-    weights = balanced(counts)
+    weights = balanced_class_weights(counts)
     say = [weights[label] * count for label, count in counts.items()]
     assert say == pytest.approx([sum(counts.values()) / len(counts)] * len(counts))
 
@@ -70,7 +70,7 @@ class Labelled(Task):
     labels: ClassVar = Labels(["negative", "positive"])
 
     def encode(self, example, tokenizer, limit):
-        return [(np.array([self.labels.number(example.label)]),)]
+        return [(np.array([self.labels.index(example.label)]),)]
 
 
 @pytest.fixture

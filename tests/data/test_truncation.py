@@ -20,21 +20,21 @@ def test_error_names_both_lengths_and_the_remedy():
     with pytest.raises(DataError) as caught:
         TruncationPolicy(1024, "error").apply(range(1203))
     assert str(caught.value) == (
-        "got 1,203 tokens, data.max_length is 1,024; set data.too_long: cut, drop or window, or raise data.max_length"
+        "got 1,203 tokens, data.max_length is 1,024; set data.truncation: cut, drop or window, or raise data.max_length"
     )
 
 
 @pytest.mark.parametrize(
-    ("windows", "remedy"), [(False, "shorten it"), (True, "shorten it, or train with data.too_long: window")]
+    ("windows", "remedy"), [(False, "shorten it"), (True, "shorten it, or train with data.truncation: window")]
 )
 def test_who_asks_a_model_is_not_told_to_set_what_a_question_does_not_have(windows, remedy):
     with pytest.raises(DataError) as caught:
-        TruncationPolicy(3, "error", asked=True).apply(range(4), windows=windows)
+        TruncationPolicy(3, "error", at_inference=True).apply(range(4), windows=windows)
     assert str(caught.value) == f"got 4 tokens, data.max_length is 3; {remedy}"
 
 
 def test_windows_are_not_offered_where_a_task_takes_none():
-    with pytest.raises(DataError, match="set data.too_long: cut or drop, or raise data.max_length"):
+    with pytest.raises(DataError, match="set data.truncation: cut or drop, or raise data.max_length"):
         TruncationPolicy(3, "error").apply(range(4), windows=False)
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.decoding.beam_search import ActiveBeams, Beam, FinishedPool, Hypothesis
-from weft.decoding.generate import DecodingConfig, generate
+from weft.decoding.config import DecodingConfig
+from weft.decoding.generate import generate
 from weft.errors import WeftError
 from weft.tokens import Tokens
 
@@ -294,12 +295,12 @@ class TestNumbers:
 
     def test_makes_no_graph(self, toy: Any) -> None:
         weight = torch.ones((), requires_grad=True)
-        inner, seen = toy(5, 4), []
+        inner, needs_grad = toy(5, 4), []
 
         class Trained:
             def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, Any]:
                 logits, state = inner.start(prompt, source)
-                seen.append((logits * weight).requires_grad)
+                needs_grad.append((logits * weight).requires_grad)
                 return logits * weight, state
 
             def step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -307,4 +308,4 @@ class TestNumbers:
                 return logits * weight, state
 
         generate(Trained(), Tokens.pack([(1,)]), EOS, DecodingConfig(beam=2, max_length=3))
-        assert seen == [False]
+        assert needs_grad == [False]

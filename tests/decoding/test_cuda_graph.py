@@ -6,6 +6,7 @@ On CUDA, the graphs against both, and the Triton kernels against the eager imple
 import gc
 import weakref
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from weft.decoding import cuda_graph, static_state
 from weft.decoding import generate as generation
 from weft.decoding.beam_search import Beam, Hypothesis
+from weft.decoding.config import DecodingConfig
 from weft.decoding.cuda_graph import PaddedSizes, round_up_size
-from weft.decoding.generate import DecodingConfig, generate
+from weft.decoding.generate import generate
 from weft.decoding.static_state import BeamState, DecodingState, GreedyRules, GreedyState
 from weft.errors import ConfigError, DataError, WeftError
 from weft.models.transformer import Transformer, TransformerConfig
@@ -77,12 +79,12 @@ def batches(draw: st.DrawFn) -> tuple[Tokens, Tokens]:
 
 @st.composite
 def options(draw: st.DrawFn) -> DecodingConfig:
-    way = draw(st.sampled_from(["greedy", "sample", "beam"]))
-    beam, longest = draw(st.integers(2, 5)) if way == "beam" else 1, draw(st.integers(1, 14))
+    method = draw(st.sampled_from(["greedy", "sample", "beam"]))
+    beam, longest = draw(st.integers(2, 5)) if method == "beam" else 1, draw(st.integers(1, 14))
     return DecodingConfig(
         beam=beam,
-        sample=way == "sample",
-        num_return_sequences=draw(st.integers(1, {"greedy": 1, "sample": 3, "beam": beam}[way])),
+        sample=method == "sample",
+        num_return_sequences=draw(st.integers(1, {"greedy": 1, "sample": 3, "beam": beam}[method])),
         length_penalty=draw(st.sampled_from(["none", "gnmt", "average"])),
         max_length=longest,
         min_length=draw(st.integers(0, longest)),
@@ -93,11 +95,11 @@ def options(draw: st.DrawFn) -> DecodingConfig:
 
 
 def assert_same(hypotheses: list[list[Hypothesis]], must: list[list[Hypothesis]], tolerance: float = 1e-9) -> None:
-    texts = [[[(one.ids, one.finished) for one in group] for group in groups] for groups in (hypotheses, must)]
-    assert texts[0] == texts[1]
-    for one, other in zip(*([one for group in groups for one in group] for groups in (hypotheses, must)), strict=True):
-        assert one.logprob == pytest.approx(other.logprob, abs=tolerance)
-        assert one.score == pytest.approx(other.score, abs=tolerance)
+    results = [[[(text.ids, text.finished) for text in group] for group in groups] for groups in (hypotheses, must)]
+    assert results[0] == results[1]
+    for actual, expected in zip(chain(*hypotheses), chain(*must), strict=True):
+        assert actual.logprob == pytest.approx(expected.logprob, abs=tolerance)
+        assert actual.score == pytest.approx(expected.score, abs=tolerance)
 
 
 class TestSearch:
@@ -190,9 +192,9 @@ class TestSearch:
     )
     def test_a_text_beyond_the_learned_positions_is_refused(self, chosen: DecodingConfig) -> None:
         model, (prompt, source) = make_model(positions="learned", max_positions=7), self.batch
-        for way in (generate, in_place):
+        for search in (generate, in_place):
             with pytest.raises(DataError, match="8 tokens, but the model has learned 7 positions"):
-                way(model, prompt, EOS, chosen, source)
+                search(model, prompt, EOS, chosen, source)
         short = chosen.model_copy(update={"min_length": 7, "max_length": 7})
         assert_same(in_place(model, prompt, EOS, short, source), generate(model, prompt, EOS, short, source))
 
@@ -221,7 +223,7 @@ class TestTexts:
     @given(st.integers(1, 5000))
     def test_few_sizes_serve_all_counts(self, count: int) -> None:
         assert count <= round_up_size(count) <= max(count * 3 // 2, count + 1)
-        assert len({round_up_size(one) for one in range(1, count + 1)}) <= 2 * count.bit_length()
+        assert len({round_up_size(size) for size in range(1, count + 1)}) <= 2 * count.bit_length()
 
     @steady
     @given(st.lists(st.lists(st.integers(0, 8), max_size=90), min_size=1, max_size=9), st.sampled_from([None, 90, 100]))
@@ -251,19 +253,21 @@ def make_states(kind: Any, rules: Any, logits: Tensor, groups: int) -> list[Any]
     return states
 
 
-def assert_states_equal(one: Any, other: Any) -> None:
-    alive = one.logprob != NEVER if isinstance(one, BeamState) else torch.ones_like(one.token, dtype=torch.bool)
-    for mine, theirs in zip(one.group_tensors, other.group_tensors, strict=True):
+def assert_states_equal(actual: Any, expected: Any) -> None:
+    alive = (
+        actual.logprob != NEVER if isinstance(actual, BeamState) else torch.ones_like(actual.token, dtype=torch.bool)
+    )
+    for mine, theirs in zip(actual.group_tensors, expected.group_tensors, strict=True):
         if mine.is_floating_point():
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
         elif mine.shape == alive.shape:
             assert torch.equal(mine[alive], theirs[alive])
         elif mine.dim() == 3:
-            at = int(one.written[0]) - 1
+            at = int(actual.written[0]) - 1
             assert torch.equal(mine[:, at][alive], theirs[:, at][alive])
         else:
             assert torch.equal(mine, theirs)
-    assert torch.equal(one.row[alive], other.row[alive])
+    assert torch.equal(actual.row[alive], expected.row[alive])
 
 
 @needs_gpu

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.config.schema import read_section
-from weft.decoding.generate import DecodingConfig, Hypothesis, _inverse_cdf, generate, stream
+from weft.decoding.config import DecodingConfig
+from weft.decoding.generate import Hypothesis, _inverse_cdf, generate, stream
 from weft.errors import ConfigError, WeftError
 from weft.tokens import Tokens
 
@@ -320,13 +321,15 @@ class TestStream:
         assert model.rows == [1]
 
     def test_makes_no_graph_and_leaves_grad_mode_alone(self, toy: Any) -> None:
-        seen = []
-        model = toy(5, table=lambda source, prefix: [seen.append(torch.is_grad_enabled()) or 0.0, 1.0, 0.0, 0.0, 0.0])
+        grad_modes = []
+        model = toy(
+            5, table=lambda source, prefix: [grad_modes.append(torch.is_grad_enabled()) or 0.0, 1.0, 0.0, 0.0, 0.0]
+        )
         flow = stream(model, Tokens.pack([[1]]), EOS, DecodingConfig(max_length=3))
         next(flow)
         assert torch.is_grad_enabled()
         list(flow)
-        assert seen == [False, False, False]
+        assert grad_modes == [False, False, False]
 
     @pytest.mark.parametrize(
         ("batch", "options"),

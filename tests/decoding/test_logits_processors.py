@@ -17,7 +17,7 @@ def as_logits(row: list[float]) -> Tensor:
     return torch.tensor([row], dtype=torch.float64)
 
 
-def kept(filtered: Tensor) -> set[int]:
+def allowed_ids(filtered: Tensor) -> set[int]:
     return set((filtered[0] > NEG_INF).nonzero()[:, 0].tolist())
 
 
@@ -27,11 +27,11 @@ class TestTopK:
     def test_keeps_what_fewer_than_k_are_better_than(self, row: list[float], k: int) -> None:
         logits = as_logits(row)
         expected = {i for i, value in enumerate(row) if sum(other > value for other in row) < k}
-        assert kept(top_k(logits, k)) == expected
+        assert allowed_ids(top_k(logits, k)) == expected
         assert logits.tolist() == [row], "a filter changes nothing in place"
 
     def test_keeps_all_that_tie_with_the_last(self) -> None:
-        assert kept(top_k(as_logits([1.0, 3.0, 1.0, 0.0]), 2)) == {0, 1, 2}
+        assert allowed_ids(top_k(as_logits([1.0, 3.0, 1.0, 0.0]), 2)) == {0, 1, 2}
 
     def test_leaves_the_values_of_what_it_keeps(self) -> None:
         assert top_k(as_logits([1.0, 3.0, 2.0]), 2).tolist() == [[NEG_INF, 3.0, 2.0]]
@@ -51,7 +51,7 @@ class TestTopP:
     @given(rows, st.floats(0.01, 1))
     def test_is_the_nucleus(self, row: list[float], p: float) -> None:
         logits = as_logits(row)
-        assert is_nucleus(kept(top_p(logits, p)), row, p)
+        assert is_nucleus(allowed_ids(top_p(logits, p)), row, p)
         assert logits.tolist() == [row]
 
     def test_the_check_tells_a_nucleus_from_its_neighbours(self) -> None:
@@ -62,16 +62,16 @@ class TestTopP:
         assert not is_nucleus({0, 2, 3}, row, 0.7)
 
     def test_always_keeps_the_best(self) -> None:
-        assert kept(top_p(as_logits([0.0, 9.0, 0.0]), 1e-12)) == {1}
+        assert allowed_ids(top_p(as_logits([0.0, 9.0, 0.0]), 1e-12)) == {1}
 
     def test_one_keeps_all_however_small(self) -> None:
-        assert kept(top_p(torch.tensor([[0.0, -60.0, -90.0]]), 1.0)) == {0, 1, 2}
+        assert allowed_ids(top_p(torch.tensor([[0.0, -60.0, -90.0]]), 1.0)) == {0, 1, 2}
 
     def test_ties_at_the_edge_enter_by_the_lower_id(self) -> None:
-        assert kept(top_p(as_logits([0.0] * 6), 0.5)) == {0, 1, 2}
+        assert allowed_ids(top_p(as_logits([0.0] * 6), 0.5)) == {0, 1, 2}
 
     def test_goes_on_from_what_is_barred(self) -> None:
-        assert kept(top_p(as_logits([9.0, 0.0, NEG_INF, 8.0]), 0.999)) == {0, 3}
+        assert allowed_ids(top_p(as_logits([9.0, 0.0, NEG_INF, 8.0]), 0.999)) == {0, 3}
 
 
 class TestTemper:

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.decoding.generate import DecodingConfig, generate, stream
+from weft.decoding.config import DecodingConfig
+from weft.decoding.generate import generate, stream
 from weft.tokens import Tokens
 
 EOS = 0
@@ -29,15 +30,17 @@ def plain(model: Any, options: DecodingConfig, forbid: tuple[int, ...]) -> list[
         for total, ids in live:
             mass = model.logprobs((), (1, *ids)).copy()
             mass[list(forbid)] = -math.inf
-            mass -= math.log(sum(math.exp(one) for one in mass)) if options.renormalize_logits else 0.0
+            mass -= math.log(sum(math.exp(logprob) for logprob in mass)) if options.renormalize_logits else 0.0
             if length == options.max_length and options.finish:
                 mass[:] = -math.inf
                 mass[EOS] = 0.0
-            hypotheses += [(total + float(one), (*ids, token)) for token, one in enumerate(mass) if one > -math.inf]
+            hypotheses += [
+                (total + float(logprob), (*ids, token)) for token, logprob in enumerate(mass) if logprob > -math.inf
+            ]
         ordered = sorted(hypotheses, reverse=True)
         ends = [(total / options.penalty(length), ids[:-1]) for total, ids in ordered[: options.beam] if ids[-1] == EOS]
         pool = sorted(pool + ends, reverse=True)[: options.beam]
-        live = [one for one in ordered if one[1][-1] != EOS][: options.beam]
+        live = [hypothesis for hypothesis in ordered if hypothesis[1][-1] != EOS][: options.beam]
         full = len(pool) == options.beam
         better = bool(live) and live[0][0] / options.penalty(length) > pool[-1][0] if full else True
         if not live or (full and (options.early_stopping == "first" or not better)):
@@ -63,7 +66,9 @@ def early(draw: st.DrawFn) -> tuple[int, DecodingConfig, tuple[int, ...]]:
 
 def check(toy: Any, seed: int, options: DecodingConfig, forbid: tuple[int, ...]) -> None:
     model = toy(6, seed)
-    hypotheses = [(one.ids, one.score) for one in searched(model, options, forbid) if one.finished]
+    hypotheses = [
+        (hypothesis.ids, hypothesis.score) for hypothesis in searched(model, options, forbid) if hypothesis.finished
+    ]
     must = plain(model, options, forbid)
     assert [ids for ids, _ in hypotheses] == [ids for ids, _ in must]
     assert [score for _, score in hypotheses] == pytest.approx([score for _, score in must])
@@ -95,7 +100,7 @@ def test_a_text_that_must_end_ends(toy, beam):
     ended = searched(never, DecodingConfig(beam=beam, max_length=4, finish=True))[0]
     assert (len(cut.ids), cut.finished) == (4, False)
     assert (len(ended.ids), ended.finished) == (3, True)
-    best = 2.0 - math.log(sum(math.exp(one) for one in (-50.0, 0.0, 1.0, 2.0)))
+    best = 2.0 - math.log(sum(math.exp(logit) for logit in (-50.0, 0.0, 1.0, 2.0)))
     assert ended.logprob == pytest.approx(3 * best)
 
 
@@ -107,12 +112,12 @@ def test_a_stream_ends_where_a_text_must(toy):
 @pytest.mark.parametrize("options", [{}, {"sample": True, "seed": 3}, {"beam": 2}])
 def test_what_is_barred_leaves_its_share_to_the_others(toy, options):
     model = toy(3, table=lambda source, prefix: [0.0, 1.0, 5.0])
-    kept, scaled = (
+    unscaled, scaled = (
         searched(model, DecodingConfig(max_length=1, renormalize_logits=rescale, **options), forbid=(1, 2))[0]
         for rescale in (False, True)
     )
-    assert kept.ids == scaled.ids == ()
-    assert kept.logprob == pytest.approx(-math.log(1 + math.e + math.exp(5)))
+    assert unscaled.ids == scaled.ids == ()
+    assert unscaled.logprob == pytest.approx(-math.log(1 + math.e + math.exp(5)))
     assert scaled.logprob == pytest.approx(0.0)
 
 

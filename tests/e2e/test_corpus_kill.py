@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.config.schema import Run
-from weft.data.corpus.format import open_shards
+from weft.data.corpus.format import open_split
 from weft.tasks.corpus.build import prepare
 
 RECIPE = {
@@ -77,7 +77,7 @@ def test_two_kills_lose_nothing(tmp_path, monkeypatch):
     prepare(Run.parse(RECIPE), Path("corpus"), workers=2, report=made.append)
     assert len(made) - 1 < made[0].total // (1 << 20)  # parts that were left to make
     assert made[0].done > 2 << 20  # three were there
-    found = open_shards(Path("corpus"), "train")
+    found = open_split(Path("corpus"), "train")
     want = b"".join(b"\xfe" + line.encode() for line in lines)  # 0 - 2: no byte of UTF-8
     assert np.array_equal(found.ids, np.frombuffer(want, np.uint8).astype(np.uint16) + 2 & 0xFF)
     assert found.bytes.tolist() == [len(line.encode()) for line in lines]

@@ -31,7 +31,7 @@ def few_rows(monkeypatch):
                 kept.append((split, row))
         return kept
 
-    monkeypatch.setattr(samples, "_made", first)
+    monkeypatch.setattr(samples, "_cached_rows", first)
 
 
 @pytest.fixture

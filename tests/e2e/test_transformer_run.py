@@ -10,7 +10,7 @@ import weft
 from weft.cli import main as cli
 
 MODEL = {"name": "transformer", "width": 32, "heads": 4, "layers": 2, "ffn_width": 64, "dropout": 0.0, "norm": "pre"}
-TRAIN = ["train.steps=250", "train.report_every=50", "train.lr=5e-3", "task.smoothing=0.1", "train.save_every=50"]
+TRAIN = ["train.steps=250", "train.report_every=50", "train.lr=5e-3", "task.label_smoothing=0.1", "train.save_every=50"]
 
 
 @pytest.fixture(scope="module")

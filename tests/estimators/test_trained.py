@@ -52,7 +52,7 @@ def test_a_text_that_looks_like_a_pair_is_a_text(fitted):
 
 
 def test_long_texts_are_cut_when_asked_as_when_fitted():
-    long = few(overrides=["data.max_length=4", "data.too_long=cut"]).fit(TEXTS, LABELS)
+    long = few(overrides=["data.max_length=4", "data.truncation=cut"]).fit(TEXTS, LABELS)
     likely = long.predict_proba(["play " * 4, "play " * 400])
     np.testing.assert_allclose(likely[0], likely[1], atol=1e-6)
     short = few(overrides=["data.max_length=8"]).fit(["play", "to"], ["noun", "other"])

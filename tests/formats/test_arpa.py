@@ -19,7 +19,7 @@ def pipeline(tmp_path_factory):
     recipe = {
         "task": {"name": "lm"},
         "data": {"train": str(folder / "text.txt"), "valid": str(folder / "text.txt")},
-        "tokenizer": {"name": "words", "split": "spaces"},
+        "tokenizer": {"name": "words", "split": "whitespace"},
         "model": {"name": "ngram", "order": 3},
         "train": {"steps": 1},
     }

@@ -16,7 +16,7 @@ import torch
 from weft.data.batching.packed_items import pack
 from weft.errors import DataError
 from weft.formats.arpa_text import BOS, EOS, SPECIALS, UNK, open_text, read_arpa, write_arpa
-from weft.models.base import Budget
+from weft.models.base import FitBudget
 from weft.models.ngram.model import BUFFERS, NGram, NGramConfig
 from weft.tokens import Tokens
 
@@ -37,7 +37,7 @@ def vocabulary(lines) -> list[str]:
 def estimate(lines, words, **config) -> NGram:
     ids, model = {word: id for id, word in enumerate(words)}, NGram(NGramConfig(name="ngram", **config), len(words))
     data = pack((np.array([1, *(ids[word] for word in line.split())], np.int32),) for line in lines)
-    list(model.fit(data, Budget(1, None, 1.0, 1, eos=2)))
+    list(model.fit(data, FitBudget(1, None, 1.0, 1, eos=2)))
     return model
 
 

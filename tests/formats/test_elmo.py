@@ -12,7 +12,7 @@ import weft
 from weft.errors import CheckpointError, WeftError
 from weft.formats import elmo
 from weft.formats.elmo import import_elmo, read_elmo_config
-from weft.tokens import BEGIN, END, FIRST, LAST, PAD, Tokens, spell
+from weft.tokens import CHAR_PAD, TEXT_BEGIN, TEXT_END, WORD_BEGIN, WORD_END, Tokens, char_ids
 
 SENTENCES = [["The", "play", "was", "naïve", "."], ["日本語"], ["x" * 80, "play"]]
 WORDS = ["play", "was", "The", "."]
@@ -68,7 +68,7 @@ def encoded(pipeline, sentences=SENTENCES):
     """Return the layers of each sentence, special tokens included."""
     special = pipeline.tokenizer.specials
     ids = [[special.bos, *pipeline.tokenizer.ids([" ".join(words)])[0], special.eos] for words in sentences]
-    tokens = Tokens.pack(ids).spelt([spell(["", *words, ""]) for words in sentences])
+    tokens = Tokens.pack(ids).with_chars([char_ids(["", *words, ""]) for words in sentences])
     with torch.inference_mode():
         layers = pipeline.head.body.encode(tokens, pipeline.head.body.mixable_layers)
     return [torch.stack([tokens.split(layer)[row] for layer in layers]) for row in range(len(sentences))]
@@ -116,7 +116,13 @@ def test_a_mistake_in_the_reading_would_be_seen(tmp_path, published, monkeypatch
 
 def test_its_signs_are_theirs():
     assert sorted(elmo.CHAR_ROWS) == list(range(261))
-    assert [elmo.CHAR_ROWS[char] for char in (FIRST, LAST, BEGIN, END, PAD)] == [256, 257, 258, 259, 260]
+    assert [elmo.CHAR_ROWS[char] for char in (TEXT_BEGIN, TEXT_END, WORD_BEGIN, WORD_END, CHAR_PAD)] == [
+        256,
+        257,
+        258,
+        259,
+        260,
+    ]
 
 
 def test_it_is_a_checkpoint_like_any_other(tmp_path, published):

@@ -87,7 +87,7 @@ def test_what_the_new_task_lacks_is_left_and_what_it_adds_is_fresh(trained, tmp_
     report = Told()
     raw = {**recipe(trained, "tag"), "data": {"sample": "tagged"}}
     head = weft.train(raw, out=tmp_path / "tags", report=report).head
-    assert head.body.pool is None
+    assert head.body.pooler is None
     assert [
         notice for notice in report.notices if "weights from" in notice and notice.endswith("; initialized: output")
     ]

@@ -52,9 +52,9 @@ def test_a_class_that_names_no_roles_is_told_to():
 
 
 def test_a_model_knows_its_vocabularies():
-    one, two = Reader(CONFIG, 7), Reader(CONFIG, 7, 9)
-    assert (one.config, one.vocab, one.target_vocab) == (CONFIG, 7, 7)
-    assert (two.vocab, two.target_vocab) == (7, 9)
+    shared, separate = Reader(CONFIG, 7), Reader(CONFIG, 7, 9)
+    assert (shared.config, shared.vocab, shared.target_vocab) == (CONFIG, 7, 7)
+    assert (separate.vocab, separate.target_vocab) == (7, 9)
 
 
 def test_a_model_keeps_all_of_itself_unless_it_says_what_it_can_drop():

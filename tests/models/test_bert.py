@@ -40,9 +40,7 @@ def config_of(**config: object) -> BERTConfig:
 def make(seed: int = 0, **config: object) -> BERT:
     torch.manual_seed(seed)
     model = BERT(config_of(**config), VOCAB).double().eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.normal_(mean=float("norm" in name and "weight" in name), std=0.4)
+    paper.spread_weights(model)
     return model
 
 
@@ -71,13 +69,13 @@ def reference(model: BERT, tokens: Tokens, config: BERTConfig) -> list[Tensor]:
     w = weights_of(model)
     rows = list(zip(tokens.split(), tokens.split(tokens.segments), strict=True))
     each = [layers_of(w, config, *row) for row in rows]
-    last = torch.cat([one[-1] for one in each])
-    first = torch.stack([one[-1][0] for one in each])
+    last = torch.cat([states[-1] for states in each])
+    first = torch.stack([states[-1][0] for states in each])
     act = {"tanh": torch.tanh, "relu": torch.relu, "gelu": lambda x: x * (1 + torch.erf(x / 2**0.5)) / 2}
-    summary = first if config.pooler == "none" else act[config.pooler](paper.affine(w, "pool", first))
+    pooled = first if config.pooler == "none" else act[config.pooler](paper.affine(w, "pooler", first))
     near = F.gelu(paper.affine(w, "transform", last), approximate="tanh" if "tanh" in config.activation else "none")
     logits = paper.layer_norm(below(w, "transform_norm"), near) @ w["output.weight"].T + w["output.bias"]
-    return [torch.stack([torch.cat(parts) for parts in zip(*each, strict=True)]), summary, logits]
+    return [torch.stack([torch.cat(parts) for parts in zip(*each, strict=True)]), pooled, logits]
 
 
 def check_against_reference(model: BERT, lengths: list[int], config: BERTConfig | None = None) -> None:
@@ -86,7 +84,7 @@ def check_against_reference(model: BERT, lengths: list[int], config: BERTConfig 
     agree(actual, reference(model, tokens, config or model.config), dict(model.named_parameters()))
 
 
-@pytest.mark.parametrize("kind", [one for one in KINDS if one != "bare"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bare"])
 def test_each_of_the_family_is_its_equations(kind):
     check_against_reference(make(**KINDS[kind]), [4, 1, 19, 2])
 
@@ -169,7 +167,7 @@ def test_the_presets_have_the_published_sizes(preset, vocab, numbers):
     with torch.device("meta"):
         model = BERT(read_section(BERTConfig, read_preset(preset), "model"), vocab)
     model.prune_unused({Role.ENCODER})
-    assert sum(one.numel() for one in model.parameters()) == numbers
+    assert sum(parameter.numel() for parameter in model.parameters()) == numbers
 
 
 def test_shared_layers_are_one():
@@ -189,17 +187,17 @@ def test_what_a_task_does_not_need_is_dropped():
     model = make()
     model.prune_unused({Role.ENCODER})
     model.drop_pooler()
-    assert not {name.split(".")[0] for name, _ in model.named_parameters()} & {"pool", "transform", "output"}
+    assert not {name.split(".")[0] for name, _ in model.named_parameters()} & {"pooler", "transform", "output"}
     assert model.encode(draw([3])).shape == (1, 3, 12)
 
 
 def test_the_loss_of_chosen_places_is_that_of_their_logits():
     model, tokens = make(), draw([4, 9, 2])
     at, targets = torch.tensor([0, 3, 8, 14, 0]), torch.tensor([1, 5, 2, 7, IGNORE_INDEX])
-    loss, summary = model.masked_lm_loss(tokens, at, targets)
+    loss, pooled = model.masked_lm_loss(tokens, at, targets)
     expected = F.cross_entropy(model.logits(tokens)[at], targets, ignore_index=IGNORE_INDEX, reduction="sum")
     torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(summary, model.pooled_output(tokens))
+    torch.testing.assert_close(pooled, model.pooled_output(tokens))
 
 
 def test_what_fills_a_batch_up_changes_nothing():
@@ -209,12 +207,12 @@ def test_what_fills_a_batch_up_changes_nothing():
     torch.testing.assert_close(model.pooled_output(filled)[:3], model.pooled_output(tokens))
 
 
-def test_the_floors_hold_all_but_what_stands_on_top():
+def test_the_layer_groups_hold_all_but_what_stands_on_top():
     model = make(embedding=6)
-    held = {id(weight) for floor in model.layer_groups() for part in floor for weight in part.parameters()}
+    held = {id(weight) for group in model.layer_groups() for part in group for weight in part.parameters()}
     above = {name.split(".")[0] for name, weight in model.named_parameters() if id(weight) not in held}
     assert len(model.layer_groups()) == 3
-    assert above == {"pool", "transform", "transform_norm", "output"}
+    assert above == {"pooler", "transform", "transform_norm", "output"}
 
 
 def test_what_cannot_be_is_refused():

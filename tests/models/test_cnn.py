@@ -53,15 +53,15 @@ def test_every_property_of_an_encoder_holds(config):
 @pytest.mark.parametrize("kernels", [[3, 4, 5], [1, 2, 9], [2]])
 def test_it_is_a_convolution_and_a_maximum_over_time_of_each_sentence(kernels):
     model, tokens = make(kernels=kernels, embedding=5), draw()
-    maps, summary = model.encode(tokens)[0], model.pooled_output(tokens)
+    maps, pooled = model.encode(tokens)[0], model.pooled_output(tokens)
     alone = [reference(model, ids) for ids in tokens.split()]
-    torch.testing.assert_close(maps, torch.cat([one for one, _ in alone]))
-    torch.testing.assert_close(summary, torch.stack([one for _, one in alone]))
+    torch.testing.assert_close(maps, torch.cat([feature_map for feature_map, _ in alone]))
+    torch.testing.assert_close(pooled, torch.stack([maximum for _, maximum in alone]))
     parameters = list(model.parameters())
     weights = torch.randn(len(RAGGED), model.width, dtype=torch.float64)
-    ours = torch.autograd.grad((summary * weights).sum() + maps.square().sum(), parameters)
+    ours = torch.autograd.grad((pooled * weights).sum() + maps.square().sum(), parameters)
     expected = sum(
-        (one * weight).sum() + every.square().sum() for (every, one), weight in zip(alone, weights, strict=True)
+        (maximum * weight).sum() + every.square().sum() for (every, maximum), weight in zip(alone, weights, strict=True)
     )
     for mine, yours in zip(ours, torch.autograd.grad(expected, parameters), strict=True):
         torch.testing.assert_close(mine, yours)

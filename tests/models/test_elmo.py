@@ -13,7 +13,7 @@ from weft.nn.kernels import dispatch
 from weft.nn.rnn.time_major import TimeMajor
 from weft.registry import resolve
 from weft.testing import check_model
-from weft.tokens import BEGIN, END, FIRST, LAST, PAD, Tokens, spell
+from weft.tokens import CHAR_PAD, TEXT_BEGIN, TEXT_END, WORD_BEGIN, WORD_END, Tokens, char_ids
 
 WORDS = ["<S>", "</S>", "the", "play", "naïve", "日本語", "a" * 47, "b" * 48, "c" * 60, ""]
 SENTENCES = [
@@ -25,9 +25,9 @@ SMALL = {"embedding": 3, "filters": {1: 2, 2: 3, 5: 2}, "width": 6, "cells": 5, 
 
 
 def table():
-    words = spell(["", "", *WORDS[2:]])
-    chars = Tokens.pack([range(len(WORDS))]).spelt([words]).chars
-    chars[:2, :3] = torch.tensor([[BEGIN, FIRST, END], [BEGIN, LAST, END]])
+    words = char_ids(["", "", *WORDS[2:]])
+    chars = Tokens.pack([range(len(WORDS))]).with_chars([words]).chars
+    chars[:2, :3] = torch.tensor([[WORD_BEGIN, TEXT_BEGIN, WORD_END], [WORD_BEGIN, TEXT_END, WORD_END]])
     return chars
 
 
@@ -42,7 +42,7 @@ def make(seed=0, **config):
 def packed(sentences=SENTENCES, chars=True):
     tokens = Tokens.pack([[WORDS.index(word) for word in sentence] for sentence in sentences])
     spelt = [["" if word in WORDS[:2] else word for word in sentence] for sentence in sentences]
-    return tokens.spelt([spell(words) for words in spelt]) if chars else tokens
+    return tokens.with_chars([char_ids(words) for words in spelt]) if chars else tokens
 
 
 def reference(model, sentences=SENTENCES):
@@ -80,10 +80,10 @@ def test_one_softmax_scores_what_follows_and_what_was_before():
     model, tokens = make(2), packed()
     ahead, back = reference(model)[-1].chunk(2, -1)
     expected = [states @ model.output.weight.T + model.output.bias for states in (ahead, back)]
-    actual = [model.logits(tokens, direction=one) for one in ("forward", "backward")]
+    actual = [model.logits(tokens, direction=direction) for direction in ("forward", "backward")]
     agree(actual, expected, dict(model.named_parameters()))
-    for one, other in zip(model.logits_each(tokens, ("forward", "backward")), actual, strict=True):
-        torch.testing.assert_close(one, other)
+    for logits, expected_logits in zip(model.logits_each(tokens, ("forward", "backward")), actual, strict=True):
+        torch.testing.assert_close(logits, expected_logits)
     with pytest.raises(RoleError, match="both"):
         model.logits(tokens, direction="both")
 
@@ -91,7 +91,7 @@ def test_one_softmax_scores_what_follows_and_what_was_before():
 def test_a_summary_is_where_each_direction_has_read_all():
     model, tokens = make(3), packed([*SENTENCES, []])
     states = model.encode(tokens)[0]
-    expected = [torch.cat([one[-1, :3], one[0, 3:]]) for one in tokens.split(states)[:-1]]
+    expected = [torch.cat([layer[-1, :3], layer[0, 3:]]) for layer in tokens.split(states)[:-1]]
     torch.testing.assert_close(model.pooled_output(tokens), torch.stack([*expected, torch.zeros(6).double()]))
 
 
@@ -107,9 +107,9 @@ class Meeting(ELMo):
 
     def encode(self, tokens, layers=(-1,)):
         embedded, grid = self._embed(tokens), TimeMajor(tokens)
-        ahead, back = (way(embedded, grid)[0] for way in (self.ahead, self.back))
+        ahead, back = (lstm(embedded, grid)[0] for lstm in (self.forward_lstm, self.backward_lstm))
         mean = (ahead + back) / 2
-        return torch.cat([way(mean, grid)[-1] for way in (self.ahead, self.back)], -1)[None]
+        return torch.cat([lstm(mean, grid)[-1] for lstm in (self.forward_lstm, self.backward_lstm)], -1)[None]
 
 
 class Silent(ELMo):
@@ -164,7 +164,7 @@ class Turned(ELMo):
 
     def __init__(self, config, vocab, target_vocab=None):
         super().__init__(config, vocab)
-        self.back.reverse = False
+        self.backward_lstm.reverse = False
 
 
 class Batched(ELMo):
@@ -172,7 +172,7 @@ class Batched(ELMo):
 
     def __init__(self, config, vocab, target_vocab=None):
         super().__init__(config, vocab)
-        self.speller.filters._widest = 0
+        self.char_encoder.filters._widest = 0
 
 
 @pytest.mark.usefixtures("wide_bound")
@@ -191,22 +191,26 @@ def test_a_broken_one_is_caught(broken, message):
 
 def test_a_word_is_its_spelling_and_not_its_number():
     model, tokens = make(6), packed()
-    other = Tokens.pack([[3] * len(sentence) for sentence in SENTENCES]).spelt(
-        [spell(["begin", *sentence[1:-1], "end"]) for sentence in SENTENCES]
+    other = Tokens.pack([[3] * len(sentence) for sentence in SENTENCES]).with_chars(
+        [char_ids(["begin", *sentence[1:-1], "end"]) for sentence in SENTENCES]
     )
-    inside = [sum(map(len, SENTENCES[:row])) + at for row, one in enumerate(SENTENCES) for at in range(1, len(one) - 1)]
+    inside = [
+        sum(map(len, SENTENCES[:row])) + at
+        for row, sentence in enumerate(SENTENCES)
+        for at in range(1, len(sentence) - 1)
+    ]
     near = {"rtol": 0, "atol": 1e-12}  # of values of a few units: another number of words is another product
     torch.testing.assert_close(model.encode(tokens, (0,))[0, inside], model.encode(other, (0,))[0, inside], **near)
-    unseen = Tokens.pack([[3, 3]]).spelt([spell(["Unseen", "unseen"])])
-    one, two = model.encode(unseen, (0,))[0]
-    assert (one - two).abs().max() > 1e-6, "what is not in the vocabulary has a vector of its own"
+    unseen = Tokens.pack([[3, 3]]).with_chars([char_ids(["Unseen", "unseen"])])
+    upper, lower = model.encode(unseen, (0,))[0]
+    assert (upper - lower).abs().max() > 1e-6, "what is not in the vocabulary has a vector of its own"
 
 
 def test_it_is_told_where_there_is_no_spelling():
     model = ELMo(ELMoConfig(name="elmo", **SMALL), len(WORDS))
-    with pytest.raises(ConfigError, match="elmo knows words by their spelling"):
+    with pytest.raises(ConfigError, match="elmo reads the characters of words"):
         model.encode(packed(chars=False))
-    with pytest.raises(ConfigError, match=r"this elmo has 0, the spelling, to 2, but \[3\]"):
+    with pytest.raises(ConfigError, match=r"this elmo has 0, the character encoder, to 2, but \[3\]"):
         model.encode(packed(), (3,))
 
 
@@ -219,7 +223,7 @@ def test_nothing_to_read_gives_nothing():
 
 def test_operations_are_those_of_products():
     model, tokens = make(), packed()
-    count, signs = len(tokens.ids), int((model._chars(tokens) != PAD).sum())
+    count, signs = len(tokens.ids), int((model._chars(tokens) != CHAR_PAD).sum())
     filters = 3 * (1 * 2 + 2 * 3 + 5 * 2)
     rest = 2 * 2 * 7 * 7 + 7 * 3 + 2 * 2 * (5 * 4 * (3 + 3) + 5 * 3) + 2 * 3 * len(WORDS)
     assert model.flops(tokens) == 2 * (filters * signs + rest * count)
@@ -232,7 +236,7 @@ def test_operations_are_those_of_products():
 def test_operations_of_a_batch_are_counted_where_it_is_and_not_where_the_model_is(chars):
     model, tokens = make(), packed(chars=chars)
     expected = model.flops(tokens)
-    assert model.to("meta").spelling.is_meta  # what is on it cannot be read, as what is on a GPU should not be
+    assert model.to("meta").char_table.is_meta  # what is on it cannot be read, as what is on a GPU should not be
     assert model.flops(tokens) == expected
 
 
@@ -243,7 +247,7 @@ def test_sizes_are_the_published(size, millions):
     with torch.device("meta"):
         model = ELMo(config, 3)
     model.prune_unused(set())
-    assert sum(one.numel() for one in model.parameters()) == pytest.approx(millions * 1e6, abs=5e4)
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(millions * 1e6, abs=5e4)
 
 
 @pytest.mark.parametrize(
@@ -290,8 +294,8 @@ def test_it_learns_both_directions_and_goes_on_forwards(trained):
 
 def test_what_is_unknown_is_read_by_its_letters(trained):
     pipeline, _ = trained
-    one, other = pipeline.log_probs(["the unheard sat", "the unhoard sat"])
-    assert one != other
+    first, second = pipeline.log_probs(["the unheard sat", "the unhoard sat"])
+    assert first != second
     batch = pipeline.task.collate(
         pipeline.task.encode(pipeline.example("the zebra"), pipeline.tokenizer, pipeline._limit()), None
     )
@@ -300,10 +304,10 @@ def test_what_is_unknown_is_read_by_its_letters(trained):
 
 def test_it_is_told_how_the_vocabulary_is_spelt(trained):
     pipeline, _ = trained
-    special, table = pipeline.tokenizer.specials, pipeline.head.body.spelling
-    assert table[special.bos].tolist()[:4] == [BEGIN, FIRST, END, PAD]
-    assert table[special.eos].tolist()[:4] == [BEGIN, LAST, END, PAD]
-    assert table[special.unk].tolist()[:3] == [BEGIN, END, PAD]
+    special, table = pipeline.tokenizer.specials, pipeline.head.body.char_table
+    assert table[special.bos].tolist()[:4] == [WORD_BEGIN, TEXT_BEGIN, WORD_END, CHAR_PAD]
+    assert table[special.eos].tolist()[:4] == [WORD_BEGIN, TEXT_END, WORD_END, CHAR_PAD]
+    assert table[special.unk].tolist()[:3] == [WORD_BEGIN, WORD_END, CHAR_PAD]
     for id in range(3, len(pipeline.tokenizer)):
         spelt = bytes(sign for sign in table[id].tolist() if sign < 256).decode()
         assert spelt == pipeline.tokenizer.token(id)

@@ -8,12 +8,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from weft.config.schema import Named
-from weft.models.base import Model, Role, matrix_numbers
+from weft.models.base import Model, Role, num_matrix_parameters
 from weft.models.cnn import CNN, CNNConfig
 from weft.models.rnn import RNN, RNNConfig
 from weft.models.seq2seq.model import Seq2Seq, Seq2SeqConfig
 from weft.nn.attention.capture import capture
-from weft.tokens import Tokens, spell
+from weft.tokens import Tokens, char_ids
 
 quick = settings(deadline=None, derandomize=True, max_examples=20)
 VOCAB, TARGET_VOCAB = 11, 7
@@ -45,8 +45,8 @@ def test_a_number_counts_once_and_only_where_it_multiplies():
             self.again, self.norm = self.first, nn.LayerNorm(4)
             self.filters = nn.Conv1d(4, 2, 3)
 
-    assert matrix_numbers(Parts()) == 4 * 3 + 4 * 6 + 4 * 2 * 3
-    assert matrix_numbers(nn.Embedding(10, 4)) == 0
+    assert num_matrix_parameters(Parts()) == 4 * 3 + 4 * 6 + 4 * 2 * 3
+    assert num_matrix_parameters(nn.Embedding(10, 4)) == 0
 
 
 class Pair(Model):
@@ -121,9 +121,9 @@ def test_looks_at_its_own_past(score, direction):
 
 def test_filters_meet_characters():
     model = RNN(RNNConfig(name="rnn", cell="jordan", width=4, chars=6), VOCAB).double().eval()
-    tokens = draw([STEPS] * ROWS).spelt([spell(["abc"] * STEPS)] * ROWS)
+    tokens = draw([STEPS] * ROWS).with_chars([char_ids(["abc"] * STEPS)] * ROWS)
     assert model.flops(tokens) == counted(lambda: model.encode(tokens))
-    longer = draw([STEPS] * ROWS).spelt([spell(["abc"] * (STEPS - 1) + ["abcdef"])] * ROWS)
+    longer = draw([STEPS] * ROWS).with_chars([char_ids(["abc"] * (STEPS - 1) + ["abcdef"])] * ROWS)
     assert model.flops(longer) - model.flops(tokens) == 2 * (30 * 3 * 6) * 3 * ROWS  # its padding is none
 
 
@@ -194,4 +194,4 @@ def test_the_training_of_a_layer_is_three_forward_passes():
     inputs = torch.randn(6, 8, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
         layers(inputs).sum().backward()
-    assert counter.get_total_flops() == 3 * 2 * matrix_numbers(layers) * 6
+    assert counter.get_total_flops() == 3 * 2 * num_matrix_parameters(layers) * 6

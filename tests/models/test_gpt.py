@@ -13,7 +13,8 @@ from torch import Tensor
 from weft.config.schema import read_preset, read_section
 from weft.decoding import cuda_graph
 from weft.decoding import generate as generation
-from weft.decoding.generate import DecodingConfig, generate
+from weft.decoding.config import DecodingConfig
+from weft.decoding.generate import generate
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Capturable, Role
 from weft.models.gpt import GPT, GPTConfig
@@ -43,9 +44,7 @@ def make(seed: int = 0, **config: object) -> GPT:
     """Return a model in which no weight is zero or one, or equal to another."""
     torch.manual_seed(seed)
     model = GPT(config_of(**config), VOCAB).double().eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.normal_(mean=float("norm" in name and "weight" in name), std=0.4)
+    paper.spread_weights(model)
     return model
 
 
@@ -230,7 +229,7 @@ def test_positions_end():
         model.step(torch.tensor([1]), state)
     with pytest.raises(DataError, match=message):
         model.make_static(state, 1, 8)
-    assert model.reads == 4
+    assert model.max_positions == 4
 
 
 @torch.no_grad()
@@ -279,11 +278,13 @@ def test_ragged_prompts_go_on_as_each_alone_and_in_place(options, lengths, monke
     together = generate(model, prompts, EOS, options)
     for row, ids in enumerate(prompts.split()):
         (alone,) = generate(model, Tokens.pack([ids.tolist()]), EOS, options, rows=[row])
-        assert [one.ids for one in alone] == [one.ids for one in together[row]]
+        assert [hypothesis.ids for hypothesis in alone] == [hypothesis.ids for hypothesis in together[row]]
     monkeypatch.setattr(generation, "capturable", lambda model, prompt: True)
     in_place = generate(model, prompts, EOS, options)
-    assert [[one.ids for one in row] for row in in_place] == [[one.ids for one in row] for row in together]
-    assert len({one.ids for row in together for one in row}) > 1
+    assert [[hypothesis.ids for hypothesis in row] for row in in_place] == [
+        [hypothesis.ids for hypothesis in row] for row in together
+    ]
+    assert len({hypothesis.ids for row in together for hypothesis in row}) > 1
 
 
 def test_a_cache_in_place_that_forgets_is_caught(monkeypatch):
@@ -293,7 +294,9 @@ def test_a_cache_in_place_that_forgets_is_caught(monkeypatch):
     monkeypatch.setattr(generation, "capturable", lambda model, prompt: True)
     monkeypatch.setattr(kv_cache.StaticKVCache, "select", lambda self, rows: self)
     in_place = generate(model, prompts, EOS, options)
-    assert [[one.ids for one in row] for row in in_place] != [[one.ids for one in row] for row in together]
+    assert [[hypothesis.ids for hypothesis in row] for row in in_place] != [
+        [hypothesis.ids for hypothesis in row] for row in together
+    ]
 
 
 # Sizes.

@@ -43,7 +43,7 @@ def draw(lengths: list[int], vocab: int = VOCAB) -> Tokens:
 
 
 def reference(model: RNN, ids: list[int]) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Return one sentence's embeddings and layers, (T, D) each, its summary (D,), and its logits (T, V)."""
+    """Return one sentence's embeddings and layers, (T, D) each, its pooled output (D,), and its logits (T, V)."""
     w, config = weights_of(model), model.config
     embedded = [w["embed.weight"][token] for token in ids]
     outputs, ends = equations.stack(
@@ -57,22 +57,22 @@ def reference(model: RNN, ids: list[int]) -> tuple[list[Tensor], Tensor, Tensor]
         config.last,
         config.apart,
     )
-    seen = outputs[-1]
+    hidden = outputs[-1]
     if config.direction == "both":
         half, nothing = config.last // 2, torch.zeros(config.last // 2, dtype=torch.float64)
-        before = [nothing, *(h[:half] for h in seen[:-1])]
-        after = [*(h[half:] for h in seen[1:]), nothing]
-        seen = [torch.cat(sides) for sides in zip(before, after, strict=True)]
-    logits = [affine(w, "output", h) for h in seen] if "output.weight" in w else embedded
+        before = [nothing, *(h[:half] for h in hidden[:-1])]
+        after = [*(h[half:] for h in hidden[1:]), nothing]
+        hidden = [torch.cat(sides) for sides in zip(before, after, strict=True)]
+    logits = [affine(w, "output", h) for h in hidden] if "output.weight" in w else embedded
     return [torch.stack(layer) for layer in (embedded, *outputs)], ends[-1], torch.stack(logits)
 
 
 def check(model: RNN, lengths: list[int]) -> None:
-    """Compare all that reads whole sequences: encode, summary, logits, and their gradients."""
+    """Compare all that reads whole sequences: encode, pooled_output, logits, and their gradients."""
     tokens, deep = draw(lengths), model.config.layers
     alone = [reference(model, ids.tolist()) for ids in tokens.split() if len(ids)]
     full = torch.tensor(lengths) > 0
-    actual, expected = [model.pooled_output(tokens)[full]], [torch.stack([summary for _, summary, _ in alone])]
+    actual, expected = [model.pooled_output(tokens)[full]], [torch.stack([pooled for _, pooled, _ in alone])]
     for layer in [layer for layer in range(1, deep + 1) if layer == deep or model.width == model.config.width]:
         actual.append(model.encode(tokens, layers=(layer,))[0])
         expected.append(torch.cat([layers[layer] for layers, _, _ in alone]))
@@ -133,8 +133,8 @@ def test_single_precision_is_close_to_the_reference(attention):
     torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-4)
     mine = torch.autograd.grad(actual.square().sum(), list(single.parameters()))
     yours = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
-    for one, other in zip(mine, yours, strict=True):
-        assert (one.double() - other).norm() < 1e-4 * other.norm()
+    for gradient, expected_gradient in zip(mine, yours, strict=True):
+        assert (gradient.double() - expected_gradient).norm() < 1e-4 * expected_gradient.norm()
 
 
 @quick
@@ -175,12 +175,16 @@ def test_another_direction_residual_or_cell_is_caught():
 @pytest.mark.parametrize("direction", ["forward", "both"])
 def test_it_is_embeddings_and_torchs_own_network(cell, kind, direction):
     """A second reference: torch.nn.RNN, LSTM and GRU over packed sequences."""
-    model, tokens, ways = make(5, cell=cell, direction=direction, layers=2), draw(RAGGED), 1 + (direction == "both")
-    theirs = kind(4, 4 // ways, 2, bidirectional=ways == 2, dtype=torch.float64)
+    model, tokens, num_directions = (
+        make(5, cell=cell, direction=direction, layers=2),
+        draw(RAGGED),
+        1 + (direction == "both"),
+    )
+    theirs = kind(4, 4 // num_directions, 2, bidirectional=num_directions == 2, dtype=torch.float64)
     with torch.no_grad():
         for name, weight in below(weights_of(model), "recurrent").items():
-            _, depth, way, _, own = name.split(".")
-            theirs.get_parameter(f"{own[:-1]}{depth}{'_reverse' if way == '1' else ''}").copy_(weight)
+            _, depth, direction_index, _, own = name.split(".")
+            theirs.get_parameter(f"{own[:-1]}{depth}{'_reverse' if direction_index == '1' else ''}").copy_(weight)
         walked, _ = theirs(pack_sequence(tokens.split(model.embed(tokens.ids)), enforce_sorted=False))
         rows = pad_packed_sequence(walked)[0].unbind(1)
         expected = torch.cat([row[:length] for row, length in zip(rows, RAGGED, strict=True)])
@@ -226,7 +230,7 @@ def pieces(tokens: Tokens, cuts: list[list[int]]) -> list[Tokens]:
 
 def in_order(read: list[Tensor], cuts: list[list[int]]) -> Tensor:
     """Return the logits of the segments in the order of the whole sequences."""
-    parts = [one.split([lengths[number] for lengths in cuts]) for number, one in enumerate(read)]
+    parts = [flat.split([lengths[number] for lengths in cuts]) for number, flat in enumerate(read)]
     return torch.cat([part[row] for row in range(len(cuts)) for part in parts])
 
 
@@ -252,8 +256,8 @@ def test_a_text_in_pieces_with_a_carried_state_reads_as_the_whole(cell, layers, 
     torch.testing.assert_close(whole, model.logits(tokens), rtol=1e-12, atol=1e-12)
     actual, state = read_in_pieces(model, tokens, cuts, carry=True)
     torch.testing.assert_close(actual, whole, rtol=1e-12, atol=1e-12)
-    for one, other in zip(state.layers, after.layers, strict=True):
-        for part, expected in zip(one, other, strict=True):
+    for layer, expected_layer in zip(state.layers, after.layers, strict=True):
+        for part, expected in zip(layer, expected_layer, strict=True):
             torch.testing.assert_close(part, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -277,8 +281,8 @@ def test_with_attention_a_carried_state_is_one_step_to_look_back_at():
     for row, ids in enumerate(second.split()):
         *tapes, _, mixed = (part[row] for part in carried.layers[0])
         inputs = [w["embed.weight"][token] for token in ids]
-        one = [(tapes[0][0], tapes[1][0])]
-        tape, _, _ = equations.intra("lstm", "additive", below(w, "recurrent.layers.0.0"), inputs, one, mixed)
+        memory = [(tapes[0][0], tapes[1][0])]
+        tape, _, _ = equations.intra("lstm", "additive", below(w, "recurrent.layers.0.0"), inputs, memory, mixed)
         expected += [affine(w, "output", h) for h, _ in tape[1:]]
     torch.testing.assert_close(actual, torch.stack(expected), rtol=1e-10, atol=1e-12)
     assert not torch.allclose(actual, model.read(second, state)[0])
@@ -291,10 +295,10 @@ def test_with_attention_a_carried_state_is_one_step_to_look_back_at():
     st.booleans(),
     st.integers(0, 99),
 )
-def test_any_two_pieces_read_as_the_whole(cell, cuts, looks, seed):
-    model, cuts = make(seed, cell=cell, attention="dot" if looks else "none"), [list(lengths) for lengths in cuts]
+def test_any_two_pieces_read_as_the_whole(cell, cuts, attention, seed):
+    model, cuts = make(seed, cell=cell, attention="dot" if attention else "none"), [list(lengths) for lengths in cuts]
     tokens = draw([sum(lengths) for lengths in cuts])
-    actual, _ = read_in_pieces(model, tokens, cuts, carry=not looks)
+    actual, _ = read_in_pieces(model, tokens, cuts, carry=not attention)
     torch.testing.assert_close(actual, model.logits(tokens), rtol=1e-11, atol=1e-12)
 
 
@@ -324,7 +328,7 @@ def test_a_carried_state_shares_no_change_with_the_old():
     before = [part.clone() for layer in state.layers for part in layer]
     model.read(piece, model.carried(state))
     after = [part for layer in state.layers for part in layer]
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("attention", ["none", "cosine"])
@@ -334,9 +338,9 @@ def test_a_piece_with_no_token_leaves_the_state(attention):
     logits, same = model.read(empty, state)
     assert logits.shape == (0, VOCAB)
     assert all(
-        torch.equal(one, other)
+        torch.equal(first, second)
         for layers in zip(same.layers, state.layers, strict=True)
-        for one, other in zip(*layers, strict=True)
+        for first, second in zip(*layers, strict=True)
     )
     _, fresh = model.read(empty)
     assert torch.equal(model.read(piece, model.carried(fresh))[0], model.read(piece)[0])
@@ -347,16 +351,16 @@ def test_select_picks_the_rows_of_every_part():
     _, state = model.start(draw([4, 2, 3]))
     chosen = state.select(torch.tensor([2, 0, 2, 1]))
     for layer, old in zip(chosen.layers, state.layers, strict=True):
-        assert all(torch.equal(part, one[[2, 0, 2, 1]]) for part, one in zip(layer, old, strict=True))
+        assert all(torch.equal(part, old_part[[2, 0, 2, 1]]) for part, old_part in zip(layer, old, strict=True))
 
 
 @pytest.mark.parametrize("attention", ["none", "additive"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_ragged_and_even_prompts_take_different_ways_to_the_same_place(cell, attention):
-    model, (one, two, three) = make(13, cell=cell, attention=attention), ([1, 2, 3], [4, 5, 6], [2])
-    even, even_state = model.start(Tokens.pack([one, two]))
-    alone, alone_state = model.start(Tokens.pack([three]))
-    ragged, state = model.start(Tokens.pack([one, two, three]))
+    model, (first, second, short) = make(13, cell=cell, attention=attention), ([1, 2, 3], [4, 5, 6], [2])
+    even, even_state = model.start(Tokens.pack([first, second]))
+    alone, alone_state = model.start(Tokens.pack([short]))
+    ragged, state = model.start(Tokens.pack([first, second, short]))
     torch.testing.assert_close(ragged, torch.cat([even, alone]))
     follow = torch.tensor([1, 2, 3])
     after = torch.cat([model.step(follow[:2], even_state)[0], model.step(follow[2:], alone_state)[0]])
@@ -405,11 +409,11 @@ def test_a_summary_is_what_each_walk_ends_in(direction):
 def test_empty_sequences_among_others_change_nothing_and_spoil_no_gradient(direction, attention):
     model, tokens = make(16, direction=direction, attention=attention, layers=2), draw([4, 1, 6])
     gaps = Tokens.flat(tokens.ids, torch.tensor([0, 4, 1, 0, 6, 0]))
-    kept = [1, 2, 4]
-    actual = [model.pooled_output(gaps)[kept], model.encode(gaps)]
+    rows = [1, 2, 4]
+    actual = [model.pooled_output(gaps)[rows], model.encode(gaps)]
     expected = [model.pooled_output(tokens), model.encode(tokens)]
     if direction == "forward":
-        actual += [model.read(gaps)[0], model.start(gaps)[0][kept]]
+        actual += [model.read(gaps)[0], model.start(gaps)[0][rows]]
         expected += [model.read(tokens)[0], model.start(tokens)[0]]
     agree(actual, expected, dict(model.named_parameters()))
     assert not model.pooled_output(gaps)[[0, 3, 5]].any()
@@ -447,7 +451,7 @@ def test_what_stands_in_empty_places_changes_no_answer(cell, attention, monkeypa
     with torch.no_grad():
         clean = answers()
         monkeypatch.setattr(TimeMajor, "pad", poisoned)
-        assert all(torch.equal(one, other) for one, other in zip(answers(), clean, strict=True))
+        assert all(torch.equal(actual, expected) for actual, expected in zip(answers(), clean, strict=True))
 
 
 @pytest.mark.parametrize("attention", ["none", "additive"])
@@ -455,7 +459,12 @@ def test_longest_may_be_more_than_the_longest(attention):
     """Compiled batches round `longest` up."""
     model, tokens = make(18, attention=attention, layers=2), draw(RAGGED)
     wide = Tokens(tokens.ids, tokens.starts, tokens.lengths, tokens.longest + 3)
-    for method in (model.logits, model.pooled_output, lambda one: model.read(one)[0], lambda one: model.start(one)[0]):
+    for method in (
+        model.logits,
+        model.pooled_output,
+        lambda batch: model.read(batch)[0],
+        lambda batch: model.start(batch)[0],
+    ):
         torch.testing.assert_close(method(wide), method(tokens))
 
 
@@ -532,15 +541,15 @@ def test_a_seed_decides_the_first_weights():
 
 @pytest.mark.parametrize("config", [{}, {"layers": 3}, {"layers": 2, "attention": "dot"}], ids=str)
 def test_dropout_stands_on_embeddings_between_layers_and_before_the_output(config):
-    model, tokens, seen = make(dropout=0.5, **config), draw(RAGGED), []
+    model, tokens, dropped = make(dropout=0.5, **config), draw(RAGGED), []
     parts = {"input": model.drop_input, "between": model.recurrent.dropout, "output": model.drop_output}
     for name, part in parts.items():
-        part.register_forward_hook(lambda *_, name=name: seen.append(name))
+        part.register_forward_hook(lambda *_, name=name: dropped.append(name))
     between = ["between"] * (config.get("layers", 1) - 1)
     for ask in (model.logits, model.read, model.start, model.encode, model.pooled_output):
-        seen.clear()
+        dropped.clear()
         ask(tokens)
-        assert seen == ["input", *between, *["output"] * (ask not in (model.encode, model.pooled_output))]
+        assert dropped == ["input", *between, *["output"] * (ask not in (model.encode, model.pooled_output))]
 
 
 def test_dropout_is_active_in_training_only():
@@ -596,9 +605,9 @@ def test_capture_records_each_layers_own_attention():
     for (weights,) in maps.weights.values():
         assert weights.shape == (len(RAGGED), 6, 6)
         assert not weights.triu().any()
-    with capture(layers=[1]) as one:
+    with capture(layers=[1]) as captured:
         model.logits(tokens)
-    assert set(one.weights) == {("self", 1)}
+    assert set(captured.weights) == {("self", 1)}
     with capture() as none:
         make(21).logits(tokens)
     assert none.weights == {}

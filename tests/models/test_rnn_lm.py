@@ -67,12 +67,12 @@ def awd_lstm(model: RNN, row: int, ids: list[int], masks: list[Tensor]) -> Tenso
         layer = dict(below(w, f"recurrent.layers.{depth}.0"))
         layer["kernel.weight_hh_l0"] = layer["kernel.weight_hh_l0"] * deep[2 * depth]
         h, c, walked = *zeros("lstm", layer["kernel.weight_hh_l0"].shape[1]), []
-        for one in x:
-            h, c = lstm(layer, one, h, c)
+        for embedded in x:
+            h, c = lstm(layer, embedded, h, c)
             walked.append(h)
-        kept = deep[2 * depth + 1] if depth < 2 else outputs
-        x = [h * kept[row] for h in walked]
-    return torch.stack([affine(w, "output", one) for one in x])
+        mask = deep[2 * depth + 1] if depth < 2 else outputs
+        x = [h * mask[row] for h in walked]
+    return torch.stack([affine(w, "output", hidden) for hidden in x])
 
 
 def check_awd(model: RNN, lengths: list[int], ask: str, drawn: list[tuple[float, Tensor]]) -> None:
@@ -159,9 +159,9 @@ def test_a_gradient_through_all_dropouts_is_that_of_differences():
 def test_a_text_in_pieces_reads_as_the_whole_with_every_dropout_configured():
     model, tokens = make(6, **AWD), draw([8, 8])
     first, second = (Tokens.pack([ids[part].tolist() for ids in tokens.split()]) for part in (slice(5), slice(5, 8)))
-    one, state = model.read(first)
+    first_logits, state = model.read(first)
     two, _ = model.read(second, model.carried(state))
-    actual = torch.cat([part for pair in zip(one.split(5), two.split(3), strict=True) for part in pair])
+    actual = torch.cat([part for pair in zip(first_logits.split(5), two.split(3), strict=True) for part in pair])
     torch.testing.assert_close(actual, model.logits(tokens), rtol=1e-12, atol=1e-12)
 
 
@@ -174,7 +174,9 @@ def mirrored(tokens: Tokens) -> Tokens:
 
 @pytest.mark.parametrize("cell", ["elman", "jordan", "lstm", "peephole", "gru"])
 def test_backward_is_forward_over_the_text_reversed(cell):
-    ahead, back = (make(7, cell=cell, layers=2, residual=True, direction=way) for way in ("forward", "backward"))
+    ahead, back = (
+        make(7, cell=cell, layers=2, residual=True, direction=direction) for direction in ("forward", "backward")
+    )
     tokens = draw(RAGGED)
     actual = back.logits(tokens, direction="backward").split(RAGGED)
     expected = ahead.logits(mirrored(tokens)).split(RAGGED)
@@ -219,8 +221,10 @@ def test_layers_that_meet_would_tell_a_word_to_itself():
     grid_free.recurrent = model.recurrent  # as if it were allowed
     changed = tokens.ids.clone()
     changed[2] = (changed[2] + 1) % VOCAB
-    one, other = (grid_free.logits(Tokens.flat(ids, tokens.lengths), direction="both") for ids in (tokens.ids, changed))
-    assert not torch.equal(one[2], other[2])
+    logits, changed_logits = (
+        grid_free.logits(Tokens.flat(ids, tokens.lengths), direction="both") for ids in (tokens.ids, changed)
+    )
+    assert not torch.equal(logits[2], changed_logits[2])
 
 
 def test_a_lone_word_is_given_from_nothing():

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from weft.checkpoint import contents
 from weft.config.schema import read_section
-from weft.decoding.generate import DecodingConfig, generate
+from weft.decoding.config import DecodingConfig
+from weft.decoding.generate import generate
 from weft.errors import CheckpointError, ConfigError, DataError
 from weft.models.base import Role
 from weft.models.transformer import Transformer, TransformerConfig
@@ -41,7 +42,7 @@ KINDS = [
 
 
 def config_id(value: object) -> str:
-    return " ".join(f"{key}={one}" for key, one in value.items()) if isinstance(value, dict) else str(value)
+    return " ".join(f"{key}={setting}" for key, setting in value.items()) if isinstance(value, dict) else str(value)
 
 
 def config_of(**config: object) -> TransformerConfig:
@@ -56,9 +57,7 @@ def make(seed: int = 0, target_vocab: int | None = TARGET_VOCAB, **config: objec
 def spread(model: Transformer, seed: int = 0) -> Transformer:
     """Draw all weights anew, so that none is zero or one, or equal to another."""
     torch.manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.normal_(mean=float("norm" in name and "weight" in name), std=0.4)
+    paper.spread_weights(model)
     return model
 
 
@@ -68,7 +67,9 @@ def draw(lengths: list[int], vocab: int) -> Tokens:
 
 def pairs(lengths: list[tuple[int, int]], seed: int = 5) -> tuple[Tokens, Tokens]:
     torch.manual_seed(seed)
-    return draw([one for one, _ in lengths], TARGET_VOCAB), draw([one for _, one in lengths], min(VOCAB, TARGET_VOCAB))
+    return draw([length for length, _ in lengths], TARGET_VOCAB), draw(
+        [length for _, length in lengths], min(VOCAB, TARGET_VOCAB)
+    )
 
 
 def off_by_place(config: TransformerConfig) -> dict[paper.Place, set[int]]:
@@ -145,8 +146,8 @@ def test_single_precision_is_close_to_the_reference():
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
     mine = torch.autograd.grad(actual.square().sum(), list(model.parameters()))
     yours = torch.autograd.grad(expected.square().sum(), list(exact.parameters()))
-    for one, other in zip(mine, yours, strict=True):
-        assert (one.double() - other).norm() <= 1e-4 * other.norm()
+    for gradient, expected_gradient in zip(mine, yours, strict=True):
+        assert (gradient.double() - expected_gradient).norm() <= 1e-4 * expected_gradient.norm()
 
 
 # What every model keeps, in float64.
@@ -189,13 +190,13 @@ def test_one_that_does_not_keep_it_is_caught(kind):
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_what_is_shared(tie):
-    one, two = make(target_vocab=None, tie=tie), make(tie=tie)
-    assert one.embed is one.target_embed
-    assert two.embed is not two.target_embed
-    for model in (one, two):
+    shared, separate = make(target_vocab=None, tie=tie), make(tie=tie)
+    assert shared.embed is shared.target_embed
+    assert separate.embed is not separate.target_embed
+    for model in (shared, separate):
         assert (model.output.weight is model.target_embed.weight) == tie
-    assert two.embed.weight.shape == (VOCAB, 12)
-    assert two.output.weight.shape == two.target_embed.weight.shape == (TARGET_VOCAB, 12)
+    assert separate.embed.weight.shape == (VOCAB, 12)
+    assert separate.output.weight.shape == separate.target_embed.weight.shape == (TARGET_VOCAB, 12)
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -251,13 +252,13 @@ def test_a_batch_that_sees_its_filling_is_not_as_alone(monkeypatch):
 def test_what_others_say_changes_nothing_exactly(kind):
     model, (tokens, source) = make(**kind), pairs(RAGGED)
     before = tokens.split(model.logits(tokens, source))
-    for kept in range(len(RAGGED)):
+    for unchanged in range(len(RAGGED)):
         other = [
-            Tokens.pack([ids if row == kept else (ids + 1) % TARGET_VOCAB for row, ids in enumerate(side.split())])
+            Tokens.pack([ids if row == unchanged else (ids + 1) % TARGET_VOCAB for row, ids in enumerate(side.split())])
             for side in (tokens, source)
         ]
         after = tokens.split(model.logits(*other))
-        assert [torch.equal(*two) for two in zip(before, after, strict=True)] == [row == kept for row in range(4)]
+        assert [torch.equal(*two) for two in zip(before, after, strict=True)] == [row == unchanged for row in range(4)]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=config_id)
@@ -341,11 +342,11 @@ def test_select_copies_neither_the_sources_nor_what_was_read():
     model = make()
     _, state = model.start(Tokens.pack([[1], [2]]), Tokens.pack([[3, 4], [5]]))
     picked = state.select(torch.tensor([1, 0, 1, 1]))
-    assert all(one is other for one, other in zip(picked.source_kv, state.source_kv, strict=True))
+    assert all(kv is old_kv for kv, old_kv in zip(picked.source_kv, state.source_kv, strict=True))
     assert picked.cache.storage is state.cache.storage
     assert sum(len(kv) for kv in picked.source_kv) == model.config.layers * 3  # once a source token, not a hypothesis
     _, after = model.step(torch.tensor([1, 2, 3, 4]), picked)
-    assert all(one is other for one, other in zip(after.source_kv, state.source_kv, strict=True))
+    assert all(kv is old_kv for kv, old_kv in zip(after.source_kv, state.source_kv, strict=True))
 
 
 @torch.no_grad()
@@ -353,11 +354,11 @@ def test_two_steps_from_one_state_go_their_own_ways():
     model = spread(make().double())
     source = Tokens.pack([[3, 4], [5]])
     _, state = model.start(Tokens.pack([[1], [2, 6]]), source)
-    ways = {}
+    states = {}
     for first in (7, 8, 9):
-        ways[first] = model.step(torch.tensor([first, first]), state)[1]
-    for first, way in ways.items():
-        actual, _ = model.step(torch.tensor([0, 1]), way)
+        states[first] = model.step(torch.tensor([first, first]), state)[1]
+    for first, next_state in states.items():
+        actual, _ = model.step(torch.tensor([0, 1]), next_state)
         expected = model.logits(Tokens.pack([[1, first, 0], [2, 6, first, 1]]), source)[[2, 6]]
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
@@ -416,12 +417,12 @@ def searched(model, options: DecodingConfig, rows: int = 5) -> list[list[tuple[t
     source, prompt = draw(lengths, TARGET_VOCAB), draw([1 + row % 3 for row in range(rows)], TARGET_VOCAB)
     with torch.no_grad():
         outputs = generate(model, prompt, EOS, options, source, forbid=[1])
-    return [[(one.ids, one.logprob) for one in candidates] for candidates in outputs]
+    return [[(hypothesis.ids, hypothesis.logprob) for hypothesis in candidates] for candidates in outputs]
 
 
-def same_search(one, other) -> None:
-    assert [[ids for ids, _ in row] for row in one] == [[ids for ids, _ in row] for row in other]
-    for mine, yours in zip(one, other, strict=True):
+def same_search(actual, expected) -> None:
+    assert [[ids for ids, _ in row] for row in actual] == [[ids for ids, _ in row] for row in expected]
+    for mine, yours in zip(actual, expected, strict=True):
         assert [value for _, value in mine] == pytest.approx([value for _, value in yours], abs=1e-8)
 
 

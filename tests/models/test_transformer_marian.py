@@ -7,9 +7,11 @@ them about. So its width is ours in another order: every axis of a weight that i
 import pytest
 import torch
 from tests.equations import weights_of
+from tests.transformer_equations import spread_weights
 from torch.nn.utils.rnn import pad_sequence
 
-from weft.decoding.generate import DecodingConfig, generate
+from weft.decoding.config import DecodingConfig
+from weft.decoding.generate import generate
 from weft.models.transformer import Transformer, TransformerConfig
 from weft.nn.attention.capture import capture
 from weft.tokens import Tokens
@@ -27,25 +29,15 @@ NORMS = {
     "cross_attention": "encoder_attn_layer_norm",
     "feed_forward": "final_layer_norm",
 }
-LOOKS = {"attention": ("self_attn", ["q", "k", "v"]), "cross_attention": ("encoder_attn", ["q"])}
+SIZES = {"width": WIDTH, "heads": HEADS, "layers": LAYERS, "decoder_layers": DECODER_LAYERS, "ffn_width": HIDDEN}
+ATTENTIONS = {"attention": ("self_attn", ["q", "k", "v"]), "cross_attention": ("encoder_attn", ["q"])}
 
 
 def ours(seed=0, activation="relu"):
-    config = TransformerConfig(
-        name="transformer",
-        width=WIDTH,
-        heads=HEADS,
-        layers=LAYERS,
-        decoder_layers=DECODER_LAYERS,
-        ffn_width=HIDDEN,
-        activation=activation,
-        dropout=0.0,
-    )
+    config = TransformerConfig(name="transformer", **SIZES, activation=activation, dropout=0.0)
     torch.manual_seed(seed)
     model = Transformer(config, VOCAB)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.normal_(mean=float("norm" in name and "weight" in name), std=0.3)
+    spread_weights(model, 0.3)
     return model
 
 
@@ -56,14 +48,16 @@ def block_of(w, here, there):
         for part, norm in NORMS.items():
             if f"{here}.{part}_residual.norm.{kind}" in w:
                 renamed[f"{there}.{norm}.{kind}"] = w[f"{here}.{part}_residual.norm.{kind}"][HALVES]
-        for part, (look, names) in LOOKS.items():
+        for part, (attention_name, names) in ATTENTIONS.items():
             if f"{here}.{part}.in_proj.{kind}" in w:
                 rows = w[f"{here}.{part}.in_proj.{kind}"].split(WIDTH)
                 if part == "cross_attention":
                     rows, names = (*rows, *w[f"{here}.cross_attention.kv_proj.{kind}"].split(WIDTH)), ["q", "k", "v"]
                 for name, value in zip(names, rows, strict=True):
-                    renamed[f"{there}.{look}.{name}_proj.{kind}"] = value[:, HALVES] if kind == "weight" else value
-                renamed[f"{there}.{look}.out_proj.{kind}"] = w[f"{here}.{part}.out_proj.{kind}"][HALVES]
+                    renamed[f"{there}.{attention_name}.{name}_proj.{kind}"] = (
+                        value[:, HALVES] if kind == "weight" else value
+                    )
+                renamed[f"{there}.{attention_name}.out_proj.{kind}"] = w[f"{here}.{part}.out_proj.{kind}"][HALVES]
     renamed[f"{there}.fc1.weight"] = w[f"{here}.feed_forward.fc1.weight"][:, HALVES]
     renamed[f"{there}.fc1.bias"] = w[f"{here}.feed_forward.fc1.bias"]
     for kind in ("weight", "bias"):
@@ -124,10 +118,10 @@ def padded(tokens):
 
 
 def read_by_marian(marian, tokens, source):
-    (read, real), (given, seen) = padded(tokens), padded(source)
+    (read, real), (given, source_mask) = padded(tokens), padded(source)
     return marian(
         input_ids=given,
-        attention_mask=seen,
+        attention_mask=source_mask,
         decoder_input_ids=read,
         decoder_attention_mask=real,
         use_cache=False,
@@ -176,9 +170,9 @@ def test_it_looks_where_marian_looks():
     with capture() as maps:
         model.logits(tokens, source)
     output, real = read_by_marian(theirs(model), tokens, source)
-    seen = padded(source)[1].bool()
+    source_mask = padded(source)[1].bool()
     places = {
-        "encoder": (output.encoder_attentions, seen, LAYERS),
+        "encoder": (output.encoder_attentions, source_mask, LAYERS),
         "decoder": (output.decoder_attentions, real, DECODER_LAYERS),
         "cross": (output.cross_attentions, real, DECODER_LAYERS),
     }
@@ -193,10 +187,10 @@ def test_it_looks_where_marian_looks():
 def test_greedy_generation_is_marians_step_by_step():
     model, (_, source) = ours(), texts()
     model.eval()
-    given, seen = padded(source)
+    given, source_mask = padded(source)
     generated = theirs(model).generate(
         input_ids=given,
-        attention_mask=seen,
+        attention_mask=source_mask,
         max_new_tokens=12,
         num_beams=1,
         do_sample=False,

@@ -14,7 +14,7 @@ from weft.models.rnn import RNN, RNNConfig
 from weft.tasks.classification.task import ClassifyExample
 from weft.tasks.factory import make_task
 from weft.tasks.tagging import TagExample
-from weft.tokens import BEGIN, END, PAD
+from weft.tokens import CHAR_PAD, WORD_BEGIN, WORD_END
 
 LIMIT = TruncationPolicy(1024, "error")
 # A name ends in "-ov", whatever it is; a verb in "-ing". Each stands there once, so that none is in the vocabulary.
@@ -56,8 +56,8 @@ def encoded(task, *examples, limit=LIMIT):
 
 def read(chars):
     """Return the words that rows of characters spell."""
-    assert all(row[0] == BEGIN and END in row for row in chars.tolist())
-    return [bytes(sign for sign in row if sign < BEGIN).decode("utf-8", "replace") for row in chars.tolist()]
+    assert all(row[0] == WORD_BEGIN and WORD_END in row for row in chars.tolist())
+    return [bytes(sign for sign in row if sign < WORD_BEGIN).decode("utf-8", "replace") for row in chars.tolist()]
 
 
 def collated(task, *examples, limit=LIMIT):
@@ -72,7 +72,7 @@ def test_a_word_is_spelt_as_it_was_given(recipe):
     ids, begins, spelling, tags = encoded(task, TagExample(words=["the", "Ünseen"], tags=["O", "NAME"]))[0]
     assert ids.tolist()[2] == task.tokenizer.specials.unk
     assert (begins.tolist(), tags.tolist()) == ([1, 2], [1, 0])
-    assert bytes(sign for sign in spelling.tolist() if sign < BEGIN) == "theÜnseen".encode()
+    assert bytes(sign for sign in spelling.tolist() if sign < WORD_BEGIN) == "theÜnseen".encode()
     batch = collated(task, TagExample(words=["the", "Ünseen"]), TagExample(words=["The"]))
     assert read(batch.tokens.chars) == ["", "the", "Ünseen", "", "", "The", ""]
     assert batch.targets is None
@@ -134,7 +134,7 @@ def test_a_text_is_spelt_token_by_token(sorts, name):
 
 
 def test_a_text_that_is_cut_keeps_the_spelling_of_what_is_left(sorts):
-    task, _ = made(sorts, "data.too_long=cut")
+    task, _ = made(sorts, "data.truncation=cut")
     example = ClassifyExample(text="one two three four", pair="five six")
     spelt = read(collated(task, example, limit=TruncationPolicy(4, "cut")).tokens.chars)
     assert spelt == ["", "one", "two", "", "five", "six", ""]
@@ -196,7 +196,7 @@ def test_the_answer_is_read_again_with_its_spelling(trained):
     words, tags, batch = trained.teacher_forced("the Banov.")
     assert (words, tags) == (["<s>", "the", "<unk>", ".", "</s>"], ["O", "NAME", "O"])
     assert read(batch.tokens.chars) == ["", "the", "Banov", ".", ""]
-    assert (batch.tokens.chars[1] == PAD).any()
+    assert (batch.tokens.chars[1] == CHAR_PAD).any()
     (reach,) = trained.gradients("the Banov.")
     assert len(reach.norms) == 5
 

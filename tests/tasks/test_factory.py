@@ -18,12 +18,12 @@ def built(recipe, *overrides):
 
 
 def test_the_parts_are_those_that_the_recipe_names(recipe):
-    task, head = built(recipe, "model.width=24", "task.smoothing=0.1")
+    task, head = built(recipe, "model.width=24", "task.label_smoothing=0.1")
     assert isinstance(task, Translate)
     assert isinstance(head, TranslateHead)
     assert isinstance(head.body, Seq2Seq)
     assert head.body.config.width == 24
-    assert head.smoothing == 0.1
+    assert head.label_smoothing == 0.1
     assert head.eos == task.tokenizer.specials.eos
 
 
@@ -47,8 +47,8 @@ def test_two_vocabularies_have_two(recipe, pairs_file):
 def test_what_does_not_go_together_is_refused_before_data_is_read(recipe):
     recipe["data"] = {"train": "nowhere.tsv"}
     make_task(Run.parse(recipe))  # no file is opened
-    with pytest.raises(ConfigError, match=r"data.too_long: task 'translate' cannot use 'window'; try cut, drop or"):
-        make_task(Run.parse(read_recipe(recipe, ["data.too_long=window"])))
+    with pytest.raises(ConfigError, match=r"data.truncation: task 'translate' cannot use 'window'; try cut, drop or"):
+        make_task(Run.parse(read_recipe(recipe, ["data.truncation=window"])))
 
 
 class Deaf(Seq2Seq):

@@ -10,9 +10,9 @@ from weft.tasks.factory import build
 from weft.tokenization.trainable import train_tokenizer
 
 
-def make_pipeline(summary=True):
+def make_pipeline(pooler=True):
     raw = {
-        "task": {"name": "embed", "summary": summary},
+        "task": {"name": "embed", "pooler": pooler},
         "data": {"train": [], "max_length": 20},
         "tokenizer": {"name": "characters"},
         "model": {"name": "bert", "width": 8, "heads": 2, "layers": 1, "max_positions": 32},
@@ -30,12 +30,12 @@ def test_it_makes_vectors():
     assert not {"transform", "output"} & names, "it fills nothing"
 
 
-def test_it_has_a_summary_or_none():
-    whole, bare = make_pipeline(), make_pipeline(summary=False)
-    assert whole.head.body.pool is not None
-    assert bare.head.body.pool is None
+def test_it_has_a_pooler_or_none():
+    whole, bare = make_pipeline(), make_pipeline(pooler=False)
+    assert whole.head.body.pooler is not None
+    assert bare.head.body.pooler is None
     own = {name for name, _ in whole.head.named_parameters()} - {name for name, _ in bare.head.named_parameters()}
-    assert own == {"body.pool.weight", "body.pool.bias"}
+    assert own == {"body.pooler.weight", "body.pooler.bias"}
 
 
 def test_it_answers_and_learns_nothing(tmp_path):

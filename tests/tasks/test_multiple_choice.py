@@ -92,7 +92,7 @@ def test_one_that_cannot_be_is_refused(choices, label, message):
 
 
 def test_an_item_is_each_choice_with_the_text_between_their_signs(recipe):
-    task, _ = made(recipe, "tokenizer.gap=2")
+    task, _ = made(recipe, "tokenizer.num_separators=2")
     special = task.tokenizer.specials
     text, *choices = task.tokenizer.ids(["the cat", "sat down", "is red", "was two"])
     ((ids, sizes, second, label),) = encoded(task, EXAMPLES[0])
@@ -150,11 +150,11 @@ def test_a_long_one_is_cut_the_longer_text_first_dropped_or_an_error(recipe):
     assert str(limit) == "cut 1 sequence longer than data.max_length=6"
     assert encoded(task, long, limit=TruncationPolicy(6, "drop")) == []
     with pytest.raises(
-        DataError, match="got 11 tokens, data.max_length is 6; set data.too_long: cut or drop, or raise"
+        DataError, match="got 11 tokens, data.max_length is 6; set data.truncation: cut or drop, or raise"
     ):
         encoded(task, long, limit=TruncationPolicy(6, "error"))
-    with pytest.raises(ConfigError, match="data.too_long: task 'choice' cannot use 'window'; try cut"):
-        made(recipe, "data.too_long=window")
+    with pytest.raises(ConfigError, match="data.truncation: task 'choice' cannot use 'window'; try cut"):
+        made(recipe, "data.truncation=window")
 
 
 def test_what_the_model_cannot_read_is_told_before_it_learns(recipe, tmp_path):

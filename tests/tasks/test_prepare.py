@@ -99,7 +99,7 @@ def test_too_long_is_an_error_that_names_the_line(recipe, pairs_file):
     add(pairs_file, f"{LONG}\tab")
     for read in (packed, whole):
         with pytest.raises(
-            DataError, match=rf"pairs.tsv:{COUNT + 1}: got 30 tokens, data.max_length is 20; set data.too"
+            DataError, match=rf"pairs.tsv:{COUNT + 1}: got 30 tokens, data.max_length is 20; set data.truncation"
         ):
             read(recipe, "data.max_length=20")
 
@@ -113,7 +113,7 @@ def test_too_long_is_an_error_that_names_the_line(recipe, pairs_file):
 )
 def test_too_long_is_cut_or_dropped_counted_and_told(recipe, pairs_file, policy, left, report):
     add(pairs_file, f"{LONG}\tab", f"{LONG}\t{LONG}")
-    settings = ["data.max_length=20", f"data.too_long={policy}"]
+    settings = ["data.max_length=20", f"data.truncation={policy}"]
     items, actual_report = packed(recipe, *settings)
     assert (len(items), actual_report) == (left, report)
     assert max(len(ids) for index in range(len(items)) for ids in items[index]) <= 22
@@ -142,7 +142,7 @@ class Hear:
 def test_training_tells_of_both_splits(recipe, pairs_file, tmp_path):
     add(pairs_file, f"{LONG}\tab")
     hear = Hear()
-    settings = ["data.max_length=20", "data.too_long=drop", "train.steps=2"]
+    settings = ["data.max_length=20", "data.truncation=drop", "train.steps=2"]
     weft.train(recipe, settings, tmp_path / "run", report=hear)
     for split in ("train", "valid"):
         assert any(f"data.{split}: dropped 1 sequence longer than data.max_length=20" in one for one in hear.said)
@@ -158,7 +158,7 @@ def test_bad_validation_data_end_the_run_before_it_starts(recipe, tmp_path):
 def test_where_nothing_is_left_the_reason_is_told(recipe):
     for read in (packed, whole):
         with pytest.raises(DataError, match=rf"not one example is left to use; dropped {2 * COUNT} sequences longer"):
-            read(recipe, "data.max_length=3", "data.too_long=drop")
+            read(recipe, "data.max_length=3", "data.truncation=drop")
 
 
 def test_a_bad_row_far_down_is_found_in_its_chunk(recipe, pairs_file):
@@ -233,7 +233,7 @@ def test_what_is_cut_is_counted_once_though_its_chunk_is_read_again(recipe, tmp_
     """A bad row sends its whole chunk through once more, one by one; the rows that are cut are still cut once."""
     path = tmp_path / "rows.tsv"
     path.write_text("abcdefghij\tab\nab\tab\nabcdefghij\tab\n")
-    recipe["data"] = {"train": str(path), "max_length": 5, "too_long": "cut", "on_bad_rows": "skip"}
+    recipe["data"] = {"train": str(path), "max_length": 5, "truncation": "cut", "on_bad_rows": "skip"}
     run = Run.parse(recipe)
     task = Fussy(run.task)
     tokenizer = fit_tokenizer(run.tokenizer, run.data, task)

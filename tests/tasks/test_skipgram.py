@@ -13,7 +13,7 @@ from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Role
 from weft.tasks.factory import make_task
-from weft.training.reporting import Saved
+from weft.training.reporting import CheckpointSaved
 
 RECIPE = {
     "task": {"name": "skipgram", "neighbours": 3},
@@ -97,7 +97,7 @@ class KilledError(Exception):
 def test_a_run_gone_on_with_is_the_run(trained, corpus, tmp_path):
     class Kill:
         def __call__(self, record):
-            if isinstance(record, Saved) and record.step == 2:
+            if isinstance(record, CheckpointSaved) and record.step == 2:
                 raise KilledError
 
         def close(self):

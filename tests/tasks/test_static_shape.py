@@ -43,14 +43,14 @@ FILES = {
 }
 CASES = {
     "one": ("one.tsv", {}),
-    "weighted": ("one.tsv", {"weights": {"b": 3.0}, "smoothing": 0.1}),
+    "weighted": ("one.tsv", {"weights": {"b": 3.0}, "label_smoothing": 0.1}),
     "mixed": ("one.tsv", {"layers": "mix"}),
     "pairs": ("pairs.tsv", {}),
     "symmetric": ("pairs.tsv", {"symmetric": True}),
     "number": ("rated.tsv", {"regression": True}),
     "several": ("several.csv", {"multiple": True, "weights": {"a": 2.0}}),
     "tags": ("tags.conll", {"name": "tag"}),
-    "weighted tags": ("tags.conll", {"name": "tag", "weights": "balanced", "smoothing": 0.1, "layers": [0, 2]}),
+    "weighted tags": ("tags.conll", {"name": "tag", "weights": "balanced", "label_smoothing": 0.1, "layers": [0, 2]}),
 }
 
 
@@ -117,7 +117,7 @@ def test_all_batches_of_a_compiled_run_have_one_shape(recipes, case):
     task, head, data = packed(recipes(case))
     run = Run.parse(read_recipe(recipes(case), ()))
     loader = make_loader(run, task, head.body, data, World(0, 1, torch.device("cuda")))
-    assert loader.frame is not None
+    assert loader.static_shape is not None
     shapes, read = set(), 0
     for drawn, _ in zip(loader.stream(), range(8), strict=False):
         batch = drawn.batch

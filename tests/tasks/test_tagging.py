@@ -244,7 +244,7 @@ def test_a_word_longer_than_a_window_keeps_its_place(recipe):
 
 def test_the_answers_of_windows_are_joined_again(recipe, tmp_path):
     whole = weft.train(recipe, out=tmp_path / "whole")
-    cut = weft.train(recipe, ["data.max_length=9", "data.too_long=window"], tmp_path / "cut")
+    cut = weft.train(recipe, ["data.max_length=9", "data.truncation=window"], tmp_path / "cut")
     assert whole.evaluate()["accuracy"] == 1
     assert cut.evaluate()["accuracy"] > 0.7
     task, head = cut.task, cut.head
@@ -253,7 +253,7 @@ def test_the_answers_of_windows_are_joined_again(recipe, tmp_path):
     assert len(outputs) == 2
     assert answer == cut("see you in May")[0]
     with pytest.raises(DataError, match=r"example 1: got 11 tokens, data.max_length is 9"):
-        weft.train(recipe, ["data.max_length=9", "data.too_long=drop", "train.steps=1"], tmp_path / "drop")(
+        weft.train(recipe, ["data.max_length=9", "data.truncation=drop", "train.steps=1"], tmp_path / "drop")(
             "see you in May"
         )
     assert answer["words"] == ["see", "you", "in", "May"]
@@ -413,7 +413,7 @@ def test_a_tag_that_is_not_known_names_its_place(recipe, tmp_path):
         weft.train(recipe, [f"data.valid={path}"], tmp_path / "run")
 
 
-@pytest.mark.parametrize("change", ["task.weights=balanced", "task.smoothing=0.1"])
+@pytest.mark.parametrize("change", ["task.weights=balanced", "task.label_smoothing=0.1"])
 def test_a_crf_takes_no_weights_of_single_tags(recipe, change):
     key = change.split("=")[0]
     with pytest.raises(ConfigError, match=f"{key} is of single tags, and task.crf scores whole sequences"):
@@ -472,7 +472,7 @@ def test_a_transformer_learns_tags_at_first_sub_words(recipe, tmp_path, model, t
 
 def test_what_only_a_summary_needs_is_not_there(recipe):
     bert = {"name": "bert", "width": 16, "heads": 2, "layers": 1}
-    assert made({**recipe, "model": bert})[1].body.pool is None
+    assert made({**recipe, "model": bert})[1].body.pooler is None
 
 
 # Files as they are found.

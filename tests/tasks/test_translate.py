@@ -7,7 +7,8 @@ from tests.conftest import reversed_pairs
 
 from weft.config.schema import Run, read_recipe
 from weft.data.truncation import TruncationPolicy
-from weft.decoding.generate import DecodingConfig, Hypothesis
+from weft.decoding.config import DecodingConfig
+from weft.decoding.generate import Hypothesis
 from weft.errors import DataError
 from weft.tasks.factory import build, make_task
 from weft.tasks.prepare import fit_tokenizer
@@ -98,7 +99,7 @@ def test_the_loss_is_the_cross_entropy_of_the_target(recipe):
 
 @torch.no_grad()
 def test_smoothing_is_for_training_alone(recipe):
-    task, smooth = build_task(recipe, "model.dropout=0", "task.smoothing=0.3")
+    task, smooth = build_task(recipe, "model.dropout=0", "task.label_smoothing=0.3")
     _, plain = build_task(recipe, "model.dropout=0")
     plain.load_state_dict(smooth.state_dict())
     batch = collated(task, ("abc", "cba"))

@@ -151,7 +151,7 @@ def test_the_unknown_is_shown(kind):
     tokenizer = trained(kind)
     ids = tokenizer.encode("the ✈").ids
     assert tokenizer.specials.unk in ids
-    assert type(tokenizer).spelling["unk"] in tokenizer.decode(ids)
+    assert type(tokenizer).default_special_tokens["unk"] in tokenizer.decode(ids)
     assert "✈" not in tokenizer.decode(ids)
 
 
@@ -187,7 +187,7 @@ def test_text_that_spells_the_unknown_is_known(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_library_by_itself_would_give_it(kind):
     tokenizer = pickle.loads(pickle.dumps(trained(kind)))
-    text = type(tokenizer).spelling["eos"]
+    text = type(tokenizer).default_special_tokens["eos"]
     assert tokenizer.specials.eos not in tokenizer.encode(text).ids
     tokenizer.engine.encode_special_tokens = False
     assert tokenizer.specials.eos in tokenizer.encode(text).ids
@@ -290,7 +290,7 @@ def test_tokens_in_print(kind):
     tokenizer = trained(kind)
     printed = [tokenizer.token(id) for id in tokenizer.encode("the the").ids]
     assert "".join(printed).replace(" ", "") == "thethe"
-    assert tokenizer.token(tokenizer.specials.eos) == type(tokenizer).spelling["eos"]
+    assert tokenizer.token(tokenizer.specials.eos) == type(tokenizer).default_special_tokens["eos"]
     assert all(tokenizer.token(id).isprintable() for id in range(len(tokenizer)))
 
 
@@ -418,8 +418,8 @@ def test_the_stream_is_never_kept(kind):
 
 
 def test_a_stream_that_is_kept_is_caught():
-    kept = [Line("a"), Line("b")]
-    assert sum(ref() is not None for ref in map(weakref.ref, kept)) == 2
+    lines = [Line("a"), Line("b")]
+    assert sum(ref() is not None for ref in map(weakref.ref, lines)) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -472,9 +472,9 @@ def test_the_most_frequent_are_kept_and_the_rarest_dropped():
 def test_any_digit_can_be_read_as_0(lowercase, tmp_path):
     tokenizer = train_tokenizer(config("words", zeros=True, lowercase=lowercase), ["in 1987 or 12", "A4 ٣"])
     tokenizer.save(tmp_path)
-    for one in (tokenizer, Words.load(tmp_path, tokenizer.config)):
-        assert one.decode(one.ids(["in 2012 or 99 A5 7"])[0]) == f"in 0000 or 00 {'a' if lowercase else 'A'}0 0"
-        assert one.encode("in 2012").offsets == [(0, 2), (3, 7)]
+    for words in (tokenizer, Words.load(tmp_path, tokenizer.config)):
+        assert words.decode(words.ids(["in 2012 or 99 A5 7"])[0]) == f"in 0000 or 00 {'a' if lowercase else 'A'}0 0"
+        assert words.encode("in 2012").offsets == [(0, 2), (3, 7)]
     assert "1987" in vocabulary("words", ["in 1987"])  # unless asked for, a year is a year
 
 
@@ -552,12 +552,12 @@ def test_saved_and_loaded_it_is_the_same(kind, lowercase, tmp_path):
         same_ids(tokenizer, again)
 
 
-def same_ids(one: Tokenizer, two: Tokenizer) -> None:
+def same_ids(first: Tokenizer, second: Tokenizer) -> None:
     @quick
     @given(text=likely | texts)
     def check(text: str) -> None:
-        assert one.encode(text) == two.encode(text)
-        assert one.decode(one.encode(text).ids) == two.decode(two.encode(text).ids)
+        assert first.encode(text) == second.encode(text)
+        assert first.decode(first.encode(text).ids) == second.decode(second.encode(text).ids)
 
     check()
 
@@ -668,7 +668,7 @@ def test_without_it_the_kinds_own_spelling_holds(tmp_path):
     """The negative control, and how earlier runs are read."""
     plain = config("bpe")
     assert "specials" not in plain.model_dump(exclude_none=True)
-    assert BPE.spell(plain) == {"bos": "<s>", "eos": "</s>"}
+    assert BPE.special_tokens_map(plain) == {"bos": "<s>", "eos": "</s>"}
     trained("bpe").save(tmp_path)
     with pytest.raises(CheckpointError, match=r"lacks the special tokens <\|endoftext\|>"):
         load_tokenizer(config("bpe", specials={"bos": END, "eos": END}), tmp_path)
@@ -679,20 +679,20 @@ def test_a_token_of_its_own_may_stand_between_two_texts(kind, tmp_path):
     section = config(kind, specials={"sep": "<|sep|>"})
     tokenizer = train_tokenizer(section, iter([*CORPUS, *["it spells <|sep|>"] * 30]))
     sep = tokenizer.specials.sep
-    assert tokenizer.between == [sep] == [tokenizer.engine.token_to_id("<|sep|>")]
+    assert tokenizer.pair_separator == [sep] == [tokenizer.engine.token_to_id("<|sep|>")]
     assert sep not in tokenizer.encode("the <|sep|>").ids
     assert tokenizer.decode([*tokenizer.encode("the").ids, sep]) == tokenizer.decode(tokenizer.encode("the").ids)
     tokenizer.save(tmp_path)
     assert load_tokenizer(section, tmp_path).specials.sep == sep
     plain = trained(kind)
     assert plain.specials.sep is None
-    assert plain.between == [plain.specials.eos]
+    assert plain.pair_separator == [plain.specials.eos]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_word_is_spelt_as_it_stands_in_a_text(kind):
     tokenizer = trained(kind)
-    spaced = [tokenizer.spaced(tokenizer.config, word) for word in ("the", " the", "")]
+    spaced = [tokenizer.with_leading_space(tokenizer.config, word) for word in ("the", " the", "")]
     assert spaced == ([" the", " the", ""] if kind == "bpe" else ["the", " the", ""])
 
 

@@ -139,7 +139,7 @@ def test_specials_have_their_numbers_and_what_spells_them_is_text(case):
     assert theirs.mask_token_id in theirs(text).input_ids
     assert not {special.bos, special.eos, special.mask, special.pad} & set(mine.encode(text).ids)
     pair = theirs("a", "b").input_ids
-    assert pair == [special.bos, *mine.encode("a").ids, *mine.between, *mine.encode("b").ids, special.eos]
+    assert pair == [special.bos, *mine.encode("a").ids, *mine.pair_separator, *mine.encode("b").ids, special.eos]
     assert mine.config.lowercase == (not case.startswith("roberta") and theirs.do_lower_case)
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from weft.errors import DataError
 from weft.tokenization.trainable import Tokenizer, Words
-from weft.tokenization.whitespace import Spaces
+from weft.tokenization.whitespace import WordTable
 
 quick = settings(deadline=None, derandomize=True, max_examples=60)
 WHITE = [chr(code) for code in range(0x110000) if chr(code).isspace() and not 0x1C <= code <= 0x1F]
@@ -15,7 +15,7 @@ TEXTS = ["the cat <unk> sat", "na\u00efve \u6771\u4eac \U0001f642 . the", "a a\u
 
 @pytest.fixture(scope="module")
 def words():
-    return Words.train(TEXTS, Words.Config(name="words", split="spaces"))
+    return Words.train(TEXTS, Words.Config(name="words", split="whitespace"))
 
 
 def slowly(words: Words, texts):
@@ -43,7 +43,7 @@ def test_every_sign_parts_words_as_it_does_in_the_library(words):
 
 def test_many_words_are_told_apart():
     names = {f"w{number}": number for number in range(5000)}
-    spaces = Spaces(names, -1)
+    spaces = WordTable(names, -1)
     assert spaces.ids([" ".join(names), "w5000 w17 w", ""]) == [list(range(5000)), [-1, 17, -1], []]
     assert spaces.ids([]) == []
 
@@ -62,5 +62,5 @@ def test_one_that_knows_more_words_reads_them(words):
 
 
 def test_what_changes_words_before_they_are_looked_up_still_does():
-    lower = Words.train(["The CAT 12"], Words.Config(name="words", split="spaces", lowercase=True, zeros=True))
+    lower = Words.train(["The CAT 12"], Words.Config(name="words", split="whitespace", lowercase=True, zeros=True))
     assert lower.ids(["the cat 99"]) == [[lower.engine.token_to_id(word) for word in ("the", "cat", "00")]]

@@ -25,17 +25,17 @@ def make(seed=0):
 
 def learn(module, optimizer, steps, seed=1):
     """Make steps; return the weights after each."""
-    draw, found = torch.Generator().manual_seed(seed), []
+    draw, iterates = torch.Generator().manual_seed(seed), []
     for _ in range(steps):
         optimizer.zero_grad()
         module(torch.randn(8, 4, generator=draw)).square().sum().backward()
         optimizer.step()
-        found.append(flat(module))
-    return found
+        iterates.append(flat(module))
+    return iterates
 
 
 def flat(module):
-    return torch.cat([one.detach().flatten() for one in module.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
 def mean_of(optimizer, module):
@@ -81,8 +81,8 @@ def test_weights_are_swapped_in_and_out_exactly():
 def test_an_update_that_is_held_back_is_not_counted():
     """On a GPU the optimiser is told by `found_inf`, a number on the device, to leave everything as it is."""
     (module, optimizer), (other, twin) = make(), make()
-    for one in (optimizer, twin):
-        one.begin()
+    for optimiser in (optimizer, twin):
+        optimiser.begin()
     learn(module, optimizer, 4)
     learn(other, twin, 4)
     last, mean = flat(module), mean_of(optimizer, module)
@@ -131,8 +131,8 @@ def whole(tmp_path_factory):
 
 
 def began(listener):
-    (told,) = [one.text for one in listener.of(Notice) if "averaged" in one.text]
-    return int(told.split("from step ")[1].split()[0])
+    (notice,) = [record.text for record in listener.of(Notice) if "averaged" in record.text]
+    return int(notice.split("from step ")[1].split()[0])
 
 
 def checkpoint(run, step):
@@ -141,9 +141,9 @@ def checkpoint(run, step):
 
 def test_it_begins_where_evaluations_go_stale(whole):
     _, _, listener = whole
-    found = [record.best for record in listener.of(Eval)]
+    is_best = [record.best for record in listener.of(Eval)]
     stale, first = 0, None
-    for number, better in enumerate(found, start=1):
+    for number, better in enumerate(is_best, start=1):
         stale = 0 if better else stale + 1
         if stale >= 2:
             first = 2 * number
@@ -156,27 +156,29 @@ def test_it_begins_where_evaluations_go_stale(whole):
 def test_what_is_judged_and_saved_is_the_mean(whole):
     """By hand: from the iterates that the optimiser's state has."""
     recipe, run, listener = whole
-    step, kept = began(listener), sorted((run / "checkpoints").iterdir())
-    assert kept[-1] == checkpoint(run, STEPS)
-    raw = load_file(kept[-1] / "state" / "optimizer.safetensors")
-    mean = load_file(kept[-1] / "model.safetensors")
+    step, checkpoints = began(listener), sorted((run / "checkpoints").iterdir())
+    assert checkpoints[-1] == checkpoint(run, STEPS)
+    raw = load_file(checkpoints[-1] / "state" / "optimizer.safetensors")
+    mean = load_file(checkpoints[-1] / "model.safetensors")
     assert {float(raw[f"averaged.{name}"]) for name in mean} == {STEPS - step + 1}
     iterates, plain = every_iterate(recipe, run, step, run.parent / "plain")
     for name, value in mean.items():
-        torch.testing.assert_close(value, torch.stack([one[name] for one in iterates]).mean(0), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            value, torch.stack([iterate[name] for iterate in iterates]).mean(0), rtol=1e-5, atol=1e-6
+        )
         assert torch.equal(raw[f"aside.{name}"], plain[name])
     assert any(not torch.equal(raw[f"aside.{name}"], value) for name, value in mean.items())
     at_end = read_metrics(run / "metrics.jsonl")[-1]["valid"]["loss"]
-    assert weft.load(kept[-1]).evaluate()["loss"] == pytest.approx(at_end, rel=1e-5)
+    assert weft.load(checkpoints[-1]).evaluate()["loss"] == pytest.approx(at_end, rel=1e-5)
 
 
 def every_iterate(recipe, run, step, folder):
     """Train the same with plain SGD, a checkpoint at each step; return the weights from `step` on, and the last."""
-    changes = [one for one in SETTINGS if "asgd" not in one]
+    changes = [setting for setting in SETTINGS if "asgd" not in setting]
     changes += ["train.optimizer=sgd", "train.save_every=1", "train.keep=99", f"train.steps={STEPS}"]
     weft.train(recipe, changes, folder)
-    found = [load_file(checkpoint(folder, one) / "model.safetensors") for one in range(step, STEPS + 1)]
-    return found, found[-1]
+    iterates = [load_file(checkpoint(folder, number) / "model.safetensors") for number in range(step, STEPS + 1)]
+    return iterates, iterates[-1]
 
 
 @pytest.mark.parametrize("ahead", [-2, 0, 2, 4])
@@ -195,10 +197,10 @@ def test_a_resume_before_at_and_after_the_beginning_is_exact(whole, tmp_path, ah
     train_run(settings, again, resume=True, report=later)
     assert losses(again) == losses(run)
     for name in ("model.safetensors", "state/optimizer.safetensors"):
-        ours, theirs = (load_file(checkpoint(one, STEPS) / name) for one in (again, run))
+        ours, theirs = (load_file(checkpoint(folder, STEPS) / name) for folder in (again, run))
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    assert any("averaged" in one.text for one in later.of(Notice)) is (ahead < 0)
+    assert any("averaged" in record.text for record in later.of(Notice)) is (ahead < 0)
 
 
 def losses(run):
@@ -213,14 +215,14 @@ def test_to_go_on_from_the_mean_would_be_another_run():
     with averaged(optimizer):
         saved, state = weights(module), {key: dict(value) for key, value in optimizer.state.items()}
         saved = {name: value.clone() for name, value in saved.items()}
-        state = {key: {name: one.clone() for name, one in value.items()} for key, value in state.items()}
+        state = {key: {name: tensor.clone() for name, tensor in value.items()} for key, value in state.items()}
     must = (learn(module, optimizer, 3, seed=8)[-1], mean_of(optimizer, module))
     for goes_on in (True, False):
         with torch.no_grad():
             for name, value in module.named_parameters():
                 value.copy_(saved[name])
         for key, value in state.items():
-            optimizer.state[key] = {name: one.clone() for name, one in value.items()}
+            optimizer.state[key] = {name: tensor.clone() for name, tensor in value.items()}
         if goes_on:
             resumed(optimizer)
         got = (learn(module, optimizer, 3, seed=8)[-1], mean_of(optimizer, module))

@@ -19,7 +19,7 @@ def recipe(folder, steps, **task):
 
 
 def weights(pipeline):
-    return torch.cat([one.detach().flatten() for one in pipeline.head.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in pipeline.head.parameters()])
 
 
 def test_a_resume_in_the_middle_of_a_stream_changes_nothing(tmp_path):
@@ -32,12 +32,12 @@ def test_a_resume_in_the_middle_of_a_stream_changes_nothing(tmp_path):
 def test_without_what_was_carried_it_would(tmp_path):
     whole = weights(weft.train(recipe(tmp_path, 17), out=tmp_path / "whole"))
     weft.train(recipe(tmp_path, 10), out=tmp_path / "parts")
-    kept = contents.load_carried
+    original = contents.load_carried
     try:
         contents.load_carried = lambda *args: []
         on = weights(weft.train(recipe(tmp_path, 17), out=tmp_path / "parts", resume=True))
     finally:
-        contents.load_carried = kept
+        contents.load_carried = original
     assert not torch.equal(on, whole)
 
 
@@ -45,19 +45,19 @@ def test_without_what_was_carried_it_would(tmp_path):
 def test_a_stream_is_read_on_across_batches_and_begins_anew_with_an_epoch(tmp_path, accumulate, monkeypatch):
     from weft.tasks.lm.head import LMHead
 
-    seen = []
+    carries = []
     real = LMHead.forward
 
     def watched(self, batch, carry=None):
-        seen.append(None if carry is None else carry.parts[0].clone())
+        carries.append(None if carry is None else carry.parts[0].clone())
         sums, after = real(self, batch, carry)
-        seen.append(after.parts[0].clone())
+        carries.append(after.parts[0].clone())
         return sums, after
 
     monkeypatch.setattr(LMHead, "forward", watched)
     raw = recipe(tmp_path, 40 // accumulate)
     raw["train"]["accumulate"] = accumulate
     weft.train(raw, out=tmp_path / "run")
-    fresh = [number for number in range(0, len(seen), 2) if seen[number] is None]
+    fresh = [number for number in range(0, len(carries), 2) if carries[number] is None]
     assert len(fresh) > 1  # epochs
-    assert all(torch.equal(seen[n], seen[n - 1]) for n in range(2, len(seen), 2) if n not in fresh)
+    assert all(torch.equal(carries[n], carries[n - 1]) for n in range(2, len(carries), 2) if n not in fresh)

@@ -16,7 +16,7 @@ from weft.registry import resolve
 from weft.tasks.batch import IGNORE_INDEX
 from weft.tasks.factory import make_task
 from weft.tasks.translate import TranslateHead
-from weft.training.compile import Framed, make_loader
+from weft.training.compile import PaddedCollate, make_loader
 from weft.training.distributed import World
 
 RECIPE = {
@@ -76,32 +76,32 @@ def test_all_batches_have_one_shape_and_count_their_real_tokens():
     for drawn, _ in zip(loader.stream(), range(15), strict=False):
         batch = drawn.batch
         shapes.add((len(batch.tokens.ids), len(batch.source.ids), len(batch.tokens), batch.tokens.longest))
-        assert batch.size == sum(len(data[n][0]) + len(data[n][1]) - 1 for n in drawn.draw.items.tolist())
+        assert batch.size == sum(len(data[n][0]) + len(data[n][1]) - 1 for n in drawn.batch_index.items.tolist())
         assert batch.counts["tokens"] == int((batch.targets != IGNORE_INDEX).sum())
     assert len(shapes) == 1
 
 
 def test_without_a_gpu_nothing_is_compiled_unless_asked_for_which_is_refused():
     task, data = make_task(changed()), pack(items())
-    assert make_loader(changed(), task, Transformer, data, CPU).frame is None
-    assert make_loader(changed(train={"compile": False}), task, Transformer, data, CUDA).frame is None
+    assert make_loader(changed(), task, Transformer, data, CPU).static_shape is None
+    assert make_loader(changed(train={"compile": False}), task, Transformer, data, CUDA).static_shape is None
     with pytest.raises(weft.ConfigError, match=r"train\.compile: pays on a GPU in bf16, but this is cpu in bf16"):
         make_loader(changed(train={"compile": True}), task, Transformer, data, CPU)
 
 
 @pytest.mark.parametrize(
-    ("sections", "told"),
+    ("sections", "message"),
     [
         ({"train": {"precision": "fp32"}}, "this is cuda in fp32"),
         ({"model": {}}, "the model 'seq2seq' does not go into one graph"),
     ],
 )
-def test_what_does_not_go_into_one_graph_is_said(sections, told):
+def test_what_does_not_go_into_one_graph_is_said(sections, message):
 
     train = {"compile": True, **sections.pop("train", {})}
     model = {"name": "seq2seq", "width": 16} if "model" in sections else RECIPE["model"]
     run = Run.parse({**RECIPE, "model": model, "train": {**RECIPE["train"], **train}})
-    with pytest.raises(weft.ConfigError, match=told):
+    with pytest.raises(weft.ConfigError, match=message):
         make_loader(run, make_task(run), resolve("model", run.model.name), pack(items()), CUDA)
 
 
@@ -115,6 +115,6 @@ def test_a_task_without_sides_is_not_compiled():
 
 def test_a_framed_collate_goes_to_workers():
 
-    framed = Framed(make_task(changed()), StaticShape.of(np.array([[3, 4], [5, 6]]), 64))
+    framed = PaddedCollate(make_task(changed()), StaticShape.of(np.array([[3, 4], [5, 6]]), 64))
     again = pickle.loads(pickle.dumps(framed))
-    assert again.frame == framed.frame
+    assert again.static_shape == framed.static_shape

@@ -24,12 +24,14 @@ def trained(recipe, late, device, bad, *overrides):
 
 def numbers(trainer):
     """What a training is judged by, but for its speed."""
-    steps = [(one.step, one.loss, one.lr, one.grad_norm, one.epoch) for one in trainer.report.of(Step)]
+    steps = [
+        (record.step, record.loss, record.lr, record.grad_norm, record.epoch) for record in trainer.report.of(Step)
+    ]
     return steps, trainer.report.of(Notice), trainer.progress.bad_steps, trainer.progress.position
 
 
 def weights(trainer):
-    return torch.cat([one.detach().flatten() for one in trainer.head.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.head.parameters()])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -56,14 +58,15 @@ def test_too_many_bad_updates_stop_it_one_step_late(recipe, device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_report_knows_of_its_own_step(recipe, device):
     trainer = trained(recipe, True, device, (4,), "train.steps=8", "train.report_every=4")
-    said = [type(one) for one in trainer.report.records if isinstance(one, Notice | Step)]
-    assert said == [Notice, Step, Step]
+    kinds = [type(record) for record in trainer.report.records if isinstance(record, Notice | Step)]
+    assert kinds == [Notice, Step, Step]
     assert trainer.report.of(Step)[0].loss == pytest.approx(sum(first_losses(recipe, device)) / 3, rel=1e-6)
 
 
 def first_losses(recipe, device):
     return [
-        one.loss for one in trained(recipe, False, device, (), "train.steps=3", "train.report_every=1").report.of(Step)
+        record.loss
+        for record in trained(recipe, False, device, (), "train.steps=3", "train.report_every=1").report.of(Step)
     ]
 
 

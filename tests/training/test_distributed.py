@@ -67,17 +67,17 @@ def test_a_run_of_two_can_be_gone_on_with_by_one(recipe, tmp_path, monkeypatch):
     weft.train(recipe, ["train.steps=4"], tmp_path / "run")
     state = {"cpu.0": torch.get_rng_state(), "cpu.1": torch.get_rng_state()}
     monkeypatch.setattr(contents, "load_random", lambda folder: state)
-    said = []
+    notices = []
 
     class Hear:
         def __call__(self, record):
-            said.append(str(record))
+            notices.append(str(record))
 
         def close(self):
             pass
 
     weft.train(recipe, ["train.steps=6"], tmp_path / "run", resume=True, report=Hear())
-    assert any("the number of processes has changed" in one for one in said)
+    assert any("the number of processes has changed" in notice for notice in notices)
 
 
 def test_a_world_of_one_needs_no_one():

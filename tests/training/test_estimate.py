@@ -8,14 +8,14 @@ from tests.conftest import recipe_for, write_pairs
 
 import weft
 from weft.config.schema import Run, read_recipe
-from weft.training.estimate import Plan, _format_duration, _format_si, plan_run
+from weft.training.estimate import RunEstimate, _format_duration, _format_si, estimate_run
 from weft.training.flops import TrainingCost
 from weft.training.reporting import read_metrics
 from weft.training.run import train_run
 
 
-def made(recipe, *overrides, tell=lambda text: None):
-    return plan_run(Run.parse(read_recipe(recipe, overrides)), tell)
+def estimate(recipe, *overrides, tell=lambda text: None):
+    return estimate_run(Run.parse(read_recipe(recipe, overrides)), tell)
 
 
 def shown(plan):
@@ -28,13 +28,13 @@ def shown(plan):
 def planned(tmp_path_factory):
     """Return a recipe and its plan."""
     recipe = recipe_for(write_pairs(tmp_path_factory.mktemp("plan") / "pairs.tsv"))
-    return recipe, made(recipe)
+    return recipe, estimate(recipe)
 
 
 def test_what_is_counted_is_what_a_training_has(planned, tmp_path):
     recipe, plan = planned
     trained = train_run(Run.parse(recipe), tmp_path / "run")
-    assert plan.parameters == sum(one.numel() for one in trained.head.parameters())
+    assert plan.parameters == sum(parameter.numel() for parameter in trained.head.parameters())
     assert plan.vocabulary == (len(trained.task.tokenizer),)
     assert plan.items == 60
     files = [tmp_path / "run" / "last" / name for name in ("model.safetensors", "state/optimizer.safetensors")]
@@ -70,7 +70,7 @@ def test_a_table_has_it_all(planned):
 
 
 def test_two_vocabularies_are_two(recipe):
-    plan = made(recipe, "tokenizer.target={name: characters}", "data.valid=null")
+    plan = estimate(recipe, "tokenizer.target={name: characters}", "data.valid=null")
     assert len(plan.vocabulary) == 2
     assert plan.evaluation is None
     assert "evaluations" not in shown(plan)
@@ -80,17 +80,17 @@ def test_notices_are_told_and_mistakes_refused(recipe, pairs_file):
     with pairs_file.open("a") as file:
         file.write("one column\n")
     with pytest.raises(weft.DataError, match=r"pairs.tsv:\d+: "):
-        made(recipe)
-    said = []
-    made(recipe, "data.on_bad_rows=skip", "data.valid=null", tell=said.append)
-    assert any("skipped 1 row" in one for one in said)
+        estimate(recipe)
+    notices = []
+    estimate(recipe, "data.on_bad_rows=skip", "data.valid=null", tell=notices.append)
+    assert any("skipped 1 row" in notice for notice in notices)
 
 
 def test_nothing_is_left_behind(recipe, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     before = torch.are_deterministic_algorithms_enabled()
-    made(recipe, "train.deterministic=true", "data.workers=1")
+    estimate(recipe, "train.deterministic=true", "data.workers=1")
     assert not list(Path().iterdir())
     assert torch.are_deterministic_algorithms_enabled() is before
 
@@ -101,7 +101,7 @@ def test_a_plan_changes_no_training(recipe, tmp_path):
         return [row["loss"] for row in read_metrics(folder / "metrics.jsonl")]
 
     alone = losses(tmp_path / "alone")
-    made(recipe)
+    estimate(recipe)
     assert losses(tmp_path / "planned") == alone
 
 
@@ -111,7 +111,7 @@ def test_a_plan_changes_no_training(recipe, tmp_path):
 def plan_of(seconds=0.5, **train):
     changes = ["train.steps=null", *(f"train.{key}={value}" for key, value in train.items())]
     run = Run.parse(read_recipe(recipe_for("pairs.tsv"), changes))
-    return Plan(
+    return RunEstimate(
         train=run.train, place="cpu", parameters=1000, vocabulary=(10,), items=80, epoch=8.0, measured=20,
         step=TrainingCost(200, 3_000_000, seconds), peak_flops=1e9, start=4.0, memory=10**9, resident=False,
         held=16_000, evaluation=2.0, checkpoint=12_000,
@@ -125,11 +125,11 @@ def test_a_time_is_turned_into_steps():
     assert plan_of(time="15m", seconds=1800).steps == 1
 
 
-@pytest.mark.parametrize(("steps", "time", "found"), [(10, "1h", 10), (10_000, "10s", 20), (20, "10s", 20)])
-def test_of_two_budgets_the_first_to_be_spent_counts(steps, time, found):
+@pytest.mark.parametrize(("steps", "time", "expected"), [(10, "1h", 10), (10_000, "10s", 20), (20, "10s", 20)])
+def test_of_two_budgets_the_first_to_be_spent_counts(steps, time, expected):
     plan = plan_of(steps=steps, time=time)
-    assert plan.steps == found
-    assert ("train.steps" if found == steps else "train.time") in shown(plan)["steps"][1]
+    assert plan.steps == expected
+    assert ("train.steps" if expected == steps else "train.time") in shown(plan)["steps"][1]
 
 
 def test_the_whole_is_start_steps_and_evaluations():

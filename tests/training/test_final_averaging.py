@@ -14,7 +14,7 @@ from tests.training.test_trainer import Listener
 import weft
 from weft.checkpoint.averaging import AverageInfo, read_average_info, write_average_info
 from weft.checkpoint.store import Store
-from weft.training.reporting import Eval, Notice, Saved, Step, read_metrics
+from weft.training.reporting import CheckpointSaved, Eval, Notice, Step, read_metrics
 from weft.training.signals import Interrupted
 
 WILD = 1.0  # a learning rate so large that the mean is far better than any of them
@@ -72,27 +72,27 @@ def alike(run, other, *links):
 
 def test_a_better_average_is_the_best(whole):
     run, listener = whole
-    kept = [f"step-{step:08d}" for step in (4, 8, 12, 14)]
-    assert checkpoints(run) == ["average-00000014", *kept]
+    names = [f"step-{step:08d}" for step in (4, 8, 12, 14)]
+    assert checkpoints(run) == ["average-00000014", *names]
     assert (link(run, "best"), link(run, "last")) == ("average-00000014", "step-00000014")
-    assert same(load_file(run / "best/model.safetensors"), by_hand([run / "checkpoints" / name for name in kept[1:]]))
+    assert same(load_file(run / "best/model.safetensors"), by_hand([run / "checkpoints" / name for name in names[1:]]))
     about, before = read_average_info(run / "best"), read_metrics(run / "metrics.jsonl")[-1]["valid"]["loss"]
-    assert about.of == kept[1:]
+    assert about.of == names[1:]
     assert about.rank[0] < before
-    assert listener.of(Saved)[-1] == Saved(14, run / "checkpoints/average-00000014")
+    assert listener.of(CheckpointSaved)[-1] == CheckpointSaved(14, run / "checkpoints/average-00000014")
     assert weft.load(run).evaluate()["loss"] == pytest.approx(about.rank[0], rel=1e-6)
-    told = f"it has loss {about.rank[0]:.4g}, the best so far loss {before:.4g}"
-    assert notices(listener) == [f"the average of the last 3 checkpoints is the best model: {told}"]
+    message = f"it has loss {about.rank[0]:.4g}, the best so far loss {before:.4g}"
+    assert notices(listener) == [f"the average of the last 3 checkpoints is the best model: {message}"]
 
 
 def test_one_that_is_no_better_is_not(wild, tmp_path):
     listener, run = Listener(), tmp_path / "run"
-    found = weft.train(wild, [f"train.lr={TAME}"], run, report=listener).evaluate()["loss"]
+    loss = weft.train(wild, [f"train.lr={TAME}"], run, report=listener).evaluate()["loss"]
     assert link(run, "best") == link(run, "last") == "step-00000014"
     assert "average-00000014" not in checkpoints(run)
     assert notices(listener)[0].startswith("the average of the last 3 checkpoints is no better: it has loss ")
     last = read_metrics(run / "metrics.jsonl")[-1]["valid"]["loss"]
-    assert found == pytest.approx(last, rel=1e-6), "the mean must not stay in the model"
+    assert loss == pytest.approx(last, rel=1e-6), "the mean must not stay in the model"
 
 
 def test_the_tasks_metric_decides_and_both_numbers_are_told(wild, tmp_path):
@@ -119,8 +119,8 @@ def test_fewer_than_asked_for_are_averaged_but_not_one(wild, tmp_path):
     for name, change in (("short", "train.steps=3"), ("seldom", "train.save_every=null")):
         listener = Listener()
         weft.train(wild, [change], tmp_path / name, report=listener)
-        told = "there is one checkpoint alone, the last; save more often by train.save_every"
-        assert notices(listener) == [f"train.average: nothing to average: {told}"]
+        message = "there is one checkpoint alone, the last; save more often by train.save_every"
+        assert notices(listener) == [f"train.average: nothing to average: {message}"]
         assert link(tmp_path / name, "best") == link(tmp_path / name, "last")
 
 
@@ -135,7 +135,7 @@ def test_it_changes_no_number_of_the_training(wild, whole, tmp_path):
     assert losses(run) == losses(whole[0])
     assert bits(run / "last") == bits(whole[0] / "last")
     assert link(run, "best") != link(whole[0], "best")
-    ours, theirs = (json.loads((one / "last/state/progress.json").read_text()) for one in (whole[0], run))
+    ours, theirs = (json.loads((folder / "last/state/progress.json").read_text()) for folder in (whole[0], run))
     assert ours["best"] == theirs["best"]
 
 
@@ -148,9 +148,9 @@ def stamps(folder):
 
 def test_resuming_a_finished_run_changes_nothing(wild, whole, copied):
     before = stamps(copied)
-    found = weft.train(wild, [], copied, resume=True)
+    pipeline = weft.train(wild, [], copied, resume=True)
     assert stamps(copied) == before
-    assert found.evaluate() == weft.load(whole[0]).evaluate()
+    assert pipeline.evaluate() == weft.load(whole[0]).evaluate()
     alike(copied, whole[0], "last", "best")
 
 

@@ -42,7 +42,7 @@ SMALL = {
     "elmo": {"width": 8, "cells": 6, "layers": 2, "filters": {1: 4, 2: 4}, "embedding": 3, "dropout": 0.2},
     "cnn": {"width": 6, "dropout": 0.2},
 }
-FLOORS = {"bert": 4, "albert": 2, "gpt": 4, "rnn": 4, "elmo": 3, "cnn": 2}
+NUM_GROUPS = {"bert": 4, "albert": 2, "gpt": 4, "rnn": 4, "elmo": 3, "cnn": 2}
 WORDS = {"good": ["fine", "lovely", "bright", "warm"], "bad": ["dull", "cold", "grey", "bitter"]}
 
 
@@ -88,8 +88,8 @@ def head_of(recipe, *overrides):
 
 
 def names_of(head, parts):
-    inside = {id(one) for part in parts for one in part.parameters()}
-    return {name for name, one in head.named_parameters() if id(one) in inside}
+    inside = {id(parameter) for part in parts for parameter in part.parameters()}
+    return {name for name, parameter in head.named_parameters() if id(parameter) in inside}
 
 
 def weights_at(run, step):
@@ -111,12 +111,12 @@ def losses(run):
 @pytest.mark.parametrize("model", SMALL)
 def test_floors_are_apart_and_leave_only_what_stands_on_top(folder, model):
     _, _, head = head_of(reviews(folder, model))
-    floors = [names_of(head, floor) for floor in head.body.layer_groups()]
-    assert len(floors) == FLOORS[model]
-    assert all(floors)
-    assert sum(map(len, floors)) == len(set().union(*floors)), "no parameter is on two floors"
-    on_top = set(dict(head.named_parameters())) - set().union(*floors)
-    pool = {"body.pool.weight", "body.pool.bias"} if "bert" in model else set()
+    groups = [names_of(head, group) for group in head.body.layer_groups()]
+    assert len(groups) == NUM_GROUPS[model]
+    assert all(groups)
+    assert sum(map(len, groups)) == len(set().union(*groups)), "no parameter is in two groups"
+    on_top = set(dict(head.named_parameters())) - set().union(*groups)
+    pool = {"body.pooler.weight", "body.pooler.bias"} if "bert" in model else set()
     assert on_top == {"output.weight", "output.bias"} | pool
 
 
@@ -124,11 +124,11 @@ def test_those_of_a_transformer_are_the_encoders_before_the_decoders(tmp_path):
     recipe = recipe_for(write_pairs(tmp_path / "pairs.tsv"))
     recipe["model"] = {"name": "transformer", "width": 8, "heads": 2, "layers": 2, "decoder_layers": 1, "norm": "pre"}
     _, _, head = head_of(recipe)
-    floors = [names_of(head, floor) for floor in head.body.layer_groups()]
-    assert len(floors) == 4
-    assert "body.encoder.norm.weight" in floors[2]
-    assert "body.decoder.norm.weight" in floors[3]
-    assert set().union(*floors) == set(dict(head.named_parameters())), "the output is tied to the embeddings"
+    groups = [names_of(head, group) for group in head.body.layer_groups()]
+    assert len(groups) == 4
+    assert "body.encoder.norm.weight" in groups[2]
+    assert "body.decoder.norm.weight" in groups[3]
+    assert set().union(*groups) == set(dict(head.named_parameters())), "the output is tied to the embeddings"
 
 
 def test_a_model_that_says_nothing_is_one_floor(tmp_path):
@@ -140,7 +140,7 @@ def test_a_model_that_says_nothing_is_one_floor(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "freeze", "floors"),
+    ("model", "freeze", "groups"),
     [
         ("bert", "body", 4),
         ("bert", -2, 2),
@@ -155,11 +155,11 @@ def test_a_model_that_says_nothing_is_one_floor(tmp_path):
         ("cnn", 1, 1),
     ],
 )
-def test_frozen_floors_stay_as_they_are_and_all_else_learns(folder, tmp_path, model, freeze, floors):
+def test_frozen_groups_stay_as_they_are_and_all_else_learns(folder, tmp_path, model, freeze, groups):
     recipe = reviews(folder, model, freeze=freeze)
     weft.train(recipe, out=tmp_path / "run")
     _, _, head = head_of(recipe)
-    fixed = names_of(head, [part for floor in head.body.layer_groups()[:floors] for part in floor])
+    fixed = names_of(head, [part for group in head.body.layer_groups()[:groups] for part in group])
     assert changed(tmp_path / "run", 4) == set(dict(head.named_parameters())) - fixed
 
 
@@ -172,24 +172,24 @@ def test_where_nothing_is_frozen_all_of_it_learns(folder, tmp_path):
 @settings(max_examples=12, deadline=None)
 @given(model=st.sampled_from(["bert", "albert", "gpt", "rnn", "elmo"]), share=st.floats(0, 1))
 def test_what_is_frozen_reads_a_text_always_the_same_and_keeps_no_graph(folder, model, share):
-    floors = round(share * FLOORS[model])
-    run, task, head = head_of(reviews(folder, model, freeze=floors))
+    groups = round(share * NUM_GROUPS[model])
+    run, task, head = head_of(reviews(folder, model, freeze=groups))
     items = [
         task.encode(task.Example(text="a lovely day it was"), task.tokenizer, TruncationPolicy(16, "error"))[0]
     ] * 9
     tokens = task.collate(items, None).tokens
-    deep = 4 if (model, floors) == ("albert", 2) else floors  # its layers are one floor
+    deep = 4 if (model, groups) == ("albert", 2) else groups  # its layers are one group
     with frozen(head, run.train):
         head.train()
         for layer in range(1 + head.body.config.layers):
-            one, other = (_output(head.body, tokens, layer) for _ in range(2))
-            assert one.requires_grad == (layer >= deep)
-            if layer != deep:  # the first floor that learns need not drop anything of what it reads
-                assert torch.equal(one, other) == (layer < deep), layer
+            first, second = (_output(head.body, tokens, layer) for _ in range(2))
+            assert first.requires_grad == (layer >= deep)
+            if layer != deep:  # the first group that learns need not drop anything of what it reads
+                assert torch.equal(first, second) == (layer < deep), layer
 
 
 def _output(body, tokens, layer):
-    """Return what one floor makes of a text."""
+    """Return what one group makes of a text."""
     if layer or not isinstance(body, RNN):
         return body.encode(tokens, (layer,))[0]
     return body._embed(tokens, TimeMajor(tokens))  # of one that spells, these are of another width
@@ -204,7 +204,7 @@ def test_an_evaluation_in_between_leaves_what_is_frozen_as_it_was(folder):
         )
         assert not any(part.training for floor in head.body.layer_groups()[:2] for part in floor)
         assert head.training
-        assert all(part.training for floor in head.body.layer_groups()[2:] for part in floor)
+        assert all(part.training for group in head.body.layer_groups()[2:] for part in group)
 
 
 def test_the_optimiser_has_no_state_of_what_is_frozen(folder, tmp_path):
@@ -217,7 +217,7 @@ def test_the_optimiser_has_no_state_of_what_is_frozen(folder, tmp_path):
 
 def test_after_a_training_nothing_is_frozen_any_more(folder, tmp_path):
     pipeline = weft.train(reviews(folder, freeze="body"), out=tmp_path / "run")
-    assert all(one.requires_grad for one in pipeline.head.parameters())
+    assert all(parameter.requires_grad for parameter in pipeline.head.parameters())
     assert pipeline.head.train().body.dropout.training
     assert pipeline.gradients("a bright day")[0].norms
 
@@ -225,10 +225,10 @@ def test_after_a_training_nothing_is_frozen_any_more(folder, tmp_path):
 def test_how_much_learns_is_told(folder, tmp_path):
     listener = Listener()
     weft.train(reviews(folder, freeze="body"), out=tmp_path / "run", report=listener)
-    (told,) = [one.text for one in listener.of(Notice) if "freeze" in one.text]
+    (notice,) = [record.text for record in listener.of(Notice) if "freeze" in record.text]
     _, _, head = head_of(reviews(folder))
-    whole = sum(one.numel() for one in head.parameters())
-    assert told == f"train.freeze: {8 * 8 + 8 + 2 * 8 + 2} of {whole:,} parameters learn"
+    whole = sum(parameter.numel() for parameter in head.parameters())
+    assert notice == f"train.freeze: {8 * 8 + 8 + 2 * 8 + 2} of {whole:,} parameters learn"
 
 
 def test_less_work_is_counted(folder):
@@ -253,7 +253,7 @@ def test_more_floors_than_there_are_is_refused_with_their_number(folder, tmp_pat
 
 
 @pytest.mark.parametrize("freeze", ["head", 1.5, True])
-def test_what_is_no_floor_is_refused(folder, freeze):
+def test_what_is_no_group_is_refused(folder, freeze):
     with pytest.raises(weft.ConfigError, match=r"train\.freeze"):
         read_run(reviews(folder, freeze=freeze))
 
@@ -296,8 +296,8 @@ BLOCK = (
 )
 
 
-def group_of(optimizer, one):
-    (group,) = [group for group in optimizer.param_groups if any(other is one for other in group["params"])]
+def group_of(optimizer, parameter):
+    (group,) = [group for group in optimizer.param_groups if any(other is parameter for other in group["params"])]
     return group
 
 
@@ -306,7 +306,7 @@ def listed(folder, model):
     run, _, head = head_of(reviews(folder, model), "train.layer_decay=0.5", "train.weight_decay=0.01")
     optimizer = make_optimizer(head, run.train, lr_factors(head, run.train.layer_decay))
     set_lr(optimizer, 0.08)
-    groups = {name: group_of(optimizer, one) for name, one in head.named_parameters()}
+    groups = {name: group_of(optimizer, parameter) for name, parameter in head.named_parameters()}
     return {name: (group["lr"], group["weight_decay"]) for name, group in groups.items()}
 
 
@@ -319,7 +319,7 @@ def expected(names, rate):
 def test_the_rate_and_decay_of_each_parameter_of_a_bert(folder):
     below = dict.fromkeys(("body.embed.weight", "body.positions.table.weight", "body.segments.weight"), (0.005, 0.01))
     layers = [expected([f"body.encoder.blocks.{at}.{part}" for part in BLOCK], 0.01 * 2**at) for at in range(3)]
-    top = expected(["body.pool", "output"], 0.08)
+    top = expected(["body.pooler", "output"], 0.08)
     whole = below | expected(["body.norm"], 0.005) | layers[0] | layers[1] | layers[2] | top
     assert listed(folder, "bert") == whole
 
@@ -334,8 +334,12 @@ def test_the_rate_and_decay_of_each_parameter_of_a_gpt(folder):
 def plain_groups(head, train):
     """Group as there was no layer_decay."""
     named = list(head.parameters())
-    matrices = {"params": [one for one in named if one.ndim > 1], "weight_decay": train.weight_decay, "factor": 1.0}
-    vectors = {"params": [one for one in named if one.ndim <= 1], "weight_decay": 0.0, "factor": 1.0}
+    matrices = {
+        "params": [parameter for parameter in named if parameter.ndim > 1],
+        "weight_decay": train.weight_decay,
+        "factor": 1.0,
+    }
+    vectors = {"params": [parameter for parameter in named if parameter.ndim <= 1], "weight_decay": 0.0, "factor": 1.0}
     return torch.optim.AdamW([matrices, vectors], lr=train.lr, betas=train.betas, fused=True)
 
 
@@ -349,7 +353,7 @@ def learn(folder, make, decay=1.0):
         head.train()(task.collate(items, None))[0]["texts"].backward()
         optimizer.step()
         optimizer.zero_grad()
-    return torch.cat([one.detach().flatten() for one in head.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in head.parameters()])
 
 
 def ours(head, train):
@@ -364,7 +368,7 @@ def test_a_decay_of_one_changes_not_one_bit(folder):
 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd", "asgd"])
 def test_every_optimiser_steps_by_the_factor(folder, optimizer):
-    """One step of two that differ in the decay alone: the lowest floor's is shorter by just that."""
+    """One step of two that differ in the decay alone: the lowest group's is shorter by just that."""
     steps = []
     for decay in (1.0, 0.5):
         changes = [
@@ -375,11 +379,11 @@ def test_every_optimiser_steps_by_the_factor(folder, optimizer):
         ]
         run, task, head = head_of(reviews(folder, "gpt"), *changes, "task.dropout=0")
         before = head.body.embed.weight.detach().double().clone()
-        made = ours(head, run.train)
-        set_lr(made, 0.25)
+        our_optimizer = ours(head, run.train)
+        set_lr(our_optimizer, 0.25)
         items = [task.encode(task.Example(text="grey", label="bad"), task.tokenizer, TruncationPolicy(16, "error"))[0]]
         head(task.collate(items, None))[0]["texts"].backward()
-        made.step()
+        our_optimizer.step()
         steps.append(head.body.embed.weight.detach().double() - before)
     assert steps[0].abs().max() > 0
     torch.testing.assert_close(steps[1], steps[0] * 0.5**4, atol=1e-7, rtol=1e-4)
@@ -399,15 +403,15 @@ def test_the_top_layers_and_the_pooler_start_afresh_and_the_rest_does_not(pretra
     theirs = load_file(pretrained / "best" / "model.safetensors")
     whole = start(pretrained, folder, tmp_path)
     assert all(torch.equal(whole[name], theirs[name]) for name in theirs), "the same task, so its output too"
-    found = start(pretrained, folder, tmp_path, "train.reinit=2", name="fresh")
-    new = {name for name in theirs if not torch.equal(found[name], theirs[name])}
+    weights = start(pretrained, folder, tmp_path, "train.reinit=2", name="fresh")
+    new = {name for name in theirs if not torch.equal(weights[name], theirs[name])}
     fresh = {name for name in theirs if "blocks.1." in name or "blocks.2." in name or "pool" in name}
     assert new == fresh
     for name in fresh:  # as a model of its own starts: by N(0, 0.02), norms and biases from 1 and 0
-        one = found[name]
-        flat = (one == one.flatten()[0]).all()
-        assert bool(flat) == (one.ndim == 1), name
-        assert flat or one.std() == pytest.approx(0.02, rel=0.5), name
+        weight = weights[name]
+        flat = (weight == weight.flatten()[0]).all()
+        assert bool(flat) == (weight.ndim == 1), name
+        assert flat or weight.std() == pytest.approx(0.02, rel=0.5), name
 
 
 def test_fresh_layers_hang_on_the_seed_alone(pretrained, folder, tmp_path):
@@ -419,15 +423,15 @@ def test_fresh_layers_hang_on_the_seed_alone(pretrained, folder, tmp_path):
     assert not torch.equal(first[name], other[name])
 
 
-def test_what_is_tied_to_a_lower_floor_stays(folder):
+def test_what_is_tied_to_a_lower_group_stays(folder):
     recipe = reviews(folder, "gpt")
     body = resolve("model", "gpt")(read_run(recipe).model, 11)
     with reinitialized(body, 3):
-        for one in body.parameters():
-            one.data.fill_(0.5)
+        for parameter in body.parameters():
+            parameter.data.fill_(0.5)
     assert (body.embed.weight == 0.5).all()
     assert (body.positions.table.weight == 0.5).all()
-    assert not any((one == 0.5).all() for one in body.decoder.parameters())
+    assert not any((parameter == 0.5).all() for parameter in body.decoder.parameters())
 
 
 def test_fresh_layers_without_weights_are_refused(folder, tmp_path):
@@ -470,7 +474,7 @@ def test_a_resume_is_exact(pretrained, folder, tmp_path):
 def test_the_reported_rate_is_that_of_the_top(folder, tmp_path):
     listener = Listener()
     weft.train(reviews(folder, layer_decay=0.5), out=tmp_path / "run", report=listener)
-    assert {one.lr for one in listener.of(Step)} == {0.03}
+    assert {record.lr for record in listener.of(Step)} == {0.03}
 
 
 def test_the_average_of_checkpoints_leaves_what_is_frozen_as_it_was(folder, tmp_path):
@@ -478,7 +482,7 @@ def test_the_average_of_checkpoints_leaves_what_is_frozen_as_it_was(folder, tmp_
     weft.train(recipe, out=tmp_path / "run")
     _, _, head = head_of(recipe)
     before, after = weights_at(tmp_path / "run", 0), load_file(tmp_path / "run" / "best" / "model.safetensors")
-    for name in names_of(head, [part for floor in head.body.layer_groups()[:2] for part in floor]):
+    for name in names_of(head, [part for group in head.body.layer_groups()[:2] for part in group]):
         assert torch.equal(before[name], after[name]), name
 
 

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from weft.config.schema import Run, read_recipe
 from weft.data.batching.static_shape import StaticShape
 from weft.data.truncation import TruncationPolicy
-from weft.models.base import matrix_numbers
+from weft.models.base import num_matrix_parameters
 from weft.tasks.prepare import read_evaluation_data
 from weft.training.flops import PASSES, TrainingCost, peak_flops
 from weft.training.reporting import Step, read_metrics
@@ -117,7 +117,7 @@ def test_the_scores_of_labels_count_too(tmp_path, task, name, rows, places):
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         head.eval()(batch)
     assert head.flops(batch) == counter.get_total_flops()
-    assert head.flops(batch) - head.body.flops(batch.tokens) == 2 * matrix_numbers(head.output) * places
+    assert head.flops(batch) - head.body.flops(batch.tokens) == 2 * num_matrix_parameters(head.output) * places
 
 
 # In training.
@@ -133,7 +133,7 @@ def test_every_row_has_the_share_of_the_ceiling(recipe, tmp_path):
     assert [row["mfu"] for row in rows] == [record.mfu for record in listener.steps]
     # Seconds drop out of mfu / tokens_per_s: what is left is operations a token, about the same in all batches here.
     width, vocab = 16, len(trained.task.tokenizer)
-    least, most = 6 * vocab * width / 2, 6 * sum(one.numel() for one in trained.head.parameters())
+    least, most = 6 * vocab * width / 2, 6 * sum(parameter.numel() for parameter in trained.head.parameters())
     for row in rows:
         assert least < row["mfu"] * peak_flops(CPU, "fp32") / row["tokens_per_s"] < most
 

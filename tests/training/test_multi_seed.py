@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import weft
 from weft.cli.main import app
 from weft.config.yaml import read_yaml
-from weft.training.multi_seed import Seeded, Seeds, read_seeds
+from weft.training.multi_seed import SeedRun, SeedRuns, read_seeds
 from weft.training.reporting import Notice, Step, read_metrics
 
 THREE = ["train.seeds=3", "train.seed=5", "train.steps=6", "train.eval_every=3", "task.decode.max_length=6"]
@@ -25,8 +25,8 @@ def weights(folder):
     return load_file(folder / "model.safetensors")
 
 
-def same(one, other):
-    ours, theirs = weights(one), weights(other)
+def same(actual, expected):
+    ours, theirs = weights(actual), weights(expected)
     return all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
@@ -55,12 +55,12 @@ def test_each_is_the_training_that_it_would_be_alone(whole, tmp_path):
 
 def test_the_best_by_validation_is_that_of_the_directory(whole):
     _, run, pipeline = whole
-    found = read_seeds(run)
+    seeds_read = read_seeds(run)
     rows = [read_metrics(run / f"seed-{number}" / "metrics.jsonl") for number in (1, 2, 3)]
-    valid = [[one["valid"] for one in some if "valid" in one] for some in rows]
-    judged = [min((-one["exact_match"], one["loss"]) for one in some) for some in valid]
+    valid = [[row["valid"] for row in some if "valid" in row] for some in rows]
+    judged = [min((-metrics["exact_match"], metrics["loss"]) for metrics in some) for some in valid]
     best = judged.index(min(judged)) + 1
-    assert found.best == f"seed-{best}"
+    assert seeds_read.best == f"seed-{best}"
     assert len(set(judged)) == 3
     assert same(run / "best", run / f"seed-{best}" / "best")
     assert same(run / "last", run / f"seed-{best}" / "last")
@@ -73,17 +73,17 @@ def test_the_best_by_validation_is_that_of_the_directory(whole):
 
 def test_the_table_has_the_mean_and_the_deviation(whole):
     _, run, pipeline = whole
-    found, told = read_seeds(run), json.loads((run / "seeds.json").read_text())
-    losses = [one.metrics["loss"] for one in found.runs]
-    assert pipeline.evaluate()["loss"] == losses[int(found.best[-1]) - 1]
-    assert found.mean()["loss"] == pytest.approx(statistics.mean(losses))
-    assert found.deviation()["loss"] == pytest.approx(statistics.stdev(losses))
-    assert told["mean"] == found.mean()
-    assert told["std"] == found.deviation()
-    assert [one["seed"] for one in told["runs"]] == [5, 6, 7]
-    headers, rows = found.table()
+    seeds_read, written = read_seeds(run), json.loads((run / "seeds.json").read_text())
+    losses = [seed_run.metrics["loss"] for seed_run in seeds_read.runs]
+    assert pipeline.evaluate()["loss"] == losses[int(seeds_read.best[-1]) - 1]
+    assert seeds_read.mean()["loss"] == pytest.approx(statistics.mean(losses))
+    assert seeds_read.deviation()["loss"] == pytest.approx(statistics.stdev(losses))
+    assert written["mean"] == seeds_read.mean()
+    assert written["std"] == seeds_read.deviation()
+    assert [seed_run["seed"] for seed_run in written["runs"]] == [5, 6, 7]
+    headers, rows = seeds_read.table()
     assert [row[0].removesuffix(" (best)") for row in rows] == ["5", "6", "7", "mean ± std"]
-    assert rows[int(found.best[-1]) - 1][0].endswith(" (best)")
+    assert rows[int(seeds_read.best[-1]) - 1][0].endswith(" (best)")
     at = headers.index("loss")
     assert rows[-1][at] == f"{statistics.mean(losses):.4f} ± {statistics.stdev(losses):.4f}"
 
@@ -97,7 +97,7 @@ class Stopper(Listener):
 
     def __call__(self, record):
         super().__call__(record)
-        begun = sum("train.seeds: " in one.text for one in self.of(Notice))
+        begun = sum("train.seeds: " in record.text for record in self.of(Notice))
         if begun == 2 and isinstance(record, Step) and record.step == 4:
             raise StopError
 
@@ -112,7 +112,7 @@ def test_a_resume_goes_on_where_it_stopped_and_trains_nothing_twice(whole, tmp_p
     listener = Listener()
     weft.train(recipe, THREE, tmp_path / "run", resume=True, report=listener)
     assert (tmp_path / "run" / "seed-1" / "last" / "model.safetensors").stat().st_mtime_ns == before
-    assert [one.step for one in listener.of(Step)] == [4, 6, 2, 3, 4, 6]
+    assert [record.step for record in listener.of(Step)] == [4, 6, 2, 3, 4, 6]
     for number in (1, 2, 3):
         assert same(tmp_path / "run" / f"seed-{number}" / "last", run / f"seed-{number}" / "last")
     assert read_seeds(tmp_path / "run") == read_seeds(run)
@@ -123,7 +123,7 @@ def test_more_seeds_go_on_with_those_that_were_trained(whole, tmp_path):
     weft.train(recipe, [*THREE, "train.seeds=2"], tmp_path / "run")
     listener = Listener()
     weft.train(recipe, THREE, tmp_path / "run", resume=True, report=listener)
-    assert [one.step for one in listener.of(Step)] == [2, 3, 4, 6]
+    assert [record.step for record in listener.of(Step)] == [2, 3, 4, 6]
     assert read_seeds(tmp_path / "run") == read_seeds(run)
 
 
@@ -166,7 +166,7 @@ def test_where_there_is_nothing_to_judge_by_the_first_is_taken_and_it_is_told(re
     listener = Listener()
     pipeline = weft.train(recipe, ["train.seeds=2", "train.steps=2"], tmp_path / "run", report=listener)
     assert pipeline.run.train.seed == 1
-    assert any("no validation data to judge by" in one.text for one in listener.of(Notice))
+    assert any("no validation data to judge by" in record.text for record in listener.of(Notice))
     assert read_seeds(tmp_path / "run").mean() == {}
     assert weft.load(tmp_path / "run").run.train.seed == 1
 
@@ -188,7 +188,7 @@ def test_a_plan_is_of_all_of_them(recipe_file):
 
 
 def test_two_processes_train_them_one_after_the_other(tmp_path):
-    """With frozen floors, too, which they do not exchange."""
+    """With frozen groups, too, which they do not exchange."""
     recipe = reviews(tmp_path, seeds=2, freeze=2, layer_decay=0.7, batch_tokens=60, report_every=4)
     recipe["model"]["dropout"] = recipe["task"]["dropout"] = 0
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
@@ -205,13 +205,15 @@ def test_two_processes_train_them_one_after_the_other(tmp_path):
 
 
 def seeds(*values):
-    return Seeds("loss", "seed-1", [Seeded(at, f"seed-{at}", {"loss": value}) for at, value in enumerate(values, 1)])
+    return SeedRuns(
+        "loss", "seed-1", [SeedRun(at, f"seed-{at}", {"loss": value}) for at, value in enumerate(values, 1)]
+    )
 
 
 def test_of_one_there_is_no_deviation_and_what_is_no_number_stays_none():
     assert seeds(2.0).table()[1][-1] == ["mean ± std", "2.0000 ± nan"]
-    told = json.loads(seeds(2.0, None).text())
-    assert told["mean"] == told["std"] == {"loss": None}
+    written = json.loads(seeds(2.0, None).text())
+    assert written["mean"] == written["std"] == {"loss": None}
     assert json.loads(seeds(1.0, 2.0).text())["std"]["loss"] == pytest.approx(0.5**0.5)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from weft.config.schema import Train
-from weft.training.optim import clip, lr_factor, make_optimizer, schedule_uses_budget
+from weft.training.optim import clip_gradients, lr_factor, make_optimizer, schedule_uses_budget
 
 
 def factors(**settings):
@@ -30,15 +30,15 @@ def test_warm_up_as_a_share_of_the_budget():
 
 
 def test_linear_falls_to_nothing():
-    found = factors(schedule="warmup-linear", warmup=20)
-    assert found[19] == 1
-    assert found[59] == pytest.approx(0.5)
-    assert found[-1] == 0
+    lr_factors = factors(schedule="warmup-linear", warmup=20)
+    assert lr_factors[19] == 1
+    assert lr_factors[59] == pytest.approx(0.5)
+    assert lr_factors[-1] == 0
 
 
 def test_cosine_is_half_way_in_the_middle():
-    found = factors(schedule="cosine", warmup=20)
-    assert (found[19], found[59], found[-1]) == pytest.approx((1, 0.5, 0))
+    lr_factors = factors(schedule="cosine", warmup=20)
+    assert (lr_factors[19], lr_factors[59], lr_factors[-1]) == pytest.approx((1, 0.5, 0))
 
 
 def test_inverse_square_root_is_vaswanis_up_to_its_peak():
@@ -52,9 +52,9 @@ def test_inverse_square_root_is_vaswanis_up_to_its_peak():
 
 
 def test_exponential_ends_at_its_share():
-    found = factors(schedule="exponential", decay=0.04)
-    assert found[49] == pytest.approx(0.2)
-    assert found[-1] == pytest.approx(0.04)
+    lr_factors = factors(schedule="exponential", decay=0.04)
+    assert lr_factors[49] == pytest.approx(0.2)
+    assert lr_factors[-1] == pytest.approx(0.04)
 
 
 def test_a_time_budget_has_its_schedule_by_time():
@@ -104,7 +104,7 @@ def test_optimisers_step_as_torchs_plain_ones(name):
 def test_clip_scales_only_what_is_too_long():
     weight = nn.Parameter(torch.zeros(2))
     weight.grad = torch.tensor([3.0, 4.0])
-    assert float(clip([weight], None)) == 5
+    assert float(clip_gradients([weight], None)) == 5
     assert weight.grad.tolist() == [3, 4]
-    assert float(clip([weight], 1.0)) == 5
+    assert float(clip_gradients([weight], 1.0)) == 5
     assert weight.grad.tolist() == pytest.approx([0.6, 0.8], abs=1e-5)

@@ -12,10 +12,10 @@ ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 def test_random_numbers_go_on_from_where_they_stood():
     seed_all(3, ALONE)
     torch.rand(5)
-    kept = gather_rng_states(ALONE)
+    states = gather_rng_states(ALONE)
     must = torch.rand(4)
     assert not torch.equal(torch.rand(4), must)
-    assert restore_rng_state(kept, ALONE)
+    assert restore_rng_state(states, ALONE)
     assert torch.equal(torch.rand(4), must)
 
 
@@ -37,7 +37,7 @@ def test_each_rank_draws_its_own():
 
 def test_what_is_carried_is_named_by_part_and_rank():
     parts = [torch.ones(2, 3).T, torch.zeros(1)]
-    found = gather_carried(parts, ALONE)
-    assert list(found) == ["0.0", "1.0"]
-    assert found["0.0"].is_contiguous()
-    assert torch.equal(found["0.0"], parts[0])
+    gathered = gather_carried(parts, ALONE)
+    assert list(gathered) == ["0.0", "1.0"]
+    assert gathered["0.0"].is_contiguous()
+    assert torch.equal(gathered["0.0"], parts[0])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from weft.training.progress_bar import ProgressBar
-from weft.training.reporting import Eval, Notice, Saved, Step
+from weft.training.reporting import CheckpointSaved, Eval, Notice, Step
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 STEP = Step(1200, 0.5, 0.01, 1.0, 34567.0, 0.4126, 0, 1.0, 0.25)
@@ -56,7 +56,9 @@ def test_a_terminal_shows_loss_speed_and_score(screen):
 
 def test_in_a_pipe_there_are_notices_alone(screen):
     screen(terminal=False)
-    shown = drawn(STEP, Eval(1, {"loss": 0.7}), Saved(1, Path("x")), Notice("data.train: skipped 1 row [b]: x"))
+    shown = drawn(
+        STEP, Eval(1, {"loss": 0.7}), CheckpointSaved(1, Path("x")), Notice("data.train: skipped 1 row [b]: x")
+    )
     assert shown == "data.train: skipped 1 row [b]: x\n"
 
 

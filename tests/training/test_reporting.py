@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from weft.errors import CheckpointError
-from weft.training.reporting import Eval, MetricsFile, Notice, Reporters, Saved, Step, TensorBoard, read_metrics
+from weft.training.reporting import (
+    CheckpointSaved,
+    Eval,
+    MetricsFile,
+    Notice,
+    Reporters,
+    Step,
+    TensorBoard,
+    read_metrics,
+)
 
 
 def step(number, **changes):
@@ -53,7 +62,7 @@ def test_what_is_not_finite_is_null(path, lost):
 
 
 def test_other_records_are_no_rows(path):
-    assert written(path, Eval(1, {"loss": 1.0}), Saved(1, Path("x")), Notice("so")) == []
+    assert written(path, Eval(1, {"loss": 1.0}), CheckpointSaved(1, Path("x")), Notice("so")) == []
 
 
 def test_a_row_is_on_the_disk_at_once(path):
@@ -100,17 +109,17 @@ def test_tensorboard_reads_what_is_written(tmp_path, no_tensorboard):
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     (events,) = tmp_path.glob("events.out.tfevents.*")
-    found = {
+    scalars = {
         (value.tag, event.step): value.tensor.float_val[0]
         for event in EventFileLoader(str(events)).Load()
         for value in event.summary.value
     }
-    assert {tag for tag, _ in found} == {
+    assert {tag for tag, _ in scalars} == {
         "train/loss", "train/lr", "train/grad_norm", "train/tokens_per_s", "train/mfu",
         "valid/exact_match",
     }  # fmt: skip
-    assert found["train/loss", 2] == pytest.approx(0.2)
-    assert found["valid/exact_match", 4] == 0.25
+    assert scalars["train/loss", 2] == pytest.approx(0.2)
+    assert scalars["valid/exact_match", 4] == 0.25
 
 
 class Listener:
@@ -126,7 +135,7 @@ class Listener:
 
 def test_several_reporters_are_one():
     heard = [[], []]
-    reporters = Reporters(Listener(one) for one in heard)
+    reporters = Reporters(Listener(records) for records in heard)
     reporters(step(1))
     reporters.close()
     assert heard == [[step(1), "closed"]] * 2

@@ -58,7 +58,7 @@ def test_a_directory_that_holds_a_run_is_refused_without_resume(recipe, trained)
         train(recipe, trained)
 
 
-@pytest.mark.parametrize("override", ["train.lr=0.02", "model.width=18", "task.smoothing=0.1", "train.seed=2"])
+@pytest.mark.parametrize("override", ["train.lr=0.02", "model.width=18", "task.label_smoothing=0.1", "train.seed=2"])
 def test_a_changed_recipe_is_refused_with_the_reason(recipe, trained, override):
     key = override.partition("=")[0]
     with pytest.raises(weft.CheckpointError, match=f"the recipe has changed.*{key} was .* and is .* now"):
@@ -134,18 +134,18 @@ def test_what_is_skipped_is_reported(recipe, tmp_path, pairs_file):
         file.write("one column\n")
     with pytest.raises(weft.DataError, match=r"pairs.tsv:\d+: "):
         train(recipe, tmp_path / "refused")
-    said = []
+    notices = []
     run = Run.parse(read_recipe(recipe, ["data.on_bad_rows=skip"]))
 
     class Hear:
         def __call__(self, record):
-            said.append(str(record))
+            notices.append(str(record))
 
         def close(self):
             pass
 
     train_run(run, tmp_path / "run", report=Hear())
-    assert any("data.train: skipped 1 row" in one for one in said)
+    assert any("data.train: skipped 1 row" in notice for notice in notices)
 
 
 def test_resuming_runs_no_class_that_a_checkpoint_names(recipe, trained, tmp_path, monkeypatch):
@@ -174,17 +174,17 @@ LEARNED = "model={name: transformer, width: 8, heads: 2, layers: 1, ffn_width: 8
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "said"),
+    ("changes", "error", "message"),
     [
         (["model.max_positions=3"], weft.DataError, "data.train: a sequence has .* the model learns 3 positions"),
         (["task.decode.max_length=31"], weft.ConfigError, "task.decode.max_length: 31 tokens .* learns 30 positions"),
     ],
 )
-def test_what_learned_positions_cannot_hold_is_refused_before_the_first_step(recipe, tmp_path, changes, error, said):
+def test_what_learned_positions_cannot_hold_is_refused_before_the_first_step(recipe, tmp_path, changes, error, message):
     fits = [LEARNED, "model.max_positions=30", "task.decode.max_length=3", "train.steps=1"]
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         train(recipe, tmp_path / "run", *fits, *changes)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     train(recipe, tmp_path / "run", *fits)
-    cut = ["model.max_positions=4", "data.max_length=3", "data.too_long=cut"]  # as the message says
+    cut = ["model.max_positions=4", "data.max_length=3", "data.truncation=cut"]  # as the message says
     train(recipe, tmp_path / "cut", *fits, *cut)

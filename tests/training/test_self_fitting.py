@@ -42,19 +42,19 @@ def test_a_fit_that_is_gone_on_with_makes_the_passes_that_are_left(tmp_path):
 
 
 def test_a_fit_goes_on_by_more_time_alone_where_its_time_is_spent(tmp_path):
-    def made(**train):
+    def timed_recipe(**train):
         return {**recipe(tmp_path, seconds=0.05), "train": train}
 
-    first = weft.train(made(steps=1000, time=0.1), out=tmp_path / "run").head.body.counts.clone()
-    again = weft.train(made(steps=1000, time=0.1), out=tmp_path / "run", resume=True).head.body.counts
+    first = weft.train(timed_recipe(steps=1000, time=0.1), out=tmp_path / "run").head.body.counts.clone()
+    again = weft.train(timed_recipe(steps=1000, time=0.1), out=tmp_path / "run", resume=True).head.body.counts
     assert torch.equal(again, first)  # there are passes left, but no time
-    more = weft.train(made(steps=1000, time=10), ["train.time=0.4"], out=tmp_path / "run", resume=True)
+    more = weft.train(timed_recipe(steps=1000, time=10), ["train.time=0.4"], out=tmp_path / "run", resume=True)
     assert float(more.head.body.counts.sum()) > float(first.sum())
 
 
 def test_documents_in_two_copies_are_not_fitted_to(tmp_path):
-    with pytest.raises(ConfigError, match="task.reads: .* is fitted to the stream"):
-        weft.train({**recipe(tmp_path), "task": {"name": "lm", "reads": "rows"}}, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match="task.sequences: .* is fitted to the stream"):
+        weft.train({**recipe(tmp_path), "task": {"name": "lm", "sequences": "documents"}}, out=tmp_path / "run")
 
 
 def test_a_fit_that_breaks_off_keeps_its_last_whole_pass(tmp_path):
@@ -74,7 +74,7 @@ def test_what_makes_no_sense_for_a_fit_is_refused(tmp_path, key):
 
 def test_a_plan_is_refused(tmp_path):
     from weft.config.schema import Run
-    from weft.training.estimate import plan_run
+    from weft.training.estimate import estimate_run
 
     with pytest.raises(ConfigError, match="--plan: measures updates"):
-        plan_run(Run.parse(recipe(tmp_path)), print)
+        estimate_run(Run.parse(recipe(tmp_path)), print)

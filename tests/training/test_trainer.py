@@ -15,7 +15,7 @@ from weft.data.batching.loader import Loader
 from weft.tasks.factory import build, make_task
 from weft.tasks.prepare import fit_tokenizer, pack_split
 from weft.training.distributed import World
-from weft.training.reporting import Eval, Notice, Saved, Step, TensorBoard, read_metrics
+from weft.training.reporting import CheckpointSaved, Eval, Notice, Step, TensorBoard, read_metrics
 from weft.training.run import train_run
 from weft.training.trainer import Trainer
 
@@ -85,7 +85,7 @@ def test_rows_of_metrics_have_step_loss_and_speed(recipe, tmp_path):
     assert all(row["loss"] > 0 and row["tokens_per_s"] > 0 for row in rows)
     assert set(rows[-1]["valid"]) == {"loss", "exact_match", "bleu"}
     assert [record.step for record in listener.of(Step)] == [2, 4, 6, 8, 10, 12]
-    assert [record.step for record in listener.of(Saved)] == [0, 12]
+    assert [record.step for record in listener.of(CheckpointSaved)] == [0, 12]
     assert listener.of(Eval)[0].best
     assert listener.closed
 

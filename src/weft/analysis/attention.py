@@ -34,7 +34,7 @@ class View:
         head = f", head {self.heads[0]}" if len(self.heads) > 1 else ""
         return f"{self.place}, layer {self.layer}{head}"
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the data as JSON-ready values."""
         key = {"place": self.place, "layer": self.layer, "heads": list(self.heads)}
         weights = np.round(self.weights.astype(np.float64), _DIGITS).tolist()
@@ -80,9 +80,9 @@ class Attention:
         """The name of the main view."""
         return self.main_view.name
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the data as JSON-ready values."""
-        return {"text": self.text, "answer": self.answer, "views": [view.plain() for view in self.views]}
+        return {"text": self.text, "answer": self.answer, "views": [view.to_dict() for view in self.views]}
 
     def figures(self, name: str = "") -> list[str]:
         """Return one HTML figure per place, with all its layers and heads."""

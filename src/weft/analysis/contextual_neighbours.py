@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.analysis.render.page import heading, paragraph, table
-from weft.data.readers.lines import count
+from weft.data.readers.lines import plural
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Role
 from weft.tasks.base import Task
 from weft.tasks.char_inputs import Spelling
 from weft.tasks.head import Head
 from weft.tasks.lm.task import LM
-from weft.tokens import Tokens, spell
+from weft.tokens import Tokens, char_ids
 
 BUDGET = 8192  # tokens in a batch
 _CONTEXT = 60  # characters shown on either side of the word
@@ -41,7 +41,7 @@ class Neighbour:
     word: str
     after: str
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the data as JSON-ready values."""
         context = {"before": self.before, "word": self.word, "after": self.after}
         return {"similarity": round(self.similarity, _DIGITS), "place": self.place, **context}
@@ -57,15 +57,15 @@ class ContextualNeighbours:
     uses: int
     nearest: tuple[Neighbour, ...]
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the data as JSON-ready values."""
         query = {"text": self.text, "word": self.word, "layers": list(self.layers), "uses": self.uses}
-        return {**query, "nearest": [neighbour.plain() for neighbour in self.nearest]}
+        return {**query, "nearest": [neighbour.to_dict() for neighbour in self.nearest]}
 
     def html(self) -> list[str]:
         """Return the HTML fragments of a page."""
         rows = [[f"{near.similarity:.3f}", near.before, near.word, near.after, near.place] for near in self.nearest]
-        text = f"“{self.word}” occurs {count(self.uses, 'time')} in the corpus. The nearest uses:"
+        text = f"“{self.word}” occurs {plural(self.uses, 'time')} in the corpus. The nearest uses:"
         return [heading(self.text), paragraph(text), table(["cosine", "before", "word", "after", "place"], rows)]
 
 
@@ -90,7 +90,7 @@ class NeighbourSearch:
                 "one that does, such as an elmo, gpt or rnn"
             )
         self.task, self.head, self.layers = task, head.eval(), tuple(layers)
-        max_positions = getattr(head.body, "reads", None)
+        max_positions = getattr(head.body, "max_positions", None)
         self._max_tokens = max(1, min(longest, max_positions or longest) - 2)  # without BOS and EOS
 
     def nearest(self, text: str, word: str, corpus: Iterable[tuple[str, str]], top: int = 10) -> ContextualNeighbours:
@@ -133,13 +133,13 @@ class NeighbourSearch:
             return None
         if isinstance(self.task, LM):
             return Spelling.of(self.task.tokenizer).of_texts([text])[0]
-        return [spell([word]) for word in ("", *(text[a:b].strip() for a, b in offsets), "")]
+        return [char_ids([word]) for word in ("", *(text[a:b].strip() for a, b in offsets), "")]
 
     def _vectors(self, uses: Sequence[_Use]) -> Tensor:
         """Return the unit vector of each use, (U, L·D)."""
         tokens = Tokens.pack([use.ids for use in uses])
         if self.task.uses_chars:
-            tokens = tokens.spelt([use.chars for use in uses if use.chars is not None])
+            tokens = tokens.with_chars([use.chars for use in uses if use.chars is not None])
         device = next(self.head.parameters()).device
         with torch.inference_mode():
             hidden = torch.cat(list(self.head.body.encode(tokens.to(device), self.layers)), -1).float().cpu()

@@ -39,7 +39,7 @@ class GradientNorms:
         """Pairs (steps before the last, norm), from the first step on."""
         return [(len(self.norms) - step, norm) for step, norm in enumerate(self.norms, 1)]
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the data as JSON-ready values."""
         norms = [float(f"{norm:.6g}") for norm in self.norms]
         return {"model": self.model, "side": self.side, "tokens": list(self.tokens), "norms": norms}

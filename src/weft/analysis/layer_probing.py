@@ -18,7 +18,7 @@ import torch
 
 from weft.analysis.logistic_regression import LogisticProbe, row_blocks, temporary_array
 from weft.config.schema import Data, Named, Run, Train, read_recipe, read_section, recipe_names
-from weft.data.batching.loader import plan
+from weft.data.batching.loader import plan_batches
 from weft.data.batching.packed_items import PackedItems, pack
 from weft.data.readers.examples import Skipped
 from weft.data.samples.datasets import SAMPLES
@@ -90,7 +90,7 @@ class LayerScores:
         ]
         return ["layers", "width", *names, ""], rows
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the data as JSON-ready values."""
         scores = [
             {
@@ -162,7 +162,7 @@ def probing_task(
     probed = resolve_run(probed, task)
     task.tokenizer = tokenizer
     assert isinstance(task, Classify | Tag)
-    longest, max_positions = data_section.max_length, getattr(head.body, "reads", None)
+    longest, max_positions = data_section.max_length, getattr(head.body, "max_positions", None)
     if max_positions is not None:
         longest = min(longest, max(1, max_positions - task.num_special_tokens))
     return probed.model_copy(update={"data": data_section.model_copy(update={"max_length": longest})}), task
@@ -233,7 +233,7 @@ def encode_layers(task: LabelTask, head: Head, data: PackedItems, pool: Pool) ->
     ends = sizes.cumsum()
     rows = int(ends[-1])
     cache, labels = temporary_array(len(body.mixable_layers), rows, body.width), np.zeros(rows, np.int64)
-    for indices in plan(data, BUDGET if device.type == "cpu" else BUDGET_ON_GPU, seed=None):
+    for indices in plan_batches(data, BUDGET if device.type == "cpu" else BUDGET_ON_GPU, seed=None):
         batch = task.collate([data[index] for index in indices.tolist()], np.random.default_rng(0)).to(device)
         assert batch.targets is not None
         with torch.inference_mode():
@@ -264,7 +264,7 @@ def layer_features(cache: np.ndarray, indices: Sequence[int], combine: Combine) 
 
 def _read_examples(data: Data, split: str, task: Task) -> tuple[list[Any], list[list[Any]]]:
     """Return the examples to score on and the encoded items of each; examples without items are left out."""
-    skipped, limit = Skipped(), TruncationPolicy(data.max_length, data.too_long)
+    skipped, limit = Skipped(), TruncationPolicy(data.max_length, data.truncation)
     numbered = list(read_split(data, split, task, skipped))
     encoded = encode_all(numbered, task, task.tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
     pairs = [(example, items) for (_, example), items in zip(numbered, encoded, strict=True) if items]

@@ -53,7 +53,7 @@ class Positions:
             MatrixPlot("dot product of two positions", self.similarity, "position", "position"),
         ]
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the data as JSON-ready values."""
         arrays = {"vectors": self.vectors, "similarity": self.similarity}
         rounded = {key: np.round(value.astype(np.float64), _DIGITS).tolist() for key, value in arrays.items()}

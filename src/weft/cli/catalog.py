@@ -13,7 +13,7 @@ from weft.cli.console import JsonOption, ModelArg, OverridesArg, TrustOption, pr
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from weft.tasks.corpus.build import Stage
+    from weft.tasks.corpus.build import SplitProgress
 
 data_app = typer.Typer(help="List, show and prepare data.", no_args_is_help=True)
 tokenizer_app = typer.Typer(help="Train a tokenizer, or show the tokens of a text.", no_args_is_help=True)
@@ -101,8 +101,9 @@ def data_prepare(
     split: Annotated[str, typer.Option("--split", help="train, valid, test or all.")] = "all",
 ) -> None:
     """Turn text into token arrays that training memory-maps; if it was stopped before, continue."""
+    from weft.data.samples.datasets import SPLITS
     from weft.formats.pretrained import read_run, started_tokenizer
-    from weft.tasks.corpus.build import SPLITS, prepare
+    from weft.tasks.corpus.build import prepare
     from weft.tasks.prepare import has_split
 
     run = read_run(recipe, overrides or [])
@@ -123,12 +124,12 @@ def data_prepare(
     ]
     print_table(["split", "documents", "tokens", "bytes of text", "bytes on disk"], rows)
     for name, part in result.splits.items():
-        if part.told:
-            tell(f"data.{name}: {part.told}")
+        if part.notice:
+            tell(f"data.{name}: {part.notice}")
 
 
 @contextmanager
-def _progress_bars() -> Iterator[Callable[["Stage"], None]]:
+def _progress_bars() -> Iterator[Callable[["SplitProgress"], None]]:
     """Yield a function that draws the progress of each split, where stderr is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -138,7 +139,7 @@ def _progress_bars() -> Iterator[Callable[["Stage"], None]]:
     status = TextColumn("{task.fields[tokens]:,} tokens")
     bars: dict[str, Progress] = {}
 
-    def show(stage: "Stage") -> None:
+    def show(stage: "SplitProgress") -> None:
         if stage.split not in bars:  # not earlier: drawing starts a thread, and workers are forked before
             bars[stage.split] = Progress(*columns, status, console=console, disable=not console.is_terminal)
             bars[stage.split].add_task(stage.split, total=stage.total, tokens=stage.tokens)

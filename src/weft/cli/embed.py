@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PoolOption = Annotated[
     str | None,
-    typer.Option("--pool", help="mean, cls, max, last, summary or tokens; the model's own, else mean."),
+    typer.Option("--pool", help="mean, cls, max, last, pooler or tokens; the model's own, else mean."),
 ]
 CombineOption = Annotated[str, typer.Option("--combine", help="How to combine several layers: sum, mean or concat.")]
 _DIGITS = 6
@@ -55,7 +55,7 @@ def embed(
 ) -> None:
     """Print or write the vectors of texts, a file or stdin: one per text, with --pool tokens one per token."""
     from weft.cli.inputs import read_input
-    from weft.data.readers.lines import count
+    from weft.data.readers.lines import plural
     from weft.pipeline import load
 
     check_source(texts, file)
@@ -70,7 +70,7 @@ def embed(
     else:
         _write_file(out, embedder, inputs, write)
     if embedder.cut:
-        tell(f"truncated {count(embedder.cut, 'text')} to {embedder.longest} tokens, special tokens included")
+        tell(f"truncated {plural(embedder.cut, 'text')} to {embedder.longest} tokens, special tokens included")
 
 
 def layers(
@@ -98,7 +98,7 @@ def layers(
     layer_choices = [(layers, combine_mode) for layers in choices or ()]
     scores = pipeline.layer_scores(data, overrides or [], layer_choices, pool_mode, tell)
     if as_json:
-        typer.echo(json.dumps(scores.plain(), ensure_ascii=False))
+        typer.echo(json.dumps(scores.to_dict(), ensure_ascii=False))
         return
     unit = "words" if scores.task == "tag" else "texts"
     sizes = f"{scores.trained:,} {unit}, scored on {scores.scored:,} ({scores.split})"

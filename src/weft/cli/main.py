@@ -240,11 +240,11 @@ def average_command(
 
 def _plan(recipe: str, overrides: list[str], resume: bool) -> None:
     from weft.formats.pretrained import read_run
-    from weft.training.estimate import plan_run
+    from weft.training.estimate import estimate_run
 
     if resume:
         raise ConfigError("--plan: estimates a run from its first step; leave --resume out")
-    estimate = plan_run(read_run(recipe, overrides), tell)
+    estimate = estimate_run(read_run(recipe, overrides), tell)
     if int(os.environ.get("RANK", "0")) == 0:
         print_table(*estimate.table(), title=f"{recipe} on {estimate.place}")
 

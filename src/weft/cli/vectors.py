@@ -99,9 +99,9 @@ def vectors_export(
     trust: TrustOption = False,
 ) -> None:
     """Write vectors to a file in a format that other tools read."""
-    from weft.data.word_vectors.write import form_of, write_vectors
+    from weft.data.word_vectors.write import vector_format, write_vectors
 
-    file_format, vectors = form_of(out, format), _read_vectors(model, trust)
+    file_format, vectors = vector_format(out, format), _read_vectors(model, trust)
     rows = [row for row, word in enumerate(vectors.words) if word and not any(map(str.isspace, word))]
     write_vectors(out, [vectors.words[row] for row in rows], vectors.rows[rows], file_format)
     left_out = len(vectors.words) - len(rows)

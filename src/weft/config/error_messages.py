@@ -18,6 +18,13 @@ RENAMED = {  # keys of recipes before 0.1 -> their new names, of which a section
     "rescale": ("renormalize_logits",),
     "longest_question": ("max_question_length",),
     "longest_answer": ("max_answer_length",),
+    "summary": ("pooler",),
+    "too_long": ("truncation",),
+    "smoothing": ("label_smoothing",),
+    "share": ("mask_probability",),
+    "shorter": ("short_sequence_probability",),
+    "reads": ("sequences",),
+    "gap": ("num_separators",),
 }
 
 

@@ -78,7 +78,7 @@ class Data(Section):
     header: bool | None = None  # None: there is one if a column goes by name
     on_bad_rows: Literal["error", "skip"] = "error"
     max_length: int = Field(1024, ge=1)  # tokens in one sequence
-    too_long: Literal["error", "cut", "drop", "window"] = "error"
+    truncation: Literal["error", "cut", "drop", "window"] = "error"
     max_line_bytes: int = Field(1 << 24, ge=1, lt=2**31)
     workers: int = Field(0, ge=0)  # processes that collate batches ahead of the trainer
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from weft.conversion import parity_seq2seq
 from weft.conversion.parity_seq2seq import Outputs
-from weft.decoding.generate import DecodingConfig, generate
+from weft.decoding.config import DecodingConfig
+from weft.decoding.generate import generate
 from weft.errors import CheckpointError
 from weft.formats.huggingface.folder import class_for, family_for
 from weft.models.base import Role
@@ -97,7 +98,10 @@ def _sample_tokens(pipeline: Pipeline, max_tokens: int) -> list[Tensor]:
     sequences = [tokenizer.encode(SAMPLE).ids[: max_tokens // 2]]
     if family_for(pipeline.run).framed:
         second = tokenizer.encode(SECOND).ids
-        sequences += [second[: max_tokens // 4], [special.bos, *second, *tokenizer.between, *second, special.eos]]
+        sequences += [
+            second[: max_tokens // 4],
+            [special.bos, *second, *tokenizer.pair_separator, *second, special.eos],
+        ]
     return [torch.tensor(ids) for ids in sequences]
 
 
@@ -107,7 +111,7 @@ def _sample_input(pipeline: Pipeline, max_tokens: int) -> Tokens:
     first, *rest = (ids.tolist() for ids in _sample_tokens(pipeline, max_tokens))
     if not rest:
         return Tokens.pack([[special.bos, *first]])
-    before, after = [special.bos, *first, *tokenizer.between], [*rest[0], special.eos]
+    before, after = [special.bos, *first, *tokenizer.pair_separator], [*rest[0], special.eos]
     segments = torch.tensor([0] * len(before) + [1] * len(after))
     return replace(Tokens.pack([before + after]), segments=segments)
 
@@ -148,8 +152,8 @@ def _logits(pipeline: Pipeline, sample: Tokens) -> dict[str, Tensor]:
             return {"logits": head.scores(sample)}
         case "choice":
             return {"logits": head.scores(sample)[:, None]}
-        case "embed" if pipeline.run.task.summary:  # type: ignore[attr-defined]
-            return {"summary": head.body.pooled_output(sample)}
+        case "embed" if pipeline.run.task.pooler:  # type: ignore[attr-defined]
+            return {"pooled output": head.body.pooled_output(sample)}
     return {}
 
 
@@ -198,7 +202,7 @@ def _transformers_logits(output: Any, task: str) -> Outputs:
             return {"logits": [output.logits]}
         case "embed":
             pooled = getattr(output, "pooler_output", None)
-            return {} if pooled is None else {"summary": [pooled]}
+            return {} if pooled is None else {"pooled output": [pooled]}
         case "mlm" if "prediction_logits" in output:
             key = "sop_logits" if "sop_logits" in output else "seq_relationship_logits"
             return {"logits": [output.prediction_logits[0]], "next sentence": [output[key]]}

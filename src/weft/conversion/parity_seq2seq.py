@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.decoding.generate import DecodingConfig, generate
+from weft.decoding.config import DecodingConfig
+from weft.decoding.generate import generate
 from weft.pipeline import Pipeline
 from weft.tokens import Tokens
 

@@ -40,7 +40,7 @@ class Labels:
         """Return the labels of the training data in alphabetical order, independent of the order of the data."""
         return cls(sorted(set(labels)))
 
-    def number(self, name: str) -> int:
+    def index(self, name: str) -> int:
         """Return the class index of a label; the error for an unknown label suggests the nearest one."""
         try:
             return self._index[name]
@@ -58,7 +58,7 @@ class Labels:
         return iter(self.names)
 
 
-def balanced(counts: Mapping[str, int]) -> dict[str, float]:
+def balanced_class_weights(counts: Mapping[str, int]) -> dict[str, float]:
     """Return class weights that balance the labels, as in scikit-learn: n / (K n_k) for K labels, n_k of n examples."""
     total = sum(counts.values())
     return {label: total / (len(counts) * count) for label, count in counts.items()}

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from weft.data.readers.lines import count
+from weft.data.readers.lines import plural
 from weft.errors import DataError
 
 Ids = TypeVar("Ids", Sequence[int], npt.NDArray[np.integer[Any]])
@@ -16,45 +16,45 @@ Ids = TypeVar("Ids", Sequence[int], npt.NDArray[np.integer[Any]])
 
 @dataclass
 class TruncationPolicy:
-    """`data.max_length` and `data.too_long`, and how many sequences were cut, dropped or windowed."""
+    """`data.max_length` and `data.truncation`, and how many sequences were cut, dropped or windowed."""
 
-    longest: int
+    max_length: int
     policy: Literal["error", "cut", "drop", "window"]
     cut: int = 0
     dropped: int = 0
     windowed: int = 0
-    seen: int = 0  # the length of the longest sequence seen
+    longest_seen: int = 0  # the length of the longest sequence seen
     notes: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # other changes by a task, and their counts
-    asked: bool = False  # at inference: the error asks the user to shorten the input
+    at_inference: bool = False  # whether the error asks the user to shorten the input, not to change the recipe
 
     def apply(self, ids: Ids, windows: bool = True) -> list[Ids]:
         """Return the sequences that replace `ids`: itself, its prefix, none, or non-overlapping windows.
 
         The error suggests `window` only if the task supports `windows`.
         """
-        self.seen = max(self.seen, len(ids))
-        if len(ids) <= self.longest:
+        self.longest_seen = max(self.longest_seen, len(ids))
+        if len(ids) <= self.max_length:
             return [ids]
         if self.policy == "cut":
             self.cut += 1
-            return [ids[: self.longest]]
+            return [ids[: self.max_length]]
         if self.policy == "drop":
             self.dropped += 1
             return []
         if self.policy == "window":
             self.windowed += 1
-            return [ids[start : start + self.longest] for start in range(0, len(ids), self.longest)]
-        remedy = f"set data.too_long: {'cut, drop or window' if windows else 'cut or drop'}, or raise data.max_length"
-        if self.asked:
-            remedy = "shorten it" + (", or train with data.too_long: window" if windows else "")
-        raise DataError(f"got {len(ids):,} tokens, data.max_length is {self.longest:,}; {remedy}")
+            return [ids[start : start + self.max_length] for start in range(0, len(ids), self.max_length)]
+        remedy = f"set data.truncation: {'cut, drop or window' if windows else 'cut or drop'}, or raise data.max_length"
+        if self.at_inference:
+            remedy = "shorten it" + (", or train with data.truncation: window" if windows else "")
+        raise DataError(f"got {len(ids):,} tokens, data.max_length is {self.max_length:,}; {remedy}")
 
     def add(self, part: "TruncationPolicy") -> None:
-        """Add the counts of another policy object, for a part of the sequences."""
+        """Add the counts of another object, for other sequences."""
         self.cut += part.cut
         self.dropped += part.dropped
         self.windowed += part.windowed
-        self.seen = max(self.seen, part.seen)
+        self.longest_seen = max(self.longest_seen, part.longest_seen)
         self.notes.update(part.notes)
 
     def note(self, verb: str, noun: str, how: str) -> None:
@@ -65,5 +65,5 @@ class TruncationPolicy:
         counts = {"cut": self.cut, "dropped": self.dropped, "windowed": self.windowed}
         summary = ", ".join(f"{verb} {number:,}" for verb, number in counts.items() if number)
         noun = "sequence" if sum(counts.values()) == 1 else "sequences"
-        parts = [f"{summary} {noun} longer than data.max_length={self.longest}"] if summary else []
-        return "; ".join(parts + [f"{verb} {count(n, noun)} {how}" for (verb, noun, how), n in self.notes.items()])
+        parts = [f"{summary} {noun} longer than data.max_length={self.max_length}"] if summary else []
+        return "; ".join(parts + [f"{verb} {plural(n, noun)} {how}" for (verb, noun, how), n in self.notes.items()])

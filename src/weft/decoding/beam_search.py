@@ -14,8 +14,9 @@ worst score is at least that bound for the best live beam, no Y can enter (a tie
 leaves the batch. Rounding is monotone, so this holds for the computed numbers too.
 
 **Other stopping rules** may change results; they are those of transformers, for models tuned with them. The pool then
-has a place for each beam. A source leaves the batch once all places are taken (`stopping: first`), or once, in
-addition, the best live beam would not enter if it ended now: log P(x) / lp(|x|) <= the worst score (`stopping: soon`).
+has a place for each beam. A source leaves the batch once all places are taken (`early_stopping: first`), or once, in
+addition, the best live beam would not enter if it ended now: log P(x) / lp(|x|) <= the worst score (`early_stopping:
+soon`).
 
 **Unfinished hypotheses**, cut off at max_length, come after all finished ones, sorted by score, and only fill
 places that are left: their score is that of a prefix, an upper bound on that of all its continuations, and not
@@ -36,8 +37,8 @@ from weft.errors import WeftError
 from weft.models.base import Generator
 from weft.tokens import Tokens
 
-Stopping = Literal["sure", "soon", "first"]
-BLOCK = 64  # ids a block, of a large vocabulary, in the top-k on the CPU
+EarlyStopping = Literal["sure", "soon", "first"]
+TOP_K_BLOCK = 64  # ids a block, of a large vocabulary, in the top-k on the CPU
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Beam:
     penalty: Callable[[int], float]
     min_length: int = 0
     forbid: tuple[int, ...] = ()
-    early_stopping: Stopping = "sure"
+    early_stopping: EarlyStopping = "sure"
     renormalize_logits: bool = False
     finish: bool = False  # whether max_length ends a hypothesis, rather than cutting it off
     copies: ClassVar[int] = 1  # searches a prompt
@@ -231,7 +232,7 @@ def extend(logprobs: Tensor, before: Tensor, eos: int, width: int) -> Extended:
 
 def _top_k(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k best of each row and their ids; a vocabulary smaller than k is padded with -inf."""
-    if not scores.is_cuda and scores.shape[-1] >= 4 * k * BLOCK:
+    if not scores.is_cuda and scores.shape[-1] >= 4 * k * TOP_K_BLOCK:
         return _blockwise_top_k(scores, k)
     values, ids = scores.topk(min(k, scores.shape[-1]))
     padding = (0, k - ids.shape[-1])
@@ -240,9 +241,9 @@ def _top_k(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _blockwise_top_k(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k best of each row and their ids: they lie in the k blocks with the highest maxima."""
-    in_blocks = scores.shape[-1] // BLOCK * BLOCK
-    blocks = scores[:, :in_blocks].unflatten(1, (-1, BLOCK)).amax(-1).topk(k).indices  # (B, k)
-    block_ids = (blocks[..., None] * BLOCK + torch.arange(BLOCK)).flatten(1)
+    in_blocks = scores.shape[-1] // TOP_K_BLOCK * TOP_K_BLOCK
+    blocks = scores[:, :in_blocks].unflatten(1, (-1, TOP_K_BLOCK)).amax(-1).topk(k).indices  # (B, k)
+    block_ids = (blocks[..., None] * TOP_K_BLOCK + torch.arange(TOP_K_BLOCK)).flatten(1)
     candidates = torch.cat([block_ids, torch.arange(in_blocks, scores.shape[-1]).expand(len(scores), -1)], 1)
     values, index = scores.gather(1, candidates).topk(k)
     return values, candidates.gather(1, index)

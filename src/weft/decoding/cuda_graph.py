@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from weft.decoding.beam_search import Hypothesis
 from weft.decoding.static_state import DecodingState, R
-from weft.models.base import Capturable, State, StaticState
+from weft.models.base import Capturable, GenerationState, StaticState
 from weft.nn.attention.capture import watched
 from weft.tokens import Tokens
 
@@ -31,7 +31,7 @@ MIN_ROWS = 64  # rows below which fewer take no less time
 CACHE_SIZE = 8  # graphs cached a model
 
 Inputs = tuple[Tokens, Tokens | None]  # prompts and sources
-MakeState = Callable[[], State]
+MakeState = Callable[[], GenerationState]
 
 
 def capturable(model: object, prompt: Tokens) -> TypeGuard[Capturable]:
@@ -49,7 +49,7 @@ def search(
     model: Capturable, kind: type[DecodingState[R]], rules: R, prompt: Tokens, source: Tokens | None = None
 ) -> list[list[Hypothesis]]:
     """Return the hypotheses of each group, `rules.copies` groups a prompt, best first."""
-    sizes = PaddedSizes.of(prompt, source, model.reads)
+    sizes = PaddedSizes.of(prompt, source, model.max_positions)
     active, columns, written = list(range(len(prompt) * rules.copies)), prompt.longest - 1, 0
     hypotheses = dict[int, list[Hypothesis]]()
     inputs = sizes.pad(prompt, source)
@@ -92,13 +92,13 @@ class PaddedSizes:
     device: torch.device
 
     @classmethod
-    def of(cls, prompt: Tokens, source: Tokens | None, reads: int | None) -> "PaddedSizes":
+    def of(cls, prompt: Tokens, source: Tokens | None, max_positions: int | None) -> "PaddedSizes":
         """Round the sizes of these up; no source becomes longer than the model's maximum."""
         prompts, short = round_up_size(len(prompt)), prompt.longest == 1
         if source is None:
             return cls(prompts, prompts, 0, 0, short, prompt.device)
         tokens, longest = 64 * round_up_size(-(-len(source.ids) // 64)), 32 * round_up_size(-(-source.longest // 32))
-        longest = max(source.longest, 1, longest if reads is None else min(longest, reads))
+        longest = max(source.longest, 1, longest if max_positions is None else min(longest, max_positions))
         return cls(prompts, prompts + -(-tokens // longest), tokens, longest, short, prompt.device)
 
     def pad(self, prompt: Tokens, source: Tokens | None) -> Inputs:
@@ -108,7 +108,7 @@ class PaddedSizes:
         if source is None:
             return prompt, None
         padding_rows = -(-(self.tokens - len(source.ids)) // self.longest)
-        return prompt, source.filled(self.tokens, self.longest, padding_rows, self.rows)
+        return prompt, source.padded_to(self.tokens, self.longest, padding_rows, self.rows)
 
 
 class GraphStep(Generic[R]):

@@ -55,9 +55,9 @@ def log_probs(
 ) -> Tensor:
     """Return the model's own log-probabilities, in float32 or better, with -inf at the `forbidden` ids.
 
-    Without `rescale` the others are not renormalized: a hypothesis is scored by the probability that the model gave it.
-    `buffer`, the result of the step before, is overwritten if it is large enough: on a CPU, allocating new memory costs
-    as much as the rest.
+    Without `renormalize_logits` the others are not renormalized: a hypothesis is scored by the probability that the
+    model gave it. `buffer`, the result of the step before, is overwritten if it is large enough: on a CPU, allocating
+    new memory costs as much as the rest.
     """
     logits = logits.index_fill(-1, forbidden, NEG_INF) if renormalize_logits else logits
     dtype = torch.promote_types(logits.dtype, torch.float32)

@@ -18,7 +18,7 @@ from weft.decoding.static_state import BeamState, GreedyState
 from weft.nn.kernels.triton.decode_attention import early, let_in
 
 CHUNK, MAX_CHUNKS = 128, 256  # ids a chunk, at least the beam width; larger where there would be too many chunks
-LOWEST = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
+MIN_KEY = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
 
 
 @triton.jit
@@ -72,7 +72,7 @@ def _top_k_kernel(
     key, chunk = _sort_key(tl.load(maxima + row * S + s, s < S, -float("inf")), s), S + tl.zeros((KP,), tl.int32)
     for n in range(K):
         best = tl.max(key, 0)
-        key = tl.where(key == best, LOWEST, key)
+        key = tl.where(key == best, MIN_KEY, key)
         chunk = tl.where((j == n) & (n < S), _key_index(best), chunk)
     v = chunk[:, None] * BV + tl.arange(0, BV)[None, :]
     valid = (j < K)[:, None] & (v < V)
@@ -81,7 +81,7 @@ def _top_k_kernel(
     keys = _sort_key(tl.where(excluded, -float("inf"), x), v)
     for n in range(K):
         best = tl.max(tl.max(keys, 1), 0)
-        keys = tl.where(keys == best, LOWEST, keys)
+        keys = tl.where(keys == best, MIN_KEY, keys)
         tl.store(values + row * K + n, _key_value(best) - logsumexp)
         tl.store(ids + row * K + n, tl.minimum(_key_index(best), V - 1))  # if there are fewer than K, the rest are -inf
     tl.store(
@@ -102,7 +102,7 @@ def _beam_kernel(
     before = tl.load(logprob + rows, valid_beam, -float("inf"))
     valid = valid_beam[:, None] & valid_beam[None, :]
     values_by_beam = tl.load(values + rows[:, None] * K + j[None, :], valid, -float("inf"))
-    key = tl.where(valid, _sort_key(values_by_beam + before[:, None], j[:, None] * KP + j[None, :]), LOWEST)
+    key = tl.where(valid, _sort_key(values_by_beam + before[:, None], j[:, None] * KP + j[None, :]), MIN_KEY)
     ending = tl.where(
         valid_beam & (count >= tl.load(min_length).to(tl.int32)),
         tl.load(ends + rows, valid_beam, 0.0) + before,
@@ -115,7 +115,7 @@ def _beam_kernel(
     live = tl.full((KP,), -float("inf"), tl.float32)
     for n in range(K):
         best = tl.max(tl.max(key, 1), 0)
-        key = tl.where(key == best, LOWEST, key)
+        key = tl.where(key == best, MIN_KEY, key)
         value, parent = _key_value(best), _key_index(best) // KP
         id = tl.load(ids + (a * K + parent) * K + _key_index(best) % KP)
         live = tl.where(j == n, value, live)

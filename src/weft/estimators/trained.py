@@ -29,8 +29,8 @@ class _TrainedEstimator(BaseEstimator):  # type: ignore[misc]
 
     `model` is a path, a name on the hub or a `weft.Pipeline` to fine-tune; or a mapping, the model section of a recipe,
     to train from scratch; None is a small model from scratch. `overrides` are changes to the recipe as on the command
-    line, such as `["train.schedule=cosine", "data.too_long=cut"]`. The share `validation` of the examples is held out,
-    to keep the best of several evaluated models. The run's directory is `out`, by default a temporary one.
+    line, such as `["train.schedule=cosine", "data.truncation=cut"]`. The share `validation` of the examples is held
+    out, to keep the best of several evaluated models. The run's directory is `out`, by default a temporary one.
     """
 
     _task: ClassVar[str]

@@ -67,7 +67,7 @@ def _load(path: Path) -> tuple[Tokenizer, Any]:
 def import_arpa(path: str | Path, folder: str | Path) -> Path:
     """Convert an ARPA file to a checkpoint that `weft.load` reads, in a new folder."""
     model, words = read_arpa(path)
-    section = {"name": "words", "split": "spaces", "size": max(len(words), 4)}
+    section = {"name": "words", "split": "whitespace", "size": max(len(words), 4)}
     recipe = {
         "task": {"name": "lm"},
         "data": {"train": Path(path).name},  # the training text is unknown

@@ -24,9 +24,10 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from weft.errors import DataError
-from weft.models.ngram.external_sort import Array, word_type
+from weft.jit import Array
+from weft.models.ngram.external_sort import word_type
 from weft.models.ngram.model import NGram, NGramConfig
-from weft.models.ngram.trie import Tables, coded
+from weft.models.ngram.trie import NGramTables, code_values
 
 UNK, BOS, EOS = SPECIALS = ("<unk>", "<s>", "</s>")
 ZERO = -99.0  # notation of log10 0
@@ -83,7 +84,7 @@ def check_words(words: Sequence[str]) -> None:
         )
 
 
-def _format_lines(tables: Tables, tokens: Array, ids: Array, start: int, length: int) -> Iterator[str]:
+def _format_lines(tables: NGramTables, tokens: Array, ids: Array, start: int, length: int) -> Iterator[str]:
     span = slice(start, start + len(ids))
     logp = np.maximum(tables.logp[span] / LN10, ZERO).tolist()
     texts = [" ".join(row) for row in tokens[ids].tolist()]
@@ -194,7 +195,7 @@ class Reader:
         return DataError(f"{self._path}:{self._number}: {message}")
 
 
-def build_tables(grams: Sequence[Grams], vocab: int) -> Tables:
+def build_tables(grams: Sequence[Grams], vocab: int) -> NGramTables:
     """Return the trie of sorted n-grams; missing prefixes and suffixes of n-grams are added."""
     try:
         levels = _sort_levels(grams, vocab)
@@ -208,7 +209,7 @@ def build_tables(grams: Sequence[Grams], vocab: int) -> Tables:
         + [orders[-1:]]
     )
     logp, gamma = (np.concatenate([level[part] for level in levels]).astype(np.float32) for part in (1, 2))
-    return Tables(orders, words, first.astype(np.uint32), logp, *coded(gamma[: orders[-2]].copy()))
+    return NGramTables(orders, words, first.astype(np.uint32), logp, *code_values(gamma[: orders[-2]].copy()))
 
 
 def _first_children(parents: Array, size: int) -> Array:

@@ -28,10 +28,16 @@ from weft.errors import CheckpointError, ConfigError, WeftError
 from weft.models.elmo import ELMo, ELMoConfig
 from weft.tasks.factory import build
 from weft.tokenization.trainable import Tokenizer, Words
-from weft.tokens import BEGIN, END, FIRST, LAST, LONGEST_SPELLING, PAD
+from weft.tokens import CHAR_PAD, MAX_WORD_CHARS, TEXT_BEGIN, TEXT_END, WORD_BEGIN, WORD_END
 
-_SPECIAL_CHARS = {FIRST: 256, LAST: 257, BEGIN: 258, END: 259, PAD: 260}  # our character id -> their row of char_embed
-CHAR_ROWS = [_SPECIAL_CHARS.get(char, char) for char in range(LAST + 1)]
+_SPECIAL_CHARS = {
+    TEXT_BEGIN: 256,
+    TEXT_END: 257,
+    WORD_BEGIN: 258,
+    WORD_END: 259,
+    CHAR_PAD: 260,
+}  # our character id -> their row of char_embed
+CHAR_ROWS = [_SPECIAL_CHARS.get(char, char) for char in range(TEXT_END + 1)]
 _GATES = [0, 2, 1, 3]  # their gates in our order
 _SPECIAL = {"<S>", "</S>", "<UNK>", "!!!MAXTERMID"}  # special tokens in their vocabulary
 
@@ -60,7 +66,7 @@ class _CharCNN(_Options):
     filters: list[tuple[int, int]]
     n_highway: int = 0
     activation: str = "relu"
-    max_characters_per_token: int = Field(LONGEST_SPELLING, ge=LONGEST_SPELLING, le=LONGEST_SPELLING)
+    max_characters_per_token: int = Field(MAX_WORD_CHARS, ge=MAX_WORD_CHARS, le=MAX_WORD_CHARS)
 
 
 class _ELMoOptions(_Options):
@@ -127,18 +133,18 @@ def fill_elmo(model: ELMo, path: Path) -> None:
 
 def _convert_weights(read: Read, config: ELMoConfig) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the name and value of each of our weights."""
-    cells, half, speller = config.cells, config.width // 2, "speller"
-    yield f"{speller}.filters.embed.weight", read("char_embed")[CHAR_ROWS]
+    cells, half, char_encoder = config.cells, config.width // 2, "char_encoder"
+    yield f"{char_encoder}.filters.embed.weight", read("char_embed")[CHAR_ROWS]
     for number in range(len(config.filters)):
-        yield f"{speller}.filters.convolve.{number}.weight", read(f"CNN/W_cnn_{number}")[0].transpose(2, 1, 0)
-        yield f"{speller}.filters.convolve.{number}.bias", read(f"CNN/b_cnn_{number}")
+        yield f"{char_encoder}.filters.convolve.{number}.weight", read(f"CNN/W_cnn_{number}")[0].transpose(2, 1, 0)
+        yield f"{char_encoder}.filters.convolve.{number}.bias", read(f"CNN/b_cnn_{number}")
     for number in range(config.highways):
         for ours, theirs in (("gate", "carry"), ("transform", "transform")):
-            yield f"{speller}.highways.{number}.{ours}.weight", read(f"CNN_high_{number}/W_{theirs}").T
-            yield f"{speller}.highways.{number}.{ours}.bias", read(f"CNN_high_{number}/b_{theirs}")
-    yield f"{speller}.project.weight", read("CNN_proj/W_proj").T
-    yield f"{speller}.project.bias", read("CNN_proj/b_proj")
-    for number, direction in enumerate(("ahead", "back")):
+            yield f"{char_encoder}.highways.{number}.{ours}.weight", read(f"CNN_high_{number}/W_{theirs}").T
+            yield f"{char_encoder}.highways.{number}.{ours}.bias", read(f"CNN_high_{number}/b_{theirs}")
+    yield f"{char_encoder}.project.weight", read("CNN_proj/W_proj").T
+    yield f"{char_encoder}.project.bias", read("CNN_proj/b_proj")
+    for number, direction in enumerate(("forward_lstm", "backward_lstm")):
         for depth in range(config.layers):
             cell, layer = f"RNN_{number}/RNN/MultiRNNCell/Cell{depth}/LSTMCell", f"{direction}.layers.{depth}"
             weight, bias = _reorder_gates(read(f"{cell}/W_0").T), _reorder_gates(read(f"{cell}/B"))
@@ -184,4 +190,4 @@ def _tokenizer(vocab: Path | None) -> Tokenizer:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{vocab}: cannot be read as a list of words: {error}") from None
     words = [word for word in lines if word not in _SPECIAL]
-    return Words.train(words, Words.Config(name="words", split="spaces", size=len(words) + 3))
+    return Words.train(words, Words.Config(name="words", split="whitespace", size=len(words) + 3))

@@ -15,7 +15,7 @@ import torch
 from weft.checkpoint import contents
 from weft.checkpoint.store import Store, resolve_checkpoint, verify_checkpoint
 from weft.config.schema import Run, expand_preset, read_recipe, read_section
-from weft.data.readers.lines import count
+from weft.data.readers.lines import plural
 from weft.errors import CheckpointError, ConfigError, WeftError
 from weft.formats.huggingface.folder import describe_hf, is_hf, load_hf
 from weft.formats.huggingface.hub import find_model
@@ -106,7 +106,7 @@ def start_from_weights(run: Run, head: Head) -> str | None:
             weights[name].copy_(value)
     initialized = sorted({name.rpartition(".")[0] for name in weights if name not in shared})
     note = f"; initialized: {', '.join(initialized)}" if initialized else ""
-    return f"model.weights: {count(len(shared), 'weight')} from {path}{note}"
+    return f"model.weights: {plural(len(shared), 'weight')} from {path}{note}"
 
 
 def _same_task(pretrained: Run, run: Run) -> bool:

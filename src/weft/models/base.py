@@ -21,7 +21,7 @@ from weft.nn.layers.losses import cross_entropy_sum
 from weft.tokens import Tokens
 
 # The context that predicts a token: left, right, or both; `masked`: both, and its own position holds a mask token.
-Direction = Literal["forward", "backward", "both", "masked"]
+LMDirection = Literal["forward", "backward", "both", "masked"]
 
 
 class Role(Enum):
@@ -29,18 +29,17 @@ class Role(Enum):
 
     ENCODER = "encodes"  # encode(tokens, layers=(-1,)) -> (L, N, D); pooled_output(tokens) -> (B, D)
     LANGUAGE_MODEL = "scores"  # logits(tokens, at=None, direction) -> (N or len(at), V), never given the target
-    MASKED_LM = (
-        "fills"  # logits at i are for position i, conditioned on both sides; masked_lm_loss(tokens, at, targets)
-    )
+    # The logits at i are for position i, conditioned on both sides; masked_lm_loss(tokens, at, targets).
+    MASKED_LM = "fills"
     SEQ2SEQ = "takes a source"  # the methods take a second argument, source: Tokens
     GENERATOR = "generates"  # start, step
     SELF_FITTED = "learns by itself"  # fit(data, budget): no trainer
 
 
-class State(Protocol):
+class GenerationState(Protocol):
     """The decoding state of a batch of hypotheses. It is opaque to the search."""
 
-    def select(self, rows: Tensor) -> "State":
+    def select(self, rows: Tensor) -> "GenerationState":
         """Return the state whose hypothesis b continues the old hypothesis rows[b]; rows may repeat or be missing."""
         ...
 
@@ -48,16 +47,16 @@ class State(Protocol):
 class Generator(Protocol):
     """The interface that greedy search, beam search and sampling call."""
 
-    def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, State]:
+    def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, GenerationState]:
         """Return the logits (B, V) of the token after each prompt, and the decoding state."""
         ...
 
-    def step(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, ids: Tensor, state: GenerationState) -> tuple[Tensor, GenerationState]:
         """Append one token to each hypothesis, ids (B,); return the logits (B, V) of the next one, and the state."""
         ...
 
 
-class StaticState(State, Protocol):
+class StaticState(GenerationState, Protocol):
     """A decoding state at fixed addresses: `step` writes into it and returns it, so that a CUDA graph can replay it.
 
     Its `select` takes only rows that continue hypotheses of the same sequence.
@@ -68,7 +67,7 @@ class StaticState(State, Protocol):
         """The number of tokens that fit for a hypothesis, the prompt included."""
         ...
 
-    def copy_from(self, state: State, rows: Tensor) -> None:
+    def copy_from(self, state: GenerationState, rows: Tensor) -> None:
         """Copy `state` in place: hypothesis b continues its hypothesis rows[b]; source sizes must be equal."""
         ...
 
@@ -83,21 +82,21 @@ class Capturable(Generator, Protocol):
         ...
 
     @property
-    def reads(self) -> int | None:
+    def max_positions(self) -> int | None:
         """The maximum number of positions; None: unlimited."""
         ...
 
-    def prefill(self, prompt: Tokens, source: Tokens | None = None) -> State:
+    def prefill(self, prompt: Tokens, source: Tokens | None = None) -> GenerationState:
         """Return the state after all prompt tokens but the last: `start` is this and a step with the last ones."""
         ...
 
-    def make_static(self, state: State, rows: int, capacity: int) -> StaticState:
+    def make_static(self, state: GenerationState, rows: int, capacity: int) -> StaticState:
         """Return a static state for copies of this one: `rows` hypotheses of `capacity` tokens at most."""
         ...
 
 
 @dataclass(frozen=True)
-class Budget:
+class FitBudget:
     """The budget and settings of a model's own fit: passes over the data or seconds, learning rate, seed, threads."""
 
     passes: int
@@ -112,7 +111,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Pass:
+class FitProgress:
     """The progress of a fit; where `whole`, a pass is complete and the model may be saved."""
 
     done: float  # passes, with the fraction of the current one
@@ -122,10 +121,10 @@ class Pass:
 
 
 @runtime_checkable
-class Fitted(Protocol):
+class SelfFitted(Protocol):
     """A model with its own fit, by counting or by its own updates: no autograd, no trainer."""
 
-    def fit(self, data: PackedItems, budget: Budget) -> Iterator[Pass]:
+    def fit(self, data: PackedItems, budget: FitBudget) -> Iterator[FitProgress]:
         """Fit the model to the data; yield progress reports."""
         ...
 
@@ -161,7 +160,7 @@ class Model(nn.Module):
         raise RoleError(f"{cls.__name__} names no roles; define roles(config)")
 
     @classmethod
-    def directions(cls, config: Named) -> tuple[Direction, ...]:
+    def directions(cls, config: Named) -> tuple[LMDirection, ...]:
         """Return the directions in which a language model or masked LM of this configuration predicts."""
         return ("forward",)
 
@@ -182,12 +181,12 @@ class Model(nn.Module):
         """Return whether data-sized buffers loaded from a file are consistent with each other."""
         return True
 
-    def logits_each(self, tokens: Tokens, directions: Sequence[Direction]) -> list[Tensor]:
+    def logits_each(self, tokens: Tokens, directions: Sequence[LMDirection]) -> list[Tensor]:
         """Return the logits (N, V) of each direction; a model overrides it where directions share computation."""
         body: Any = self
         return [body.logits(tokens, direction=direction) for direction in directions]
 
-    def loss_each(self, tokens: Tokens, targets: Sequence[Tensor], directions: Sequence[Direction]) -> list[Tensor]:
+    def loss_each(self, tokens: Tokens, targets: Sequence[Tensor], directions: Sequence[LMDirection]) -> list[Tensor]:
         """Return the summed cross-entropy of targets (N,) in each direction; a model may override it, fused."""
         each = zip(self.logits_each(tokens, directions), targets, strict=True)
         return [cross_entropy_sum(logits, target) for logits, target in each]
@@ -201,7 +200,7 @@ class Model(nn.Module):
         (direction,) = self.directions(self.config)
         return cross_entropy_sum(body.logits(tokens, at=at, direction=direction), targets), None
 
-    def log_prob(self, tokens: Tokens, targets: Tensor, direction: Direction = "forward") -> Tensor:
+    def log_prob(self, tokens: Tokens, targets: Tensor, direction: LMDirection = "forward") -> Tensor:
         """Return the log-probability (N,) of each target, of a language model or masked LM; in float32 at least."""
         body: Any = self
         logits = body.logits(tokens, direction=direction)
@@ -216,18 +215,18 @@ class Model(nn.Module):
         once: the tokens of both sides, or, with a submodule `encoder`, that one the source and the rest the target.
         A model overrides it where this does not hold, such as for attention, which is quadratic in the length.
         """
-        size, encoder = matrix_numbers(self), getattr(self, "encoder", None)
+        size, encoder = num_matrix_parameters(self), getattr(self, "encoder", None)
         target_length, source_length = int(tokens.lengths.sum()), 0 if source is None else int(source.lengths.sum())
         if source is None or not isinstance(encoder, nn.Module):
             return 2 * size * (target_length + source_length)
-        encoder_size = matrix_numbers(encoder)
+        encoder_size = num_matrix_parameters(encoder)
         return 2 * (encoder_size * source_length + (size - encoder_size) * target_length)
 
 
 _matrix_sizes: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # traversing a large model takes 1 ms
 
 
-def matrix_numbers(module: nn.Module) -> int:
+def num_matrix_parameters(module: nn.Module) -> int:
     """Return the number of elements in weight matrices and convolution kernels, each once, embeddings excluded.
 
     An embedding that is tied to the output projection is multiplied there, so it counts. The result is cached for each

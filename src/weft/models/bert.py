@@ -2,7 +2,7 @@
 
     h_0 = Dropout(LayerNorm(E w + S s + P i))                 token, segment and position embeddings (figure 2)
     h_l = block(h_{l-1})                                      self-attention, then FFN with GELU, post-norm
-    summary = tanh(W h_L[CLS] + b)                            the "pooler", learnt by next-sentence prediction
+    pooled = tanh(W h_L[CLS] + b)                             the pooler, learnt by next-sentence prediction
     p(w_i | text with w_i masked) = softmax(E LayerNorm(gelu(W h_L[i] + b)) + c)                      (section 3.1)
 
 The family, by configuration (presets): RoBERTa (Liu et al. 2019) has one segment, and positions that begin at 2.
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from weft.config.schema import Named
 from weft.errors import RoleError
-from weft.models.base import Direction, Model, Role
+from weft.models.base import LMDirection, Model, Role
 from weft.models.transformer_config import StackConfig
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.positions import Learned, check_position, positions_of
@@ -69,7 +69,7 @@ class BERT(Model):
     supports_compile: ClassVar[bool] = True
     supports_low_precision: ClassVar[bool] = True
     config: BERTConfig
-    pool: nn.Linear | None
+    pooler: nn.Linear | None
     transform: nn.Linear | None
     transform_norm: nn.LayerNorm | None
     output: OutputProjection | None
@@ -84,7 +84,7 @@ class BERT(Model):
         self.norm, self.dropout = nn.LayerNorm(narrow, config.eps), nn.Dropout(config.dropout)
         self.project = nn.Linear(narrow, width) if config.embedding else None
         self.encoder = Blocks(_block_config(config), config.layers, "encoder", shared=config.shared)
-        self.pool = None if config.pooler == "none" else nn.Linear(width, width)
+        self.pooler = None if config.pooler == "none" else nn.Linear(width, width)
         self.transform, self.transform_norm = nn.Linear(width, narrow), nn.LayerNorm(narrow, config.eps)
         self.activation = ACTIVATIONS[config.activation]
         self.output = OutputProjection(narrow, vocab, bias=True)
@@ -106,7 +106,7 @@ class BERT(Model):
         return frozenset({Role.ENCODER, Role.MASKED_LM})
 
     @classmethod
-    def directions(cls, config: Named) -> tuple[Direction, ...]:
+    def directions(cls, config: Named) -> tuple[LMDirection, ...]:
         """Return its only direction: a masked token is predicted from all the others."""
         return ("masked",)
 
@@ -116,7 +116,7 @@ class BERT(Model):
         return tuple(range(self.config.layers + 1))
 
     @property
-    def reads(self) -> int:
+    def max_positions(self) -> int:
         """The maximum length: the learned positions from `offset` on."""
         return self.config.max_positions - self.config.offset
 
@@ -127,7 +127,7 @@ class BERT(Model):
 
     def drop_pooler(self) -> None:
         """Drop the pooler."""
-        self.pool = None
+        self.pooler = None
 
     def layer_groups(self) -> list[list[nn.Module]]:
         """Return the embeddings, then each layer; layers that share their weights are one group."""
@@ -145,7 +145,7 @@ class BERT(Model):
         """Return the pooled output (B, D): the pooler on the hidden state of each sequence's first token, [CLS]."""
         return self._pooled(self._hidden_states(tokens, (-1,))[0], tokens)
 
-    def logits(self, tokens: Tokens, at: Tensor | None = None, direction: Direction = "masked") -> Tensor:
+    def logits(self, tokens: Tokens, at: Tensor | None = None, direction: LMDirection = "masked") -> Tensor:
         """Return the masked-LM logits of each token: (N, V), or (len(at), V) at the flat positions `at`."""
         if direction != "masked":
             raise RoleError(f"model: a bert fills what is masked, but {direction!r} is asked for")
@@ -155,7 +155,7 @@ class BERT(Model):
     def masked_lm_loss(self, tokens: Tokens, at: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the summed cross-entropy at the flat positions `at`; only these go through the output projection."""
         hidden = self._hidden_states(tokens, (-1,))[0]
-        pooled = None if self.pool is None else self._pooled(hidden, tokens)
+        pooled = None if self.pooler is None else self._pooled(hidden, tokens)
         assert self.output is not None
         return read_out_sum(self.output, self._mlm_transform(hidden.index_select(0, at)), targets), pooled
 
@@ -164,13 +164,13 @@ class BERT(Model):
         count, pairs = int(tokens.lengths.sum()), int((tokens.lengths**2).sum())
         narrow, width = self.config.embedding, self.width
         encoder = sum(layer.weight.numel() for layer in self.encoder.modules() if isinstance(layer, nn.Linear))
-        body = (encoder + (narrow or 0) * width) * count + (0 if self.pool is None else width * width * len(tokens))
+        body = (encoder + (narrow or 0) * width) * count + (0 if self.pooler is None else width * width * len(tokens))
         head = 0 if self.transform is None else (self.transform.weight.numel() + self.embed.weight.numel()) * count
         return 2 * (body + head) + 4 * pairs * sum(len(layer.kept) * layer.size for layer in self._attentions)
 
     def _hidden_states(self, tokens: Tokens, layers: Sequence[int]) -> list[Tensor]:
         """Return the chosen hidden states, (N, D) each: 0 is the first block's input, then each block's output."""
-        check_position(tokens.longest, self.reads)
+        check_position(tokens.longest, self.max_positions)
         positions = positions_of(tokens) + self.config.offset
         x = self.embed(tokens.ids) + self.positions(positions)
         if self.segments is not None:
@@ -184,7 +184,7 @@ class BERT(Model):
     def _pooled(self, hidden: Tensor, tokens: Tokens) -> Tensor:
         starts = tokens.starts[:-1].long().clamp(max=max(len(hidden) - 1, 0))  # empty sequences may pad a batch
         first = hidden.index_select(0, starts)
-        return first if self.pool is None else POOLERS[self.config.pooler](self.pool(first))
+        return first if self.pooler is None else POOLERS[self.config.pooler](self.pooler(first))
 
     def _mlm_logits(self, hidden: Tensor) -> Tensor:
         assert self.output is not None

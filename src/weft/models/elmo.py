@@ -29,12 +29,12 @@ from torch.nn import functional as F
 
 from weft.config.schema import Named, Pretrained
 from weft.errors import ConfigError, RoleError
-from weft.models.base import Direction, Model, Role, matrix_numbers
+from weft.models.base import LMDirection, Model, Role, num_matrix_parameters
 from weft.nn.layers.char_cnn import CharFilters, Highway
 from weft.nn.rnn.cells import CellState
 from weft.nn.rnn.projected_lstm import ProjectedLSTM
 from weft.nn.rnn.time_major import TimeMajor
-from weft.tokens import END, LONGEST_SPELLING, PAD, Tokens
+from weft.tokens import CHAR_PAD, MAX_WORD_CHARS, WORD_END, Tokens
 
 _LM_ROLES = {Role.LANGUAGE_MODEL, Role.GENERATOR}
 
@@ -56,9 +56,9 @@ class ELMoConfig(Pretrained):
     @field_validator("filters")
     @classmethod
     def _check_filters(cls, filters: dict[int, int]) -> dict[int, int]:
-        if not filters or not all(1 <= width <= LONGEST_SPELLING and count >= 1 for width, count in filters.items()):
+        if not filters or not all(1 <= width <= MAX_WORD_CHARS and count >= 1 for width, count in filters.items()):
             raise ValueError(
-                f"must say how many filters there are of each width, 1 to {LONGEST_SPELLING}, such as {{2: 32, 3: 64}}"
+                f"must say how many filters there are of each width, 1 to {MAX_WORD_CHARS}, such as {{2: 32, 3: 64}}"
             )
         return filters
 
@@ -135,19 +135,22 @@ class ELMo(Model):
     Config: ClassVar[type[Named]] = ELMoConfig
     config: ELMoConfig
     output: nn.Linear | None
-    spelling: Tensor | None  # (V, C) the characters of each token of the vocabulary
+    char_table: Tensor | None  # (V, C) the characters of each token of the vocabulary
 
     def __init__(self, config: ELMoConfig, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__(config, vocab, target_vocab)
         self.width = config.width
-        self.speller = CharEncoder(config)
-        self.ahead, self.back = DirectionalLSTM(config, reverse=False), DirectionalLSTM(config, reverse=True)
+        self.char_encoder = CharEncoder(config)
+        self.forward_lstm, self.backward_lstm = (
+            DirectionalLSTM(config, reverse=False),
+            DirectionalLSTM(config, reverse=True),
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(config.width // 2, vocab)
         nn.init.normal_(self.output.weight, std=(config.width // 2) ** -0.5)
         nn.init.zeros_(self.output.bias)
-        self.register_buffer("spelling", None, persistent=False)
-        self._spelling_lengths: Tensor | None = None  # (V,) lengths in `spelling`, on the CPU wherever the model is
+        self.register_buffer("char_table", None, persistent=False)
+        self._char_lengths: Tensor | None = None  # (V,) lengths in `char_table`, on the CPU wherever the model is
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
@@ -155,7 +158,7 @@ class ELMo(Model):
         return frozenset({Role.ENCODER, *_LM_ROLES})
 
     @classmethod
-    def directions(cls, config: Named) -> tuple[Direction, ...]:
+    def directions(cls, config: Named) -> tuple[LMDirection, ...]:
         """Return both directions: each is a language model of its own."""
         return "forward", "backward"
 
@@ -171,13 +174,16 @@ class ELMo(Model):
 
     def set_char_table(self, table: Tensor) -> None:
         """Set the characters of each token of the vocabulary, (V, C), in the character ids of `weft.tokens`."""
-        assert len(table) == self.vocab, "a spelling for every token"
-        self.spelling = table.to(self.speller.project.weight.device, torch.int16)
-        self._spelling_lengths = (table != PAD).sum(1).cpu()
+        assert len(table) == self.vocab, "characters for every token"
+        self.char_table = table.to(self.char_encoder.project.weight.device, torch.int16)
+        self._char_lengths = (table != CHAR_PAD).sum(1).cpu()
 
     def layer_groups(self) -> list[list[nn.Module]]:
         """Return the character encoder, then each layer of both directions."""
-        return [[self.speller], *(list(pair) for pair in zip(self.ahead.layers, self.back.layers, strict=True))]
+        return [
+            [self.char_encoder],
+            *(list(pair) for pair in zip(self.forward_lstm.layers, self.backward_lstm.layers, strict=True)),
+        ]
 
     def prune_unused(self, needs: Collection[Role]) -> None:
         """Drop the softmax unless a role needs logits."""
@@ -187,29 +193,35 @@ class ELMo(Model):
     def flops(self, tokens: Tokens, source: Tokens | None = None) -> int:
         """Return the FLOPs: each matrix for each token, filters for each character, the softmax for each direction."""
         length = int(tokens.lengths.sum())
-        count = super().flops(tokens) + 2 * matrix_numbers(self.speller.filters) * (self._num_chars(tokens) - length)
-        return count if self.output is None else count + 2 * matrix_numbers(self.output) * length
+        count = super().flops(tokens) + 2 * num_matrix_parameters(self.char_encoder.filters) * (
+            self._num_chars(tokens) - length
+        )
+        return count if self.output is None else count + 2 * num_matrix_parameters(self.output) * length
 
     def encode(self, tokens: Tokens, layers: Sequence[int] = (-1,)) -> Tensor:
         """Return the chosen layers, (L, N, D); 0 is the character encoder's output, twice, -1 the last layer."""
         depth = self.config.layers
         if not all(-depth - 1 <= layer <= depth for layer in layers):
-            raise ConfigError(f"layers: this elmo has 0, the spelling, to {depth}, but {list(layers)} is asked for")
+            raise ConfigError(
+                f"layers: this elmo has 0, the character encoder, to {depth}, but {list(layers)} is asked for"
+            )
         embedded, grid = self._embed(tokens), TimeMajor(tokens)
-        states = [[embedded, *lstm(embedded, grid)] for lstm in (self.ahead, self.back)]
+        states = [[embedded, *lstm(embedded, grid)] for lstm in (self.forward_lstm, self.backward_lstm)]
         return torch.stack([torch.cat([own[layer] for own in states], -1) for layer in layers])
 
     def pooled_output(self, tokens: Tokens) -> Tensor:
         """Return one vector a sequence, (B, D): the last layer's final output in each direction."""
         embedded, grid = self._embed(tokens), TimeMajor(tokens)
-        return torch.cat([grid.end(lstm(embedded, grid)[-1], lstm.reverse) for lstm in (self.ahead, self.back)], -1)
+        return torch.cat(
+            [grid.end(lstm(embedded, grid)[-1], lstm.reverse) for lstm in (self.forward_lstm, self.backward_lstm)], -1
+        )
 
-    def logits(self, tokens: Tokens, at: Tensor | None = None, direction: Direction = "forward") -> Tensor:
+    def logits(self, tokens: Tokens, at: Tensor | None = None, direction: LMDirection = "forward") -> Tensor:
         """Return the logits of the next or, backward, the previous token: (N, V), or (len(at), V)."""
         hidden = self._lstm(direction)(self._embed(tokens), TimeMajor(tokens))[-1]
         return self._project(hidden if at is None else hidden[at])
 
-    def logits_each(self, tokens: Tokens, directions: Sequence[Direction]) -> list[Tensor]:
+    def logits_each(self, tokens: Tokens, directions: Sequence[LMDirection]) -> list[Tensor]:
         """Return the logits (N, V) of each direction; the character encoder runs once for all."""
         embedded, grid = self._embed(tokens), TimeMajor(tokens)
         return [self._project(self._lstm(direction)(embedded, grid)[-1]) for direction in directions]
@@ -217,53 +229,53 @@ class ELMo(Model):
     def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, ELMoState]:
         """Return the logits (B, V) of the token after each prompt, and the state."""
         grid = TimeMajor(prompt)
-        outputs, last = self.ahead.run(grid.pad(self._embed(prompt)), None, None if grid.full else grid.mask)
+        outputs, last = self.forward_lstm.run(grid.pad(self._embed(prompt)), None, None if grid.full else grid.mask)
         return self._project(grid.last(outputs[-1])), ELMoState(last)
 
     def step(self, ids: Tensor, state: ELMoState) -> tuple[Tensor, ELMoState]:
         """Append one token to each hypothesis, ids (B,), with the characters that the vocabulary has for it."""
         embedded = self._embed(Tokens.flat(ids, torch.ones(len(ids))))
-        outputs, last = self.ahead.run(embedded[None], state.layers)
+        outputs, last = self.forward_lstm.run(embedded[None], state.layers)
         return self._project(outputs[-1][0]), ELMoState(last)
 
-    def _lstm(self, direction: Direction) -> DirectionalLSTM:
+    def _lstm(self, direction: LMDirection) -> DirectionalLSTM:
         if direction == "both":
             raise RoleError("direction: elmo scores forward and backward, each on its own, but both is asked for")
-        return self.ahead if direction == "forward" else self.back
+        return self.forward_lstm if direction == "forward" else self.backward_lstm
 
     def _embed(self, tokens: Tokens) -> Tensor:
         """Return x (N, D/2); each distinct word is encoded once."""
-        if tokens.chars is None and self.spelling is not None:
+        if tokens.chars is None and self.char_table is not None:
             ids, inverse = tokens.ids.unique(return_inverse=True)
-            chars = self.spelling[ids].int()
+            chars = self.char_table[ids].int()
         else:
             chars, inverse = self._chars(tokens).unique(dim=0, return_inverse=True)
-        embedded: Tensor = self.speller(chars[:, (chars != PAD).any(0)])
+        embedded: Tensor = self.char_encoder(chars[:, (chars != CHAR_PAD).any(0)])
         return embedded.index_select(0, inverse)
 
     def _chars(self, tokens: Tokens) -> Tensor:
         """Return the characters of each token, (N, C); those of the vocabulary where the token has none."""
-        chars, table = tokens.chars, self.spelling
+        chars, table = tokens.chars, self.char_table
         if chars is None and table is None:
             raise ConfigError(
-                "model.name: elmo knows words by their spelling, and here neither the tokens come with it nor the "
-                "vocabulary; give Tokens.chars, or call set_char_table"
+                "model.name: elmo reads the characters of words, and here neither the tokens nor the vocabulary have "
+                "them; give Tokens.chars, or call set_char_table"
             )
         if chars is None or table is None:
             return table[tokens.ids].int() if chars is None else chars  # type: ignore[index]
-        from_vocab = F.pad(table[tokens.ids].int(), (0, max(0, chars.shape[1] - table.shape[1])), value=PAD)
-        from_tokens = F.pad(chars, (0, max(0, table.shape[1] - chars.shape[1])), value=PAD)
-        return torch.where((chars[:, 1] == END)[:, None], from_vocab, from_tokens)
+        from_vocab = F.pad(table[tokens.ids].int(), (0, max(0, chars.shape[1] - table.shape[1])), value=CHAR_PAD)
+        from_tokens = F.pad(chars, (0, max(0, table.shape[1] - chars.shape[1])), value=CHAR_PAD)
+        return torch.where((chars[:, 1] == WORD_END)[:, None], from_vocab, from_tokens)
 
     def _num_chars(self, tokens: Tokens) -> int:
         """Return the number of characters in `_chars`, computed on the CPU, where the batch is at that time."""
-        if self._spelling_lengths is None:
-            return int((self._chars(tokens) != PAD).sum())
-        from_vocab = self._spelling_lengths[tokens.ids.cpu()]
+        if self._char_lengths is None:
+            return int((self._chars(tokens) != CHAR_PAD).sum())
+        from_vocab = self._char_lengths[tokens.ids.cpu()]
         if tokens.chars is None:
             return int(from_vocab.sum())
         chars = tokens.chars.cpu()
-        return int(torch.where(chars[:, 1] == END, from_vocab, (chars != PAD).sum(1)).sum())
+        return int(torch.where(chars[:, 1] == WORD_END, from_vocab, (chars != CHAR_PAD).sum(1)).sum())
 
     def _project(self, hidden: Tensor) -> Tensor:
         assert self.output is not None

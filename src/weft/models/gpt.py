@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from weft.config.schema import Named
 from weft.errors import RoleError
-from weft.models.base import Direction, Model, Role
+from weft.models.base import LMDirection, Model, Role
 from weft.models.transformer_config import StackConfig
 from weft.nn.attention.kv_cache import KVCache, StaticKVCache, but_last
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
@@ -113,14 +113,14 @@ class GPT(Model):
         """Return one vector a sequence, (B, D): the hidden state of its last token, which attends to all."""
         return self._hidden_states(tokens)[-1][_last_positions(tokens)]
 
-    def logits(self, tokens: Tokens, at: Tensor | None = None, direction: Direction = "forward") -> Tensor:
+    def logits(self, tokens: Tokens, at: Tensor | None = None, direction: LMDirection = "forward") -> Tensor:
         """Return the logits of the token after each: (N, V), or (len(at), V) at the flat positions `at`."""
         if direction != "forward":
             raise RoleError(f"model: a gpt reads forward, but {direction!r} is asked for")
         hidden = self._hidden_states(tokens)[-1]
         return self._project(hidden if at is None else hidden[at])
 
-    def loss_each(self, tokens: Tokens, targets: Sequence[Tensor], directions: Sequence[Direction]) -> list[Tensor]:
+    def loss_each(self, tokens: Tokens, targets: Sequence[Tensor], directions: Sequence[LMDirection]) -> list[Tensor]:
         """Return the summed cross-entropy of the next tokens, fused with the output projection."""
         if tuple(directions) != ("forward",):
             return super().loss_each(tokens, targets, directions)
@@ -152,7 +152,7 @@ class GPT(Model):
         return True
 
     @property
-    def reads(self) -> int:
+    def max_positions(self) -> int:
         """The number of learned positions."""
         return self.config.max_positions
 

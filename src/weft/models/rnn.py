@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from weft.config.schema import Named, Pretrained, Share
 from weft.errors import ConfigError, RoleError
-from weft.models.base import Direction, Model, Role, matrix_numbers
+from weft.models.base import LMDirection, Model, Role, num_matrix_parameters
 from weft.nn.attention.scores import Additive
 from weft.nn.layers.char_cnn import CharCNN
 from weft.nn.layers.dropout import SequenceDropout, WordDropout
@@ -39,7 +39,7 @@ from weft.nn.rnn.cells import CellState
 from weft.nn.rnn.self_attentive import LSTMN
 from weft.nn.rnn.stack import RecurrentStack
 from weft.nn.rnn.time_major import TimeMajor
-from weft.tokens import PAD, Tokens
+from weft.tokens import CHAR_PAD, Tokens
 
 
 class RNNConfig(Pretrained):
@@ -150,7 +150,7 @@ class RNN(Model):
         return frozenset({Role.ENCODER, *by_direction[config.direction]})
 
     @classmethod
-    def directions(cls, config: Named) -> tuple[Direction, ...]:
+    def directions(cls, config: Named) -> tuple[LMDirection, ...]:
         """Return its only direction."""
         assert isinstance(config, RNNConfig)
         return (config.direction,)
@@ -181,7 +181,7 @@ class RNN(Model):
         """Return the FLOPs: each matrix for each token, the CNN for each character, attention for each pair."""
         count, length = super().flops(tokens), int(tokens.lengths.sum())
         if self.chars is not None and tokens.chars is not None:
-            count += 2 * matrix_numbers(self.chars) * (int((tokens.chars != PAD).sum()) - length)
+            count += 2 * num_matrix_parameters(self.chars) * (int((tokens.chars != CHAR_PAD).sum()) - length)
         pairs = int((tokens.lengths * (tokens.lengths - 1)).sum()) // 2
         for layer in self.recurrent.ahead:
             if isinstance(layer, LSTMN):
@@ -213,7 +213,7 @@ class RNN(Model):
         last: Tensor = ends[-1]
         return last
 
-    def logits(self, tokens: Tokens, at: Tensor | None = None, direction: Direction = "forward") -> Tensor:
+    def logits(self, tokens: Tokens, at: Tensor | None = None, direction: LMDirection = "forward") -> Tensor:
         """Return the logits of the next, the previous, or (both) the token itself: (N, V), or (len(at), V)."""
         if direction not in self.directions(self.config):
             own = self.directions(self.config)[0]

@@ -21,8 +21,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from weft.config.schema import Named, Pretrained
-from weft.models.base import Model, Role, matrix_numbers
-from weft.models.transformer_config import PrunedHeads, check_heads, check_off
+from weft.models.base import Model, Role, num_matrix_parameters
+from weft.models.transformer_config import PrunedHeads, check_heads, check_pruned_heads
 from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, but_last
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.positions import Learned, Sinusoidal, check_position, positions_of
@@ -58,7 +58,9 @@ class TransformerConfig(Pretrained):
     def _check(self) -> "TransformerConfig":
         check_heads(self.width, self.heads)
         decoder = self.decoder_layers or self.layers
-        check_off(self.pruned_heads, self.heads, {"encoder": self.layers, "decoder": decoder, "cross": decoder})
+        check_pruned_heads(
+            self.pruned_heads, self.heads, {"encoder": self.layers, "decoder": decoder, "cross": decoder}
+        )
         return self
 
 
@@ -191,7 +193,7 @@ class Transformer(Model):
         return dispatch.is_half(self.embed.weight) and not self.training
 
     @property
-    def reads(self) -> int | None:
+    def max_positions(self) -> int | None:
         """The number of learned positions; None with sinusoidal ones."""
         return self.config.max_positions if isinstance(self.positions, Learned) else None
 
@@ -208,18 +210,18 @@ class Transformer(Model):
         assert source is not None
         targets, sources = tokens.lengths, source.lengths
         pairs = {"encoder": sources * sources, "decoder": targets * (targets + 1) // 2, "cross": targets * sources}
-        kv_size = sum(matrix_numbers(layer.kv_proj) for layer in self._attentions if layer.kv_proj is not None)
-        per_source = matrix_numbers(self.encoder) + kv_size
-        per_target = matrix_numbers(self.decoder) - kv_size + matrix_numbers(self.output)
+        kv_size = sum(num_matrix_parameters(layer.kv_proj) for layer in self._attentions if layer.kv_proj is not None)
+        per_source = num_matrix_parameters(self.encoder) + kv_size
+        per_target = num_matrix_parameters(self.decoder) - kv_size + num_matrix_parameters(self.output)
         products = 2 * (per_source * int(sources.sum()) + per_target * int(targets.sum()))
         attentions = ((len(layer.kept) * layer.size, pairs[layer.place]) for layer in self._attentions)
         return products + sum(4 * width * int(count.sum()) for width, count in attentions)
 
     def _encode_source(self, source: Tokens) -> Tensor:
-        memory: Tensor = self.encoder(self._embed_tokens(source, self.embed), AttentionLayout.self_attention(source))[
-            -1
-        ]
-        return memory
+        states: list[Tensor] = self.encoder(
+            self._embed_tokens(source, self.embed), AttentionLayout.self_attention(source)
+        )
+        return states[-1]
 
     def _layouts(
         self, tokens: Tokens, memory: Tensor, source: Tokens

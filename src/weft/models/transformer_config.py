@@ -29,7 +29,7 @@ def check_heads(width: int, heads: int) -> None:
         raise ValueError(f"model.heads must divide model.width: got {heads} and {width}; try {near}")
 
 
-def check_off(pruned_heads: Mapping[str, tuple[int, ...]], heads: int, depths: Mapping[str, int]) -> None:
+def check_pruned_heads(pruned_heads: Mapping[str, tuple[int, ...]], heads: int, depths: Mapping[str, int]) -> None:
     """Raise ValueError if a pruned head does not exist or a layer loses all heads; `depths`: layers of each stack."""
     places = {"": max(depths.values()), **depths}
     for key, off in pruned_heads.items():
@@ -55,22 +55,20 @@ class StackConfig(Pretrained):
     width: int = Field(768, ge=1)
     heads: int = Field(12, ge=1)
     layers: int = Field(12, ge=1)
-    ffn_width: int | None = Field(
-        None, ge=1, validate_default=True
-    )  # width inside the feed-forward layers; None: 4 width
+    ffn_width: int | None = Field(None, ge=1, validate_default=True)  # inside the feed-forward layers; None: 4 width
     dropout: float = Field(0.1, ge=0, lt=1)
     tie: bool = True  # one matrix for the embeddings and the output (Press & Wolf 2017)
     pruned_heads: PrunedHeads = Field({})
 
     @field_validator("ffn_width")
     @classmethod
-    def _default_hidden(cls, hidden: int | None, info: ValidationInfo) -> int:
-        return 4 * int(info.data.get("width", 1)) if hidden is None else hidden
+    def _default_ffn_width(cls, ffn_width: int | None, info: ValidationInfo) -> int:
+        return 4 * int(info.data.get("width", 1)) if ffn_width is None else ffn_width
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
         check_heads(self.width, self.heads)
-        check_off(self.pruned_heads, self.heads, {self.place: self.layers})
+        check_pruned_heads(self.pruned_heads, self.heads, {self.place: self.layers})
         return self
 
     def check_layers(self, layers: Sequence[int]) -> None:

@@ -21,7 +21,7 @@ from weft.models.base import Model, Role
 from weft.tasks.batch import Batch, Item
 from weft.tasks.head import Head, missing_method
 from weft.tokenization.trainable import Tokenizer
-from weft.tokens import spell
+from weft.tokens import char_ids
 
 Answer = dict[str, Any]  # JSON-ready
 
@@ -49,7 +49,7 @@ class TextInput:
     def char_ids(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
         """Return the characters of each token, special tokens included: for a model that reads characters."""
         surfaces = [[text[a:b].strip() for a, b in self.tokenizer.encode(text).offsets] for text in texts]
-        return [[spell([token]) for token in ("", *tokens, "")] for tokens in surfaces]
+        return [[char_ids([token]) for token in ("", *tokens, "")] for tokens in surfaces]
 
 
 class Task(TextInput):

@@ -47,7 +47,7 @@ class Batch:
         rows, sides = frame.rows + frame.fillers, [self.tokens] if self.source is None else [self.source, self.tokens]
         shapes = list(zip(sides, frame.sizes, frame.longest, strict=True))
         fillers = max(-(-(size - len(side.ids)) // longest) for side, size, longest in shapes)  # as few as possible
-        *source, tokens = (side.filled(size, longest, fillers, rows) for side, size, longest in shapes)
+        *source, tokens = (side.padded_to(size, longest, fillers, rows) for side, size, longest in shapes)
         positions = None if self.positions is None else self._pad_positions(num_positions or len(tokens.ids), rows)
         return replace(
             self,
@@ -62,7 +62,7 @@ class Batch:
     def _pad_positions(self, size: int, rows: int) -> Tokens:
         """Pad `positions` to `size` positions; padding points at the first token, and has no target there."""
         assert self.positions is not None
-        return self.positions.filled(size, size, min(1, size - len(self.positions.ids)), rows + 1)
+        return self.positions.padded_to(size, size, min(1, size - len(self.positions.ids)), rows + 1)
 
     def _num_targets(self, tokens: Tokens, positions: Tokens | None) -> int:
         """Return the number of targets in a static shape: one for each of `positions`, a token, or a sequence."""

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from weft.config.schema import Run, Section
-from weft.data.batching.lm_stream import Reading
+from weft.data.batching.lm_stream import SpanSampler
 from weft.data.batching.packed_items import PackedItems
 from weft.data.batching.static_shape import StaticShape
-from weft.data.corpus.format import Shards
+from weft.data.corpus.format import CorpusSplit
 from weft.data.truncation import TruncationPolicy
 from weft.tasks.base import Answer, Task
 from weft.tasks.batch import Batch, Item
@@ -49,7 +49,7 @@ class StreamReading(StaticBatches):
         """Return None: the stream is read in windows."""
         return None
 
-    def reading(self, data: PackedItems, run: Run, world: int) -> Reading | None:
+    def sampler(self, data: PackedItems, run: Run, world: int) -> SpanSampler | None:
         """Return how the stream is read; None where the data, as configured, is read item by item."""
         raise missing_method(self, "reading")
 
@@ -106,7 +106,7 @@ class DirectEvaluation(Task):
 class PreparedEvaluation(DirectEvaluation):
     """Metrics that need no texts, but tokens alone: those of a prepared corpus."""
 
-    def evaluate_prepared(self, head: Head, data: Shards) -> Metrics:
+    def evaluate_prepared(self, head: Head, data: CorpusSplit) -> Metrics:
         """Return the metrics of a head on a prepared corpus."""
         raise missing_method(self, "evaluate_prepared")
 

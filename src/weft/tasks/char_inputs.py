@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from weft.tokenization.trainable import Tokenizer
-from weft.tokens import BEGIN, END, FIRST, LAST, PAD, spell
+from weft.tokens import CHAR_PAD, TEXT_BEGIN, TEXT_END, WORD_BEGIN, WORD_END, char_ids
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class Spelling:
         """The characters of each token of the vocabulary."""
         special = set(vars(self.tokenizer.specials).values())
         count = len(self.tokenizer)
-        return [spell(["" if id in special else self.tokenizer.token(id)]) for id in range(count)]
+        return [char_ids(["" if id in special else self.tokenizer.token(id)]) for id in range(count)]
 
     @property
     def table(self) -> np.ndarray:
         """The same as one padded array (V, C); bos and eos have characters of their own."""
-        table = np.full((len(self.words), max(3, *map(len, self.words))), PAD, np.int32)
+        table = np.full((len(self.words), max(3, *map(len, self.words))), CHAR_PAD, np.int32)
         for row, word in zip(table, self.words, strict=True):
             row[: len(word)] = word
-        for id, char in ((self.tokenizer.specials.eos, LAST), (self.tokenizer.specials.bos, FIRST)):
-            table[id, :3] = BEGIN, char, END
+        for id, char in ((self.tokenizer.specials.eos, TEXT_END), (self.tokenizer.specials.bos, TEXT_BEGIN)):
+            table[id, :3] = WORD_BEGIN, char, WORD_END
         return table
 
     def of_texts(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
@@ -48,7 +48,7 @@ class Spelling:
     def _of_text(self, text: str) -> list[np.ndarray]:
         specials, encoding = self.tokenizer.specials, self.tokenizer.encode(text)
         unknown = {
-            index: spell([text[start:end]])
+            index: char_ids([text[start:end]])
             for index, (id, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True))
             if id == specials.unk
         }

@@ -36,7 +36,7 @@ def encode_all(
     """
 
     def encode(chunk: list[LocatedExample]) -> tuple[list[list[Item]], TruncationPolicy] | None:
-        chunk_limit = TruncationPolicy(limit.longest, limit.policy)
+        chunk_limit = TruncationPolicy(limit.max_length, limit.policy)
         try:
             return task.encode_batch([example for _, example in chunk], tokenizer, chunk_limit), chunk_limit
         except DataError:
@@ -56,7 +56,7 @@ def encode_chunk(
     chunk: Sequence[LocatedExample], task: Task, tokenizer: Tokenizer, limit: TruncationPolicy, skipped: Skipped | None
 ) -> Iterable[list[Item]]:
     """Return the items of each example, encoded at once and, unlike `encode_all`, in this thread."""
-    chunk_limit = TruncationPolicy(limit.longest, limit.policy)
+    chunk_limit = TruncationPolicy(limit.max_length, limit.policy)
     try:
         encoded = task.encode_batch([example for _, example in chunk], tokenizer, chunk_limit)
     except DataError:
@@ -124,7 +124,7 @@ class EvaluationData:
     @cached_property
     def unlabelled(self) -> tuple[PackedItems, np.ndarray]:
         """The items of the examples without labels, and the index (n + 1,) of each example's first item."""
-        limit, starts = TruncationPolicy(self.limit.longest, self.limit.policy), [0]
+        limit, starts = TruncationPolicy(self.limit.max_length, self.limit.policy), [0]
 
         def items() -> Iterator[Item]:
             questions = ((f"example {number}", self.task.without_labels(example)) for number, example in self._numbered)

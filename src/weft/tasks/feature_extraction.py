@@ -18,9 +18,9 @@ from weft.tokenization.trainable import Tokenizer
 
 
 class EmbedConfig(Named):
-    """`pooled_output`: whether the body keeps the layers of its pooled output alone, such as BERT's pooler."""
+    """`pooler`: whether the body has the layers that only its pooled output uses, such as BERT's pooler."""
 
-    summary: bool = True
+    pooler: bool = True
 
 
 class EmbedExample(base.Example):
@@ -32,9 +32,9 @@ class EmbedExample(base.Example):
 class EmbedHead(Head):
     """The body alone."""
 
-    def __init__(self, body: Any, summary: bool) -> None:
+    def __init__(self, body: Any, pooler: bool) -> None:
         super().__init__(body)
-        if not summary:
+        if not pooler:
             body.drop_pooler()
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
@@ -56,7 +56,7 @@ class Embed(Task):
 
     def head(self, model: Any) -> EmbedHead:
         """Return the bare head of a body."""
-        return EmbedHead(model, self.config.summary)
+        return EmbedHead(model, self.config.pooler)
 
     def score(self, answers: Sequence[Answer], examples: Sequence[EmbedExample]) -> dict[str, float]:
         """Raise: there are no answers."""

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from weft.config.schema import Section
-from weft.data.batching.loader import plan
+from weft.data.batching.loader import plan_batches
 from weft.data.batching.packed_items import PackedItems, pack_in_memory
-from weft.data.corpus.format import Shards
+from weft.data.corpus.format import CorpusSplit
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.nn.layers.packed_linear import frozen_weights
@@ -115,7 +115,7 @@ def _item_outputs(
         with torch.inference_mode():
             return zip(indices.tolist(), head.predict(batch.to(device), options), strict=True)
 
-    batches = plan(data, budget or _budget(device), seed=None)
+    batches = plan_batches(data, budget or _budget(device), seed=None)
     parts = [part for indices in batches for part in np.array_split(indices, -(-len(indices) // max_items))]
     with _eval_mode(head):
         for outputs in map_in_threads(answer, parts) if device.type == "cpu" else map(answer, parts):
@@ -158,7 +158,7 @@ def teacher_forced_batch(
     items = task.encode(task.without_labels(example) if task.has_question(example) else example, task.tokenizer, limit)
     if len(items) != 1:
         raise DataError(
-            f"the text is read in {len(items)} windows, of data.max_length={limit.longest} tokens at most, and only "
+            f"the text is read in {len(items)} windows, of data.max_length={limit.max_length} tokens at most, and only "
             "one can be looked at; give a shorter text"
         )
     if task.forces_input:
@@ -203,7 +203,7 @@ def _answers(task: Task, head: Head, data: EvaluationData, budget: int | None) -
 
 
 @frozen_weights()
-def evaluate_prepared(task: Task, head: Head, data: Shards, place: str) -> EvaluationResult:
+def evaluate_prepared(task: Task, head: Head, data: CorpusSplit, place: str) -> EvaluationResult:
     """Return the metrics on a prepared corpus; raise if the task needs the texts."""
     if not isinstance(task, PreparedEvaluation):
         raise ConfigError(
@@ -226,7 +226,7 @@ def mean_loss(task: Task, head: Head, data: PackedItems, budget: int | None = No
         with torch.inference_mode():
             return {part: float(value) for part, value in head(batch.to(device))[0].items()}, batch.counts
 
-    batches = plan(data, budget or _budget(device), seed=None)
+    batches = plan_batches(data, budget or _budget(device), seed=None)
     with _eval_mode(head):
         for batch_sums, batch_counts in (
             map_in_threads(losses, batches) if device.type == "cpu" else map(losses, batches)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from weft.config.schema import Named, Run
 from weft.data.batching.packed_items import PackedItems
-from weft.data.labels import Label, Labels, balanced, read_label
-from weft.data.readers.lines import count
+from weft.data.labels import Label, Labels, balanced_class_weights, read_label
+from weft.data.readers.lines import plural
 from weft.errors import ConfigError, DataError, did_you_mean
-from weft.models.base import matrix_numbers
+from weft.models.base import num_matrix_parameters
 from weft.nn.attention.positions import rows_of
 from weft.nn.layers.scalar_mix import ScalarMix
 from weft.registry import resolve
@@ -48,7 +48,7 @@ class LabelConfig(Named):
 
     labels: tuple[Label, ...] | None = None  # None: those of the training data, in alphabetical order
     weights: Literal["balanced"] | dict[Label, float] | None = None  # of labels in the loss; 1 for a label not named
-    smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
     dropout: float = Field(0.1, ge=0, lt=1)  # on the body's output
     unknown: float = Field(0.0, ge=0, lt=1)  # probability that a token is replaced by the unknown token, in training
     layers: Layers = "last"  # of the body: mix is a weighted sum of all of them, a list of those named
@@ -80,7 +80,7 @@ class LabelConfig(Named):
 
 
 class LabelHead(Head):
-    """Dropout and a linear layer on an encoder's hidden states; `smoothing` and `weights` apply in training only.
+    """Dropout and a linear layer on an encoder's hidden states; `label_smoothing` and `weights` apply in training only.
 
     So does `unknown`, the word dropout of Dyer et al. 2015 (there, of words seen once): known tokens are replaced by
     the unknown token at random, so that the model learns to label a word by its context and its characters.
@@ -97,7 +97,7 @@ class LabelHead(Head):
         self.mix = None if config.layers == "last" else ScalarMix(len(self._layers))
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(body.width, labels)
-        self._smoothing = config.smoothing
+        self._label_smoothing = config.label_smoothing
         self.register_buffer("weights", weights, persistent=False)
 
     def seen(self, tokens: Tokens) -> Tokens:
@@ -128,7 +128,7 @@ class LabelHead(Head):
     def flops(self, batch: Batch) -> int:
         """Return the FLOPs of the body, and of the logits wherever there is a target."""
         num_targets = 0 if batch.targets is None else len(batch.targets)
-        return super().flops(batch) + 2 * matrix_numbers(self.output) * num_targets
+        return super().flops(batch) + 2 * num_matrix_parameters(self.output) * num_targets
 
     def scores(self, states: Tensor) -> Tensor:
         """Compute the logits of the labels: (..., D) to (..., K)."""
@@ -138,7 +138,7 @@ class LabelHead(Head):
     @property
     def loss_args(self) -> tuple[float, Tensor | None]:
         """The loss's label smoothing and class weights: those of the recipe in training, none in evaluation."""
-        return (self._smoothing, self.weights) if self.training else (0.0, None)
+        return (self._label_smoothing, self.weights) if self.training else (0.0, None)
 
 
 class LabelTask(TeacherForcing):
@@ -176,7 +176,7 @@ class LabelTask(TeacherForcing):
     def check(self, run: Run) -> None:
         """Raise an error for a weight of no label, and for `unknown` with a tokenizer that has no unknown token."""
         tokenizer = run.tokenizer.name
-        if self.config.unknown and "unk" not in resolve("tokenizer", tokenizer).spell(run.tokenizer):
+        if self.config.unknown and "unk" not in resolve("tokenizer", tokenizer).special_tokens_map(run.tokenizer):
             raise ConfigError(f"task.unknown: to the tokenizer {tokenizer!r} nothing is unknown; leave it out")
         weights = self.config.weights
         for name in weights if isinstance(weights, dict) and self.config.labels else ():
@@ -196,14 +196,14 @@ class LabelTask(TeacherForcing):
         if config.labels is None and len(counts) < self.min_labels:
             raise DataError(
                 f"data.train: its labels are {', '.join(map(repr, counts)) or 'none'}, where the least to learn from "
-                f"is {count(self.min_labels, 'different label')}; see data.columns"
+                f"is {plural(self.min_labels, 'different label')}; see data.columns"
             )
         weights = self.balanced(counts, rows) if config.weights == "balanced" else config.weights
         return config.model_copy(update={"labels": config.labels or Labels.collect(counts).names, "weights": weights})
 
     def balanced(self, counts: Mapping[str, int], rows: int) -> dict[str, float]:
         """Return label weights by inverse frequency, given how many of `rows` examples have each label."""
-        return balanced(counts)
+        return balanced_class_weights(counts)
 
     def weights(self) -> Tensor | None:
         """Return the label weights in the order of the labels, (K,)."""
@@ -225,7 +225,7 @@ class LabelTask(TeacherForcing):
     def tokens(self, items: Sequence[Item], order: int = 0) -> Tokens:
         """Return the tokens of items as one flat batch."""
         tokens = Tokens.pack([item[order] for item in items])
-        return tokens.spelt([item[self.orders + 1 + order] for item in items]) if self.uses_chars else tokens
+        return tokens.with_chars([item[self.orders + 1 + order] for item in items]) if self.uses_chars else tokens
 
     def lengths(self, data: PackedItems) -> np.ndarray:
         """Return the number of tokens of each item, (orders, items)."""

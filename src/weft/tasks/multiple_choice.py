@@ -18,7 +18,7 @@ from weft.config.schema import Named, Run, Section
 from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError
-from weft.models.base import matrix_numbers
+from weft.models.base import num_matrix_parameters
 from weft.nn.attention.positions import rows_of
 from weft.nn.layers.segment_ops import segment_logsumexp
 from weft.tasks import base
@@ -29,7 +29,7 @@ from weft.tasks.head import Head, Sums
 from weft.tasks.metrics import exact_match
 from weft.tasks.text_pairs import TextTokens, add_special_tokens, tokenize_texts, truncate_pair
 from weft.tokenization.trainable import Tokenizer
-from weft.tokens import END, Tokens, spell
+from weft.tokens import WORD_END, Tokens, char_ids
 
 
 class ChoiceConfig(Named):
@@ -89,7 +89,7 @@ class ChoiceHead(Head):
 
     def flops(self, batch: Batch) -> int:
         """Return the FLOPs of the body, and of one logit a choice."""
-        return super().flops(batch) + 2 * matrix_numbers(self.output) * len(batch.tokens)
+        return super().flops(batch) + 2 * num_matrix_parameters(self.output) * len(batch.tokens)
 
     def predict(self, batch: Batch, options: Section) -> list[list[float]]:
         """Return the probabilities of each question's choices."""
@@ -114,9 +114,9 @@ class Choice(TeacherForcing):
     config: ChoiceConfig
 
     def check(self, run: Run) -> None:
-        """Raise an error for `too_long: window`: choices are scored whole."""
-        if run.data.too_long == "window":
-            raise ConfigError("data.too_long: task 'choice' cannot use 'window'; try cut, drop or error")
+        """Raise an error for `truncation: window`: choices are scored whole."""
+        if run.data.truncation == "window":
+            raise ConfigError("data.truncation: task 'choice' cannot use 'window'; try cut, drop or error")
 
     def texts(self, example: ChoiceExample) -> tuple[list[str], list[str]]:
         """Return all texts: they share one tokenizer."""
@@ -144,7 +144,7 @@ class Choice(TeacherForcing):
         ]
         arrays.append([second for _, second in sequences])
         if self.uses_chars:
-            arrays.append(spell(word for tokens, _ in sequences for word in tokens.words or ()))
+            arrays.append(char_ids(word for tokens, _ in sequences for word in tokens.words or ()))
         if example.label is not None:
             arrays.append([example.label_index()])
         return [tuple(np.array(array, np.int32) for array in arrays)]
@@ -157,7 +157,7 @@ class Choice(TeacherForcing):
         index = np.arange(len(ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of each token in its choice
         tokens = replace(tokens, segments=torch.from_numpy((index >= np.repeat(second, sizes)).astype(np.int64)))
         if self.uses_chars:
-            tokens = tokens.spelt([item[3] for item in items])
+            tokens = tokens.with_chars([item[3] for item in items])
         positions = Tokens.flat(torch.arange(len(sizes)), torch.tensor(counts))
         labels = [item[-1] for item in items] if all(len(item) > 3 + self.uses_chars for item in items) else None
         offsets = np.cumsum(counts) - counts
@@ -171,7 +171,7 @@ class Choice(TeacherForcing):
     @property
     def num_special_tokens(self) -> int:
         """One before the texts, one after them, and those between."""
-        return 2 + len(self.tokenizer.between)
+        return 2 + len(self.tokenizer.pair_separator)
 
     def head(self, model: Any) -> ChoiceHead:
         """Return the body with a linear layer for one logit."""
@@ -204,7 +204,7 @@ class Choice(TeacherForcing):
         start, stop = int(sizes[:best].sum()), int(sizes[: best + 1].sum())
         item: Item = ids[start:stop], sizes[best : best + 1], second[best : best + 1]
         if self.uses_chars:
-            ends = [0, *(np.flatnonzero(rest[0] == END) + 1).tolist()]
+            ends = [0, *(np.flatnonzero(rest[0] == WORD_END) + 1).tolist()]
             item = (*item, rest[0][ends[start] : ends[stop]])
         names = [self.tokenizer.token(int(id)) for id in item[0]]
         batch = self.collate([(*item, np.zeros(1, np.int32))], np.random.default_rng(0))

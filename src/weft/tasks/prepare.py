@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from weft.config.schema import Data, Named
 from weft.data.batching.packed_items import PackedItems, pack
-from weft.data.readers.column_mapping import Given, joined, spread
+from weft.data.readers.column_mapping import ColumnSpec, join_list_fields, split_list_columns
 from weft.data.readers.examples import Skipped, read_examples
 from weft.data.samples.datasets import SAMPLES, read_sample
 from weft.data.truncation import TruncationPolicy
@@ -47,7 +47,7 @@ def read_split(data: Data, split: str, task: Task, skipped: Skipped) -> Iterator
     return _with_labels(read_examples(source, data, task.Example, skipped), data, task, skipped)
 
 
-def _read_sample(name: str, split: str, task: Task, columns: Given | None) -> Iterator[LocatedExample]:
+def _read_sample(name: str, split: str, task: Task, columns: ColumnSpec | None) -> Iterator[LocatedExample]:
     for place, fields in read_sample(name, split):
         row = _select_columns(name, fields, columns) if columns else fields
         try:
@@ -60,14 +60,14 @@ def _read_sample(name: str, split: str, task: Task, columns: Given | None) -> It
             ) from None
 
 
-def _select_columns(name: str, row: Mapping[str, Any], columns: Given) -> dict[str, Any]:
-    mapping, lists = spread(columns)
+def _select_columns(name: str, row: Mapping[str, Any], columns: ColumnSpec) -> dict[str, Any]:
+    mapping, lists = split_list_columns(columns)
     for field, column in mapping.items():
         if column not in row:
             raise ConfigError(
                 f"data.columns.{field}: a row of the sample {name} has no {column!r}; {did_you_mean(str(column), row)}"
             )
-    return joined({field: row[str(column)] for field, column in mapping.items()}, lists)
+    return join_list_fields({field: row[str(column)] for field, column in mapping.items()}, lists)
 
 
 def _with_labels(
@@ -115,7 +115,7 @@ def pack_split(
     """Encode a whole split to a memory-mapped file; return it and a report of what was skipped or cut."""
     if prepared := prepared_split(data, split, task, tokenizer):
         return prepared
-    skipped, limit = Skipped(), TruncationPolicy(data.max_length, data.too_long)
+    skipped, limit = Skipped(), TruncationPolicy(data.max_length, data.truncation)
     examples = read_split(data, split, task, skipped)
     encoded = encode_all(examples, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
     packed = pack((item for items in encoded for item in items), folder, num_token_arrays=task.num_token_arrays)
@@ -124,7 +124,7 @@ def pack_split(
 
 def read_evaluation_data(data: Data, split: str, task: Task) -> tuple[EvaluationData, str]:
     """Return the examples of a split, encoded, without those skipped or dropped, and a report of these."""
-    skipped, limit = Skipped(), TruncationPolicy(data.max_length, data.too_long)
+    skipped, limit = Skipped(), TruncationPolicy(data.max_length, data.truncation)
     examples = read_split(data, split, task, skipped)
     encoded = EvaluationData.of(task, examples, limit, skipped if data.on_bad_rows == "skip" else None)
     return encoded, summarize_skipped(split, len(encoded.examples), skipped, limit)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from weft.config.schema import Run
-from weft.data.word_vectors.read import Vectors, read_layout, read_vectors, read_words
+from weft.data.word_vectors.read import Vectors, read_layout, read_vector_words, read_vectors
 from weft.errors import ConfigError
 from weft.models.base import Model
 from weft.tokenization.trainable import Tokenizer, Words
@@ -35,7 +35,7 @@ def learn_words(run: Run, tokenizer: Tokenizer) -> None:
     """Add the file's words to a vocabulary of whole words, in the file's order, until `tokenizer.size` is reached."""
     path = _vectors_path(run)
     if path is not None and isinstance(tokenizer, Words):
-        tokenizer.extend(read_words(path, run.data.max_line_bytes))
+        tokenizer.extend(read_vector_words(path, run.data.max_line_bytes))
 
 
 def start_from_vectors(run: Run, tokenizer: Tokenizer, model: Model, num_trained: int | None = None) -> str | None:
@@ -55,14 +55,14 @@ def start_from_vectors(run: Run, tokenizer: Tokenizer, model: Model, num_trained
     _check_width(run, path, vectors.rows.shape[1], embed.embedding_dim)
     special_ids = {id for id in asdict(tokenizer.specials).values() if id is not None}
     trained_ids = [id for id in range(len(words) if num_trained is None else num_trained) if id not in special_ids]
-    if not vectors.found[trained_ids].any():
+    if not vectors.in_file[trained_ids].any():
         raise _none_found(run, path, len(trained_ids))
     _copy_vectors(embed.weight, vectors)
     num_words = sum(map(bool, words))
     rest = f"{num_words:,} of the tokens are whole words, the others can have none"
     if num_words == len(words):
-        rest = f"{vectors.found[trained_ids].sum():,} of the {len(trained_ids):,} words of the training data have one"
-    return f"model.vectors: {vectors.found.sum():,} of {len(words):,} rows from {Path(path).name}; {rest}"
+        rest = f"{vectors.in_file[trained_ids].sum():,} of the {len(trained_ids):,} words of the training data have one"
+    return f"model.vectors: {vectors.in_file.sum():,} of {len(words):,} rows from {Path(path).name}; {rest}"
 
 
 def _vectors_path(run: Run) -> str | None:
@@ -107,7 +107,7 @@ def _whole_word(tokenizer: Tokenizer, id: int) -> str:
 
 @torch.no_grad()
 def _copy_vectors(weight: torch.Tensor, vectors: Vectors) -> None:
-    ids = torch.from_numpy(vectors.found).nonzero().squeeze(1)
+    ids = torch.from_numpy(vectors.in_file).nonzero().squeeze(1)
     rows = torch.from_numpy(vectors.rows)[ids]
     old_std, new_std = weight.std(correction=0), rows.std(correction=0)
     if old_std > 0:

@@ -33,7 +33,7 @@ from weft.tasks.label_task import LabelConfig, LabelHead, LabelTask
 from weft.tasks.metrics import ConfusionMatrix, exact_match, tally_entities
 from weft.tokenization.pretokenize import split_words
 from weft.tokenization.trainable import Tokenizer
-from weft.tokens import END, Tokens, spell
+from weft.tokens import WORD_END, Tokens, char_ids
 
 Output = tuple[list[int], list[float]]  # for each word, the index of its tag and the tag's probability
 
@@ -46,7 +46,7 @@ class TagConfig(LabelConfig):
 
     @model_validator(mode="after")
     def _check_crf(self) -> "TagConfig":
-        for key in ("weights", "smoothing") if self.crf else ():
+        for key in ("weights", "label_smoothing") if self.crf else ():
             if getattr(self, key):
                 raise ValueError(f"task.{key} is of single tags, and task.crf scores whole sequences; leave one out")
         return self
@@ -132,7 +132,7 @@ class Tag(LabelTask, StaticBatches, LabelPrediction):
     def check(self, run: Run) -> None:
         """Raise an error for `scheme: bio` with a tag that is not BIO."""
         super().check(run)
-        self._add_space = partial(resolve("tokenizer", run.tokenizer.name).spaced, run.tokenizer)
+        self._add_space = partial(resolve("tokenizer", run.tokenizer.name).with_leading_space, run.tokenizer)
         odd = [label for label in self.labels if len(label) > 1 and label[1] != "-"]  # T-POS is allowed
         if self.config.scheme == "bio" and odd:
             raise ConfigError(
@@ -154,7 +154,7 @@ class Tag(LabelTask, StaticBatches, LabelPrediction):
 
     def char_ids(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
         """Return for each sub-word the characters of its whole word."""
-        return [np.split(item[2], np.flatnonzero(item[2] == END)[:-1] + 1) for item in self._encode_texts(texts)]
+        return [np.split(item[2], np.flatnonzero(item[2] == WORD_END)[:-1] + 1) for item in self._encode_texts(texts)]
 
     def _encode_texts(self, texts: Sequence[str]) -> list[Item]:
         examples, untruncated = [TagExample(text=text) for text in texts], TruncationPolicy(sys.maxsize, "error")
@@ -168,7 +168,7 @@ class Tag(LabelTask, StaticBatches, LabelPrediction):
         words = list(dict.fromkeys(chain.from_iterable(sentences)))
         specials = tokenizer.specials
         empty = [specials.eos if specials.unk is None else specials.unk]  # for a word that has no tokens
-        encoded = tokenizer.ids([tokenizer.spaced(tokenizer.config, word) for word in words])
+        encoded = tokenizer.ids([tokenizer.with_leading_space(tokenizer.config, word) for word in words])
         subwords = {word: ids or empty for word, ids in zip(words, encoded, strict=True)}
         return [
             self._items(example, [subwords[word] for word in sentence], tokenizer, limit)
@@ -178,14 +178,12 @@ class Tag(LabelTask, StaticBatches, LabelPrediction):
     def _items(
         self, example: TagExample, subwords: list[list[int]], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[Item]:
-        indices = (
-            None if example.tags is None else np.array([self.labels.number(tag) for tag in example.tags], np.int32)
-        )
+        indices = None if example.tags is None else np.array([self.labels.index(tag) for tag in example.tags], np.int32)
         if indices is not None and not len(indices):
             return []  # an empty sentence has no loss and no metric
         items: list[Item] = []
         for window in _split_windows(subwords, limit):
-            kept = [word[: limit.longest] for word in subwords[window]]
+            kept = [word[: limit.max_length] for word in subwords[window]]
             starts = list(accumulate(map(len, kept), initial=1))[:-1]
             ids = [tokenizer.specials.bos, *chain.from_iterable(kept), tokenizer.specials.eos]
             item: Item = np.array(ids, np.int32), np.array(starts, np.int32)
@@ -255,12 +253,12 @@ def _split_windows(subwords: Sequence[Sequence[int]], limit: TruncationPolicy) -
     """Split a sentence with more sub-words than the limit between words, into as few windows as possible."""
     if not limit.apply(range(sum(map(len, subwords)))):
         return []
-    starts, room = [0], limit.longest
+    starts, room = [0], limit.max_length
     for index, ids in enumerate(subwords):
-        size = min(len(ids), limit.longest)
+        size = min(len(ids), limit.max_length)
         if size > room:
             starts.append(index)
-            room = limit.longest
+            room = limit.max_length
         room -= size
     windows = [slice(*pair) for pair in zip(starts, [*starts[1:], len(subwords)], strict=True)]
     return windows[:1] if limit.policy == "cut" else windows
@@ -269,7 +267,7 @@ def _split_windows(subwords: Sequence[Sequence[int]], limit: TruncationPolicy) -
 def _word_chars(words: Sequence[str], subwords: Sequence[Sequence[int]]) -> np.ndarray:
     """Return the characters of a sentence's tokens, bos and eos included: for each sub-word, those of its word."""
     repeated = chain.from_iterable([word] * len(ids) for word, ids in zip(words, subwords, strict=True))
-    return spell(["", *repeated, ""])
+    return char_ids(["", *repeated, ""])
 
 
 def _format_tags(words: Sequence[str], tags: Sequence[str]) -> str:

@@ -42,7 +42,7 @@ def add_special_tokens(
     specials, words = tokenizer.specials, text.words
     if pair is None:
         return TextTokens([specials.bos, *text.ids, specials.eos], None if words is None else ["", *words, ""]), None
-    between = tokenizer.between
+    between = tokenizer.pair_separator
     ids = [specials.bos, *text.ids, *between, *pair.ids, specials.eos]
     if words is not None:
         words = ["", *words, *("" for _ in between), *(pair.words or ()), ""]

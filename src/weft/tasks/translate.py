@@ -10,7 +10,8 @@ from pydantic import Field
 from weft.config.schema import Named, Run, Section
 from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
-from weft.decoding.generate import DecodingConfig, Hypothesis, generate, stream
+from weft.decoding.config import DecodingConfig
+from weft.decoding.generate import Hypothesis, generate, stream
 from weft.errors import ConfigError
 from weft.models.base import Role
 from weft.nn.layers.losses import cross_entropy_sum
@@ -28,7 +29,7 @@ from weft.tokens import Tokens
 class TranslateConfig(Named):
     """Label smoothing, and the default decoding options."""
 
-    smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
     lowercase: bool = False  # metrics ignore case
     unknown: bool = False  # whether the unknown token may be generated
     decode: DecodingConfig = DecodingConfig()
@@ -44,15 +45,17 @@ class TranslateExample(base.Example):
 class TranslateHead(Head):
     """The body alone: its own output layer gives the logits of the target vocabulary."""
 
-    def __init__(self, body: Any, eos: int, forbid: Sequence[int], smoothing: float) -> None:
+    def __init__(self, body: Any, eos: int, forbid: Sequence[int], label_smoothing: float) -> None:
         super().__init__(body)
-        self.eos, self.forbid, self.smoothing = eos, tuple(forbid), smoothing
+        self.eos, self.forbid, self.label_smoothing = eos, tuple(forbid), label_smoothing
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
         """Return the summed cross-entropy of the target's tokens, under teacher forcing."""
         assert batch.targets is not None
         logits = self.body.logits(batch.tokens, batch.source)
-        return {"tokens": cross_entropy_sum(logits, batch.targets, self.smoothing if self.training else 0.0)}, None
+        return {
+            "tokens": cross_entropy_sum(logits, batch.targets, self.label_smoothing if self.training else 0.0)
+        }, None
 
     def predict(self, batch: Batch, options: Section) -> list[list[Hypothesis]]:
         """Return the best hypotheses of each source."""
@@ -90,9 +93,9 @@ class Translate(StaticBatches, TextStreaming, TeacherForcing):
     config: TranslateConfig
 
     def check(self, run: Run) -> None:
-        """Raise an error for `too_long: window`: translating windows is not translating the text."""
-        if run.data.too_long == "window":
-            raise ConfigError("data.too_long: task 'translate' cannot use 'window'; try cut, drop or error")
+        """Raise an error for `truncation: window`: translating windows is not translating the text."""
+        if run.data.truncation == "window":
+            raise ConfigError("data.truncation: task 'translate' cannot use 'window'; try cut, drop or error")
 
     def texts(self, example: TranslateExample) -> tuple[list[str], list[str]]:
         """Return both sides."""
@@ -131,7 +134,7 @@ class Translate(StaticBatches, TextStreaming, TeacherForcing):
         specials = self.tokenizer.target.specials
         forbidden = (specials.pad, specials.mask, None if self.config.unknown else specials.unk)
         forbid = [specials.bos, *(id for id in forbidden if id is not None)]
-        return TranslateHead(model, specials.eos, forbid, self.config.smoothing)
+        return TranslateHead(model, specials.eos, forbid, self.config.label_smoothing)
 
     def options(self) -> Section:
         """Return the recipe's decoding options."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from weft.config.schema import Named
-from weft.models.base import Direction, Model, Role
-from weft.tokens import Tokens, spell
+from weft.models.base import LMDirection, Model, Role
+from weft.tokens import Tokens, char_ids
 
 LENGTHS, SOURCE_LENGTHS = (4, 1, 7, 3), (3, 6, 1, 5)
 Sequences = Sequence[Sequence[int]]
@@ -22,7 +22,7 @@ class Case:
     def __init__(self, kind: type[Model], config: Named, vocab: int, target_vocab: int | None = None) -> None:
         self.kind, self.config, self.roles = kind, config, kind.roles(config)
         has_logits = bool({Role.LANGUAGE_MODEL, Role.MASKED_LM} & set(self.roles))
-        self.directions: tuple[Direction, ...] = kind.directions(config) if has_logits else ()
+        self.directions: tuple[LMDirection, ...] = kind.directions(config) if has_logits else ()
         self.promises: set[Role | str] = {*self.roles, *self.directions}
         self.target_vocab = target_vocab or vocab
         self._sizes = (vocab,) if target_vocab is None else (vocab, target_vocab)
@@ -36,7 +36,7 @@ class Case:
         model = self.kind(self.config, *self._sizes).double().eval()
         model.prune_unused(set(self.roles) - {Role.SELF_FITTED})  # parameters that only `fit` uses get no gradient
         if self.kind.uses_chars(self.config):  # with the characters that `reads` gives the tokens
-            words = Tokens.pack([range(self.target_vocab)]).spelt([_make_chars(range(self.target_vocab))])
+            words = Tokens.pack([range(self.target_vocab)]).with_chars([_make_chars(range(self.target_vocab))])
             assert words.chars is not None
             model.set_char_table(words.chars)
         return model
@@ -50,7 +50,7 @@ class Case:
         packed = [Tokens.pack(rows)] + ([Tokens.pack(sources)] if Role.SEQ2SEQ in self.roles else [])
         if not self.kind.uses_chars(self.config):
             return packed
-        return [tokens.spelt([_make_chars(ids.tolist()) for ids in tokens.split()]) for tokens in packed]
+        return [tokens.with_chars([_make_chars(ids.tolist()) for ids in tokens.split()]) for tokens in packed]
 
     def answers(self, rows: Sequences, sources: Sequences, model: Any = None) -> Answers:
         """Return the outputs of all methods that the roles define."""
@@ -81,4 +81,4 @@ class Case:
 
 def _make_chars(ids: Iterable[int]) -> np.ndarray:
     """Return characters of tokens, in different lengths, so that a batch has padding."""
-    return spell(str(id) * (id % 4) for id in ids)
+    return char_ids(str(id) * (id % 4) for id in ids)

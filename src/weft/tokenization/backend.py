@@ -11,7 +11,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from weft.errors import ConfigError
-from weft.tokenization.base import Encoding, Settings
+from weft.tokenization.base import Encoding, TokenizerConfig
 from weft.tokenization.word_counts import no_text
 
 SPACE = "▁"  # SentencePiece's symbol for a space (U+2581)
@@ -35,17 +35,17 @@ def byte_level_engine() -> Engine:
     return engine
 
 
-def character_engine(spelling: Mapping[str, str]) -> Engine:
+def character_engine(special_tokens: Mapping[str, str]) -> Engine:
     """Return an untrained character-level BPE engine that reads spaces as "▁"."""
-    engine = Engine(models.BPE(unk_token=spelling["unk"], fuse_unk=False))
-    set_metaspace(engine, spelling, pre_tokenizers.Split(Regex(r"\s"), "isolated"))
+    engine = Engine(models.BPE(unk_token=special_tokens["unk"], fuse_unk=False))
+    set_metaspace(engine, special_tokens, pre_tokenizers.Split(Regex(r"\s"), "isolated"))
     return engine
 
 
-def set_metaspace(engine: Engine, spelling: Mapping[str, str], *splits: Any) -> None:
+def set_metaspace(engine: Engine, special_tokens: Mapping[str, str], *splits: Any) -> None:
     """Set a Metaspace pre-tokenizer and decoder ("▁" for a space), followed by further splits."""
     engine.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Metaspace(SPACE), *splits, isolate_special_tokens(spelling.values())]
+        [pre_tokenizers.Metaspace(SPACE), *splits, isolate_special_tokens(special_tokens.values())]
     )
     engine.decoder = decoders.Metaspace(SPACE)
 
@@ -56,13 +56,13 @@ def isolate_special_tokens(specials: Iterable[str]) -> Any:
     return pre_tokenizers.Split(Regex("|".join(patterns)), "isolated")
 
 
-def set_lowercase(engine: Engine, config: Settings) -> None:
+def set_lowercase(engine: Engine, config: TokenizerConfig) -> None:
     """Set a lower-casing normalizer, if the config asks for it."""
     if config.lowercase:
         engine.normalizer = normalizers.Lowercase()
 
 
-def normalize(engine: Engine, text: str) -> str:
+def apply_normalizer(engine: Engine, text: str) -> str:
     """Return a text after the engine's normalizer."""
     return text if engine.normalizer is None else str(engine.normalizer.normalize_str(text))
 
@@ -71,7 +71,7 @@ def count_words(engine: Engine, units: Counter[str]) -> Counter[str]:
     """Return the counts of the pre-tokenized words of the units."""
     counts: Counter[str] = Counter()
     for unit, count in units.items():
-        for word, _ in engine.pre_tokenizer.pre_tokenize_str(normalize(engine, unit)):
+        for word, _ in engine.pre_tokenizer.pre_tokenize_str(apply_normalizer(engine, unit)):
             counts[word] += count
     if not counts:
         raise no_text()
@@ -121,8 +121,8 @@ def stabilize_unigram(pieces: list[tuple[str, float]], room: int) -> list[tuple[
     lowest = min(score for _, score in pieces)
     threshold = lowest + 1e-4 * sum(len(piece) == 1 for piece, _ in pieces)
     rounded = {piece: round(lowest if len(piece) == 1 and score <= threshold else score, 4) for piece, score in pieces}
-    kept = sorted(rounded, key=lambda piece: (len(piece) > 1, -rounded[piece], piece))[:room]  # the alphabet first
-    return [(piece, rounded[piece]) for piece in sorted(kept, key=lambda piece: (-rounded[piece], piece))]
+    vocabulary = sorted(rounded, key=lambda piece: (len(piece) > 1, -rounded[piece], piece))[:room]  # alphabet first
+    return [(piece, rounded[piece]) for piece in sorted(vocabulary, key=lambda piece: (-rounded[piece], piece))]
 
 
 def fix_prefix_offsets(encoding: Encoding) -> Encoding:

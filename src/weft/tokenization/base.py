@@ -39,16 +39,16 @@ class Encoding:
     tokens: list[str]
 
 
-class Settings(Named):
+class TokenizerConfig(Named):
     """Options of every tokenizer; `target` is the tokenizer section of the target side, where it has its own.
 
     `specials` overrides the strings of special tokens: GPT-2 has {bos: <|endoftext|>, eos: <|endoftext|>}, one token
-    for both roles. `gap` is the number of eos tokens between the two texts of a pair: RoBERTa has 2.
+    for both roles. `num_separators` is the number of eos tokens between the two texts of a pair: RoBERTa has 2.
     """
 
     lowercase: bool = False
     specials: dict[str, str] | None = None
-    gap: int = Field(1, ge=1, le=2)
+    num_separators: int = Field(1, ge=1, le=2)
     target: dict[str, Any] | None = None
 
     @field_validator("specials")
@@ -74,9 +74,13 @@ class Settings(Named):
 class Tokenizer:
     """Encodes text to ids and decodes ids to text; a subclass learns its vocabulary in `fit`."""
 
-    Config: ClassVar[type[Settings]]
+    Config: ClassVar[type[TokenizerConfig]]
     model: ClassVar[str]  # class name of the tokenizers library's model
-    spelling: ClassVar[Mapping[str, str]] = {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}  # role in `Specials` -> token
+    default_special_tokens: ClassVar[Mapping[str, str]] = {
+        "unk": "<unk>",
+        "bos": "<s>",
+        "eos": "</s>",
+    }  # role in `Specials` -> token
 
     def __init__(self, config: Any, engine: Engine, target: "Tokenizer | None" = None):
         engine.encode_special_tokens = True  # their strings in a text are text; not kept in tokenizer.json
@@ -86,20 +90,22 @@ class Tokenizer:
         self.config = config
         self.engine = engine
         self.target = self if target is None else target
-        ids: dict[str, Any] = {role: engine.token_to_id(token) for role, token in self.spell(config).items()}
+        ids: dict[str, Any] = {
+            role: engine.token_to_id(token) for role, token in self.special_tokens_map(config).items()
+        }
         self.specials = Specials(**ids)
         self._skipped_ids = {id for role, id in ids.items() if role != "unk"}
         self._size = int(engine.get_vocab_size())
 
     @classmethod
-    def spell(cls, config: Any) -> Mapping[str, str]:
+    def special_tokens_map(cls, config: Any) -> Mapping[str, str]:
         """Return the token of each role in `Specials`."""
-        return {**cls.spelling, **(config.specials or {})}
+        return {**cls.default_special_tokens, **(config.specials or {})}
 
     @classmethod
     def special_tokens(cls, config: Any) -> list[str]:
         """Return the special tokens without duplicates: one token may have several roles."""
-        return list(dict.fromkeys(cls.spell(config).values()))
+        return list(dict.fromkeys(cls.special_tokens_map(config).values()))
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Any) -> Engine:
@@ -137,7 +143,7 @@ class Tokenizer:
         model_name = type(engine.model).__name__
         if model_name != cls.model:
             raise CheckpointError(f"{path}: must hold a {cls.model} model, but holds {model_name} instead; {_REMEDY}")
-        missing = [token for token in cls.spell(config).values() if engine.token_to_id(token) is None]
+        missing = [token for token in cls.special_tokens_map(config).values() if engine.token_to_id(token) is None]
         if missing:
             raise CheckpointError(f"{path}: lacks the special tokens {', '.join(missing)}; {_REMEDY}")
         return engine
@@ -173,14 +179,14 @@ class Tokenizer:
         return False
 
     @property
-    def between(self) -> list[int]:
+    def pair_separator(self) -> list[int]:
         """The separator ids between the two texts of a pair: `sep` (Radford et al. 2018, section 3.3), or else eos."""
         if self.specials.sep is not None:
             return [self.specials.sep]
-        return [self.specials.eos] * int(self.config.gap)
+        return [self.specials.eos] * int(self.config.num_separators)
 
     @classmethod
-    def spaced(cls, config: Any, word: str) -> str:
+    def with_leading_space(cls, config: Any, word: str) -> str:
         """Return a word as it occurs after another word: with the leading space, where tokens include it."""
         return word
 
@@ -203,8 +209,8 @@ class Tokenizer:
         """Decode ids to text; the unknown token is kept, other special tokens are skipped."""
         self._check_id(min(ids, default=0))
         self._check_id(max(ids, default=0))
-        kept = [id for id in ids if id not in self._skipped_ids]
-        return str(self.engine.decode(kept, skip_special_tokens=False))
+        text_ids = [id for id in ids if id not in self._skipped_ids]
+        return str(self.engine.decode(text_ids, skip_special_tokens=False))
 
     def token(self, id: int) -> str:
         r"""Return a token in printable form, for labels: " the" for "Ġthe", "\n" for a newline."""
@@ -232,7 +238,7 @@ def load_tokenizer(config: Any, directory: Path) -> Tokenizer:
     return tokenizer_class.load(directory, config)
 
 
-def read_target(raw: Mapping[str, Any]) -> Settings:
+def read_target(raw: Mapping[str, Any]) -> TokenizerConfig:
     """Validate the section `tokenizer.target` and return its config.
 
     Its name must be one of weft's tokenizers: an import path would bypass the check whether a checkpoint is trusted.
@@ -243,11 +249,11 @@ def read_target(raw: Mapping[str, Any]) -> Settings:
         raise ConfigError(f"tokenizer.target.name: must be a tokenizer of weft's, but is {name!r} instead; {hint}")
     if raw.get("target") is not None:
         raise ConfigError("tokenizer.target.target: a target has no target of its own; leave it out")
-    config: Settings = read_section(resolve("tokenizer", name).Config, raw, "tokenizer.target")
+    config: TokenizerConfig = read_section(resolve("tokenizer", name).Config, raw, "tokenizer.target")
     return config
 
 
-def _train_target(config: Settings, texts: Iterable[str]) -> Tokenizer:
+def _train_target(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     try:
         return train_tokenizer(config, texts)
     except (ConfigError, DataError) as error:

@@ -17,6 +17,7 @@ from weft.tokenization.backend import (
     BYTES,
     SPACE,
     alphabet_of,
+    apply_normalizer,
     assign_ids,
     byte_level_engine,
     character_engine,
@@ -25,17 +26,16 @@ from weft.tokenization.backend import (
     decode_byte_level,
     fix_prefix_offsets,
     most_frequent,
-    normalize,
     set_lowercase,
     set_metaspace,
     stabilize_unigram,
     unigram_scores,
 )
-from weft.tokenization.base import Encoding, Settings, Tokenizer, load_tokenizer, train_tokenizer
+from weft.tokenization.base import Encoding, Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
 from weft.tokenization.word_counts import check_text, count_units, no_text, repeat_units
 
 if TYPE_CHECKING:
-    from weft.tokenization.whitespace import Spaces
+    from weft.tokenization.whitespace import WordTable
 
 __all__ = [
     "BPE",
@@ -56,28 +56,28 @@ _MIN_FREQUENCY = 2  # of a pair that is merged, as in subword-nmt
 class Words(Tokenizer):
     """Runs of letters, marks, digits and "_", and every other non-space character alone; decoded with single spaces.
 
-    With `split: spaces`, for text that is already tokenized, words are separated by whitespace, and the word "<unk>" is
-    the unknown token.
+    With `split: whitespace`, for text that is already tokenized, words are separated by whitespace, and the word
+    "<unk>" is the unknown token.
     """
 
     model = "WordLevel"
-    _whitespace: "tuple[int, Spaces] | None" = None
+    _whitespace: "tuple[int, WordTable] | None" = None
 
-    class Config(Settings):
+    class Config(TokenizerConfig):
         """Vocabulary size, minimum count, and whether all digits are replaced by 0: 1987 and 2012 are then one word."""
 
         size: int = Field(30_000, ge=4, le=10_000_000)
         min_count: int = Field(1, ge=1)
         zeros: bool = False
-        split: Literal["signs", "spaces"] = "signs"
+        split: Literal["punctuation", "whitespace"] = "punctuation"
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
         """Train: keep the most frequent words."""
-        unknown = cls.spell(config)["unk"]
+        unknown = cls.special_tokens_map(config)["unk"]
         engine = Engine(models.WordLevel({}, unk_token=unknown))
         splits = [pre_tokenizers.Split(Regex(r"\s+"), "removed"), pre_tokenizers.Split(Regex(r"[^\w\s]"), "isolated")]
-        engine.pre_tokenizer = pre_tokenizers.Sequence(splits if config.split == "signs" else splits[:1])
+        engine.pre_tokenizer = pre_tokenizers.Sequence(splits if config.split == "punctuation" else splits[:1])
         set_lowercase(engine, config)
         if config.zeros:
             existing = [] if engine.normalizer is None else [engine.normalizer]
@@ -94,13 +94,17 @@ class Words(Tokenizer):
     def encode(self, text: str) -> Encoding:
         """Encode one text to ids, offsets and words."""
         encoding = super().encode(text)
-        return encoding if self.config.split == "signs" else replace(encoding, ids=self._mask_special_ids(encoding.ids))
+        return (
+            encoding
+            if self.config.split == "punctuation"
+            else replace(encoding, ids=self._mask_special_ids(encoding.ids))
+        )
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of many texts, encoded in parallel, without offsets."""
-        if self.config.split == "signs" or self.engine.normalizer is not None:
+        if self.config.split == "punctuation" or self.engine.normalizer is not None:
             batch = super().ids(texts)
-            return batch if self.config.split == "signs" else [self._mask_special_ids(ids) for ids in batch]
+            return batch if self.config.split == "punctuation" else [self._mask_special_ids(ids) for ids in batch]
         try:
             return self._whitespace_tokenizer().ids(texts)
         except UnicodeEncodeError:  # a lone surrogate
@@ -108,15 +112,15 @@ class Words(Tokenizer):
                 check_text(text)
             raise
 
-    def _whitespace_tokenizer(self) -> "Spaces":
+    def _whitespace_tokenizer(self) -> "WordTable":
         """Return the compiled whitespace tokenizer, which is faster than the library."""
-        from weft.tokenization.whitespace import Spaces
+        from weft.tokenization.whitespace import WordTable
 
         if self._whitespace is None or self._whitespace[0] != self._size:
             unknown = self.specials.unk
             assert unknown is not None
             vocabulary = {word: id for word, id in self.engine.get_vocab().items() if id not in self._skipped_ids}
-            self._whitespace = self._size, Spaces(vocabulary, unknown)
+            self._whitespace = self._size, WordTable(vocabulary, unknown)
         return self._whitespace[1]
 
     def _mask_special_ids(self, ids: list[int]) -> list[int]:
@@ -131,10 +135,10 @@ class Words(Tokenizer):
         for word in words:
             if len(vocabulary) >= self.config.size:
                 break
-            parts = self.engine.pre_tokenizer.pre_tokenize_str(normalize(self.engine, word))
+            parts = self.engine.pre_tokenizer.pre_tokenize_str(apply_normalizer(self.engine, word))
             if word not in vocabulary and [part for part, _ in parts] == [word]:
                 vocabulary[word] = len(vocabulary)
-        self.engine.model = models.WordLevel(vocabulary, unk_token=self.spell(self.config)["unk"])
+        self.engine.model = models.WordLevel(vocabulary, unk_token=self.special_tokens_map(self.config)["unk"])
         self._size = len(vocabulary)
 
 
@@ -143,7 +147,7 @@ class Characters(Tokenizer):
 
     model = "BPE"  # without merges: faster than a pre-tokenizer that splits
 
-    class Config(Settings):
+    class Config(TokenizerConfig):
         """Vocabulary size (none: all characters), and minimum count."""
 
         size: int | None = Field(None, ge=4, le=10_000_000)
@@ -156,11 +160,11 @@ class Characters(Tokenizer):
         set_lowercase(engine, config)
         counts: Counter[str] = Counter()
         for unit, count in count_units(texts).items():
-            for char in normalize(engine, unit):
+            for char in apply_normalizer(engine, unit):
                 counts[char] += count
         specials = cls.special_tokens(config)
         engine.model = models.BPE(
-            most_frequent(counts, config, specials), [], unk_token=cls.spell(config)["unk"], fuse_unk=False
+            most_frequent(counts, config, specials), [], unk_token=cls.special_tokens_map(config)["unk"], fuse_unk=False
         )
         engine.decoder = decoders.Fuse()
         engine.add_special_tokens(specials)
@@ -171,9 +175,9 @@ class Bytes(Tokenizer):
     """Byte-level tokenizer of UTF-8: byte `b` has the id `b + 2`. Lossless, with no unknown token."""
 
     model = "BPE"
-    spelling: ClassVar[Mapping[str, str]] = {"bos": "<s>", "eos": "</s>"}
+    default_special_tokens: ClassVar[Mapping[str, str]] = {"bos": "<s>", "eos": "</s>"}
 
-    class Config(Settings):
+    class Config(TokenizerConfig):
         """No options of its own."""
 
     @classmethod
@@ -208,21 +212,24 @@ class BPE(Tokenizer):
 
     model = "BPE"
 
-    class Config(Settings):
+    class Config(TokenizerConfig):
         """Vocabulary size, including alphabet and special tokens."""
 
         size: int = Field(8_000, ge=4, le=10_000_000)
         bytes: bool = True
 
     @classmethod
-    def spell(cls, config: Config) -> Mapping[str, str]:
+    def special_tokens_map(cls, config: Config) -> Mapping[str, str]:
         """Return the token of each role; byte-level BPE has no unknown token."""
-        return {**(Bytes.spelling if config.bytes else cls.spelling), **(config.specials or {})}
+        return {
+            **(Bytes.default_special_tokens if config.bytes else cls.default_special_tokens),
+            **(config.specials or {}),
+        }
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
         """Train: merge the most frequent pairs."""
-        engine = byte_level_engine() if config.bytes else character_engine(cls.spell(config))
+        engine = byte_level_engine() if config.bytes else character_engine(cls.special_tokens_map(config))
         set_lowercase(engine, config)
         units = count_units(texts)
         specials = cls.special_tokens(config)
@@ -239,7 +246,7 @@ class BPE(Tokenizer):
         return engine
 
     @classmethod
-    def spaced(cls, config: Config, word: str) -> str:
+    def with_leading_space(cls, config: Config, word: str) -> str:
         """Return a word with its leading space if byte-level; character-level BPE adds one to every text anyway."""
         return f" {word}" if config.bytes and word and not word.startswith(" ") else word
 
@@ -261,7 +268,7 @@ class WordPiece(Tokenizer):
     """BERT's WordPiece: its normalizer, its punctuation splitting, "##" continuation prefix (Devlin et al., 2019)."""
 
     model = "WordPiece"
-    spelling: ClassVar[Mapping[str, str]] = {
+    default_special_tokens: ClassVar[Mapping[str, str]] = {
         "pad": "[PAD]",
         "unk": "[UNK]",
         "bos": "[CLS]",
@@ -269,7 +276,7 @@ class WordPiece(Tokenizer):
         "mask": "[MASK]",
     }
 
-    class Config(Settings):
+    class Config(TokenizerConfig):
         """Vocabulary size, including alphabet and special tokens; `lowercase` also strips accents."""
 
         size: int = Field(30_000, ge=6, le=10_000_000)
@@ -291,15 +298,14 @@ class WordPiece(Tokenizer):
             show_progress=False,
         )
         engine.train_from_iterator(repeat_units(units), trainer)
-        trained = cls._build_engine(
-            engine.get_vocab(), config
-        )  # a new engine, without `continuations` among the special tokens
+        # A new engine, without `continuations` among the special tokens.
+        trained = cls._build_engine(engine.get_vocab(), config)
         trained.add_special_tokens(specials)
         return trained
 
     @classmethod
     def _build_engine(cls, vocabulary: dict[str, int], config: Config) -> Engine:
-        engine = Engine(models.WordPiece(vocabulary, unk_token=cls.spell(config)["unk"]))
+        engine = Engine(models.WordPiece(vocabulary, unk_token=cls.special_tokens_map(config)["unk"]))
         engine.normalizer = normalizers.BertNormalizer(lowercase=config.lowercase)
         engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         engine.decoder = decoders.WordPiece()
@@ -314,7 +320,7 @@ class Unigram(Tokenizer):
 
     model = "Unigram"
 
-    class Config(Settings):
+    class Config(TokenizerConfig):
         """Vocabulary size, including alphabet and special tokens."""
 
         size: int = Field(8_000, ge=4, le=10_000_000)
@@ -325,9 +331,9 @@ class Unigram(Tokenizer):
         engine = Engine(models.Unigram())
         steps = [normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
         engine.normalizer = normalizers.Sequence(steps + [normalizers.Lowercase()] * config.lowercase)
-        set_metaspace(engine, cls.spell(config))
+        set_metaspace(engine, cls.special_tokens_map(config))
         units = count_units(texts)
-        specials, unknown = cls.special_tokens(config), cls.spell(config)["unk"]
+        specials, unknown = cls.special_tokens(config), cls.special_tokens_map(config)["unk"]
         check_size(config, len(specials) + len(alphabet_of(count_words(engine, units))))
         trainer = trainers.UnigramTrainer(
             vocab_size=config.size, unk_token=unknown, special_tokens=specials, show_progress=False

@@ -13,10 +13,10 @@ from weft.tokenization.backend import SPACE, byte_level_engine, isolate_special_
 from weft.tokenization.sentencepiece.model_file import USER, read_spm
 
 KINDS = {"BPE": "bpe", "WordPiece": "wordpiece", "WordLevel": "words", "Unigram": "unigram"}
-TokenizerConfig = Mapping[str, Any]  # the content of tokenizer_config.json
+HFTokenizerConfig = Mapping[str, Any]  # the content of tokenizer_config.json
 
 
-def read_engine(folder: Path, style: str, tokenizer_config: TokenizerConfig | None = None) -> Engine:
+def read_engine(folder: Path, style: str, tokenizer_config: HFTokenizerConfig | None = None) -> Engine:
     """Return the engine of a tokenizer.json or, where there is none, of the vocabulary files of a `style`.
 
     Vocabulary files do not contain the normalization, such as an added prefix space or lower-casing:
@@ -29,7 +29,7 @@ def read_engine(folder: Path, style: str, tokenizer_config: TokenizerConfig | No
     try:
         if names == ["tokenizer.json"]:
             return Engine.from_file(str(folder / names[0]))
-        return READERS[style](folder, tokenizer_config or {})
+        return VOCAB_READERS[style](folder, tokenizer_config or {})
     except Exception as error:  # the library raises nothing narrower
         raise CheckpointError(f"{folder}: {' and '.join(names)} cannot be read as a tokenizer: {error}") from None
 
@@ -46,7 +46,7 @@ def section_of(engine: Engine, vocab: int) -> dict[str, Any]:
     return section
 
 
-def settle_specials(engine: Engine, specials: list[str]) -> None:
+def register_special_tokens(engine: Engine, specials: list[str]) -> None:
     """Register the special tokens, and make sure that text containing their strings never gets their ids."""
     engine.add_special_tokens(specials)
     if type(engine.model).__name__ == "Unigram":  # its pieces may be these too; other models split at punctuation
@@ -54,7 +54,7 @@ def settle_specials(engine: Engine, specials: list[str]) -> None:
         engine.pre_tokenizer = pre_tokenizers.Sequence([*existing, isolate_special_tokens(specials)])
 
 
-def _read_byte_bpe(folder: Path, tokenizer_config: TokenizerConfig) -> Engine:
+def _read_byte_bpe(folder: Path, tokenizer_config: HFTokenizerConfig) -> Engine:
     """Return GPT-2's byte-level BPE (Radford et al. 2019, section 2.2)."""
     engine = byte_level_engine()
     engine.model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
@@ -64,7 +64,7 @@ def _read_byte_bpe(folder: Path, tokenizer_config: TokenizerConfig) -> Engine:
     return engine
 
 
-def _read_word_bpe(folder: Path, tokenizer_config: TokenizerConfig) -> Engine:
+def _read_word_bpe(folder: Path, tokenizer_config: HFTokenizerConfig) -> Engine:
     """Return GPT's BPE: lower case, split at punctuation, "</w>" at a word's end (Sennrich et al. 2016)."""
     files = str(folder / "vocab.json"), str(folder / "merges.txt")
     engine = Engine(models.BPE.from_file(*files, unk_token="<unk>", end_of_word_suffix="</w>"))
@@ -74,9 +74,9 @@ def _read_word_bpe(folder: Path, tokenizer_config: TokenizerConfig) -> Engine:
     return engine
 
 
-def _read_wordpiece(folder: Path, tokenizer_config: TokenizerConfig) -> Engine:
+def _read_wordpiece(folder: Path, tokenizer_config: HFTokenizerConfig) -> Engine:
     """Return BERT's WordPiece, one token per line: lower case without accents, unless the config disables it."""
-    unknown = spelling(tokenizer_config.get("unk_token")) or "[UNK]"
+    unknown = token_text(tokenizer_config.get("unk_token")) or "[UNK]"
     engine = Engine(models.WordPiece.from_file(str(folder / "vocab.txt"), unk_token=unknown))
     engine.normalizer = normalizers.BertNormalizer(
         handle_chinese_chars=bool(tokenizer_config.get("tokenize_chinese_chars", True)),
@@ -88,7 +88,7 @@ def _read_wordpiece(folder: Path, tokenizer_config: TokenizerConfig) -> Engine:
     return engine
 
 
-def _read_sentencepiece(folder: Path, tokenizer_config: TokenizerConfig) -> Engine:
+def _read_sentencepiece(folder: Path, tokenizer_config: HFTokenizerConfig) -> Engine:
     """Return ALBERT's SentencePiece unigram model, with its normalization of quotes, accents and case."""
     spm = read_spm(folder / "spiece.model")
     if spm.kind != "unigram":
@@ -107,13 +107,13 @@ def _read_sentencepiece(folder: Path, tokenizer_config: TokenizerConfig) -> Engi
     return engine
 
 
-def spelling(token: object) -> str | None:
+def token_text(token: object) -> str | None:
     """Return the text of a token in these files: a string, or an object with the text as `content`."""
     text = token.get("content") if isinstance(token, dict) else token
     return None if text is None else str(text)
 
 
-READERS: dict[str, Callable[[Path, TokenizerConfig], Engine]] = {
+VOCAB_READERS: dict[str, Callable[[Path, HFTokenizerConfig], Engine]] = {
     "byte-bpe": _read_byte_bpe,
     "word-bpe": _read_word_bpe,
     "wordpiece": _read_wordpiece,

@@ -4,25 +4,16 @@ A word is looked up in a hash table (FNV-1a, linear probing) and its bytes are c
 at `\\s+` and a dictionary lookup, without creating a string for each word.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numba import njit
 
-Array = np.ndarray[Any, Any]
-END = b"\xff"  # terminates each text: 0xFF does not occur in UTF-8
+from weft.jit import Array, jit_compile
 
-
-def jit_compile(function: Callable[..., Any]) -> Any:
-    """Return a function compiled by numba, cached on disk; without a writable cache folder, for this process only."""
-    try:
-        return njit(nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:  # there is no cache folder
-        return njit(nogil=True, error_model="numpy")(function)
+_TEXT_END = b"\xff"  # terminates each text: 0xFF does not occur in UTF-8
 
 
-class Spaces:
+class WordTable:
     """A word vocabulary as a hash table; words outside it get the id `unknown`."""
 
     def __init__(self, words: Mapping[str, int], unknown: int) -> None:
@@ -30,13 +21,13 @@ class Spaces:
         ends = np.cumsum([0, *map(len, encoded)])
         slots = np.full(1 << (2 * len(encoded) + 1).bit_length(), -1, np.int32)
         ids = np.fromiter(words.values(), np.int64, len(encoded))
-        self._table = np.frombuffer(b"".join(encoded) + END, np.uint8), ends.astype(np.uint64), ids, slots
+        self._table = np.frombuffer(b"".join(encoded) + _TEXT_END, np.uint8), ends.astype(np.uint64), ids, slots
         self._unknown = unknown
         _insert_words(*self._table[:2], slots)
 
     def flat(self, texts: Sequence[str]) -> tuple[Array, Array]:
         """Return the ids of the words of all texts, concatenated, (N,), and the number of words of each text, (B,)."""
-        data = np.frombuffer(END.join([*(text.encode() for text in texts), b""]), np.uint8)
+        data = np.frombuffer(_TEXT_END.join([*(text.encode() for text in texts), b""]), np.uint8)
         ids, lengths = np.empty(len(data) // 2 + 1, np.int64), np.zeros(len(texts), np.int64)
         total = _lookup_words(data, *self._table, self._unknown, ids, lengths)
         return ids[:total], lengths

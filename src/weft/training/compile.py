@@ -25,16 +25,16 @@ def make_loader(run: Run, task: Task, body: Model, data: PackedItems, world: Wor
     loader: Loader[Batch] = Loader(
         data, task.collate, train.batch_tokens, train.seed, world.rank, world.size, run.data.workers, pin
     )
-    loader.reading = task.reading(data, run, world.size) if isinstance(task, StreamReading) else None
+    loader.sampler = task.sampler(data, run, world.size) if isinstance(task, StreamReading) else None
     lengths = task.sequence_lengths(data) if isinstance(task, StaticBatches) else None
-    frame = loader.reading.frame if loader.reading else None
-    reason = _why_not_compiled(run, task, body, lengths is not None or frame is not None, world.device)
+    static_shape = loader.sampler.static_shape if loader.sampler else None
+    reason = _why_not_compiled(run, task, body, lengths is not None or static_shape is not None, world.device)
     if train.compile and reason:
         raise ConfigError(f"train.compile: {reason}; leave it out, or set it to false")
     if not reason and train.compile is not False and isinstance(task, StaticBatches):
         loader.lengths = lengths
-        loader.frame = frame or StaticShape.of(lengths, train.batch_tokens)  # type: ignore[arg-type]
-        loader.collate = Framed(task, loader.frame)
+        loader.static_shape = static_shape or StaticShape.of(lengths, train.batch_tokens)  # type: ignore[arg-type]
+        loader.collate = PaddedCollate(task, loader.static_shape)
     return loader
 
 
@@ -52,12 +52,14 @@ def _why_not_compiled(run: Run, task: Task, body: Model, static: bool, device: t
 
 
 @dataclass(frozen=True)
-class Framed:
+class PaddedCollate:
     """A task's collate function, followed by padding to a static shape."""
 
     task: StaticBatches
-    frame: StaticShape
+    static_shape: StaticShape
 
     def __call__(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
         """Collate items to a batch and pad it."""
-        return self.task.collate(items, rng).to_static_shape(self.frame, self.task.num_positions(self.frame))
+        return self.task.collate(items, rng).to_static_shape(
+            self.static_shape, self.task.num_positions(self.static_shape)
+        )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.data.batching.loader import LoadedBatch
+from weft.data.batching.loader import BatchIndex, LoadedBatch
 from weft.tasks.batch import Batch
 
 
@@ -43,8 +43,10 @@ class DeferredLoss:
     @property
     def location(self) -> str:
         """The batches and the first items in them, for messages."""
-        return "; ".join(
-            f"epoch {draw.position.epoch}, batch {draw.position.batch} "
-            f"(items {', '.join(map(str, draw.items[:5].tolist()))}{', …' if len(draw.items) > 5 else ''})"
-            for draw in (batch.draw for batch in self.loaded)
-        )
+        return "; ".join(_describe(loaded.batch_index) for loaded in self.loaded)
+
+
+def _describe(index: BatchIndex) -> str:
+    """Return the position of a batch and its first items."""
+    items = ", ".join(map(str, index.items[:5].tolist())) + (", …" if len(index.items) > 5 else "")
+    return f"epoch {index.position.epoch}, batch {index.position.batch} (items {items})"

@@ -33,7 +33,7 @@ from weft.training.finetuning import check_tuning
 from weft.training.flops import TrainingCost, peak_flops
 from weft.training.reporting import Notice, Record
 from weft.training.run import make_tokenizer, make_trainer
-from weft.training.self_fitting import Fitting
+from weft.training.self_fitting import FitLoop
 from weft.training.trainer import Trainer
 
 MOST_STEPS, MOST_SECONDS = 20, 5.0  # limits of the timed updates; at least two are timed
@@ -41,7 +41,7 @@ EXAMPLES = 64  # of the validation data on which an evaluation is timed
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunEstimate:
     """The estimated cost of a run; `step` is the mean cost of an update, over all processes."""
 
     train: Train
@@ -131,10 +131,9 @@ class Plan:
     def _checkpoints(self) -> tuple[str, str]:
         train = self.train
         written = 1 + max(1, self._evaluations) + (self.steps // train.save_every if train.save_every else 0)
-        kept = min(max(train.keep, train.average or 0) + 2, written)  # the newest, the best, and the one being written
-        return _format_si(
-            kept * self.checkpoint, "B"
-        ), f"at most {kept} at a time, {_format_si(self.checkpoint, 'B')} each"
+        at_once = min(max(train.keep, train.average or 0) + 2, written)  # with the best, and the one being written
+        total = _format_si(at_once * self.checkpoint, "B")
+        return total, f"at most {at_once} at a time, {_format_si(self.checkpoint, 'B')} each"
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class _Notices:
         pass
 
 
-def plan_run(run: Run, tell: Callable[[str], object]) -> Plan:
+def estimate_run(run: Run, tell: Callable[[str], object]) -> RunEstimate:
     """Make a few updates of a run and return the estimate for all of it; `tell` is called with notices on the data."""
     began = time.perf_counter()
     check_tuning(run)
@@ -164,12 +163,12 @@ def plan_run(run: Run, tell: Callable[[str], object]) -> Plan:
         check_vectors(run)
         tokenizer = make_tokenizer(run, task)
         trainer = make_trainer(run, task, tokenizer, world, None, stack, None, _Notices(tell))
-        if isinstance(trainer, Fitting):
+        if isinstance(trainer, FitLoop):
             raise ConfigError(f"--plan: measures updates, but {run.model.name!r} is fitted: train it at once")
         return _measure(trainer, time.perf_counter() - began)
 
 
-def _measure(trainer: Trainer, start: float) -> Plan:
+def _measure(trainer: Trainer, start: float) -> RunEstimate:
     """Time updates and an evaluation; return the estimate. `start` is the seconds of preparation so far."""
     run, world, head, loader = trainer.run, trainer.world, trainer.head, trainer.loader
     peak = world.sum({"all": peak_flops(world.device, run.train.precision)})["all"]
@@ -179,7 +178,7 @@ def _measure(trainer: Trainer, start: float) -> Plan:
     weights, state = _bytes(contents.weights(head)), _bytes(contents.optimizer_tensors(trainer.optimizer, head))
     frozen = _bytes({name: value for name, value in head.named_parameters() if not value.requires_grad})  # no gradient
     tokenizer, memory = trainer.task.tokenizer, _peak_memory(world.device)
-    return Plan(
+    return RunEstimate(
         train=run.train,
         place=f"{world.device}, {world.size} processes" if world.size > 1 else str(world.device),
         parameters=sum(parameter.numel() for parameter in head.parameters()),
@@ -227,7 +226,7 @@ def _time_evaluation(trainer: Trainer) -> float | None:
         return None
     examples = read_evaluation_data(run.data, "valid", task)[0].examples
     sample = [(row, example) for row, example in enumerate(examples[:: math.ceil(len(examples) / EXAMPLES)])]
-    data = EvaluationData.of(task, sample, TruncationPolicy(run.data.max_length, run.data.too_long))
+    data = EvaluationData.of(task, sample, TruncationPolicy(run.data.max_length, run.data.truncation))
     began = time.perf_counter()
     evaluate(task, trainer.head, data)
     return (time.perf_counter() - began) * len(examples) / len(sample)

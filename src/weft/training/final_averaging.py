@@ -10,7 +10,7 @@ from weft.checkpoint.averaging import AverageInfo, mean_weights, write_average_i
 from weft.checkpoint.manifest import order, verify_checkpoint
 from weft.checkpoint.store import average_name
 from weft.training.metric_ranking import metric_of, sign_of
-from weft.training.reporting import Notice, Saved
+from weft.training.reporting import CheckpointSaved, Notice
 from weft.training.trainer import Trainer
 
 
@@ -34,7 +34,7 @@ def try_average(trainer: Trainer, count: int) -> None:
     if rank is None or before is None or rank < before:
         about = AverageInfo([folder.name for folder in folders], rank)
         path = store.save_average(step, lambda folder: _write(trainer, folder, about))
-        trainer.report(Saved(step, path))
+        trainer.report(CheckpointSaved(step, path))
     trainer.report(Notice(f"the average of the last {len(folders)} checkpoints {_verdict(trainer, rank, before)}"))
 
 

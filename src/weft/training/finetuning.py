@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from weft.config.schema import Run, Train
-from weft.data.readers.lines import count
+from weft.data.readers.lines import plural
 from weft.errors import ConfigError
 from weft.models.base import Model
 from weft.tasks.head import Head
@@ -33,7 +33,7 @@ def check_tuning(run: Run) -> None:
     train = run.train
     if train.reinit and getattr(run.model, "weights", None) is None:
         raise ConfigError(
-            f"train.reinit: {count(train.reinit, 'layer')} of pre-trained weights would start afresh, but there is no "
+            f"train.reinit: {plural(train.reinit, 'layer')} of pre-trained weights would start afresh, but there is no "
             "model.weights and all of it does; leave it out"
         )
 
@@ -46,13 +46,13 @@ def frozen_groups(body: Model, train: Train) -> list[LayerGroup]:
     if freeze != "body" and abs(freeze) > len(groups):
         raise ConfigError(
             f"train.freeze: must be body, or from {-len(groups)} to {len(groups)}, as the body has "
-            f"{count(len(groups), 'layer group')}, of which the embeddings are the first, but is {freeze} instead"
+            f"{plural(len(groups), 'layer group')}, of which the embeddings are the first, but is {freeze} instead"
         )
     chosen = groups if freeze == "body" else groups[:freeze]
     limit = max(0, len(groups) - train.reinit)
     if len(chosen) > limit:
         raise ConfigError(
-            f"train.freeze: {len(chosen)} of {count(len(groups), 'layer group')} are frozen, but some of "
+            f"train.freeze: {len(chosen)} of {plural(len(groups), 'layer group')} are frozen, but some of "
             f"these are initialized by train.reinit={train.reinit} and would never be trained; freeze {limit} at most"
         )
     return chosen
@@ -94,7 +94,7 @@ def reinitialized(body: Model, layers: int) -> Iterator[None]:
     groups = body.layer_groups()
     if layers > len(groups) - 1:
         raise ConfigError(
-            f"train.reinit: the body has {count(len(groups) - 1, 'layer')} above its embeddings, but {layers} are to "
+            f"train.reinit: the body has {plural(len(groups) - 1, 'layer')} above its embeddings, but {layers} are to "
             "start afresh; ask for fewer"
         )
     loaded = set(_parameters(module for group in groups[: len(groups) - layers] for module in group))

@@ -15,13 +15,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from weft.models.base import matrix_numbers
+from weft.models.base import num_matrix_parameters
 from weft.tasks.batch import Batch
 from weft.tasks.head import Head
 
-PASSES = (
-    3  # forward and backward; backward has two products for each of the forward pass: for input and weight gradients
-)
+# Forward and backward; backward has two products for each of the forward pass: for input and weight gradients.
+PASSES = 3
 LONG_ENOUGH = 0.2  # seconds of products, so that the fastest of them was not disturbed by other work
 
 
@@ -44,7 +43,7 @@ def _passes(head: Head) -> float:
     """Return the cost of an update in forward passes; frozen parts have no backward pass."""
     if not head.frozen:
         return PASSES
-    frozen = sum(map(matrix_numbers, head.frozen)) / max(1, matrix_numbers(head))
+    frozen = sum(map(num_matrix_parameters, head.frozen)) / max(1, num_matrix_parameters(head))
     return 1 + (PASSES - 1) * (1 - min(1.0, frozen))
 
 

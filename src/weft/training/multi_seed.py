@@ -29,13 +29,13 @@ from weft.training.reporting import Notice, Reporter
 from weft.training.run import Trained, train_run
 
 FILE = "seeds.json"
-MOST = 2**32  # seeds are below this
+MAX_SEED = 2**32  # seeds are below this
 
-Judge = Callable[[Trained], dict[str, float]]
+ComputeMetrics = Callable[[Trained], dict[str, float]]
 
 
 @dataclass(frozen=True)
-class Seeded:
+class SeedRun:
     """The run of one seed: its folder and the metrics of its best model."""
 
     seed: int
@@ -44,12 +44,12 @@ class Seeded:
 
 
 @dataclass(frozen=True)
-class Seeds:
+class SeedRuns:
     """The runs that have ended, and the folder of the best by the validation `metric`."""
 
     metric: str
     best: str
-    runs: Sequence[Seeded]
+    runs: Sequence[SeedRun]
 
     def mean(self) -> dict[str, float]:
         """Return the mean of each metric."""
@@ -70,7 +70,7 @@ class Seeds:
         summary = ["mean ± std", *(f"{mean[name]:.4f} ± {deviation[name]:.4f}" for name in names)]
         return ["seed", *names], [*rows, summary]
 
-    def _label(self, run: Seeded) -> str:
+    def _label(self, run: SeedRun) -> str:
         return f"{run.seed} (best)" if run.folder == self.best else str(run.seed)
 
     def text(self) -> str:
@@ -95,14 +95,14 @@ def _deviation(values: Sequence[float]) -> float:
     return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def read_seeds(out: Path) -> Seeds | None:
+def read_seeds(out: Path) -> SeedRuns | None:
     """Read `seeds.json` in a directory; return None if there is none."""
     path = out / FILE
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if not (out / raw["best"]).is_dir():
             return None  # the runs that it describes were deleted
-        return Seeds(raw["metric"], raw["best"], TypeAdapter(list[Seeded]).validate_python(raw["runs"]))
+        return SeedRuns(raw["metric"], raw["best"], TypeAdapter(list[SeedRun]).validate_python(raw["runs"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
@@ -119,7 +119,7 @@ def check_single(out: Path) -> None:
         )
 
 
-def train_seeds(run: Run, out: Path, resume: bool, report: Reporter | None, judge: Judge) -> Trained:
+def train_seeds(run: Run, out: Path, resume: bool, report: Reporter | None, compute_metrics: ComputeMetrics) -> Trained:
     """Train with each seed, or resume; return the best run by validation. `judge` computes the metrics of each."""
     _check(run, out, resume)
     world, store = join_world(run.train.device), Store(out)
@@ -129,14 +129,16 @@ def train_seeds(run: Run, out: Path, resume: bool, report: Reporter | None, judg
             stack.enter_context(store.lock())
             store.write_text("run.yaml", write_yaml(run.dump()))
         world.barrier()  # every rank has read the directory before the main rank writes to it
-        best = _train_all(run, store, resume, report if world.main else None, judge, world)
+        best = _train_all(run, store, resume, report if world.main else None, compute_metrics, world)
         world.barrier()
     return best
 
 
-def _train_all(run: Run, store: Store, resume: bool, report: Reporter | None, judge: Judge, world: World) -> Trained:
+def _train_all(
+    run: Run, store: Store, resume: bool, report: Reporter | None, compute_metrics: ComputeMetrics, world: World
+) -> Trained:
     """Train the seeds one after the other; after each, write `seeds.json` and link the best run so far."""
-    runs: list[Seeded] = []
+    runs: list[SeedRun] = []
     best, best_folder = None, store.root
     for index in range(run.train.seeds):
         folder = store.root / f"seed-{index + 1}"
@@ -148,8 +150,8 @@ def _train_all(run: Run, store: Store, resume: bool, report: Reporter | None, ju
         if best is None or (trained.rank or []) < (best.rank or []):
             best, best_folder = trained, folder
         if world.main:  # the other ranks wait at the start of the next run
-            runs.append(Seeded(train.seed, folder.name, _finite(judge(trained))))
-            store.write_text(FILE, Seeds(metric_of(run, trained.task), best_folder.name, runs).text())
+            runs.append(SeedRun(train.seed, folder.name, _finite(compute_metrics(trained))))
+            store.write_text(FILE, SeedRuns(metric_of(run, trained.task), best_folder.name, runs).text())
             store.adopt(best_folder)
     assert best, "there is one seed at least"
     if report and best.rank is None:
@@ -161,10 +163,10 @@ def _check(run: Run, out: Path, resume: bool) -> None:
     """Refuse a directory that holds other runs, and seeds that are out of range."""
     check_tuning(run)
     make_task(run)
-    if run.train.seed + run.train.seeds > MOST:
+    if run.train.seed + run.train.seeds > MAX_SEED:
         raise ConfigError(
             f"train.seeds: {run.train.seeds} from train.seed={run.train.seed} on are more than there are, for a seed "
-            f"is below {MOST}; begin with a smaller one"
+            f"is below {MAX_SEED}; begin with a smaller one"
         )
     if Store(out).checkpoints():
         raise CheckpointError(f"{out}: holds a run of one seed; choose another --out, or leave train.seeds out")

@@ -95,6 +95,6 @@ def schedule_uses_budget(train: Train) -> bool:
     return train.schedule in ("warmup-linear", "cosine", "exponential") or 0 < train.warmup < 1
 
 
-def clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:
     """Clip the gradient to the norm `max_norm`; return its norm before (Pascanu et al. 2013)."""
     return nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm, foreach=True)

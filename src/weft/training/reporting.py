@@ -1,7 +1,7 @@
 """Training records and the reporters that write them.
 
-The trainer emits `Step`, `Eval`, `Saved` and `Notice`; a reporter writes them to a file, a terminal or TensorBoard. The
-trainer has no other output beside checkpoints.
+The trainer emits `Step`, `Eval`, `CheckpointSaved` and `Notice`; a reporter writes them to a file, a terminal or
+TensorBoard. The trainer has no other output beside checkpoints.
 """
 
 import json
@@ -53,7 +53,7 @@ class Eval:
 
 
 @dataclass(frozen=True)
-class Saved:
+class CheckpointSaved:
     """A checkpoint was written."""
 
     step: int
@@ -67,7 +67,7 @@ class Notice:
     text: str
 
 
-Record = Step | Eval | Saved | Notice
+Record = Step | Eval | CheckpointSaved | Notice
 
 
 class Reporter(Protocol):
@@ -132,9 +132,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def _truncate_after(path: Path, upto: int) -> None:
     """Remove the rows after step `upto`, atomically."""
-    kept = [row for row in read_metrics(path) if row["step"] <= upto]
+    rows = [row for row in read_metrics(path) if row["step"] <= upto]
     temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     temporary.replace(path)
 
 

@@ -18,7 +18,7 @@ from weft.config.yaml import write_yaml
 from weft.data.batching.packed_items import PackedItems
 from weft.errors import CheckpointError, ConfigError, DataError
 from weft.formats.pretrained import start_from_weights, started_tokenizer
-from weft.models.base import Fitted, Model
+from weft.models.base import Model, SelfFitted
 from weft.tasks.base import Task
 from weft.tasks.capabilities import DirectEvaluation, SelfFitting
 from weft.tasks.corpus.reuse import prepared_folder, prepared_split
@@ -36,7 +36,7 @@ from weft.training.finetuning import check_tuning, frozen, reinitialized
 from weft.training.optim import schedule_uses_budget
 from weft.training.process_state import seed_all
 from weft.training.reporting import MetricsFile, Notice, Reporter, Reporters, TensorBoard
-from weft.training.self_fitting import Fitting
+from weft.training.self_fitting import FitLoop
 from weft.training.trainer import Evaluate, Trainer
 
 FREE = {"data.workers", "train.keep"}  # recipe keys that may change on resume, since they do not affect the result
@@ -139,7 +139,7 @@ def make_trainer(
     folder: Path | None,
     report: Reporter | None,
     resume: bool = False,
-) -> Trainer | Fitting:
+) -> Trainer | FitLoop:
     """Build the trainer, fresh or from the checkpoint in `folder`; a fresh run saves a checkpoint of step 0.
 
     Without a store nothing is written.
@@ -168,8 +168,8 @@ def make_trainer(
         raise ConfigError(
             f"train.metric: {run.train.metric} will not be given for data.valid: {reason}; choose another"
         )
-    if isinstance(task, SelfFitting) and isinstance(head.body, Fitted):
-        fitting = Fitting(run, task, head, packed, world, reporters, store, _make_evaluate(run, task, valid))
+    if isinstance(task, SelfFitting) and isinstance(head.body, SelfFitted):
+        fitting = FitLoop(run, task, head, packed, world, reporters, store, _make_evaluate(run, task, valid))
         fitting.begin(folder, _digest(packed.digest, examples))
         return fitting
     loader = make_loader(run, task, head.body, packed, world)
@@ -187,7 +187,7 @@ def _load_pretrained(run: Run, head: Head, tokenizer: Tokenizer, trained_vocab: 
 
 def _check_lengths(run: Run, task: Task, body: Model, splits: Mapping[str, PackedItems]) -> None:
     """Refuse sequences longer than the model has positions, before training rather than in the middle of it."""
-    max_positions = getattr(body, "reads", None)
+    max_positions = getattr(body, "max_positions", None)
     if max_positions is None or task.max_sequence_length(splits["train"]) is None:
         return
     generates = "valid" in splits and not isinstance(task, DirectEvaluation)
@@ -203,7 +203,7 @@ def _check_lengths(run: Run, task: Task, body: Model, splits: Mapping[str, Packe
             raise DataError(
                 f"data.{split}: a sequence has {longest} tokens, its mark included, but the model learns "
                 f"{max_positions} positions; set data.max_length to {max_positions - task.num_special_tokens} and "
-                "data.too_long to cut or drop, or raise model.max_positions"
+                "data.truncation to cut or drop, or raise model.max_positions"
             )
 
 

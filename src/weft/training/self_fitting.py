@@ -1,4 +1,4 @@
-"""Training loop of models with a `fit` of their own (`weft.models.base.Fitted`): n-gram counts, word2vec.
+"""Training loop of models with a `fit` of their own (`weft.models.base.SelfFitted`): n-gram counts, word2vec.
 
 `train.steps` is the number of passes over the data. After each complete pass there is a checkpoint, and a resumed run
 makes the remaining passes.
@@ -17,12 +17,12 @@ from weft.config.schema import Run, Train
 from weft.config.yaml import write_yaml
 from weft.data.batching.packed_items import PackedItems
 from weft.errors import ConfigError
-from weft.models.base import Budget, Pass
+from weft.models.base import FitBudget, FitProgress
 from weft.tasks.capabilities import SelfFitting
 from weft.tasks.head import Head
 from weft.training.distributed import World
 from weft.training.metric_ranking import rank_of
-from weft.training.reporting import Eval, Notice, Reporter, Saved, Step
+from weft.training.reporting import CheckpointSaved, Eval, Notice, Reporter, Step
 from weft.training.signals import Interrupted, Signals
 from weft.training.trainer import Evaluate
 
@@ -30,7 +30,7 @@ ENDLESS = 1 << 31  # passes, where time alone is the budget
 
 
 @dataclass
-class Fitting:
+class FitLoop:
     """The training loop of one run: `fit` trains until the budget is spent."""
 
     run: Run
@@ -86,9 +86,9 @@ class Fitting:
                 self._finish()
         return self.progress
 
-    def _budget(self) -> Budget:
+    def _budget(self) -> FitBudget:
         train, progress = self.run.train, self.progress
-        return Budget(
+        return FitBudget(
             passes=ENDLESS if train.steps is None else train.steps,
             seconds=train.time,
             lr=train.lr,
@@ -100,7 +100,7 @@ class Fitting:
             elapsed=progress.elapsed,
         )
 
-    def _after_pass(self, state: Pass, seconds: float, passes: int) -> None:
+    def _after_pass(self, state: FitProgress, seconds: float, passes: int) -> None:
         """Report; after a complete pass also save."""
         step = Step(
             step=int(state.done),
@@ -131,7 +131,7 @@ class Fitting:
         if self.store is None:
             return
         path = self.store.save(self.progress.step, self._write, best)
-        self.report(Saved(self.progress.step, path))
+        self.report(CheckpointSaved(self.progress.step, path))
 
     def _write(self, folder: Path) -> None:
         contents.write_model(folder, self.run, self.task.tokenizer, self.head)

@@ -35,9 +35,9 @@ from weft.training.distributed import World
 from weft.training.finetuning import lr_factors
 from weft.training.flops import TrainingCost, peak_flops
 from weft.training.metric_ranking import rank_of
-from weft.training.optim import clip, lr_factor, make_optimizer, set_lr
+from weft.training.optim import clip_gradients, lr_factor, make_optimizer, set_lr
 from weft.training.process_state import gather_carried, gather_rng_states, restore_rng_state, seed_all
-from weft.training.reporting import Eval, Notice, Reporter, Saved, Step
+from weft.training.reporting import CheckpointSaved, Eval, Notice, Reporter, Step
 from weft.training.signals import Interrupted, Signals
 
 Evaluate = Callable[[Head], dict[str, float]]
@@ -61,7 +61,7 @@ class Trainer:
         self.train = self.run.train
         self.wrapped = self.world.wrap(self.head)
         # Evaluation uses the uncompiled head.
-        self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.frame else self.wrapped
+        self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.static_shape else self.wrapped
         self.optimizer = make_optimizer(self.head, self.train, lr_factors(self.head, self.train.layer_decay))
         asgd.check(self.optimizer, self.evaluate is not None)
         self.cost = TrainingCost()  # since the last report
@@ -95,7 +95,7 @@ class Trainer:
         began, device = time.perf_counter(), self.world.device
         if self.train.precision == "bf16":
             self._test_bf16_kernels(device)
-        if self.loader.frame is None:
+        if self.loader.static_shape is None:
             return batches
         first = next(batches)
         with torch.random.fork_rng([device], device_type=device.type):
@@ -149,9 +149,9 @@ class Trainer:
     def _step(self, loaded: list[LoadedBatch[Batch]]) -> None:
         """Make one update; skip it if the loss or the gradient norm is not finite."""
         batches = [item.batch.to(self.world.device) for item in loaded]
-        loss_and_norm = self._backward(batches, [item.draw.position.batch < self.world.size for item in loaded])
+        loss_and_norm = self._backward(batches, [item.batch_index.position.batch < self.world.size for item in loaded])
         self.progress.step += 1
-        self.progress.position = loaded[-1].draw.after
+        self.progress.position = loaded[-1].batch_index.after
         lr = self.train.lr * lr_factor(self.train, self.progress.step, self._spent_before())
         set_lr(self.optimizer, lr)
         outcome = DeferredLoss.of(self.progress.step, loaded, lr, loss_and_norm)
@@ -198,7 +198,7 @@ class Trainer:
                 loss = self._loss(batch, counts)
                 (loss * self.world.size).backward()
             total += loss.detach()
-        norm = clip(self.head.parameters(), self.train.clip)
+        norm = clip_gradients(self.head.parameters(), self.train.clip)
         return torch.stack([self.world.total(total), norm.to(total)])
 
     def _loss(self, batch: Batch, counts: Mapping[str, float]) -> Tensor:
@@ -306,7 +306,7 @@ class Trainer:
         rng, carried = gather_rng_states(self.world), gather_carried(self.head.carry_tensors(self._carry), self.world)
         if self.store and self.world.main:
             path = self.store.save(self.progress.step, lambda folder: self._write(folder, rng, carried), best)
-            self.report(Saved(self.progress.step, path))
+            self.report(CheckpointSaved(self.progress.step, path))
         self.world.barrier()
 
     def _write(self, folder: Path, rng: Mapping[str, Tensor], carried: Mapping[str, Tensor]) -> None:

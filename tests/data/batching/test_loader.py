@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.data.batching.loader import Loader, Position, plan
+from weft.data.batching.loader import Loader, Position, plan_batches
 from weft.data.batching.packed_items import pack
 from weft.tokens import Tokens
 
@@ -26,7 +26,10 @@ def loader(data, rank=0, world=1, workers=0, seed=7):
 
 
 def taken(stream, count):
-    return [(one.draw.position, one.batch[0].ids.tolist(), one.batch[1].tolist()) for one in islice(stream, count)]
+    return [
+        (loaded.batch_index.position, loaded.batch[0].ids.tolist(), loaded.batch[1].tolist())
+        for loaded in islice(stream, count)
+    ]
 
 
 LENGTHS = np.random.default_rng(3).integers(1, 30, 200).tolist()
@@ -35,7 +38,7 @@ lengths = st.lists(st.integers(1, 60), min_size=1, max_size=80)
 
 @given(lengths, st.integers(1, 100), st.none() | st.integers(0, 9), st.integers(0, 5))
 def test_an_epoch_has_every_item_once_within_the_budget(sizes, budget, seed, epoch):
-    batches = plan(packed(sizes), budget, seed, epoch)
+    batches = plan_batches(packed(sizes), budget, seed, epoch)
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(sizes)))
     for batch in batches:
         assert sum(sizes[index] for index in batch) <= budget or len(batch) == 1
@@ -43,7 +46,7 @@ def test_an_epoch_has_every_item_once_within_the_budget(sizes, budget, seed, epo
 
 def test_batches_are_filled_and_of_like_lengths():
     data = packed(np.random.default_rng(0).integers(1, 100, 5000).tolist())
-    batches = plan(data, 1000, 1)
+    batches = plan_batches(data, 1000, 1)
     fill = data.sizes.sum() / (1000 * len(batches))
     assert fill > 0.9
     padding = sum(len(b) * data.sizes[b].max() for b in batches) / data.sizes.sum()
@@ -56,7 +59,7 @@ def test_the_order_is_a_function_of_seed_and_epoch():
     data = packed(LENGTHS)
 
     def order(seed, epoch):
-        return [batch.tolist() for batch in plan(data, 40, seed, epoch)]
+        return [batch.tolist() for batch in plan_batches(data, 40, seed, epoch)]
 
     assert order(1, 0) == order(1, 0)
     assert order(1, 0) != order(1, 1)
@@ -68,7 +71,10 @@ def test_without_a_seed_batches_do_not_depend_on_the_order_of_the_items(order):
     rows = [np.array([index, index % 7][: 1 + index % 2], np.int32) for index in range(40)]
 
     def batches(order):
-        return [[rows[order[at]].tolist() for at in batch] for batch in plan(pack((rows[i],) for i in order), 9, None)]
+        return [
+            [rows[order[at]].tolist() for at in batch]
+            for batch in plan_batches(pack((rows[i],) for i in order), 9, None)
+        ]
 
     assert batches(order) == batches(range(40))
 
@@ -79,7 +85,7 @@ def test_resuming_gives_the_same_batches(done):
     data = packed(LENGTHS)
     stream = loader(data).stream()
     drawn = list(islice(stream, done))
-    after = drawn[-1].draw.after if drawn else Position()
+    after = drawn[-1].batch_index.after if drawn else Position()
     assert taken(loader(data).stream(after), 5) == taken(stream, 5)
 
 
@@ -100,7 +106,7 @@ def test_the_ranks_share_one_order(world, groups):
 
 def test_the_ranks_agree_on_where_they_are():
     data = packed(LENGTHS)
-    after = {next(islice(loader(data, rank, 3).stream(), 30, None)).draw.after for rank in range(3)}
+    after = {next(islice(loader(data, rank, 3).stream(), 30, None)).batch_index.after for rank in range(3)}
     assert len(after) == 1
     resumed = [taken(loader(data, rank, 3).stream(*after), 2) for rank in range(3)]
     assert resumed == [taken(islice(loader(data, rank, 3).stream(), 31, None), 2) for rank in range(3)]

@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.data.batching.mlm_sequences import LEAST, Documents, Pairs, Pieces, Signs, Texts, Windows, join_pairs
+from weft.data.batching.mlm_sequences import (
+    MIN_CHUNK,
+    BoundaryTokens,
+    DocumentChunks,
+    DocumentStream,
+    MLMWindows,
+    SentencePairs,
+    SequenceStream,
+    join_pairs,
+)
 from weft.errors import DataError
 
 BOS, EOS = 0, 1
@@ -28,21 +37,21 @@ def owner_of(starts, id):
 def special_tokens(begins=True, ends=()):
     ending = np.zeros(VOCAB, bool)
     ending[list(ends)] = True
-    return Signs(BOS, [EOS], EOS, np.full(VOCAB, begins), ending)
+    return BoundaryTokens(BOS, [EOS], EOS, np.full(VOCAB, begins), ending)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(6, 20), st.integers(1, 90), st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_windows_are_of_one_shape_and_read_what_is_there(sizes, longest, tokens, epoch):
     ids, _ = corpus(sizes)
-    windows = Windows.of(Texts(ids, BOS, EOS), longest, tokens)
+    windows = MLMWindows.of(SequenceStream(ids, BOS, EOS), longest, tokens)
     batches = windows.epoch(1, epoch, 1)
     assert batches
     read = []
     for spans in batches:
         assert spans.shape == (windows.rows, 2)
         for span in spans.tolist():
-            (text,) = windows.stream.pair(*span)
+            (text,) = windows.stream.item(*span)
             assert len(text) == windows.width <= longest
             assert text[0] == BOS
             assert text[-1] == EOS
@@ -50,7 +59,7 @@ def test_windows_are_of_one_shape_and_read_what_is_there(sizes, longest, tokens,
             inside = np.where(ids[slice(*span)] == BOS, EOS, ids[slice(*span)])
             assert (text[1:-1] == inside).all()
             read += [id for id in text.tolist() if id > EOS]
-    assert windows.frame.sizes == (windows.rows * windows.width,)
+    assert windows.static_shape.sizes == (windows.rows * windows.width,)
     assert len(read) - len(set(read)) <= sum(map(len, batches))  # beside a document's beginning one token is read again
 
 
@@ -58,18 +67,18 @@ def test_windows_are_of_one_shape_and_read_what_is_there(sizes, longest, tokens,
 @settings(max_examples=40, deadline=None)
 def test_to_judge_by_all_is_read(sizes, longest):
     ids, _ = corpus(sizes)
-    windows = Windows.of(Texts(ids, BOS, EOS), longest, 64)
-    texts = [windows.stream.pair(*span)[0] for spans in windows.every() for span in spans.tolist()]
+    windows = MLMWindows.of(SequenceStream(ids, BOS, EOS), longest, 64)
+    texts = [windows.stream.item(*span)[0] for spans in windows.every() for span in spans.tolist()]
     assert {id for text in texts for id in text.tolist()} - {BOS, EOS} == set(ids.tolist()) - {BOS}
     assert all(len(text) <= longest for text in texts)
 
 
 def test_a_window_does_not_begin_with_two_signs():
     ids, _ = corpus([7] * 40)
-    windows = Windows.of(Texts(ids, BOS, EOS), 10, 100)  # each begins where a document does
-    texts = [windows.stream.pair(*span)[0] for spans in windows.every() for span in spans.tolist()]
+    windows = MLMWindows.of(SequenceStream(ids, BOS, EOS), 10, 100)  # each begins where a document does
+    texts = [windows.stream.item(*span)[0] for spans in windows.every() for span in spans.tolist()]
     assert not any(text[1] == EOS for text in texts[:-1])  # after the last there is nothing to read instead
-    plain = [windows.stream.pair(start, start + 8)[0] for start in range(0, 80, 8)]
+    plain = [windows.stream.item(start, start + 8)[0] for start in range(0, 80, 8)]
     assert all(text[1] == EOS for text in plain)  # the negative control: as they would be cut
 
 
@@ -78,13 +87,13 @@ def test_a_window_does_not_begin_with_two_signs():
 def test_pieces_are_the_documents_cut_up(sizes, room, shorter, seed):
     ids, starts = corpus(sizes)
     rng = np.random.default_rng(seed)
-    pieces = Pieces.of(starts, room, rng).cut_again(shorter, rng)
+    pieces = DocumentChunks.of(starts, room, rng).split_some(shorter, rng)
     read = [id for start, size in zip(pieces.starts, pieces.sizes, strict=True) for id in ids[start : start + size]]
     assert len(read) == len(set(read))
     assert BOS not in read
     left = (np.diff(starts) - 1) % room == 1  # a rest of one token is too short for two segments
     assert len(read) == sum(sizes) - left.sum()
-    assert ((pieces.sizes >= LEAST) & (pieces.sizes <= room)).all()
+    assert ((pieces.sizes >= MIN_CHUNK) & (pieces.sizes <= room)).all()
     assert [owner_of(starts, ids[start]) for start in pieces.starts] == pieces.owners.tolist()
     assert [owner_of(starts, ids[start + size - 1]) for start, size in zip(pieces.starts, pieces.sizes, strict=True)] \
         == pieces.owners.tolist()  # fmt: skip
@@ -93,12 +102,12 @@ def test_pieces_are_the_documents_cut_up(sizes, room, shorter, seed):
 def test_as_many_pieces_are_full_as_can_be_and_some_are_cut_again():
     _, starts = corpus([95] * 300)
     rng = np.random.default_rng(0)
-    whole = Pieces.of(starts, 20, rng)
+    whole = DocumentChunks.of(starts, 20, rng)
     assert (whole.sizes == 20).sum() == 4 * 300
     assert (whole.sizes == 15).sum() == 300
     firsts = whole.sizes[np.searchsorted(whole.owners, np.arange(300))]
     assert 30 < (firsts == 15).sum() < 90  # the short one is anywhere
-    cut = whole.cut_again(0.1, rng)
+    cut = whole.split_some(0.1, rng)
     assert abs(len(cut.sizes) - len(whole.sizes) - 150) < 50
     assert cut.sizes.sum() == whole.sizes.sum()
 
@@ -108,7 +117,7 @@ def test_as_many_pieces_are_full_as_can_be_and_some_are_cut_again():
 def test_a_partner_is_of_another_document(sizes, room, seed):
     _, starts = corpus([*sizes, 5, 9])
     rng = np.random.default_rng(seed)
-    pieces = Pieces.of(starts, room, rng).cut_again(0.1, rng)
+    pieces = DocumentChunks.of(starts, room, rng).split_some(0.1, rng)
     others = pieces.partners(rng)
     assert (pieces.owners[others] != pieces.owners).all()
 
@@ -116,7 +125,7 @@ def test_a_partner_is_of_another_document(sizes, room, seed):
 def test_a_partner_is_about_as_long_and_ends_a_document_as_its_piece_does():
     rng = np.random.default_rng(0)
     _, starts = corpus(rng.integers(2, 60, 400))
-    pieces = Pieces.of(starts, 30, rng)
+    pieces = DocumentChunks.of(starts, 30, rng)
     others = pieces.partners(rng)
     last = np.diff(pieces.owners, append=-1) != 0
     assert (last == last[others]).mean() > 0.99
@@ -128,20 +137,20 @@ def test_one_document_has_no_pairs():
     for sizes in ([500], [500, 1, 0], [1, 1, 0]):
         ids, starts = corpus(sizes)
         with pytest.raises(DataError, match=r"two documents .* task\.next_sentence: false"):
-            Pairs.of(Documents(ids, starts), 20, 3, 100, 0.1)
+            SentencePairs.of(DocumentStream(ids, starts), 20, 3, 100, 0.1)
 
 
 @given(st.lists(st.integers(3, 90), min_size=2, max_size=12), st.integers(6, 40), st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_what_follows_follows_and_what_does_not_is_of_another_document(sizes, longest, epoch):
     ids, starts = corpus(sizes)
-    reading = Pairs.of(Documents(ids, starts), longest, 3, 200, 0.1)
-    for number, spans in enumerate(reading.epoch(1, epoch, 1)):
-        items = [reading.stream.pair(*span) for span in spans.tolist()]
+    sampler = SentencePairs.of(DocumentStream(ids, starts), longest, 3, 200, 0.1)
+    for number, spans in enumerate(sampler.epoch(1, epoch, 1)):
+        items = [sampler.stream.item(*span) for span in spans.tolist()]
         tokens, labels = join_pairs(items, special_tokens(), np.random.default_rng(number))
         assert int(tokens.lengths.max()) <= longest
-        assert len(tokens) <= reading.frame.rows
-        assert len(tokens.ids) <= reading.frame.room[0]
+        assert len(tokens) <= sampler.static_shape.rows
+        assert len(tokens.ids) <= sampler.static_shape.room[0]
         assert set(labels.tolist()) <= {0, 1}
         for text, kinds, label in zip(tokens.split(), tokens.split(tokens.segments), labels, strict=True):
             first, second = text[kinds == 0], text[kinds == 1]
@@ -161,8 +170,8 @@ def test_what_follows_follows_and_what_does_not_is_of_another_document(sizes, lo
 
 def joined(sizes, longest, seed=0, ends=(), begins=True):
     ids, starts = corpus(sizes)
-    reading = Pairs.of(Documents(ids, starts), longest, 3, 4000, 0.1)
-    items = [reading.stream.pair(*span) for spans in reading.epoch(1, seed, 1) for span in spans.tolist()]
+    sampler = SentencePairs.of(DocumentStream(ids, starts), longest, 3, 4000, 0.1)
+    items = [sampler.stream.item(*span) for spans in sampler.epoch(1, seed, 1) for span in spans.tolist()]
     return items, *join_pairs(items, special_tokens(begins, ends), np.random.default_rng(seed))
 
 
@@ -232,10 +241,10 @@ def test_no_word_is_cut_in_two_if_it_can_be_helped():
 
 def test_an_epoch_follows_from_seed_and_number():
     ids, starts = corpus([60, 70, 10, 80, 33])
-    reading = Pairs.of(Documents(ids, starts), 20, 3, 100, 0.1)
+    sampler = SentencePairs.of(DocumentStream(ids, starts), 20, 3, 100, 0.1)
 
     def drawn(seed, number):
-        return [spans.tolist() for spans in reading.epoch(seed, number, 1)]
+        return [spans.tolist() for spans in sampler.epoch(seed, number, 1)]
 
     assert drawn(1, 0) == drawn(1, 0)
     assert drawn(1, 0) != drawn(1, 1)
@@ -245,10 +254,12 @@ def test_an_epoch_follows_from_seed_and_number():
 def test_little_of_a_frame_is_left_over():
     rng = np.random.default_rng(0)
     ids, starts = corpus(rng.integers(20, 200, 600))
-    reading = Pairs.of(Documents(ids, starts), 64, 3, 4096, 0.1)
-    wide = Signs(BOS, [EOS], EOS, np.ones(len(ids) + 2, bool), np.arange(len(ids) + 2) % 9 == 0)
+    sampler = SentencePairs.of(DocumentStream(ids, starts), 64, 3, 4096, 0.1)
+    wide = BoundaryTokens(BOS, [EOS], EOS, np.ones(len(ids) + 2, bool), np.arange(len(ids) + 2) % 9 == 0)
     shares = []
-    for number, spans in enumerate(reading.epoch(1, 0, 1)[:-1]):
-        items = [reading.stream.pair(*span) for span in spans.tolist()]
-        shares.append(len(join_pairs(items, wide, np.random.default_rng(number))[0].ids) / reading.frame.sizes[0])
+    for number, spans in enumerate(sampler.epoch(1, 0, 1)[:-1]):
+        items = [sampler.stream.item(*span) for span in spans.tolist()]
+        shares.append(
+            len(join_pairs(items, wide, np.random.default_rng(number))[0].ids) / sampler.static_shape.sizes[0]
+        )
     assert np.mean(shares) > 0.94

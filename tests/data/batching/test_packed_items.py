@@ -26,8 +26,8 @@ def test_what_goes_in_comes_out(raw, at_once):
 
 
 @given(items, items)
-def test_the_digest_is_the_contents(one, other):
-    assert (pack(arrays(one)).digest == pack(arrays(other)).digest) == (one == other)
+def test_the_digest_is_the_contents(first, second):
+    assert (pack(arrays(first)).digest == pack(arrays(second)).digest) == (first == second)
 
 
 @given(st.lists(sequence, max_size=20))

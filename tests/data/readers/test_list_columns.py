@@ -18,7 +18,7 @@ class Request(BaseModel):
 
 def rows(path, columns, **keys):
     data = read_section(Data, {"train": "unused", "columns": columns, **keys}, "data")
-    return [one.model_dump(exclude_none=True) for _, one in read_examples(str(path), data, Request, Skipped())]
+    return [example.model_dump(exclude_none=True) for _, example in read_examples(str(path), data, Request, Skipped())]
 
 
 @pytest.fixture

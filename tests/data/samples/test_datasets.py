@@ -124,12 +124,12 @@ def test_the_share_that_is_held_out() -> None:
 
 def leaks(splits: Splits, keys: Callable[[Row], Iterable[Hashable]]) -> set[Hashable]:
     """Return the content that is in more than one split."""
-    seen: dict[Hashable, set[str]] = defaultdict(set)
+    splits_by_key: dict[Hashable, set[str]] = defaultdict(set)
     for split, rows in splits.items():
         for row in rows:
             for key in keys(row):
-                seen[key].add(split)
-    return {key for key, where in seen.items() if len(where) > 1}
+                splits_by_key[key].add(split)
+    return {key for key, where in splits_by_key.items() if len(where) > 1}
 
 
 def by_index(splits: Splits) -> Splits:
@@ -322,8 +322,8 @@ def test_any_parts_give_well_formed_tags_and_lose_no_letter(parts: list[tuple[st
     row = _bio_tag(parts)
     assert len(row["words"]) == len(row["tags"])
     assert well_formed(row["tags"])
-    kept = "".join(row["words"])
-    assert [letter for letter in kept if letter.isalnum()] == [
+    joined = "".join(row["words"])
+    assert [letter for letter in joined if letter.isalnum()] == [
         letter for _, text in parts for letter in text if letter.isalnum()
     ]
 

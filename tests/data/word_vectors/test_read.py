@@ -7,8 +7,8 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from weft.data.word_vectors.read import Layout, read_layout, read_table, read_vectors, read_words
-from weft.data.word_vectors.write import form_of, write_vectors
+from weft.data.word_vectors.read import VectorLayout, read_layout, read_table, read_vector_words, read_vectors
+from weft.data.word_vectors.write import vector_format, write_vectors
 from weft.errors import ConfigError, DataError
 
 QUICK = settings(
@@ -48,9 +48,9 @@ def test_every_form_gives_the_same_rows(write, header, end, name, pack):
     vectors = read_vectors(path, ["of", "nowhere", "the"])
     assert vectors.rows.dtype == np.float32
     np.testing.assert_array_equal(vectors.rows, np.array([[1, 2, 3], [0, 0, 0], [0.125, -0.5, 1e-3]], np.float32))
-    assert vectors.found.tolist() == [True, False, True]
-    assert read_layout(path) == Layout(3, 5 if header else None)
-    assert list(read_words(path)) == ["the", "of", "Paris", "paris", ". . ."]
+    assert vectors.in_file.tolist() == [True, False, True]
+    assert read_layout(path) == VectorLayout(3, 5 if header else None)
+    assert list(read_vector_words(path)) == ["the", "of", "Paris", "paris", ". . ."]
 
 
 def test_a_word_is_looked_up_as_it_is_and_then_in_lower_case(write):
@@ -59,7 +59,7 @@ def test_a_word_is_looked_up_as_it_is_and_then_in_lower_case(write):
     for order in (lines, lines[::-1]):  # whichever of them the file has first
         vectors = read_vectors(write("\n".join(order)), requested)
         assert vectors.rows[:, 0].tolist() == [2, 1, 1, 3, 0, 0]
-        assert vectors.found.tolist() == [True, True, True, True, False, False]
+        assert vectors.in_file.tolist() == [True, True, True, True, False, False]
 
 
 def test_a_word_asked_for_twice_gets_both_rows_and_a_word_there_twice_counts_once(write):
@@ -81,7 +81,7 @@ def test_a_word_may_be_a_number(write):
 
 def test_an_empty_word_is_never_found(write):
     vectors = read_vectors(write("a 1 2\n 3 4\n"), ["", "a"])
-    assert vectors.found.tolist() == [False, True]
+    assert vectors.in_file.tolist() == [False, True]
 
 
 def test_blank_lines_are_no_vectors(write):
@@ -103,7 +103,7 @@ def test_what_was_written_is_read(write, data, width):
     lines = [f"{len(known)} {width}"]
     lines += [" ".join([word, *(repr(float(number)) for number in row)]) for word, row in zip(known, rows, strict=True)]
     vectors = read_vectors(write("\n".join(lines)), known)
-    assert vectors.found.all()
+    assert vectors.in_file.all()
     np.testing.assert_array_equal(vectors.rows, np.array(rows, np.float32))
 
 
@@ -113,7 +113,7 @@ def test_only_the_rows_that_are_wanted_are_held(write):
     peaks = []
     for wanted in (["word7"], [f"word{n}" for n in range(2000)]):
         tracemalloc.start()
-        assert read_vectors(path, wanted).found.all()
+        assert read_vectors(path, wanted).in_file.all()
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[0] < 1 << 20
@@ -152,7 +152,7 @@ def test_the_width_of_every_line_is_checked_though_it_is_not_wanted(write, line)
 
 
 def test_the_numbers_of_a_line_that_is_not_wanted_are_not_looked_into(write):
-    assert read_vectors(write("the 1 2\nof x y\n"), ["the"]).found.all()
+    assert read_vectors(write("the 1 2\nof x y\n"), ["the"]).in_file.all()
 
 
 def test_a_file_with_fewer_vectors_than_it_promises_is_cut_short(write):
@@ -200,13 +200,13 @@ def test_what_is_written_is_read_back_to_the_bit(tmp_path, name):
     known, rows = some()
     path = str(tmp_path / name)
     write_vectors(path, known, rows)
-    assert read_layout(path) == Layout(5, None if "glove" in name else 7)
-    assert list(read_words(path)) == known
+    assert read_layout(path) == VectorLayout(5, None if "glove" in name else 7)
+    assert list(read_vector_words(path)) == known
     words, table = read_table(path)
     assert words == known
     np.testing.assert_array_equal(table, rows)
     np.testing.assert_array_equal(read_vectors(path, ["東京", "nowhere", "THE"]).rows, [rows[3], [0] * 5, rows[0]])
-    assert [one.name for one in tmp_path.iterdir()] == [name]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # gensim's
@@ -252,7 +252,7 @@ def test_only_the_rows_that_are_wanted_are_held_of_the_binary_form(write):
     rows = np.ones((4000, 200), np.float32)
     path = write(binary([f"w{n}" for n in range(4000)], rows), "v.bin")
     tracemalloc.start()
-    assert read_vectors(path, ["w7"]).found.all()
+    assert read_vectors(path, ["w7"]).in_file.all()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < rows.nbytes / 3
@@ -298,11 +298,11 @@ def test_what_is_no_number_is_not_written(tmp_path):
 
 def test_the_form_goes_by_the_ending_or_as_asked(tmp_path):
     forms = {"v.txt": "word2vec", "v.vec.gz": "word2vec", "V.BIN": "binary", "v.glove": "glove"}
-    assert {name: form_of(name) for name in forms} == forms
-    assert form_of("v.xyz", "glove") == "glove"
+    assert {name: vector_format(name) for name in forms} == forms
+    assert vector_format("v.xyz", "glove") == "glove"
     with pytest.raises(ConfigError, match="v.xyz: its ending does not say"):
-        form_of("v.xyz")
+        vector_format("v.xyz")
     with pytest.raises(ConfigError, match="did you mean 'binary'"):
-        form_of("v.txt", "binry")
+        vector_format("v.txt", "binry")
     with pytest.raises(DataError, match="cannot be written"):
         write_vectors(str(tmp_path / "nowhere" / "v.txt"), ["a"], np.ones((1, 1), np.float32))

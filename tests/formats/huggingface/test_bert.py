@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.bert_folders import FAMILIES, HEADS, PIECES, make
 from tests.hf_folders import LINES, TEXTS, transformers
+from tests.transformer_equations import spread_weights
 
 import weft
 from weft.config.schema import Run
@@ -52,7 +53,7 @@ def logits(pipeline, read):
     if task == "span":
         return dict(zip(("start_logits", "end_logits"), head.scores(read).split(1, -1), strict=True))
     if task == "embed":
-        return {"pooler_output": head.body.pooled_output(read)} if pipeline.run.task.summary else {}
+        return {"pooler_output": head.body.pooled_output(read)} if pipeline.run.task.pooler else {}
     known = {
         "mlm": lambda: head.body.logits(read),
         "classify": lambda: head.scores(head.pooled_output(read)),
@@ -223,7 +224,7 @@ def test_a_summary_that_no_task_reads_is_left_out_and_a_body_may_have_its_prefix
     rewrite(
         tmp_path / "hf", lambda tensors: {n: value for n, value in tensors.items() if not n.startswith("classifier")}
     )
-    assert weft.load(tmp_path / "hf", device="cpu").run.task.summary
+    assert weft.load(tmp_path / "hf", device="cpu").run.task.pooler
     check_same(weft.load(tmp_path / "hf", device="cpu"), model.roberta, tokenizer)
 
 
@@ -231,8 +232,8 @@ def test_a_body_without_a_pooler_is_read_without_one(tmp_path):
     _, tokenizer = make(tmp_path / "hf", "bert", "Model")
     rewrite(tmp_path / "hf", lambda tensors: {name: tensor for name, tensor in tensors.items() if "pooler" not in name})
     pipeline = weft.load(tmp_path / "hf", device="cpu")
-    assert not pipeline.run.task.summary
-    assert pipeline.head.body.pool is None
+    assert not pipeline.run.task.pooler
+    assert pipeline.head.body.pooler is None
     bare = transformers.BertModel.from_pretrained(tmp_path / "hf", add_pooling_layer=False).eval()
     check_same(pipeline, bare, tokenizer)
     assert pipeline.embed(["the lambda"]).shape == (1, 24)
@@ -327,9 +328,7 @@ def own(task, model=None, tokenizer=None, seed=0):
     cut = train_tokenizer(run.tokenizer, iter(LINES))
     built_task, head = build(run, cut)
     torch.manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in head.named_parameters():
-            weight.normal_(mean=float("norm" in name and "weight" in name), std=0.2)
+    spread_weights(head, 0.2)
     return weft.Pipeline(run, built_task, cut, head.eval())
 
 
@@ -355,7 +354,7 @@ OWN = {
     "RobertaForMaskedLM": (
         {"name": "mlm"},
         {**ROBERTA, "offset": 3},
-        {"name": "bpe", "size": 400, "gap": 2, "specials": ROBERTAS},
+        {"name": "bpe", "size": 400, "num_separators": 2, "specials": ROBERTAS},
     ),
     "AlbertForPreTraining": ({"name": "mlm"}, {"shared": True, "embedding": 8, "activation": "gelu-tanh"}, None),
     "ElectraForSequenceClassification": (
@@ -379,7 +378,7 @@ def test_what_weft_wrote_is_answered_the_same_by_transformers(tmp_path, kind):
     assert all(check.matches for check in compare_models(pipeline, back, tmp_path / "it"))
     assert cut.pad_token_id == pipeline.tokenizer.specials.pad
     pair = cut("the lambda", "x")
-    special, between = pipeline.tokenizer.specials, pipeline.tokenizer.between
+    special, between = pipeline.tokenizer.specials, pipeline.tokenizer.pair_separator
     first, second = ([*pipeline.tokenizer.encode(text).ids] for text in ("the lambda", "x"))
     assert pair.input_ids == [special.bos, *first, *between, *second, special.eos]
     if "token_type_ids" in pair:
@@ -393,7 +392,7 @@ def test_what_weft_wrote_is_answered_the_same_by_transformers(tmp_path, kind):
 
 REFUSED = {
     "no segments": ({"name": "embed"}, {"segments": 0}, None, "model.name: 'bert', as configured, has no counterpart"),
-    "no summary": ({"name": "embed"}, {"pooler": "none"}, None, "has no counterpart in the Hugging Face format"),
+    "no pooler": ({"name": "embed"}, {"pooler": "none"}, None, "has no counterpart in the Hugging Face format"),
     "positions": (
         {"name": "tag", "labels": ["O", "B-X"]},
         {**ROBERTA, "offset": 2},
@@ -437,5 +436,5 @@ def test_a_bare_encoder_starts_a_training(tmp_path):
         trained.head.body.encoder.blocks[1].feed_forward.fc1.weight.detach(), theirs, rtol=0, atol=1e-6
     )
     assert trained.run.model.pooler == "relu"
-    assert trained.head.body.pool is not None
+    assert trained.head.body.pooler is not None
     assert trained.tokenizer.specials.bos == PIECES.index("[CLS]")

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tests import hf_folders
 from tests.hf_folders import END, TEXTS, transformers
+from tests.transformer_equations import spread_weights
 
 import weft
 from weft.config.schema import Run
-from weft.decoding.generate import DecodingConfig, generate
+from weft.decoding.config import DecodingConfig
+from weft.decoding.generate import generate
 from weft.errors import CheckpointError
 from weft.formats.huggingface.families import FAMILIES
 from weft.formats.huggingface.folder import describe_hf, family_for, is_hf, load_hf, save_hf
@@ -238,9 +240,7 @@ def own(seed=0, **parts):
     tokenizer = train_tokenizer(run.tokenizer, iter(hf_folders.LINES))
     task, head = build(run, tokenizer)
     torch.manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in head.named_parameters():
-            weight.normal_(mean=float("norm" in name and "weight" in name), std=0.2)
+    spread_weights(head, 0.2)
     return weft.Pipeline(run, task, tokenizer, head.eval())
 
 

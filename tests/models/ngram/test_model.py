@@ -16,10 +16,10 @@ from weft.checkpoint.contents import load_weights, weights
 from weft.config.schema import read_section
 from weft.data.batching.packed_items import PackedItems, pack
 from weft.errors import CheckpointError, ConfigError, RoleError, TrainingError
-from weft.models.base import Budget, Pass, Role
+from weft.models.base import FitBudget, FitProgress, Role
 from weft.models.ngram import counting
 from weft.models.ngram.model import BUFFERS, NGram, NGramConfig
-from weft.models.ngram.trie import CODES, Tables, coded
+from weft.models.ngram.trie import CODES, NGramTables, code_values
 from weft.testing import check_model
 from weft.tokens import Tokens
 
@@ -35,7 +35,7 @@ def packed(texts, bos: int = BOS) -> PackedItems:
 
 def fit(texts, vocab: int = VOCAB, bos: int = BOS, eos: int = EOS, threads: int = 1, folder=None, **config) -> NGram:
     model = NGram(NGramConfig(name="ngram", **config), vocab)
-    *_, last = model.fit(packed(texts, bos), Budget(1, None, 1.0, 1, threads=threads, folder=folder, eos=eos))
+    *_, last = model.fit(packed(texts, bos), FitBudget(1, None, 1.0, 1, threads=threads, folder=folder, eos=eos))
     assert (last.done, last.whole) == (1.0, True)
     return model
 
@@ -150,12 +150,12 @@ def test_runs_from_the_disk_give_what_memory_gives(tmp_path_factory, texts, orde
 
 def test_each_run_is_reported():
     model = NGram(NGramConfig(name="ngram", order=2, at_once=4), VOCAB)
-    seen = list(model.fit(packed([[3, 4, 5], [3], [4, 4]]), Budget(1, None, 1.0, 1, eos=EOS)))
-    assert [(one.tokens, one.whole) for one in seen] == [(4, False), (4, False), (1, True)]
-    assert all(math.isnan(one.loss) for one in seen)
-    assert [one.done < 1 for one in seen] == [True, True, False]
-    assert not list(model.fit(packed([[3]]), Budget(1, None, 1.0, 1, done=1, eos=EOS)))
-    assert isinstance(seen[0], Pass)
+    reports = list(model.fit(packed([[3, 4, 5], [3], [4, 4]]), FitBudget(1, None, 1.0, 1, eos=EOS)))
+    assert [(report.tokens, report.whole) for report in reports] == [(4, False), (4, False), (1, True)]
+    assert all(math.isnan(report.loss) for report in reports)
+    assert [report.done < 1 for report in reports] == [True, True, False]
+    assert not list(model.fit(packed([[3]]), FitBudget(1, None, 1.0, 1, done=1, eos=EOS)))
+    assert isinstance(reports[0], FitProgress)
 
 
 def test_a_large_vocabulary_takes_wider_words():
@@ -189,7 +189,7 @@ class Counted(NGram):
     def __init__(self, config: NGramConfig, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__(config, vocab, target_vocab)
         rng = np.random.default_rng(0)
-        list(self.fit(packed(rng.integers(3, vocab, (60, 9)).tolist()), Budget(1, None, 1.0, 1, eos=EOS)))
+        list(self.fit(packed(rng.integers(3, vocab, (60, 9)).tolist()), FitBudget(1, None, 1.0, 1, eos=EOS)))
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 5])
@@ -230,9 +230,9 @@ def test_threads_score_alike():
     rng = np.random.default_rng(1)
     tokens = Tokens.pack([[BOS, *rng.integers(3, 40, rng.integers(0, 30))] for _ in range(4000)])
     ids, starts = tokens.ids.numpy(), tokens.starts.numpy()
-    one, three = (model.tables.score(ids, starts, np.roll(ids, -1), threads) for threads in (1, 3))
+    single_threaded, multi_threaded = (model.tables.score(ids, starts, np.roll(ids, -1), threads) for threads in (1, 3))
     assert len(ids) > 1 << 15
-    np.testing.assert_array_equal(one, three)
+    np.testing.assert_array_equal(single_threaded, multi_threaded)
 
 
 def test_a_bos_in_the_middle_begins_a_text_anew():
@@ -244,7 +244,7 @@ def test_a_bos_in_the_middle_begins_a_text_anew():
 def test_values_without_codes_are_looked_up_alike():
     tables = fit(TEXTS, order=3).tables
     every = slice(0, len(tables.codes))
-    plain = Tables(tables.orders, tables.words, tables.first, tables.logp, tables.codes[:0], tables.gammas(every))
+    plain = NGramTables(tables.orders, tables.words, tables.first, tables.logp, tables.codes[:0], tables.gammas(every))
     ids, starts = np.array([1, 3, 4, 5, 1, 6, 6]), np.array([0, 4, 7])
     np.testing.assert_array_equal(plain.score(ids, starts, ids[::-1]), tables.score(ids, starts, ids[::-1]))
     np.testing.assert_array_equal(plain.rows(plain.contexts(ids, starts)), tables.rows(tables.contexts(ids, starts)))
@@ -254,7 +254,7 @@ def test_values_without_codes_are_looked_up_alike():
 @pytest.mark.parametrize("size", [1, 7, CODES, CODES + 1])
 def test_few_values_have_codes(size):
     numbers = np.random.default_rng(0).permutation(np.repeat(-np.arange(size, dtype=np.float32), 2))
-    codes, values = coded(numbers)
+    codes, values = code_values(numbers)
     assert (len(codes), len(values)) == ((2 * size, size) if size <= CODES else (0, 2 * size))
     np.testing.assert_array_equal(values[codes] if len(codes) else values, numbers)
 

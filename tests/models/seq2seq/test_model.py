@@ -84,13 +84,13 @@ def reference(model: Seq2Seq, target: list[int], source: list[int]) -> tuple[Ten
     w, config = weights_of(model), model.config
     h, vectors = encode(w, config, source)
     states = [begin(w, config.cell, vector) for vector in vectors]
-    read, logits, looks = torch.zeros_like(vectors[0]), [], []
+    read, logits, alphas = torch.zeros_like(vectors[0]), [], []
     for token in target:
         y = w["decoder.embed.weight"][token] if config.feedback else vectors[-1]
         x, context = [y], []
         if config.attention != "none" and config.place == "before":
             c, alpha = equations.look(config.attention, below(w, "decoder.score"), states[0][0], h)
-            x, context, looks = [y, c], [c], [*looks, alpha]
+            x, context, alphas = [y, c], [c], [*alphas, alpha]
         if config.input_feeding:
             x = [y, read]
         s = torch.cat(x)
@@ -100,10 +100,10 @@ def reference(model: Seq2Seq, target: list[int], source: list[int]) -> tuple[Ten
         parts = [s, *context, y]
         if config.attention != "none" and config.place == "after":
             c, alpha = equations.look(config.attention, below(w, "decoder.score"), s, h)
-            parts, looks = [s, c], [*looks, alpha]
+            parts, alphas = [s, c], [*alphas, alpha]
         read = torch.tanh(affine(w, "decoder.readout", torch.cat(parts)))
         logits.append(affine(w, "decoder.output", read))
-    return torch.stack(logits), torch.stack(looks) if looks else torch.empty(0)
+    return torch.stack(logits), torch.stack(alphas) if alphas else torch.empty(0)
 
 
 def check_against_reference(model: Seq2Seq, lengths: list[tuple[int, int]]) -> None:
@@ -189,8 +189,8 @@ def test_single_precision_is_close_to_the_reference(attention):
     torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-4)
     mine = torch.autograd.grad(actual.square().sum(), list(single.parameters()))
     yours = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
-    for one, other in zip(mine, yours, strict=True):
-        assert (one.double() - other).norm() < 1e-4 * other.norm()
+    for gradient, expected_gradient in zip(mine, yours, strict=True):
+        assert (gradient.double() - expected_gradient).norm() < 1e-4 * expected_gradient.norm()
 
 
 configs = st.fixed_dictionaries(
@@ -207,9 +207,9 @@ configs = st.fixed_dictionaries(
         "width": st.sampled_from([2, 4]),
     }
 ).filter(
-    lambda one: (
-        not (one["input_feeding"] and (one["attention"] == "none" or one["place"] == "before"))
-        and not (one["tie"] and not one["feedback"])
+    lambda config: (
+        not (config["input_feeding"] and (config["attention"] == "none" or config["place"] == "before"))
+        and not (config["tie"] and not config["feedback"])
     )
 )
 
@@ -356,10 +356,10 @@ def test_the_bridge_is_one_dense_layer_or_nothing(cell):
 
 
 def test_each_layer_adds_itself_to_both_sides():
-    both_directions, one = 2 * 4 * 3 * (6 + 3 + 2), 4 * 6 * (6 + 6 + 2)
+    both_directions, one_direction = 2 * 4 * 3 * (6 + 3 + 2), 4 * 6 * (6 + 6 + 2)
     for place in PLACES:
         counts = [sizes(make(layers=layers, **place)) for layers in (1, 2, 3)]
-        assert {counts[1] - counts[0], counts[2] - counts[1]} == {both_directions + one}
+        assert {counts[1] - counts[0], counts[2] - counts[1]} == {both_directions + one_direction}
 
 
 def test_attention_costs_what_its_equations_hold():
@@ -418,12 +418,12 @@ def test_dropout_is_active_in_training_only():
 
 @pytest.mark.parametrize("place", PLACES, ids=config_id)
 def test_dropout_stands_on_embeddings_between_layers_and_on_the_readout(place):
-    model, seen = make(dropout=0.5, layers=3, **place), []
+    model, dropped = make(dropout=0.5, layers=3, **place), []
     for part in (model.encoder, model.encoder.recurrent, model.decoder):
-        part.dropout.register_forward_hook(lambda module, *_, part=part: seen.append(type(part).__name__))
+        part.dropout.register_forward_hook(lambda module, *_, part=part: dropped.append(type(part).__name__))
     model.logits(*pairs(RAGGED))
     steps = 5 if model.config.input_feeding else 1  # it goes step by step, and so between its layers
-    assert [seen.count(name) for name in ("Encoder", "RecurrentStack", "Decoder")] == [1, 2, 1 + 2 * steps + 1]
+    assert [dropped.count(name) for name in ("Encoder", "RecurrentStack", "Decoder")] == [1, 2, 1 + 2 * steps + 1]
 
 
 @pytest.mark.parametrize(
@@ -556,7 +556,7 @@ def test_what_stands_in_empty_places_changes_no_answer(cell, place, monkeypatch)
         assert torch.equal(model.logits(tokens, source), logits)
         again, again_state = model.start(tokens, source)
     assert torch.equal(again, following)
-    assert all(torch.equal(one, other) for one, other in zip(flat(again_state), flat(state), strict=True))
+    assert all(torch.equal(actual, expected) for actual, expected in zip(flat(again_state), flat(state), strict=True))
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["by steps", "in kernels"])
@@ -600,6 +600,6 @@ def test_a_batch_with_nothing_said_yet_is_answered(place):
 def test_longest_may_be_more_than_the_longest(place):
     """Compiled batches round `longest` up."""
     model, (tokens, source) = make(9, cell="jordan", **place), pairs(RAGGED)
-    wide = [Tokens(one.ids, one.starts, one.lengths, one.longest + 3) for one in (tokens, source)]
+    wide = [Tokens(side.ids, side.starts, side.lengths, side.longest + 3) for side in (tokens, source)]
     torch.testing.assert_close(model.logits(*wide), model.logits(tokens, source))
     torch.testing.assert_close(model.start(*wide)[0], model.start(tokens, source)[0])

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from weft.config.schema import read_section
 from weft.data.batching.packed_items import pack
 from weft.errors import ConfigError, DataError, RoleError
-from weft.models.base import Budget, Role
+from weft.models.base import FitBudget, Role
 from weft.models.word2vec import numba as kernels
-from weft.models.word2vec.fit import Corpus, alias_table, passes
+from weft.models.word2vec.fit import Word2VecCorpus, alias_table, run_passes
 from weft.models.word2vec.model import Word2Vec, Word2VecConfig
 from weft.testing import check_model
 from weft.tokens import Tokens
@@ -37,8 +37,8 @@ def topics(documents=400, seed=0, vocab=12):
 
 
 def fit(model, documents, **budget):
-    spent = Budget(**{"passes": 3, "seconds": None, "lr": 0.05, "seed": 1, **budget})
-    return list(model.fit(pack([(one,) for one in documents]), spent))
+    spent = FitBudget(**{"passes": 3, "seconds": None, "lr": 0.05, "seed": 1, **budget})
+    return list(model.fit(pack([(document,) for document in documents]), spent))
 
 
 # One place, against the loss under autograd.
@@ -48,7 +48,7 @@ def updated(method, rows, targets, rate, dtype=torch.float64):
     """Return the weights before and after one position, and the loss, by autograd of the paper's equation 4."""
     rng = np.random.default_rng(len(rows) * 31 + len(targets))
     first = [torch.tensor(rng.normal(0, 0.5, (9, WIDTH)), dtype=dtype) for _ in range(2)]
-    inputs, outputs = (one.clone().requires_grad_() for one in first)
+    inputs, outputs = (weight.clone().requires_grad_() for weight in first)
     used = [0] + [j for j in range(1, len(targets)) if targets[j] != targets[0]]
     read = inputs[rows] if method == "skipgram" else inputs[rows].mean(0, keepdim=True)
     scores = read @ outputs[[targets[j] for j in used]].T
@@ -61,7 +61,7 @@ def updated(method, rows, targets, rate, dtype=torch.float64):
 
 
 def by_kernel(method, weights, rows, targets, rate):
-    arrays = tuple(one.numpy().astype(np.float32) for one in weights)
+    arrays = tuple(weight.numpy().astype(np.float32) for weight in weights)
     work, around = kernels.make_workspace(WIDTH, 5, len(targets) - 1), np.array([*rows, *[0] * 10], np.int64)
     padded = np.array([*targets, 0, 0], np.int64)
     step = kernels.skipgram if method == "skipgram" else kernels.cbow
@@ -129,25 +129,25 @@ def test_the_alias_table_has_the_probabilities(counts):
 def test_words_are_drawn_by_the_table():
     p = np.array([0.5, 0.0, 0.3, 0.2])
     state, (cuts, others) = np.array([7], np.uint64), alias_table(p)
-    drawn = np.bincount([kernels.draw(cuts, others, state) for _ in range(20000)], minlength=4) / 20000
+    drawn = np.bincount([kernels.draw_negative(cuts, others, state) for _ in range(20000)], minlength=4) / 20000
     np.testing.assert_allclose(drawn, p, atol=0.012)
     assert drawn[1] == 0
 
 
 def test_the_corpus_counts_what_is_read_and_what_is_guessed():
-    data = pack([(np.array(one, np.int32),) for one in ([0, 3, 3], [0], [0, 4])])
-    plain = Corpus.of(data, 6)
-    assert plain.counts.tolist() == plain.guessed.tolist() == [3, 0, 0, 2, 1, 0]
-    ended = Corpus.of(data, 6, end=5)
+    data = pack([(np.array(document, np.int32),) for document in ([0, 3, 3], [0], [0, 4])])
+    plain = Word2VecCorpus.of(data, 6)
+    assert plain.counts.tolist() == plain.target_counts.tolist() == [3, 0, 0, 2, 1, 0]
+    ended = Word2VecCorpus.of(data, 6, end=5)
     assert ended.counts.tolist() == [3, 0, 0, 2, 1, 3]
-    assert ended.guessed.tolist() == [0, 0, 0, 2, 1, 3]  # what begins a document is never guessed
+    assert ended.target_counts.tolist() == [0, 0, 0, 2, 1, 3]  # what begins a document is never guessed
     t = 0.1
     rarity = t * 9 / np.maximum(ended.counts, 1)
-    np.testing.assert_allclose(ended.kept(t), np.minimum(np.sqrt(rarity) + rarity, 1))
-    assert (ended.kept(0) == 1).all()
-    q = ended.noise(0.75)
+    np.testing.assert_allclose(ended.keep_probabilities(t), np.minimum(np.sqrt(rarity) + rarity, 1))
+    assert (ended.keep_probabilities(0) == 1).all()
+    q = ended.noise_distribution(0.75)
     np.testing.assert_allclose(q, np.array([0, 0, 0, 2, 1, 3]) ** 0.75 / (2**0.75 + 1 + 3**0.75))
-    assert (ended.noise(0.75, least=1.0) > 0).all()
+    assert (ended.noise_distribution(0.75, least=1.0) > 0).all()
 
 
 def test_a_corpus_of_nothing_is_refused():
@@ -173,14 +173,14 @@ def test_one_thread_and_a_seed_give_the_same_vectors(method):
 def test_a_run_gone_on_with_is_the_run(method):
     whole, parts = make(method=method), make(method=method)
     passes = fit(whole, topics())
-    first = parts.fit(pack([(one,) for one in topics()]), Budget(3, None, 0.05, 1))
+    first = parts.fit(pack([(document,) for document in topics()]), FitBudget(3, None, 0.05, 1))
     assert next(first).whole
     first.close()
     fit(parts, topics(), done=1)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
-    assert [one.done for one in passes] == [1, 2, 3]
-    assert sum(one.tokens for one in passes) == 3 * 400 * 12
-    assert all(one.whole for one in passes)
+    assert [report.done for report in passes] == [1, 2, 3]
+    assert sum(report.tokens for report in passes) == 3 * 400 * 12
+    assert all(report.whole for report in passes)
 
 
 def apart(model):
@@ -208,13 +208,13 @@ def test_words_of_a_kind_come_together_with_any_number_of_threads(method, contex
 
 
 def test_the_loss_is_that_of_texts_not_learnt_from():
-    model, held = make(), pack([(one,) for one in topics(50, seed=9)])
+    model, held = make(), pack([(document,) for document in topics(50, seed=9)])
     before = model.loss(held)
     assert before == pytest.approx(
         6 * math.log(2), rel=0.1
     )  # nothing is known: all are as likely, but for those left out
     fit(model, topics())
-    was = [one.clone() for one in model.parameters()]
+    was = [parameter.clone() for parameter in model.parameters()]
     assert model.loss(held) < before - 0.5
     assert model.loss(held) == model.loss(held) != model.loss(held, seed=1)
     assert all(torch.equal(a, b) for a, b in zip(was, model.parameters(), strict=True))
@@ -240,7 +240,7 @@ def test_windows_do_not_cross_documents_and_what_begins_one_is_never_guessed():
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_long_document_is_read_in_parts(threads):
-    long = np.concatenate(topics(3 * kernels.LONGEST // 12))
+    long = np.concatenate(topics(3 * kernels.MAX_WORDS // 12))
     model = make()
     (report,) = fit(model, [long], passes=1, threads=threads)
     assert report.tokens == len(long)
@@ -271,7 +271,7 @@ def test_what_is_not_needed_is_dropped():
         model = make()
         model.prune_unused(needs)
         assert ("output.weight" in model.state_dict()) is held
-        assert ("noise" in model.state_dict()) is held
+        assert ("noise_log_probs" in model.state_dict()) is held
 
 
 def test_a_text_is_the_mean_of_its_words():
@@ -286,14 +286,14 @@ def test_a_text_is_the_mean_of_its_words():
 
 def test_logits_are_of_noise_and_scores_of_the_mean_of_the_last_words():
     model = make(method="cbow", window=2).double()
-    for one in (model.output.weight, model.noise, model.kept):
-        torch.nn.init.normal_(one)
+    for weight in (model.output.weight, model.noise_log_probs, model.keep_log_probs):
+        torch.nn.init.normal_(weight)
     text = [3, 1, 4, 1, 5]
     actual = model.logits(Tokens.pack([[7], text]))[1:]
     for place in range(len(text)):
         mean = model.embed.weight[text[max(0, place - 1) : place + 1]].mean(0)
-        odds = model.output.weight @ mean + model.noise + math.log(5)
-        expected = F.logsigmoid(odds) - model.kept
+        odds = model.output.weight @ mean + model.noise_log_probs + math.log(5)
+        expected = F.logsigmoid(odds) - model.keep_log_probs
         torch.testing.assert_close(actual[place], expected)
     with pytest.raises(RoleError, match="asked for backward"):
         model.logits(Tokens.pack([text]), direction="backward")
@@ -316,7 +316,7 @@ def test_cbow_learns_the_probabilities_of_a_bigram_model():
 
 
 def replace_noise(model):
-    model.noise.zero_()
+    model.noise_log_probs.zero_()
     return model
 
 
@@ -327,10 +327,10 @@ def test_subsampling_is_made_good_in_the_language_model():
     documents = [np.array([3, *rng.choice(3, 50, p=p)], np.int32) for _ in range(400)]
     model = make(vocab=6, method="cbow", context="left", window=3, subsample=0.02, width=8)
     fit(model, documents, passes=10, eos=4)
-    assert model.kept[0].exp() < 0.3
+    assert model.keep_log_probs[0].exp() < 0.3
     learnt = model.logits(Tokens.pack([[0, 0, 0]])).softmax(-1).detach().numpy()[0, :3]
     np.testing.assert_allclose(learnt / learnt.sum(), p, atol=0.1)
-    model.kept.zero_()
+    model.keep_log_probs.zero_()
     assert model.logits(Tokens.pack([[0, 0, 0]])).softmax(-1)[0, 0] < 0.6  # the negative control
 
 
@@ -373,8 +373,9 @@ def test_its_vectors_are_as_good_as_gensims():
         return float(np.mean([order[near[row].argmax()] % kinds == order[row] % kinds for row in range(vocab)]))
 
     for method, sg in (("skipgram", 1), ("cbow", 0)):
-        peer = Gensim([[str(id) for id in one] for one in documents], vector_size=16, window=5, negative=5, sg=sg,
-                      min_count=1, sample=1e-3, epochs=5, seed=1, workers=1)  # fmt: skip
+        texts = [[str(id) for id in document] for document in documents]
+        peer = Gensim(texts, vector_size=16, window=5, negative=5, sg=sg, min_count=1, sample=1e-3, epochs=5, seed=1,
+                      workers=1)  # fmt: skip
         theirs = score(peer.wv.vectors, [int(key) for key in peer.wv.index_to_key])
         model = make(vocab=vocab, method=method, width=16, subsample=1e-3)
         fit(model, documents, passes=5, lr=0.025)
@@ -383,14 +384,14 @@ def test_its_vectors_are_as_good_as_gensims():
 
 
 def test_a_rate_that_falls_with_time_goes_on_from_where_it_was():
-    corpus, rates = Corpus.of(pack([(one,) for one in topics(4)]), 12), []
+    corpus, rates = Word2VecCorpus.of(pack([(document,) for document in topics(4)]), 12), []
 
     def learn(low, high, own, seed):
         rates.append(own)
         return 0.0, 0.0
 
-    budget = Budget(1 << 31, 1000.0, 1.0, 1, done=7, elapsed=600.0)
-    next(passes(corpus, budget, learn, len(corpus.ids), lambda: None))
+    budget = FitBudget(1 << 31, 1000.0, 1.0, 1, done=7, elapsed=600.0)
+    next(run_passes(corpus, budget, learn, len(corpus.ids), lambda: None))
     assert rates[0][0] == pytest.approx(0.4, abs=0.01)
-    next(passes(corpus, replace(budget, elapsed=0.0), learn, len(corpus.ids), lambda: None))
+    next(run_passes(corpus, replace(budget, elapsed=0.0), learn, len(corpus.ids), lambda: None))
     assert rates[1][0] == pytest.approx(1.0, abs=0.01)

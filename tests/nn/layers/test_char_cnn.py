@@ -10,7 +10,7 @@ from weft.errors import ConfigError
 from weft.models.rnn import RNN, RNNConfig
 from weft.nn.layers.char_cnn import CharCNN
 from weft.testing import check_model
-from weft.tokens import BEGIN, END, LONGEST_SPELLING, PAD, SYMBOLS, Tokens, spell
+from weft.tokens import CHAR_PAD, MAX_WORD_CHARS, NUM_CHARS, WORD_BEGIN, WORD_END, Tokens, char_ids
 
 quick = settings(deadline=None, derandomize=True, max_examples=40)
 words = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), min_size=1, max_size=6)
@@ -18,7 +18,7 @@ words = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), 
 
 def spelt(*sentences: list[str]) -> Tokens:
     tokens = Tokens.pack([list(range(len(sentence))) for sentence in sentences])
-    return tokens.spelt([spell(sentence) for sentence in sentences])
+    return tokens.with_chars([char_ids(sentence) for sentence in sentences])
 
 
 def made(filters: int = 5, kernel: int = 3) -> CharCNN:
@@ -28,7 +28,7 @@ def made(filters: int = 5, kernel: int = 3) -> CharCNN:
 
 def feature(cnn: CharCNN, word: str) -> Tensor:
     """r, term by term: each filter at each character, and what lies outside the word left out."""
-    signs = [BEGIN, *word.encode("utf-8"), END]
+    signs = [WORD_BEGIN, *word.encode("utf-8"), WORD_END]
     weight, bias, found = cnn.convolve.weight, cnn.convolve.bias, []
     reach = weight.shape[-1] // 2
     for centre in range(len(signs)):
@@ -113,26 +113,41 @@ def test_no_token_has_no_feature():
 
 def test_the_padding_stays_zero_in_training():
     cnn = made()
-    assert not cnn.embed.weight[PAD].any()
+    assert not cnn.embed.weight[CHAR_PAD].any()
     cnn(spelt(["a", "Monday"])).sum().backward()
-    assert not cnn.embed.weight.grad[PAD].any()
+    assert not cnn.embed.weight.grad[CHAR_PAD].any()
     assert cnn.embed.weight.grad[ord("M")].any()
-    assert len(cnn.embed.weight) == SYMBOLS == PAD + 1
+    assert len(cnn.embed.weight) == NUM_CHARS == CHAR_PAD + 1
 
 
 # Spelling
 
 
 def test_a_spelling_is_bytes_between_two_signs():
-    assert spell(["ab", "", "é"]).tolist() == [BEGIN, 97, 98, END, BEGIN, END, BEGIN, 0xC3, 0xA9, END]
+    assert char_ids(["ab", "", "é"]).tolist() == [
+        WORD_BEGIN,
+        97,
+        98,
+        WORD_END,
+        WORD_BEGIN,
+        WORD_END,
+        WORD_BEGIN,
+        0xC3,
+        0xA9,
+        WORD_END,
+    ]
     chars = spelt(["ab", ""], ["é"]).chars
-    assert chars.tolist() == [[BEGIN, 97, 98, END], [BEGIN, END, PAD, PAD], [BEGIN, 0xC3, 0xA9, END]]
+    assert chars.tolist() == [
+        [WORD_BEGIN, 97, 98, WORD_END],
+        [WORD_BEGIN, WORD_END, CHAR_PAD, CHAR_PAD],
+        [WORD_BEGIN, 0xC3, 0xA9, WORD_END],
+    ]
 
 
 def test_a_very_long_word_is_known_by_its_beginning():
     long, longer = spelt(["x" * 48]).chars, spelt(["x" * 48 + "y" * 100]).chars
     assert torch.equal(long, longer)
-    assert longer.shape == (1, LONGEST_SPELLING)
+    assert longer.shape == (1, MAX_WORD_CHARS)
     assert not torch.equal(spelt(["x" * 47]).chars, spelt(["x" * 47 + "y"]).chars)
 
 
@@ -141,14 +156,14 @@ def test_a_very_long_word_is_known_by_its_beginning():
 def test_every_token_is_spelt_at_its_place(sentence):
     tokens = spelt(sentence, [], sentence[::-1])
     for row, word in zip(tokens.chars.tolist(), [*sentence, *sentence[::-1]], strict=True):
-        signs = [sign for sign in row if sign != PAD]
+        signs = [sign for sign in row if sign != CHAR_PAD]
         assert bytes(signs[1:-1]) == word.encode("utf-8")[:48]
-        assert row == [*signs, *[PAD] * (len(row) - len(signs))]
+        assert row == [*signs, *[CHAR_PAD] * (len(row) - len(signs))]
 
 
 def test_a_spelling_too_few_is_our_own_bug():
-    with pytest.raises(AssertionError, match="a spelling for every token"):
-        Tokens.pack([[1, 2]]).spelt([spell(["one"])])
+    with pytest.raises(AssertionError, match="characters for every token"):
+        Tokens.pack([[1, 2]]).with_chars([char_ids(["one"])])
 
 
 # A model that spells
@@ -184,7 +199,7 @@ def test_without_chars_the_weights_are_as_ever():
 
 def test_layer_0_is_the_embedding_and_the_spelling_side_by_side():
     model = RNN(RNNConfig(name="rnn", width=8, embedding=5, chars=3), 7).eval()
-    tokens = Tokens.pack([[1, 2, 1]]).spelt([spell(["one", "two", "one"])])
+    tokens = Tokens.pack([[1, 2, 1]]).with_chars([char_ids(["one", "two", "one"])])
     embedded = model.encode(tokens, layers=(0,))[0]
     assert torch.equal(embedded[:, :5], model.embed(tokens.ids))
     torch.testing.assert_close(embedded[0], embedded[2], rtol=0, atol=1e-6)  # rows of one product, of a few units

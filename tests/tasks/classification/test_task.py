@@ -133,10 +133,12 @@ def test_a_pair_is_limited_as_a_whole(recipe, policy, sizes):
 
 def test_a_long_text_is_an_error_unless_the_recipe_says(recipe):
     task, _ = made(recipe)
-    with pytest.raises(DataError, match="got 4 tokens, data.max_length is 3; set data.too_long: cut or drop, or raise"):
+    with pytest.raises(
+        DataError, match="got 4 tokens, data.max_length is 3; set data.truncation: cut or drop, or raise"
+    ):
         encoded(task, ask("a b", pair="c d"), limit=TruncationPolicy(3, "error"))
-    with pytest.raises(ConfigError, match="data.too_long: task 'classify' cannot use 'window'; try cut"):
-        made(recipe, "data.too_long=window")
+    with pytest.raises(ConfigError, match="data.truncation: task 'classify' cannot use 'window'; try cut"):
+        made(recipe, "data.truncation=window")
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 18))
@@ -171,7 +173,7 @@ def test_the_loss_is_the_cross_entropy_on_the_summary(recipe):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_weights_multiply_the_gradient_of_their_labels_in_training_alone(recipe, smoothing):
-    changes = ["task.dropout=0", f"task.smoothing={smoothing}", "task.weights={bad: 3.0, odd: 0.5}"]
+    changes = ["task.dropout=0", f"task.label_smoothing={smoothing}", "task.weights={bad: 3.0, odd: 0.5}"]
     task, head = made(recipe, *changes)
     batch = collated(task, *(ask(*row) for row in ROWS))
     parameters = list(head.parameters())
@@ -216,8 +218,8 @@ def test_a_text_alone_answers_as_in_any_batch(recipe):
 
 def test_what_only_a_summary_needs_is_not_there_where_layers_are_mixed(recipe):
     recipe = {**recipe, "model": {"name": "bert", "width": 16, "heads": 2, "layers": 1}}
-    assert made(recipe)[1].body.pool is not None
-    assert made(recipe, "task.layers=mix")[1].body.pool is None
+    assert made(recipe)[1].body.pooler is not None
+    assert made(recipe, "task.layers=mix")[1].body.pooler is None
 
 
 # Labels from the data.
@@ -237,12 +239,12 @@ def test_labels_that_are_listed_stay_and_nothing_is_read(recipe):
 
 def test_balanced_weights_are_scikit_learns(recipe):
     run = Run.parse(read_recipe(recipe, ["task.weights=balanced"]))
-    settled = resolve_run(run, make_task(run))
+    resolved = resolve_run(run, make_task(run))
     labels, gold = np.array(["bad", "good", "odd"]), [label for _, label in ROWS]
     expected = compute_class_weight("balanced", classes=labels, y=gold)
-    assert [settled.task.weights[label] for label in labels] == pytest.approx(expected.tolist())
-    assert make_task(settled).weights().tolist() == pytest.approx(expected.tolist())
-    assert Run.parse(settled.dump()) == settled
+    assert [resolved.task.weights[label] for label in labels] == pytest.approx(expected.tolist())
+    assert make_task(resolved).weights().tolist() == pytest.approx(expected.tolist())
+    assert Run.parse(resolved.dump()) == resolved
 
 
 def test_one_label_is_nothing_to_tell_apart(recipe, rows):
@@ -311,7 +313,10 @@ def test_a_label_that_is_not_known_names_its_row(recipe, tmp_path):
         ("task.treshold=0.4", "task.treshold: unknown key; did you mean 'threshold'"),
         ("task={name: classify, regression: true, multiple: true}", "task.multiple is of labels, and with task.regr"),
         ("task={name: classify, regression: true, labels: [a, b]}", "task.labels is of labels, and .* leave one out"),
-        ("task={name: classify, regression: true, smoothing: 0.1}", "task.smoothing is of labels, and with task.reg"),
+        (
+            "task={name: classify, regression: true, label_smoothing: 0.1}",
+            "task.label_smoothing is of labels, and with task.reg",
+        ),
     ],
 )
 def test_a_wrong_recipe_is_refused_with_the_remedy(recipe, change, message):
@@ -400,7 +405,7 @@ def test_it_learns_from_pairs(recipe, tmp_path):
 
 @torch.no_grad()
 def test_the_loss_of_several_is_that_of_as_many_questions(several):
-    task, head = made(several, "task.weights={fish: 2.0}", "task.dropout=0", "task.smoothing=0.1")
+    task, head = made(several, "task.weights={fish: 2.0}", "task.dropout=0", "task.label_smoothing=0.1")
     batch = collated(task, ask("red fish", labels=["fish", "red"]), ask("blue", labels=[]))
     assert batch.targets.tolist() == [[0, 1, 1], [0, 0, 0]]  # blue, fish, red
     probabilities = head.output(head.body.pooled_output(batch.tokens)).sigmoid()
@@ -551,12 +556,12 @@ def test_numbers_are_learnt_and_judged_by_their_order(rated, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("specials", "gap", "between"),
+    ("specials", "separators", "between"),
     [(None, 1, "</s>"), (None, 2, "</s> </s>"), ({"sep": "<|delim|>"}, 1, "<|delim|>"), ({"sep": "<|d|>"}, 2, "<|d|>")],
 )
-def test_what_stands_between_the_texts_of_a_pair_is_the_tokenizers(recipe, specials, gap, between):
+def test_what_stands_between_the_texts_of_a_pair_is_the_tokenizers(recipe, specials, separators, between):
     task, _ = made({**recipe, "tokenizer": {"name": "words", **({"specials": specials} if specials else {})}})
-    task.tokenizer.config = task.tokenizer.config.model_copy(update={"gap": gap})
+    task.tokenizer.config = task.tokenizer.config.model_copy(update={"num_separators": separators})
     ((ids, second),) = encoded(task, ask("so good", pair="very bad"))
     assert " ".join(map(task.tokenizer.token, ids)) == f"<s> so good {between} very bad </s>"
     assert task.tokenizer.token(int(ids[second[0]])) == "very"
@@ -666,9 +671,9 @@ def test_a_text_that_is_longer_than_what_a_model_reads_is_refused_before_trainin
     if bodies["model"]["name"] == "cnn":
         bodies = {**bodies, "model": {"name": "gpt", "width": 16, "heads": 2, "layers": 1}}
     with pytest.raises(
-        DataError, match="has 7 tokens.* learns 6 positions; set data.max_length to 3 and data.too_long"
+        DataError, match="has 7 tokens.* learns 6 positions; set data.max_length to 3 and data.truncation"
     ):
         weft.train(bodies, ["model.max_positions=6"], tmp_path / "run")
     weft.train(
-        bodies, ["model.max_positions=6", "data.max_length=3", "data.too_long=cut", "train.steps=1"], tmp_path / "cut"
+        bodies, ["model.max_positions=6", "data.max_length=3", "data.truncation=cut", "train.steps=1"], tmp_path / "cut"
     )

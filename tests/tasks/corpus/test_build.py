@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import weft
 from weft.config.schema import Run, read_recipe
-from weft.data.corpus.format import open_shards, read_manifest
-from weft.data.corpus.merge import NARROW, Plan
-from weft.data.corpus.partition import cut_source
+from weft.data.corpus.format import open_split, read_manifest
+from weft.data.corpus.merge import NARROW, PartitionPlan
+from weft.data.corpus.partition import partition_source
 from weft.errors import ConfigError, DataError
 from weft.tasks.corpus import build
 from weft.tasks.corpus import workers as corpus_workers
@@ -80,7 +80,7 @@ def test_a_corpus_is_what_training_makes_of_its_text(tmp_path_factory, documents
     path.write_text("\n\n".join([*documents, "ab ab"]), encoding="utf-8")
     run = parsed(lm_recipe(path, documents="blank"))
     manifest = prepare(run, folder / "corpus", workers=1, size=size)
-    found, (want, _) = open_shards(folder / "corpus", "train"), packed(run)
+    found, (want, _) = open_split(folder / "corpus", "train"), packed(run)
     same(found, want)
     texts = [example.text for _, example in read_split(run.data, "train", make_task(run), build.Skipped())]
     assert found.bytes.tolist() == [len(text.encode()) for text in texts]
@@ -111,14 +111,14 @@ def tasks(folder):
         },
         "classify": {
             "task": {"name": "classify", "weights": "balanced"},
-            "data": {"train": labels, "max_length": 4, "too_long": "cut"},
+            "data": {"train": labels, "max_length": 4, "truncation": "cut"},
             "tokenizer": tokenizer,
             "model": rnn,
             "train": train,
         },
         "tag": {
             "task": {"name": "tag"},
-            "data": {"train": str(folder / "tags.conll"), "max_length": 5, "too_long": "window"},
+            "data": {"train": str(folder / "tags.conll"), "max_length": 5, "truncation": "window"},
             "tokenizer": tokenizer,
             "model": {**rnn, "chars": 4},
             "train": train,
@@ -139,11 +139,11 @@ def test_every_task_can_be_prepared_and_trained_on(tmp_path, out, name):
     run = parsed(recipe)
     manifest = prepare(run, out, ("train",), workers=1)
     want, told = packed(run)
-    found = open_shards(out, "train", make_task(run).num_token_arrays)
+    found = open_split(out, "train", make_task(run).num_token_arrays)
     same(found, want)
     assert np.array_equal(found.sizes, want.sizes)
     assert np.array_equal(found.shapes, want.shapes)
-    assert manifest.splits["train"].told == told
+    assert manifest.splits["train"].notice == told
     assert manifest.splits["train"].documents <= manifest.splits["train"].items
     again = parsed({**recipe, "data": {**recipe["data"], "sample": None, "train": str(out)}}, "data.valid=null")
     task = make_task(again.model_copy(update={"task": resolve_task_config(again.data, make_task(again))}))
@@ -199,7 +199,7 @@ def test_only_what_is_missing_is_made(text, tmp_path, out, workers):
     assert all(path.stat().st_ino == inode for path, inode in done.items())
     assert len(list(parts.glob("*.json"))) == len(done) + 2
     prepare(run, out, workers=workers)
-    same(open_shards(out, "train"), packed(run)[0])
+    same(open_split(out, "train"), packed(run)[0])
     assert not (out / "parts").exists()
     prepare(run, tmp_path / "other", workers=1)
     assert read_manifest(out) == read_manifest(tmp_path / "other")
@@ -292,7 +292,7 @@ def test_splits_can_be_added_later(text, tmp_path, out):
     manifest = prepare(parsed(lm_recipe(text, valid=str(valid))), out, ("valid", "test"), workers=1)
     assert list(manifest.splits) == ["train", "valid"]
     assert (out / "train" / "ids.npy").stat().st_ino == inode
-    same(open_shards(out, "valid"), packed(parsed(lm_recipe(text, valid=str(valid))), "valid")[0])
+    same(open_split(out, "valid"), packed(parsed(lm_recipe(text, valid=str(valid))), "valid")[0])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -305,12 +305,12 @@ def test_a_bad_row_stops_all_and_is_named(text, out, workers):
 
 def test_what_was_skipped_or_cut_is_told_as_by_training(text, out):
     text.write_bytes(b"bad \xff\n" + text.read_bytes() + b"bad \xfe\n")
-    changes = ["data.on_bad_rows=skip", "data.max_length=20", "data.too_long=drop", "task.reads=rows"]
+    changes = ["data.on_bad_rows=skip", "data.max_length=20", "data.truncation=drop", "task.sequences=documents"]
     run = parsed(lm_recipe(text), *changes)
     manifest = prepare(run, out, workers=1, size=1000)
     want, told = packed(run)
-    same(open_shards(out, "train"), want)
-    assert manifest.splits["train"].told == told
+    same(open_split(out, "train"), want)
+    assert manifest.splits["train"].notice == told
     assert "skipped 2 rows" in told
     assert "dropped" in told
 
@@ -319,7 +319,7 @@ def test_where_nothing_is_left_it_is_an_error(tmp_path, out):
     path = tmp_path / "long.txt"
     path.write_text("too long for this\n" * 3)
     with pytest.raises(DataError, match="data.train: not one example is left to use; dropped 3 sequences"):
-        prepare(parsed(lm_recipe(path, max_length=2, too_long="drop"), "task.reads=rows"), out, workers=1)
+        prepare(parsed(lm_recipe(path, max_length=2, truncation="drop"), "task.sequences=documents"), out, workers=1)
 
 
 def test_a_file_with_no_good_row_is_an_error_though_it_was_cut(text, tmp_path, out):
@@ -357,29 +357,35 @@ class TestReading:
     def test_what_changes_no_item_may_change(self, text, out):
         recipe = self.prepared(text, out)
         want = self.opened(recipe)[0].digest
-        for change in ("task.bptt=8", "data.max_length=16", "model.width=32", "task.reads=packs", "data.workers=1"):
+        for change in (
+            "task.bptt=8",
+            "data.max_length=16",
+            "model.width=32",
+            "task.sequences=windows",
+            "data.workers=1",
+        ):
             assert self.opened(recipe, change)[0].digest == want
 
     def test_a_recipe_that_makes_other_items_is_refused(self, text, out):
         recipe = self.prepared(text, out)
-        for change in ("task.reads=rows", "model.direction=both"):
+        for change in ("task.sequences=documents", "model.direction=both"):
             with pytest.raises(ConfigError, match="task: .*corpus was prepared in another way"):
                 self.opened(recipe, change)
         with pytest.raises(ConfigError, match="task.name: .*corpus was prepared for 'lm', but it is 'classify' here"):
             self.opened(recipe, "task={name: classify}")
 
     def test_another_limit_is_refused_only_where_it_matters(self, text, out):
-        recipe = self.prepared(text, out, "task.reads=rows")
+        recipe = self.prepared(text, out, "task.sequences=documents")
         longest = read_manifest(out).splits["train"].longest
-        same = self.opened(recipe, "task.reads=rows", f"data.max_length={longest}", "data.too_long=cut")
-        assert same[0].digest == open_shards(out, "train").digest
+        same = self.opened(recipe, "task.sequences=documents", f"data.max_length={longest}", "data.truncation=cut")
+        assert same[0].digest == open_split(out, "train").digest
         with pytest.raises(ConfigError, match=f"data.max_length: .*sequences of up to {longest} tokens"):
-            self.opened(recipe, "task.reads=rows", f"data.max_length={longest - 1}", "data.too_long=cut")
+            self.opened(recipe, "task.sequences=documents", f"data.max_length={longest - 1}", "data.truncation=cut")
 
     def test_labels_and_weights_are_those_of_the_text(self, tmp_path, out):
         recipe = tasks(tmp_path)["classify"]
         whole = resolve_task_config(parsed(recipe).data, make_task(parsed(recipe)))
-        changes = ("data.max_length=4", "data.too_long=cut")
+        changes = ("data.max_length=4", "data.truncation=cut")
         recipe = self.prepared(None, out, recipe=recipe)
         run = parsed(recipe, *changes)
         assert resolve_task_config(run.data, make_task(run)) == whole
@@ -426,7 +432,7 @@ def test_numbers_beyond_the_vocabulary_make_the_ids_wide(tmp_path, out):
     recipe = {**tasks(tmp_path)["classify"], "data": {"train": write(tmp_path / "long.tsv", rows), "max_length": 2**17}}
     run = parsed(recipe)
     prepare(run, out, workers=1)
-    found = open_shards(out, "train", 1)
+    found = open_split(out, "train", 1)
     assert found.ids.dtype == np.int32  # not for the ids, but for where a pair begins
     same(found, packed(run)[0])
 
@@ -437,7 +443,7 @@ def test_a_vocabulary_below_65536_has_ids_of_sixteen_bits(tmp_path, out, words, 
     path.write_text("\n".join(" ".join(f"w{n}" for n in range(start, words, 100)) for start in range(100)))
     run = parsed(lm_recipe(path), "tokenizer={name: words, size: 100000}")
     prepare(run, out, workers=1)
-    found = open_shards(out, "train")
+    found = open_split(out, "train")
     assert found.ids.dtype == dtype
     assert int(found.ids.max()) == words + 2  # with the three specials
 
@@ -484,7 +490,7 @@ def test_a_worker_that_is_killed_is_told(text, out, monkeypatch):
 def test_where_processes_cannot_be_forked_a_worker_gets_all_it_needs(text, out):
     run = parsed(lm_recipe(text))
     tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
-    plan = Plan(origins=(), parts=cut_source(run.data.train, run.data, 3000))
+    plan = PartitionPlan(origins=(), parts=partition_source(run.data.train, run.data, 3000))
     job = Job(run, "train", out, plan, tokenizer)
     out.mkdir()
     sent = ForkingPickler.loads(ForkingPickler.dumps(job))

@@ -58,7 +58,7 @@ def by_hand(task, head, text, carried=()):
 
 
 def test_documents_on_their_own_have_the_loss_of_the_equation():
-    task, head = build_task(recipe(task={"reads": "rows"}, data={"too_long": "error", "max_length": 64}))
+    task, head = build_task(recipe(task={"sequences": "documents"}, data={"truncation": "error", "max_length": 64}))
     losses = [one for text in TEXTS for one in by_hand(task, head, text)[0]]
     result = task.evaluate(head, encoded(task, examples(task), TruncationPolicy(64, "error"))).metrics
     assert result["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
@@ -68,7 +68,7 @@ def test_documents_on_their_own_have_the_loss_of_the_equation():
 
 
 def test_a_stream_that_is_read_on_has_the_loss_of_one_long_text():
-    task, head = build_task(recipe(task={"reads": "streams", "bptt": 5}))
+    task, head = build_task(recipe(task={"sequences": "bptt", "bptt": 5}))
     losses, carried = [], []
     for text in TEXTS:
         own, read = by_hand(task, head, text, carried)
@@ -78,7 +78,7 @@ def test_a_stream_that_is_read_on_has_the_loss_of_one_long_text():
 
 
 def test_rows_of_a_long_stream_have_come_to_what_they_remember():
-    task, head = build_task(recipe(task={"reads": "streams", "bptt": 32}))
+    task, head = build_task(recipe(task={"sequences": "bptt", "bptt": 32}))
     texts = TEXTS * 120
     whole = [id for text in texts for id in by_hand_ids(task, text)]
     logits = head.body.logits(Tokens.pack([whole])).detach().log_softmax(-1)
@@ -96,7 +96,7 @@ def by_hand_ids(task, text):
 
 @pytest.mark.parametrize("stride", [None, 1, 3, 8])
 def test_windows_of_a_stream_see_as_far_back_as_the_stride_leaves_them(stride):
-    task, head = build_task(recipe(task={"reads": "packs", "stride": stride}))
+    task, head = build_task(recipe(task={"sequences": "windows", "stride": stride}))
     ids = [id for text in TEXTS for id in by_hand_ids(task, text)]
     specials, width = task.tokenizer.specials, 8
     losses = []
@@ -121,7 +121,7 @@ def test_a_text_alone_is_as_likely_as_in_company(texts):
 
 @pytest.mark.parametrize("stride", [None, 1, 3, 8])
 def test_windows_of_a_backward_model_see_as_far_ahead_as_the_stride_leaves_them(stride):
-    task, head = build_task(recipe(task={"reads": "packs", "stride": stride}, model={"direction": "backward"}))
+    task, head = build_task(recipe(task={"sequences": "windows", "stride": stride}, model={"direction": "backward"}))
     ids = [id for text in TEXTS for id in by_hand_ids(task, text)]
     specials, width, step, losses = task.tokenizer.specials, 8, stride or 8, []
     read = [specials.eos if id == specials.bos else id for id in [*ids[1:], specials.bos]]
@@ -136,7 +136,7 @@ def test_windows_of_a_backward_model_see_as_far_ahead_as_the_stride_leaves_them(
 
 @pytest.mark.parametrize("direction", ["backward", "both"])
 def test_other_directions_have_their_targets(direction):
-    task, head = build_task(recipe(model={"direction": direction}, task={"reads": "rows"}))
+    task, head = build_task(recipe(model={"direction": direction}, task={"sequences": "documents"}))
     items = task.encode_batch(examples(task, ["the cat", "a dog"]), task.tokenizer, TruncationPolicy(64, "error"))
     batch = task.collate([item for items in items for item in items], np.random.default_rng(0))
     for read, wanted in zip(batch.tokens.split(), batch.tokens.split(batch.targets), strict=True):
@@ -159,7 +159,7 @@ def test_what_sees_both_sides_has_no_bits_per_byte_and_says_so():
 
 
 def test_pieces_of_a_long_document_leave_no_token_out():
-    task, _ = build_task(recipe(task={"reads": "rows"}))
+    task, _ = build_task(recipe(task={"sequences": "documents"}))
     whole = [*by_hand_ids(task, TEXTS[0])[1:], task.tokenizer.specials.eos]
     items = task.encode(task.Example(text=TEXTS[0]), task.tokenizer, TruncationPolicy(4, "window"))
     assert len(items) > 2
@@ -168,7 +168,7 @@ def test_pieces_of_a_long_document_leave_no_token_out():
 
 
 def test_bits_per_byte_after_a_drop_are_of_the_texts_that_are_left():
-    task, head = build_task(recipe(task={"reads": "rows"}))
+    task, head = build_task(recipe(task={"sequences": "documents"}))
     texts = sorted(TEXTS, key=len)[:-1]
     kept = max(len(by_hand_ids(task, text)) for text in texts)
     dropped = task.evaluate(head, encoded(task, examples(task), TruncationPolicy(kept, "drop")))
@@ -179,14 +179,14 @@ def test_bits_per_byte_after_a_drop_are_of_the_texts_that_are_left():
 @pytest.mark.parametrize(("policy", "given"), [("window", True), ("cut", False)])
 def test_text_that_is_left_out_is_not_divided_by(policy, given):
     """Its bytes would count, and its tokens would not."""
-    task, head = build_task(recipe(task={"reads": "rows"}))
+    task, head = build_task(recipe(task={"sequences": "documents"}))
     result = task.evaluate(head, encoded(task, examples(task), TruncationPolicy(8, policy)))
     assert ("bits_per_byte" in result.metrics) is given
-    assert given or "data.too_long leaves out some of the text" in result.note
+    assert given or "data.truncation leaves out some of the text" in result.note
 
 
 def test_nothing_to_judge_by_is_an_error_and_not_a_perplexity_of_one():
-    task, head = build_task(recipe(task={"reads": "rows"}))
+    task, head = build_task(recipe(task={"sequences": "documents"}))
     with pytest.raises(DataError, match="not one example is left"):
         evaluate(task, head, encoded(task, examples(task), TruncationPolicy(0, "drop")))
     with pytest.raises(DataError, match="not one example is left"):
@@ -206,13 +206,13 @@ def test_a_model_of_few_positions_is_judged_though_it_could_not_write_so_much(tm
     (tmp_path / "a.txt").write_text("\n".join(text for text in TEXTS if text) + "\n")
     data = {"train": str(tmp_path / "a.txt"), "valid": str(tmp_path / "a.txt"), "max_length": 32}
     small = {"name": "gpt", "width": 8, "heads": 1, "layers": 1, "max_positions": 32}
-    raw = {**recipe().dump(), "task": {"name": "lm", "reads": "rows"}, "data": data, "model": small}
+    raw = {**recipe().dump(), "task": {"name": "lm", "sequences": "documents"}, "data": data, "model": small}
     assert weft.train(raw, out=tmp_path / "run").evaluate()["perplexity"] > 1
 
 
 def test_words_that_are_not_known_pay_for_their_spelling():
-    run = recipe(tokenizer={"name": "words", "size": 8, "split": "spaces"}, task={"reads": "rows"})
-    run = Run.parse({**run.dump(), "tokenizer": {"name": "words", "size": 8, "split": "spaces"}})
+    run = recipe(tokenizer={"name": "words", "size": 8, "split": "whitespace"}, task={"sequences": "documents"})
+    run = Run.parse({**run.dump(), "tokenizer": {"name": "words", "size": 8, "split": "whitespace"}})
     task, head = build_task(run)
     known, strange = "the cat", "the zebra"
     first, second = (
@@ -236,7 +236,7 @@ def test_a_tokenizer_that_loses_text_gets_no_bits_per_byte(tokenizer, text):
 
 
 def test_the_unknown_word_in_a_text_that_is_already_cut_is_known_as_such():
-    run = Run.parse({**recipe().dump(), "tokenizer": {"name": "words", "size": 50, "split": "spaces"}})
+    run = Run.parse({**recipe().dump(), "tokenizer": {"name": "words", "size": 50, "split": "whitespace"}})
     task, _ = build_task(run)
     specials = task.tokenizer.specials
     assert task.tokenizer.ids(["the <unk> @-@ </s>"])[0][1] == specials.unk
@@ -246,10 +246,13 @@ def test_the_unknown_word_in_a_text_that_is_already_cut_is_known_as_such():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": {"direction": "both"}, "task": {"reads": "packs"}}, "task.reads: a model that sees both sides"),
         (
-            {"model": {"direction": "backward"}, "task": {"reads": "streams"}},
-            "task.reads: the model 'rnn' cannot read on",
+            {"model": {"direction": "both"}, "task": {"sequences": "windows"}},
+            "task.sequences: a model that sees both sides",
+        ),
+        (
+            {"model": {"direction": "backward"}, "task": {"sequences": "bptt"}},
+            "task.sequences: the model 'rnn' cannot read on",
         ),
         ({"task": {"stride": 9}}, "task.stride: must be at most data.max_length: got 9 and 8"),
         ({"task": {"stride": 4}}, "task.stride: is of windows, but here there are none"),

@@ -3,27 +3,16 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.mask_tokenizers import mask_tokenizer_sections, trained
 
-from weft.registry import resolve
 from weft.tasks.mlm.cloze import Blanks
-from weft.tokenization.trainable import train_tokenizer
 
 TEXTS = ["the walking dogs walked, and the talking cats talked.", "a cat, dogs and cats."] * 8
-SPECIALS = {"mask": "<mask>"}
-KINDS = {
-    "wordpiece": {"name": "wordpiece", "size": 80},
-    "byte bpe": {"name": "bpe", "size": 320, "specials": SPECIALS},
-    "character bpe": {"name": "bpe", "size": 90, "bytes": False, "specials": SPECIALS},
-    "unigram": {"name": "unigram", "size": 60, "specials": SPECIALS},
-    "words": {"name": "words", "specials": SPECIALS},
-    "characters": {"name": "characters", "specials": SPECIALS},
-    "bytes": {"name": "bytes", "specials": SPECIALS},
-}
+KINDS = mask_tokenizer_sections("<mask>", wordpiece=80, byte_bpe=320, character_bpe=90, unigram=60)
 
 
 def make_blanks(kind):
-    config = resolve("tokenizer", KINDS[kind]["name"]).Config.model_validate(KINDS[kind])
-    tokenizer = train_tokenizer(config, iter(TEXTS))
+    tokenizer = trained(KINDS[kind], TEXTS)
     return Blanks(tokenizer, tokenizer.specials.mask)
 
 

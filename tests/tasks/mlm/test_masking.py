@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.mask_tokenizers import mask_tokenizer_sections, trained
 
 from weft.errors import ConfigError
-from weft.registry import resolve
 from weft.tasks.mlm.masking import MaskingVocabulary, choose_positions, mask_tokens, max_chosen_tokens
-from weft.tokenization.trainable import train_tokenizer
 
 VOCAB, SPECIAL, MASK = 40, 4, 3
 TEXTS = ["the walking dogs walked and the talking cats talked", "walks and talks. dogs and cats"] * 8
@@ -154,26 +153,12 @@ def test_nothing_to_choose_from_is_nothing():
             )
 
 
-def trained(raw):
-    config = resolve("tokenizer", raw["name"]).Config.model_validate(raw)
-    return train_tokenizer(config, iter(TEXTS))
-
-
-SPECIALS = {"mask": "[MASK]"}
-KINDS = {
-    "wordpiece": {"name": "wordpiece", "size": 60},
-    "byte bpe": {"name": "bpe", "size": 290, "specials": SPECIALS},
-    "character bpe": {"name": "bpe", "size": 60, "bytes": False, "specials": SPECIALS},
-    "unigram": {"name": "unigram", "size": 40, "specials": SPECIALS},
-    "words": {"name": "words", "specials": SPECIALS},
-    "characters": {"name": "characters", "specials": SPECIALS},
-    "bytes": {"name": "bytes", "specials": SPECIALS},
-}
+KINDS = mask_tokenizer_sections("[MASK]", wordpiece=60, byte_bpe=290, character_bpe=60, unigram=40)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_vocabulary_shows_where_words_begin(kind):
-    tokenizer = trained(KINDS[kind])
+    tokenizer = trained(KINDS[kind], TEXTS)
     vocabulary = MaskingVocabulary.of(tokenizer)
     vocabulary.check_words()
     text = "the walking dogs talked"

@@ -12,7 +12,7 @@ from tests.evaluation import encoded
 import weft
 from weft.config.schema import Run, read_recipe
 from weft.data.batching.packed_items import pack
-from weft.data.corpus.format import open_shards
+from weft.data.corpus.format import open_split
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.bert import BERT
@@ -22,7 +22,7 @@ from weft.tasks.factory import build, make_task
 from weft.tasks.inference import evaluate
 from weft.tokenization.trainable import train_tokenizer
 from weft.tokens import Tokens
-from weft.training.compile import Framed, make_loader
+from weft.training.compile import PaddedCollate, make_loader
 from weft.training.distributed import World
 from weft.training.metric_ranking import sign_of
 from weft.training.trainer import Trainer
@@ -75,7 +75,7 @@ KINDS = {
     "pairs": {},
     "windows": {"task": {"next_sentence": False}},
     "whole words": {"task": {"whole_words": True}},
-    "rows": {"task": {"reads": "rows"}, "data": {"too_long": "window"}},
+    "rows": {"task": {"sequences": "documents"}, "data": {"truncation": "window"}},
     "one segment": {"model": {"segments": 1, "max_positions": 34, "offset": 2}, "tokenizer": BYTES},
 }
 
@@ -124,7 +124,7 @@ def test_masks_are_new_each_time_and_follow_from_the_place_in_the_training(kind)
         assert torch.equal(one.batch.tokens.ids, other.batch.tokens.ids)
         assert torch.equal(one.batch.positions.ids, other.batch.positions.ids)
     loader = make_loader(run, task, BERT, data, World(0, 1, torch.device("cpu")))
-    third = next(iter(loader.stream(first[2].draw.position)))
+    third = next(iter(loader.stream(first[2].batch_index.position)))
     assert torch.equal(third.batch.tokens.ids, first[2].batch.tokens.ids)
     special = task.tokenizer.specials
     items = [(np.array([special.bos, *range(8, 32), special.eos]),)]
@@ -145,11 +145,11 @@ def test_the_loss_is_that_of_the_words_that_were_chosen_and_of_what_follows(kind
     if task.pairs:
         scores = head.next(head.body.pooled_output(batch.tokens)).log_softmax(-1)
         torch.testing.assert_close(sums["next"], -scores[torch.arange(len(scores)), batch.labels].sum())
-    assert (head.body.pool is None) == (head.next is None) == (not task.pairs)
+    assert (head.body.pooler is None) == (head.next is None) == (not task.pairs)
 
 
 def test_a_batch_with_nothing_to_choose_changes_no_mean():
-    run, task, head = build_task(recipe(task={"reads": "rows", "whole_words": True}))
+    run, task, head = build_task(recipe(task={"sequences": "documents", "whole_words": True}))
     bos, eos = task.tokenizer.specials.bos, task.tokenizer.specials.eos
     empty = task.collate([(np.array([bos, eos], np.int32),)], np.random.default_rng(0))
     full = drawn(run, task, packed(task, lines()), 1)[0].batch
@@ -187,7 +187,7 @@ def test_batches_of_one_shape_teach_the_same(kind):
     data = packed(task, lines(60))
     run = run.model_copy(update={"train": run.train.model_copy(update={"precision": "bf16"})})
     loader = make_loader(run, task, BERT, data, CUDA)
-    assert isinstance(loader.collate, Framed)
+    assert isinstance(loader.collate, PaddedCollate)
     shapes = set()
     for one, _ in zip(loader.stream(), range(12), strict=False):
         batch = one.batch
@@ -264,7 +264,7 @@ def test_an_evaluation_is_always_the_same_and_says_what_it_is_of(kind):
     )
     assert 0 <= metrics["masked_accuracy"] < 0.5
     assert result[0].note.startswith("pseudo_perplexity: of the first ")
-    if task.config.reads == "packs":
+    if task.config.sequences == "windows":
         with torch.no_grad():
             known = [by_hand(task, head, " ".join(text.split()))[0] for text in ["the weft", "is a thread that runs"]]
             examples = [task.Example(text=text) for text in ["the weft", "is a thread that runs"]]
@@ -315,7 +315,10 @@ def test_to_train_next_sentences_takes_two_documents(tmp_path):
     ("sections", "message"),
     [
         ({"tokenizer": {"name": "bpe", "size": 300}}, r"tokenizer\.specials: .* 'bpe' has none; add .*mask"),
-        ({"task": {"reads": "rows", "next_sentence": True}}, r"task\.next_sentence: .* set task\.reads: packs"),
+        (
+            {"task": {"sequences": "documents", "next_sentence": True}},
+            r"task\.next_sentence: .* set task\.sequences: windows",
+        ),
         ({"data": {"max_length": 64}}, r"data\.max_length: sequences of 64 tokens, but the model reads 32"),
         (
             {"model": {"max_positions": 32, "offset": 9}},
@@ -327,7 +330,7 @@ def test_to_train_next_sentences_takes_two_documents(tmp_path):
             {"train": {"metric": "next_accuracy"}, "data": {"valid": "none.txt"}, "model": {"segments": 0}},
             "has no metric",
         ),
-        ({"task": {"share": 0}}, r"task\.share"),
+        ({"task": {"mask_probability": 0}}, r"task\.mask_probability"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_any_data_is_read(sections, message):
@@ -349,7 +352,7 @@ def test_more_accuracy_is_better_and_less_perplexity():
 
 
 def test_rows_are_cut_at_the_limit_their_specials_counted():
-    _, task, _ = build_task(recipe(task={"reads": "rows"}, tokenizer=PLAIN))
+    _, task, _ = build_task(recipe(task={"sequences": "documents"}, tokenizer=PLAIN))
     text = " ".join(["weft"] * 50)
     for policy, sizes in (("window", [24, 24, 8]), ("cut", [24]), ("drop", [])):
         items = task.encode(task.Example(text=text), task.tokenizer, TruncationPolicy(24, policy))
@@ -383,7 +386,7 @@ def weights(pipeline):
 def briefly(data, steps, **task):
     return recipe(
         task={"name": "mlm", **task},
-        data={"train": None, "max_length": 32, "too_long": "window", **data},
+        data={"train": None, "max_length": 32, "truncation": "window", **data},
         tokenizer={"size": 400, "lowercase": True},
         model={"dropout": 0.1},
         train={"steps": steps, "batch_tokens": 512, "lr": 1e-3, "save_every": 5, "report_every": 5, "keep": 9},
@@ -402,7 +405,7 @@ def test_a_resume_in_the_middle_changes_not_a_bit(tmp_path):
     assert torch.equal(on, whole)
 
 
-@pytest.mark.parametrize("task", [{"next_sentence": False, "whole_words": True}, {"reads": "rows"}])
+@pytest.mark.parametrize("task", [{"next_sentence": False, "whole_words": True}, {"sequences": "documents"}])
 def test_nor_does_it_in_other_ways_to_read(task, tmp_path):
     data = {"train": str(write(tmp_path))}
     whole, on = resumed(data, tmp_path, **task)
@@ -474,13 +477,13 @@ def test_it_can_be_looked_into(trained):
         trained.gradients("one two three")
 
 
-@pytest.mark.parametrize("task", [{}, {"next_sentence": False}, {"reads": "rows"}])
+@pytest.mark.parametrize("task", [{}, {"next_sentence": False}, {"sequences": "documents"}])
 def test_prepared_or_not_it_is_the_same_training_and_the_same_judgement(task, tmp_path):
     path = write(tmp_path)
-    own = {"train": str(path), "valid": str(path), "too_long": "window", "max_length": 20}
+    own = {"train": str(path), "valid": str(path), "truncation": "window", "max_length": 20}
     raw = recipe(task={"name": "mlm", **task}, data=own, train={"steps": 4, "report_every": 1, "lr": 1e-2})
     prepare(Run.parse(raw), tmp_path / "corpus", workers=1)
-    assert open_shards(tmp_path / "corpus", "train").ids.dtype == np.uint16
+    assert open_split(tmp_path / "corpus", "train").ids.dtype == np.uint16
     text = weft.train(raw, out=tmp_path / "text")
     changes = [f"data.train={tmp_path / 'corpus'}", f"data.valid={tmp_path / 'corpus'}"]
     corpus = weft.train(read_recipe(raw, changes), out=tmp_path / "arrays")
@@ -495,7 +498,7 @@ def test_it_learns_what_follows(tmp_path):
     texts = [" ".join([word] * 480) for word in ("a", "b", "c", "d")]
     raw = recipe(
         data={"train": str(write(tmp_path, texts)), "valid": str(tmp_path / "text.txt"), "max_length": 15},
-        task={"name": "mlm", "shorter": 0},
+        task={"name": "mlm", "short_sequence_probability": 0},
         tokenizer=PLAIN,
         model={"width": 32},
         train={"steps": 200, "batch_tokens": 600, "lr": 3e-3, "schedule": "warmup-linear", "warmup": 20},

@@ -48,7 +48,7 @@ def rows(tmp_path):
 def recipe(rows):
     return {
         "task": {"name": "span", "max_question_length": 8, "max_answer_length": 4},
-        "data": {"train": str(rows), "valid": str(rows), "too_long": "window"},
+        "data": {"train": str(rows), "valid": str(rows), "truncation": "window"},
         "tokenizer": {"name": "words"},
         "model": {"name": "bert", "width": 16, "heads": 2, "layers": 2, "max_positions": 64, "dropout": 0.0},
         "train": {"steps": 120, "batch_tokens": 256, "lr": 0.003},
@@ -72,7 +72,7 @@ def answers(task, head, examples, longest=1024, **options):
 
 
 def test_an_item_is_the_question_and_the_passage_between_their_signs(recipe):
-    task, _ = made(recipe, "tokenizer.gap=2")
+    task, _ = made(recipe, "tokenizer.num_separators=2")
     special, (question, passage) = task.tokenizer.specials, task.tokenizer.ids(["who wove ?", PASSAGE])
     ((ids, shape, gold, places),) = encoded(task, ask("who wove ?", "the cloth"))
     assert ids.tolist() == [special.bos, *question, special.eos, special.eos, *passage, special.eos]
@@ -122,7 +122,9 @@ def test_many_are_encoded_as_one_by_one(recipe):
 
 def test_a_long_one_is_an_error_cut_or_dropped_as_the_recipe_says(recipe):
     task, _ = made(recipe)
-    with pytest.raises(DataError, match="got 21 tokens, data.max_length is 11; set data.too_long: cut, drop or window"):
+    with pytest.raises(
+        DataError, match="got 21 tokens, data.max_length is 11; set data.truncation: cut, drop or window"
+    ):
         encoded(task, ask("who wove ?"), limit=TruncationPolicy(11, "error"))
     assert encoded(task, ask("who wove ?"), limit=TruncationPolicy(11, "drop")) == []
     ((ids, shape, gold, _),) = encoded(task, ask("who sold ?", "Bob"), limit=TruncationPolicy(11, "cut"))
@@ -281,7 +283,7 @@ def test_a_window_alone_answers_as_in_any_batch(recipe):
 
 def test_the_body_loses_its_pooler(recipe):
     _, head = made(recipe)
-    assert head.body.pool is None
+    assert head.body.pooler is None
     assert dict(head.named_parameters())["output.weight"].shape == (2, 16)
 
 
@@ -470,14 +472,14 @@ def test_scores_are_squads_and_those_of_the_unanswerable_where_there_are_some():
 
 
 def test_whether_there_may_be_no_answer_is_settled_by_the_data_or_the_recipe(recipe, rows):
-    def settled(*overrides):
+    def resolved_unanswerable(*overrides):
         run = Run.parse(read_recipe(recipe, overrides))
         return resolve_run(run, make_task(run)).task.unanswerable
 
-    assert settled() is False
+    assert resolved_unanswerable() is False
     rows.write_text(rows.read_text() + ask("who ate ?", "").model_dump_json() + "\n")
-    assert settled() is True
-    assert settled("task.unanswerable=false") is False
+    assert resolved_unanswerable() is True
+    assert resolved_unanswerable("task.unanswerable=false") is False
     assert task_of(unanswerable=True, null_threshold=1.5).options() == SpanOptions(null_threshold=1.5)
     assert task_of(null_threshold=1.5).options() == SpanOptions(null_threshold=None)
 
@@ -543,13 +545,13 @@ def test_a_prepared_corpus_is_the_same_and_tells_what_was_counted(recipe, rows, 
     rows.write_text(rows.read_text() + ask("who " * 12, "he cloth").model_dump_json() + "\n")
     recipe = {**recipe, "data": {**recipe["data"], "max_length": 14}}
     made_of = prepare(Run.parse(recipe), tmp_path / "corpus", workers=1).splits["train"]
-    assert made_of.told == (
+    assert made_of.notice == (
         "windowed 5 sequences longer than data.max_length=14; cut 1 question to task.max_question_length=8 tokens; "
         "taught 1 answer with the whole of the tokens at either end"
     )
     task, _ = made(recipe)
     packed, notice = pack_split(task_data(recipe), "train", task, task.tokenizer)
-    assert (packed.digest, notice) == (made_of.digest, made_of.told)
+    assert (packed.digest, notice) == (made_of.digest, made_of.notice)
     folder = str(tmp_path / "corpus")
     changes = ["train.steps=2", "data.valid=null"]
     ours = weft.train(recipe, [f"data.train={folder}", *changes], tmp_path / "a").head

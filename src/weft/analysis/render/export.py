@@ -35,9 +35,9 @@ class TextGradients:
         sides = dict.fromkeys(norms.side for norms in self.gradients)
         return {side: {norms.model: norms.points for norms in self.gradients if norms.side == side} for side in sides}
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the data as JSON-ready values."""
-        return {"text": self.text, "gradients": [norms.plain() for norms in self.gradients]}
+        return {"text": self.text, "gradients": [norms.to_dict() for norms in self.gradients]}
 
 
 def check_out(out: Path) -> None:
@@ -65,7 +65,7 @@ def render_attention(attentions: Sequence[Attention], ending: str, title: str, a
     if ending == ".png":
         return draw_maps(attentions, tell)
     if ending == ".json":
-        return _to_json([attention.plain() for attention in attentions])
+        return _to_json([attention.to_dict() for attention in attentions])
     sections = [(*_heading(item.text), reply(item.answer_line), item.html()) for item in attentions]
     return page(title, [legend(attentions), *(part for section in sections for part in section)], about).encode()
 
@@ -73,7 +73,7 @@ def render_attention(attentions: Sequence[Attention], ending: str, title: str, a
 def render_gradients(results: Sequence[TextGradients], ending: str, title: str, about: str, tell: Tell) -> bytes:
     """Return gradient norms as `.html`, `.png` or `.json`."""
     if ending == ".json":
-        return _to_json([result.plain() for result in results])
+        return _to_json([result.to_dict() for result in results])
     if ending == ".png":
         pairs = ((result.text, side, lines) for result in results for side, lines in result.charts().items())
         charts = {f"{_shorten(text)} {side}".strip(): lines for text, side, lines in pairs}
@@ -88,7 +88,7 @@ def render_gradients(results: Sequence[TextGradients], ending: str, title: str, 
 def render_positions(encodings: Sequence[Positions], ending: str, title: str, about: str, tell: Tell) -> bytes:
     """Return position encodings and their dot products as `.html`, `.png` or `.json`."""
     if ending == ".json":
-        return _to_json([encoding.plain() for encoding in encodings])
+        return _to_json([encoding.to_dict() for encoding in encodings])
     matrices = [matrix for encoding in encodings for matrix in encoding.plots()]
     if ending == ".png":
         return draw_matrices(matrices, tell)
@@ -101,7 +101,7 @@ def render_positions(encodings: Sequence[Positions], ending: str, title: str, ab
 
 def render_neighbours(neighbours: ContextualNeighbours, ending: str, title: str, about: str) -> bytes:
     """Return the nearest neighbours of a word in context as `.html` or `.json`."""
-    return _to_json([neighbours.plain()]) if ending == ".json" else page(title, neighbours.html(), about).encode()
+    return _to_json([neighbours.to_dict()]) if ending == ".json" else page(title, neighbours.html(), about).encode()
 
 
 def write_file(out: Path, content: bytes) -> None:

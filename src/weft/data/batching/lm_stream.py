@@ -6,9 +6,9 @@ where that is a bos. So a span of the stream needs no copy and no padding, and n
     inputs     bos a b c   bos d e
     targets    a   b c eos d   e eos
 
-`Packs` cuts the stream into windows, which are independent sequences, with another order and another offset in each
-epoch. `Streams` is for truncated back-propagation through time: the stream is cut into as many long segments as a batch
-has rows, and row s of a batch continues row s of the previous batch.
+`LMWindows` cuts the stream into windows, which are independent sequences, with another order and another offset in each
+epoch. `BPTTSegments` is for truncated back-propagation through time: the stream is cut into as many long segments as a
+batch has rows, and row s of a batch continues row s of the previous batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,11 +21,10 @@ import numpy as np
 from weft.data.batching.static_shape import StaticShape
 
 Spans = np.ndarray  # (rows, 2): start and stop of each sequence of a batch in the stream; (rows, 5) for pairs
-Pair = tuple[np.ndarray, np.ndarray]  # inputs, and the target of each
 
 
 @dataclass(frozen=True)
-class Stream:
+class TokenStream:
     """All documents, concatenated."""
 
     ids: np.ndarray  # (N,) memory-mapped
@@ -35,33 +34,33 @@ class Stream:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def pair(self, start: int, stop: int) -> Pair:
-        """Return the inputs and targets of a span."""
+    def item(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the inputs (n,) of a span, and the target of each (n,)."""
         targets = self.ids[start + 1 : stop + 1]
         if stop == len(self):
             targets = np.append(targets, np.array([self.bos], self.ids.dtype))
         return self.ids[start:stop], np.where(targets == self.bos, self.eos, targets)
 
 
-class Readable(Protocol):
+class SpanSource(Protocol):
     """A source of items, indexed by spans."""
 
     @property
-    def pair(self) -> Callable[..., tuple[np.ndarray, ...]]:
+    def item(self) -> Callable[..., tuple[np.ndarray, ...]]:
         """Return the item of a span, given by its positions."""
         ...
 
 
-class Reading(Protocol):
+class SpanSampler(Protocol):
     """A sampler of spans of a stream, batch by batch."""
 
     @property
-    def stream(self) -> Readable:
+    def stream(self) -> SpanSource:
         """The source of the items."""
         ...
 
     @property
-    def frame(self) -> StaticShape | None:
+    def static_shape(self) -> StaticShape | None:
         """The static shape of all batches, if they have one."""
         ...
 
@@ -71,21 +70,21 @@ class Reading(Protocol):
 
 
 @dataclass(frozen=True)
-class Packs:
+class LMWindows:
     """Windows of `width` tokens, `rows` per batch: all batches have the same shape."""
 
-    stream: Stream
+    stream: TokenStream
     width: int
     rows: int
 
     @classmethod
-    def of(cls, stream: Stream, longest: int, tokens: int) -> "Packs":
+    def of(cls, stream: TokenStream, longest: int, tokens: int) -> "LMWindows":
         """Return windows of `longest` tokens, or of a whole short stream, in batches of `tokens` tokens."""
         width = min(longest, len(stream))
         return cls(stream, width, max(1, min(tokens // width, len(stream) // width)))
 
     @property
-    def frame(self) -> StaticShape | None:
+    def static_shape(self) -> StaticShape | None:
         """The shape of all batches, without filler."""
         return StaticShape((self.rows * self.width,), (self.width,), self.rows, 0)
 
@@ -99,21 +98,21 @@ class Packs:
 
 
 @dataclass(frozen=True)
-class Streams:
+class BPTTSegments:
     """Segments of up to `bptt` tokens, which continue from batch to batch in `rows` rows."""
 
-    stream: Stream
+    stream: TokenStream
     bptt: int
     rows: int
 
     @classmethod
-    def of(cls, stream: Stream, bptt: int, tokens: int, world: int) -> "Streams":
+    def of(cls, stream: TokenStream, bptt: int, tokens: int, world: int) -> "BPTTSegments":
         """Return a sampler with batches of `tokens` tokens per process, or fewer where the stream is short."""
         rows = max(1, min(tokens // bptt, len(stream) // (2 * world)))
         return cls(stream, bptt, rows)
 
     @property
-    def frame(self) -> StaticShape | None:
+    def static_shape(self) -> StaticShape | None:
         """None: the first segment of an epoch has a random length, so that the cuts differ between epochs."""
         return None
 

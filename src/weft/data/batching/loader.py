@@ -14,14 +14,15 @@ import torch
 from pydantic import Field
 from torch.utils.data import DataLoader, Dataset
 
-from weft.data.batching.lm_stream import Reading
+from weft.data.batching.lm_stream import SpanSampler
 from weft.data.batching.packed_items import PackedItems
 from weft.data.batching.static_shape import StaticShape, split_by_room
 
 B = TypeVar("B")
-Collate = Callable[[Sequence[tuple[np.ndarray, ...]], np.random.Generator], B]
+CollateFn = Callable[[Sequence[tuple[np.ndarray, ...]], np.random.Generator], B]
 
-BUCKET = 64  # batches whose items are sorted by length together: wide enough to match lengths, narrow enough to shuffle
+# Batches whose items are sorted by length together: enough to match lengths, few enough to shuffle.
+BUCKET_BATCHES = 64
 
 
 class Position(NamedTuple):
@@ -42,7 +43,7 @@ class BatchIndex(NamedTuple):
 class LoadedBatch(NamedTuple, Generic[B]):
     """A collated batch and its index."""
 
-    draw: BatchIndex
+    batch_index: BatchIndex
     batch: B
 
 
@@ -54,7 +55,7 @@ def plan_static_shape(lengths: np.ndarray, shape: StaticShape, seed: int, epoch:
     return split_by_room(np.random.default_rng((seed, epoch)).permutation(lengths.shape[1]), lengths, shape.room)
 
 
-def plan(data: PackedItems, budget: int, seed: int | None, epoch: int = 0) -> list[np.ndarray]:
+def plan_batches(data: PackedItems, budget: int, seed: int | None, epoch: int = 0) -> list[np.ndarray]:
     """Return batches of at most `budget` tokens, bucketed by length.
 
     Without a seed, batches are sorted by length, and items of equal length by a hash of their content: the batches do
@@ -62,10 +63,12 @@ def plan(data: PackedItems, budget: int, seed: int | None, epoch: int = 0) -> li
     """
     rng = np.random.default_rng((seed, epoch)) if seed is not None else None
     order = rng.permutation(len(data)) if rng else np.arange(len(data))
-    width = max(1, int(BUCKET * budget / max(1.0, float(data.sizes.mean())))) if rng and len(data) else len(data)
+    bucket_size = len(data)
+    if rng and len(data):
+        bucket_size = max(1, int(BUCKET_BATCHES * budget / max(1.0, float(data.sizes.mean()))))
     batches: list[np.ndarray] = []
-    for start in range(0, len(order), max(width, 1)):
-        bucket = order[start : start + width]
+    for start in range(0, len(order), max(bucket_size, 1)):
+        bucket = order[start : start + bucket_size]
         keys = data.shapes[:, bucket] if rng else (data.keys, *data.shapes)
         bucket = bucket[np.lexsort(keys)]
         batches += _split_by_budget(bucket, data.sizes[bucket], budget)
@@ -90,18 +93,18 @@ class _CollatedDataset(Dataset[Any], Generic[B]):
     """Data set of a worker process: collates the items of a batch index."""
 
     data: PackedItems
-    collate: Collate[B]
+    collate: CollateFn[B]
     seed: int
-    reading: Reading | None = None
+    sampler: SpanSampler | None = None
 
-    def __getitem__(self, draw: BatchIndex) -> LoadedBatch[B]:
-        rng = np.random.default_rng((self.seed, *draw.position))
-        return LoadedBatch(draw, self.collate(self._load_items(draw.items.tolist()), rng))
+    def __getitem__(self, batch_index: BatchIndex) -> LoadedBatch[B]:
+        rng = np.random.default_rng((self.seed, *batch_index.position))
+        return LoadedBatch(batch_index, self.collate(self._load_items(batch_index.items.tolist()), rng))
 
     def _load_items(self, indices: list[Any]) -> list[tuple[np.ndarray, ...]]:
-        if self.reading is None:
+        if self.sampler is None:
             return [self.data[index] for index in indices]
-        return [self.reading.stream.pair(*span) for span in indices]
+        return [self.sampler.stream.item(*span) for span in indices]
 
 
 @dataclass
@@ -109,7 +112,7 @@ class Loader(Generic[B]):
     """An infinite stream of batches for one rank, from any position on."""
 
     data: PackedItems
-    collate: Collate[B]
+    collate: CollateFn[B]
     budget: int
     seed: int
     rank: int = 0
@@ -117,10 +120,10 @@ class Loader(Generic[B]):
     workers: int = 0
     pin: bool = False
     lengths: np.ndarray | None = None  # (sides, items), for batches of a static shape
-    frame: StaticShape | None = None
-    reading: Reading | None = None  # where the data is one token stream: samples spans of it
+    static_shape: StaticShape | None = None
+    sampler: SpanSampler | None = None  # where the data is one token stream: samples spans of it
 
-    def draws(self, start: Position) -> Iterator[BatchIndex]:
+    def batch_indices(self, start: Position) -> Iterator[BatchIndex]:
         """Yield this rank's batches: one of every `world` batches, in an order common to all ranks."""
         batches = self._batches(start)
         while True:
@@ -139,23 +142,23 @@ class Loader(Generic[B]):
 
     def epoch(self, number: int) -> list[np.ndarray]:
         """Return the batches of one epoch, for all ranks."""
-        if self.reading is not None:
-            return list(self.reading.epoch(self.seed, number, self.world))
-        if self.frame is None or self.lengths is None:
-            return plan(self.data, self.budget, self.seed, number)
-        return plan_static_shape(self.lengths, self.frame, self.seed, number)
+        if self.sampler is not None:
+            return list(self.sampler.epoch(self.seed, number, self.world))
+        if self.static_shape is None or self.lengths is None:
+            return plan_batches(self.data, self.budget, self.seed, number)
+        return plan_static_shape(self.lengths, self.static_shape, self.seed, number)
 
     def stream(self, start: Position = Position()) -> Iterator[LoadedBatch[B]]:  # noqa: B008
         """Return an iterator of batches; worker processes, if any, prefetch them into shared memory."""
-        dataset = _CollatedDataset(self.data, self.collate, self.seed, self.reading)
+        dataset = _CollatedDataset(self.data, self.collate, self.seed, self.sampler)
         if self.workers == 0:
-            return map(dataset.__getitem__, self.draws(start))
+            return map(dataset.__getitem__, self.batch_indices(start))
         return iter(self._prefetch(dataset, start))
 
     def _prefetch(self, dataset: "_CollatedDataset[B]", start: Position) -> "DataLoader[LoadedBatch[B]]":
         return DataLoader(
             dataset,
-            sampler=_InfiniteSampler(self.draws(start)),
+            sampler=_InfiniteSampler(self.batch_indices(start)),
             batch_size=None,
             num_workers=self.workers,
             prefetch_factor=4,
@@ -174,8 +177,8 @@ def _ignore_signals(_: int) -> None:
 class _InfiniteSampler:
     """An infinite sampler."""
 
-    def __init__(self, draws: Iterator[BatchIndex]) -> None:
-        self._draws = draws
+    def __init__(self, batch_indices: Iterator[BatchIndex]) -> None:
+        self._batch_indices = batch_indices
 
     def __iter__(self) -> Iterator[BatchIndex]:
-        return self._draws
+        return self._batch_indices

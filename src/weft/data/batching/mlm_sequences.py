@@ -3,18 +3,19 @@
 The documents are concatenated, each after its bos: bos a b c bos d e. A sequence has at most `longest` tokens, bos and
 eos included.
 
-`Windows` cross document boundaries, with an eos where a document ends (FULL-SENTENCES of Liu et al. 2019, section 4.2),
-so that every sequence has `longest` tokens:
+`MLMWindows` cross document boundaries, with an eos where a document ends (FULL-SENTENCES of Liu et al. 2019, section
+4.2), so that every sequence has `longest` tokens:
 
     bos b c eos d e eos
 
-`Pairs` is for next-sentence prediction (Devlin et al. 2019, section 3.1, task 2, and A.1): bos A eos B eos, where B
-follows A in the document, or is a segment of another document. A document is split into pieces of the maximum length;
-which of them is the shorter one changes from epoch to epoch. A fraction `shorter` of the pieces is split once more.
-Each piece gets a partner: a piece of another document that, like itself, is or is not the last of its document. Then
-`join_pairs` splits both at the start of a sentence (or if there is none, of a word), with about the same number of
-tokens after the split, truncates these to equal length, and picks one of the two as B at random. All lengths are fixed
-before the label is drawn: neither a length nor the way a segment begins or ends reveals the label.
+`SentencePairs` are for next-sentence prediction (Devlin et al. 2019, section 3.1, task 2, and A.1): bos A eos B eos,
+where B follows A in the document, or is a segment of another document. A document is split into chunks of the maximum
+length; which of them is the shorter one changes from epoch to epoch. Some of the chunks are split once more, with
+probability `short_probability`. Each chunk gets a partner: a chunk of another document that, like itself, is or is not
+the last of its document. Then `join_pairs` splits both at the start of a sentence (or if there is none, of a word),
+with about the same number of tokens after the split, truncates these to equal length, and picks one of the two as B at
+random. All lengths are fixed before the label is drawn: neither a length nor the way a segment begins or ends reveals
+the label.
 """
 
 from collections.abc import Sequence
@@ -23,25 +24,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from weft.data.batching.lm_stream import Packs, Spans, Stream
+from weft.data.batching.lm_stream import LMWindows, Spans, TokenStream
 from weft.data.batching.static_shape import StaticShape, split_by_room
 from weft.errors import DataError
 from weft.tokens import Tokens
 
-LEAST = 2  # minimum tokens of a piece: one for each segment
-TRIES = 8  # draws of a partner before any piece of another document is accepted
-NEAR = 32  # pieces of nearest larger and smaller size to draw from; more where there are many pieces
+MIN_CHUNK = 2  # minimum tokens of a chunk: one for each segment
+MAX_DRAWS = 8  # draws of a partner before any chunk of another document is accepted
+NEIGHBOURHOOD = 32  # chunks of nearest larger and smaller size to draw from; more where there are many chunks
 
 
 @dataclass(frozen=True)
-class Texts:
+class SequenceStream:
     """Concatenated documents, of which each span is a sequence of its own."""
 
     ids: np.ndarray  # (N,) memory-mapped
     bos: int
     eos: int
 
-    def pair(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
+    def item(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
         """Return a span between bos and eos; a bos inside it becomes the eos of the document before."""
         ids = np.empty(stop - start + 2, np.int64)
         ids[1:-1] = self.ids[start:stop]
@@ -51,28 +52,28 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Windows:
+class MLMWindows:
     """Sequences of `width` tokens, including bos and eos, `rows` per batch: all batches have the same shape."""
 
-    stream: Texts
+    stream: SequenceStream
     width: int
     rows: int
 
     @classmethod
-    def of(cls, stream: Texts, longest: int, tokens: int) -> "Windows":
+    def of(cls, stream: SequenceStream, longest: int, tokens: int) -> "MLMWindows":
         """Return windows of `longest` tokens, or of a whole short corpus, in batches of `tokens` tokens."""
         width = min(longest, len(stream.ids) + 2)
         return cls(stream, width, max(1, min(tokens // width, len(stream.ids) // (width - 2))))
 
     @property
-    def frame(self) -> StaticShape | None:
+    def static_shape(self) -> StaticShape | None:
         """The shape of all batches, without filler."""
         return StaticShape((self.rows * self.width,), (self.width,), self.rows, 0)
 
     def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
         """Return the windows of one epoch, from a random offset on, shuffled."""
         ids = self.stream.ids
-        batches = Packs(Stream(ids, self.stream.bos, self.stream.eos), self.width - 2, self.rows).epoch(
+        batches = LMWindows(TokenStream(ids, self.stream.bos, self.stream.eos), self.width - 2, self.rows).epoch(
             seed, number, world
         )
         return [self._skip_bos(spans) for spans in batches]
@@ -91,51 +92,52 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Documents:
+class DocumentStream:
     """Concatenated documents, each after its bos, and the start of each."""
 
     ids: np.ndarray  # (N,) memory-mapped
     starts: np.ndarray  # (documents + 1,)
 
-    def pair(self, since: int, start: int, stop: int, other: int, until: int) -> tuple[np.ndarray, ...]:
-        """Return the tokens before a piece, the piece, and its partner."""
+    def item(self, since: int, start: int, stop: int, other: int, until: int) -> tuple[np.ndarray, ...]:
+        """Return the tokens before a chunk, the chunk, and its partner."""
         return self.ids[since:start], self.ids[start:stop], self.ids[other:until]
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Pieces of documents: start, number of tokens, and document of each, (P,), in order."""
+class DocumentChunks:
+    """Chunks of documents: start, number of tokens, and document of each, (P,), in order."""
 
     starts: np.ndarray
     sizes: np.ndarray
     owners: np.ndarray
 
     @classmethod
-    def of(cls, documents: np.ndarray, room: int, rng: np.random.Generator) -> "Pieces":
-        """Split documents, given by their starts, into pieces of `room` tokens and one piece of the remainder."""
+    def of(cls, documents: np.ndarray, room: int, rng: np.random.Generator) -> "DocumentChunks":
+        """Split documents, given by their starts, into chunks of `room` tokens and one chunk of the remainder."""
         sizes = np.diff(documents) - 1  # without bos
         counts = -(-sizes // room)
-        odd_index = (rng.random(len(sizes)) * counts).astype(np.int64)  # index of the piece with the remainder
+        odd_index = (rng.random(len(sizes)) * counts).astype(np.int64)  # index of the chunk with the remainder
         owners = np.repeat(np.arange(len(sizes)), counts)
         numbers = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
         remainder, odd_index = (sizes - (counts - 1) * room)[owners], odd_index[owners]
         starts = documents[owners] + 1 + numbers * room - np.where(numbers > odd_index, room - remainder, 0)
         return cls(starts, np.where(numbers == odd_index, remainder, room), owners)
 
-    def cut_again(self, share: float, rng: np.random.Generator) -> "Pieces":
-        """Split a random share of the pieces in two; drop pieces that are too short for two segments."""
-        chosen = np.flatnonzero((rng.random(len(self.sizes)) < share) & (self.sizes >= 2 * LEAST))
-        first = rng.integers(LEAST, self.sizes[chosen] - LEAST + 1)
+    def split_some(self, probability: float, rng: np.random.Generator) -> "DocumentChunks":
+        """Split random chunks in two, each with this probability; drop chunks that are too short for two segments."""
+        chosen = np.flatnonzero((rng.random(len(self.sizes)) < probability) & (self.sizes >= 2 * MIN_CHUNK))
+        first = rng.integers(MIN_CHUNK, self.sizes[chosen] - MIN_CHUNK + 1)
         sizes = np.insert(self.sizes, chosen + 1, self.sizes[chosen] - first)
         sizes[chosen + np.arange(len(chosen))] = first
         starts = np.insert(self.starts, chosen + 1, self.starts[chosen] + first)
-        owners, kept = np.insert(self.owners, chosen + 1, self.owners[chosen]), sizes >= LEAST
-        return Pieces(starts[kept], sizes[kept], owners[kept])
+        owners = np.insert(self.owners, chosen + 1, self.owners[chosen])
+        long_enough = sizes >= MIN_CHUNK
+        return DocumentChunks(starts[long_enough], sizes[long_enough], owners[long_enough])
 
     def partners(self, rng: np.random.Generator) -> np.ndarray:
-        """Return a partner (P,) of each piece: in another document, of nearly equal size, last there if the piece is.
+        """Return a partner (P,) of each chunk: in another document, of nearly equal size, last there if the chunk is.
 
-        After `TRIES` draws without such a partner, any piece of another document is taken.
+        After `MAX_DRAWS` draws without such a partner, any chunk of another document is taken.
         """
         count, last = len(self.sizes), np.diff(self.owners, append=-1) != 0
         order = np.lexsort((self.sizes, last))
@@ -143,13 +145,13 @@ class Pieces:
         ranks[order] = np.arange(count)
         split = count - int(last.sum())
         low, high = np.where(last, split, 0), np.where(last, count, split)  # range of its group in that order
-        near = max(NEAR, count // 128)
+        near = max(NEIGHBOURHOOD, count // 128)
         first, stop = np.maximum(ranks - near, low), np.minimum(ranks + near, high)
         partners, pending = np.zeros(count, np.int64), np.arange(count)
-        for _ in range(TRIES):
+        for _ in range(MAX_DRAWS):
             partners[pending] = order[first[pending] + _random_below(stop[pending] - first[pending], rng)]
             pending = pending[self.owners[partners[pending]] == self.owners[pending]]
-        first_own = np.searchsorted(self.owners, self.owners[pending])  # the pieces of its own document are skipped
+        first_own = np.searchsorted(self.owners, self.owners[pending])  # the chunks of its own document are skipped
         num_own = np.searchsorted(self.owners, self.owners[pending], "right") - first_own
         drawn = _random_below(count - num_own, rng)
         partners[pending] = drawn + np.where(drawn >= first_own, num_own, 0)
@@ -163,76 +165,78 @@ def _random_below(ends: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Pieces with their partners, in batches of a static shape."""
+class SentencePairs:
+    """Chunks with their partners, in batches of a static shape."""
 
-    stream: Documents
-    room: int  # maximum tokens of a piece, and so of both segments together
+    stream: DocumentStream
+    room: int  # maximum tokens of a chunk, and so of both segments together
     num_special_tokens: int  # number of special tokens around and between them
-    shorter: float
-    frame: StaticShape
+    short_probability: float
+    static_shape: StaticShape
 
     @classmethod
-    def of(cls, stream: Documents, longest: int, num_special_tokens: int, tokens: int, shorter: float) -> "Pairs":
+    def of(
+        cls, stream: DocumentStream, longest: int, num_special_tokens: int, tokens: int, short_probability: float
+    ) -> "SentencePairs":
         """Return pairs in batches of `tokens` tokens; raise for a corpus of one document, which has no pairs."""
         room, rng = longest - num_special_tokens, np.random.default_rng(0)
-        whole = Pieces.of(stream.starts, room, rng)
-        pieces = whole.cut_again(shorter, rng)
-        if len(pieces.owners) == 0 or pieces.owners[0] == pieces.owners[-1]:
+        whole = DocumentChunks.of(stream.starts, room, rng)
+        chunks = whole.split_some(short_probability, rng)
+        if len(chunks.owners) == 0 or chunks.owners[0] == chunks.owners[-1]:
             raise DataError(
                 "next-sentence prediction needs two documents at least, of two tokens each; see data.documents, or set "
                 "task.next_sentence: false"
             )
-        lengths = np.append(pieces.sizes, whole.sizes.max()) + num_special_tokens
-        return cls(stream, room, num_special_tokens, shorter, StaticShape.of(lengths[None], tokens))
+        lengths = np.append(chunks.sizes, whole.sizes.max()) + num_special_tokens
+        return cls(stream, room, num_special_tokens, short_probability, StaticShape.of(lengths[None], tokens))
 
     def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
         """Return the spans of one epoch: split documents, draw partners and shuffle, seeded by (seed, number)."""
         rng = np.random.default_rng((seed, number))
-        pieces = Pieces.of(self.stream.starts, self.room, rng).cut_again(self.shorter, rng)
-        others = pieces.partners(rng)
-        starts, stops = pieces.starts, pieces.starts + pieces.sizes
-        since = np.maximum(self.stream.starts[pieces.owners] + 1, starts - self.room // 2)
+        chunks = DocumentChunks.of(self.stream.starts, self.room, rng).split_some(self.short_probability, rng)
+        others = chunks.partners(rng)
+        starts, stops = chunks.starts, chunks.starts + chunks.sizes
+        since = np.maximum(self.stream.starts[chunks.owners] + 1, starts - self.room // 2)
         spans = np.stack([since, starts, stops, starts[others], stops[others]], -1)
         order = rng.permutation(len(spans))
         return [
             spans[batch]
-            for batch in split_by_room(order, (pieces.sizes + self.num_special_tokens)[None], self.frame.room)
+            for batch in split_by_room(order, (chunks.sizes + self.num_special_tokens)[None], self.static_shape.room)
         ]
 
 
 @dataclass(frozen=True)
-class Signs:
+class BoundaryTokens:
     """Special tokens around segments, and masks (V,) of tokens that begin words and that end sentences."""
 
     bos: int
-    between: Sequence[int]
+    separator: Sequence[int]
     eos: int
     begins: np.ndarray
     ends: np.ndarray
 
 
 def join_pairs(
-    items: Sequence[tuple[np.ndarray, ...]], signs: Signs, rng: np.random.Generator
+    items: Sequence[tuple[np.ndarray, ...]], boundaries: BoundaryTokens, rng: np.random.Generator
 ) -> tuple[Tokens, np.ndarray]:
     """Return sequences bos A eos B eos with segment ids, and labels (B,): 0 where B follows A, else 1.
 
-    If the second segment is shorter than the rest of its piece, the first starts earlier by as much, where its document
+    If the second segment is shorter than the rest of its chunk, the first starts earlier by as much, where its document
     allows.
     """
-    before, pieces, others = zip(*items, strict=True)
-    splits, left = _draw_splits(pieces, signs, rng)
-    other_splits, other_left = _draw_splits(others, signs, rng, left)
+    before, chunks, others = zip(*items, strict=True)
+    splits, left = _draw_splits(chunks, boundaries, rng)
+    other_splits, other_left = _draw_splits(others, boundaries, rng, left)
     second_sizes = np.minimum(left, other_left)
     labels = rng.integers(0, 2, len(items))
     extra = np.minimum(left - second_sizes, [len(text) for text in before])
-    bos, between, eos = np.array([signs.bos]), np.array(signs.between), np.array([signs.eos])
+    bos, between, eos = np.array([boundaries.bos]), np.array(boundaries.separator), np.array([boundaries.eos])
     parts: list[np.ndarray] = []
     for row, (split, start, size, label, extra_tokens) in enumerate(
         zip(*(column.tolist() for column in (splits, other_splits, second_sizes, labels, extra)), strict=True)
     ):
-        second = others[row][start : start + size] if label else pieces[row][split : split + size]
-        parts += [bos, before[row][len(before[row]) - extra_tokens :], pieces[row][:split], between, second, eos]
+        second = others[row][start : start + size] if label else chunks[row][split : split + size]
+        parts += [bos, before[row][len(before[row]) - extra_tokens :], chunks[row][:split], between, second, eos]
     first, second = splits + extra + 1 + len(between), second_sizes + 1
     flat = np.concatenate(parts).astype(np.int64, copy=False)
     tokens = Tokens.flat(torch.from_numpy(flat), torch.from_numpy(first + second))
@@ -241,7 +245,7 @@ def join_pairs(
 
 
 def _draw_splits(
-    texts: Sequence[np.ndarray], signs: Signs, rng: np.random.Generator, near: np.ndarray | None = None
+    texts: Sequence[np.ndarray], boundaries: BoundaryTokens, rng: np.random.Generator, near: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a random split of each text: the number of tokens before and after it, (B,) each.
 
@@ -253,8 +257,8 @@ def _draw_splits(
     rows = np.repeat(np.arange(len(sizes)), sizes)
     positions = np.arange(len(flat)) - starts[rows]
     after_sentence = np.zeros(len(flat), bool)
-    after_sentence[1:] = signs.ends[flat[:-1]]
-    grade = np.where(signs.begins[flat], 1 + after_sentence, 0)
+    after_sentence[1:] = boundaries.ends[flat[:-1]]
+    grade = np.where(boundaries.begins[flat], 1 + after_sentence, 0)
     scores = rng.random(len(flat))
     if near is not None:
         scores = 1 / (1 + np.abs(sizes[rows] - positions - near[rows]) + scores)

@@ -24,13 +24,13 @@ from pydantic import BaseModel, ValidationError
 
 from weft.config.schema import Section
 from weft.data.batching.packed_items import PackedItems
-from weft.data.corpus.partition import Origin
+from weft.data.corpus.partition import SourceFile
 from weft.errors import DataError
 
-FORMAT = 1
-MANIFEST = "corpus.json"
+FORMAT = 2
+CORPUS_MANIFEST = "corpus.json"
 ARRAYS = ("ids", "starts", "items", "documents", "bytes")
-CHECKED = 1 << 28  # bytes of a split up to which its SHA-256 is verified at every opening
+VERIFY_LIMIT = 1 << 28  # bytes of a split up to which its SHA-256 is verified at every opening
 _AGAIN = "delete the folder and prepare it again"
 
 
@@ -41,7 +41,7 @@ class StoredFile(Section):
     sha256: str
 
 
-class Split(Section):
+class SplitManifest(Section):
     """The manifest's entry of a complete split."""
 
     documents: int
@@ -50,8 +50,8 @@ class Split(Section):
     bytes: int  # of text
     digest: str  # of the content, as in `PackedItems`
     files: dict[str, StoredFile]
-    origins: tuple[Origin, ...]
-    told: str  # report of skipped rows and truncation
+    origins: tuple[SourceFile, ...]
+    notice: str  # report of skipped rows and truncation
     longest: int  # length of the longest sequence before truncation
 
     @property
@@ -60,28 +60,28 @@ class Split(Section):
         return sum(file.size for file in self.files.values())
 
 
-class Probe(Section):
+class EncodedExample(Section):
     """An example and its encoded items."""
 
     example: str  # in JSON
     items: list[list[list[int]]]
 
 
-class Manifest(Section):
+class CorpusManifest(Section):
     """The manifest of a prepared corpus."""
 
     format: int
     task: dict[str, Any]  # the sections of the recipe
     data: dict[str, Any]
     tokenizer: dict[str, Any]
-    settled: dict[str, Any]  # the task config, with values resolved from the data
+    resolved_task: dict[str, Any]  # the task config, with values resolved from the data
     vocabulary: str  # the digest of the tokenizer
-    probes: tuple[Probe, ...]  # a recipe must encode these in the same way to reuse the corpus
-    splits: dict[str, Split]
+    probes: tuple[EncodedExample, ...]  # a recipe must encode these in the same way to reuse the corpus
+    splits: dict[str, SplitManifest]
 
 
-class Shards(PackedItems):
-    """The items of a prepared split, with its documents and the size of their texts."""
+class CorpusSplit(PackedItems):
+    """The packed items of a prepared split, with its documents and the size of their texts."""
 
     documents: np.ndarray  # (documents + 1,) the first item of each
     bytes: np.ndarray  # (documents,)
@@ -89,20 +89,20 @@ class Shards(PackedItems):
 
 def find_corpus(source: object) -> Path | None:
     """Return the prepared corpus that a recipe's source names, or None."""
-    is_corpus = isinstance(source, str) and (Path(source) / MANIFEST).is_file()
+    is_corpus = isinstance(source, str) and (Path(source) / CORPUS_MANIFEST).is_file()
     return Path(str(source)) if is_corpus else None
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> CorpusManifest:
     """Return the manifest of a prepared corpus."""
-    path = folder / MANIFEST
+    path = folder / CORPUS_MANIFEST
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(raw, dict) and raw.get("format", FORMAT) != FORMAT:
             raise DataError(
                 f"{folder}: its format is {raw['format']!r}, and this weft reads {FORMAT}; prepare it again, elsewhere"
             )
-        return Manifest.model_validate(raw)
+        return CorpusManifest.model_validate(raw)
     except (OSError, ValueError) as error:  # also what pydantic raises
         message = _first_error(error) if isinstance(error, ValidationError) else error
         raise DataError(f"{path}: cannot be read: {message}; {_AGAIN}") from None
@@ -113,16 +113,16 @@ def _first_error(error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def open_shards(folder: Path, split: str, num_token_arrays: int | None = None) -> Shards:
+def open_split(folder: Path, split: str, num_token_arrays: int | None = None) -> CorpusSplit:
     """Return a memory-mapped split; raise if it is damaged: sizes are always checked, contents of small splits."""
     info = read_manifest(folder).splits.get(split)
     if info is None:
         raise missing_split(folder, split)
-    verify(folder, split, info, info.size <= CHECKED)
+    verify_split(folder, split, info, info.size <= VERIFY_LIMIT)
     arrays = {name: _load_mapped(folder / split / f"{name}.npy") for name in ARRAYS}
-    shards = Shards(arrays["ids"], arrays["starts"], arrays["items"], info.digest, num_token_arrays)
-    shards.documents, shards.bytes = arrays["documents"], arrays["bytes"]
-    return shards
+    items = CorpusSplit(arrays["ids"], arrays["starts"], arrays["items"], info.digest, num_token_arrays)
+    items.documents, items.bytes = arrays["documents"], arrays["bytes"]
+    return items
 
 
 def missing_split(folder: Path, split: str) -> DataError:
@@ -140,7 +140,7 @@ def _load_mapped(path: Path) -> np.ndarray:
         raise DataError(f"{path}: cannot be read: {error}; {_AGAIN}") from None
 
 
-def verify(folder: Path, split: str, info: Split, content: bool) -> None:
+def verify_split(folder: Path, split: str, info: SplitManifest, content: bool) -> None:
     """Raise if a file of a split has another size than was written or, with `content`, another SHA-256."""
     for name, stored in info.files.items():
         path = folder / split / name
@@ -160,7 +160,7 @@ def digest_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_json(path: Path, value: BaseModel) -> None:
+def write_json_atomically(path: Path, value: BaseModel) -> None:
     """Write a JSON file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "w", encoding="utf-8") as file:

@@ -24,22 +24,22 @@ from pydantic import ValidationError
 
 from weft.config.schema import Section
 from weft.data.corpus.format import StoredFile, digest_file
-from weft.data.corpus.partition import Origin, Part
+from weft.data.corpus.partition import CorpusPart, SourceFile
 
-Item = tuple[np.ndarray, ...]
+_Item = tuple[np.ndarray, ...]
 NARROW, WIDE, LONG = np.dtype("<u2"), np.dtype("<i4"), np.dtype("<i8")
 FLUSH = 1 << 18  # tokens buffered before they are written
 _CHUNK = 1 << 20  # numbers buffered while parts are merged
 
 
-class Plan(Section):
+class PartitionPlan(Section):
     """The source files of a split and its partition into parts."""
 
-    origins: tuple[Origin, ...]
-    parts: tuple[Part, ...]
+    origins: tuple[SourceFile, ...]
+    parts: tuple[CorpusPart, ...]
 
 
-class Made(Section):
+class PartCounts(Section):
     """The counts of a part, including skipped and truncated documents."""
 
     rows: tuple[int, ...]  # documents read, per piece
@@ -54,7 +54,7 @@ class Made(Section):
     cut: int
     dropped: int
     windowed: int
-    seen: int
+    longest_seen: int
     notes: tuple[tuple[str, str, str, int], ...] = ()  # other changes and their counts (`TruncationPolicy.note`)
 
 
@@ -68,7 +68,7 @@ class Lengths:
     def __init__(self) -> None:
         self.sequences, self.items, self.documents, self.bytes = (array("q") for _ in range(4))
 
-    def add(self, size: int, items: Sequence[Item]) -> None:
+    def add(self, size: int, items: Sequence[_Item]) -> None:
         """Add the lengths of a document."""
         self.documents.append(len(items))
         self.bytes.append(size)
@@ -94,7 +94,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     os.replace(temporary, path)
 
 
-def write_tokens(stem: Path, documents: Iterable[tuple[int, list[Item]]], dtype: np.dtype[Any]) -> Lengths:
+def write_tokens(stem: Path, documents: Iterable[tuple[int, list[_Item]]], dtype: np.dtype[Any]) -> Lengths:
     """Write the tokens of documents, given as (bytes of text, items); skip empty documents. Return the lengths."""
     lengths, chunk, buffered = Lengths(), list[np.ndarray](), 0
     with atomic_write(stem.with_suffix(".ids")) as file:
@@ -119,10 +119,10 @@ def _flush(chunk: list[np.ndarray], file: IO[bytes], dtype: np.dtype[Any]) -> No
     chunk.clear()
 
 
-def read_made(stem: Path) -> Made | None:
+def read_part_counts(stem: Path) -> PartCounts | None:
     """Return the counts of a part, or None if it is incomplete."""
     try:
-        part = Made.model_validate_json(stem.with_suffix(".json").read_text(encoding="utf-8"))
+        part = PartCounts.model_validate_json(stem.with_suffix(".json").read_text(encoding="utf-8"))
         complete = stem.with_suffix(".ids").stat().st_size == part.tokens * np.dtype(part.dtype).itemsize
         return part if complete and stem.with_suffix(".npz").is_file() else None
     except (OSError, ValidationError):
@@ -153,7 +153,7 @@ class _ArrayWriter:
         return StoredFile(size=self._path.stat().st_size, sha256=digest_file(self._path))
 
 
-def join_parts(stems: Sequence[Path], parts: Sequence[Made], into: Path) -> tuple[str, dict[str, StoredFile]]:
+def merge_parts(stems: Sequence[Path], parts: Sequence[PartCounts], into: Path) -> tuple[str, dict[str, StoredFile]]:
     """Merge parts, in order, into the arrays of a split in a new folder; return its digest and files."""
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir()
@@ -166,14 +166,14 @@ def join_parts(stems: Sequence[Path], parts: Sequence[Made], into: Path) -> tupl
         for chunk in _chunks(ids):
             tokens.add(chunk)
             digest.update(chunk.astype(WIDE).data)
-    files = {"ids.npy": tokens.close(), **_join_lengths(stems, totals, into)}
+    files = {"ids.npy": tokens.close(), **_merge_lengths(stems, totals, into)}
     for name in ("starts", "items"):
         for chunk in _chunks(np.load(into / f"{name}.npy", mmap_mode="r")):
             digest.update(np.ascontiguousarray(chunk).data)
     return digest.hexdigest(), files
 
 
-def _join_lengths(stems: Sequence[Path], totals: Mapping[str, int], into: Path) -> dict[str, StoredFile]:
+def _merge_lengths(stems: Sequence[Path], totals: Mapping[str, int], into: Path) -> dict[str, StoredFile]:
     bounds = {"starts": "sequences", "items": "items", "documents": "documents"}
     writers = {name: _ArrayWriter(into / f"{name}.npy", LONG, totals[key] + 1) for name, key in bounds.items()}
     sizes = _ArrayWriter(into / "bytes.npy", LONG, totals["documents"])

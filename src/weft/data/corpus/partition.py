@@ -18,7 +18,7 @@ LARGEST, SMALLEST = 1 << 26, 1 << 20  # bytes of a part
 _CHUNK = 1 << 16
 
 
-class Piece(Section):
+class FileRange(Section):
     """A file, or its bytes from `start` to `stop`; `line` is the number of lines before `start`."""
 
     path: str
@@ -27,19 +27,19 @@ class Piece(Section):
     line: int = 0
 
     @property
-    def stretch(self) -> FileSlice:
+    def file_slice(self) -> FileSlice:
         """The path and byte range, as the readers take them."""
         return FileSlice(self.path, self.start, self.stop, self.line)
 
 
-class Part(Section):
+class CorpusPart(Section):
     """A unit of work: pieces of files or, if there are none, the whole source of the split."""
 
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[FileRange, ...] = ()
     size: int  # bytes on disk
 
 
-class Origin(Section):
+class SourceFile(Section):
     """A source file with its size and modification time when it was read."""
 
     path: str
@@ -47,7 +47,7 @@ class Origin(Section):
     modified: int  # in ns
 
     @classmethod
-    def of(cls, path: str) -> "Origin":
+    def of(cls, path: str) -> "SourceFile":
         """Return the current size and modification time of a file."""
         try:
             stat = Path(path).stat()
@@ -56,17 +56,19 @@ class Origin(Section):
         return cls(path=path, size=stat.st_size, modified=stat.st_mtime_ns)
 
 
-def origins(source: Source | None, data: Data) -> tuple[Origin, ...]:
+def source_files(source: Source | None, data: Data) -> tuple[SourceFile, ...]:
     """Return the source files of a split; a sample has none."""
     if source is None:
         return ()
-    return tuple(Origin.of(path) for path in (source if isinstance(source, list) else resolve_files(source, data)[0]))
+    return tuple(
+        SourceFile.of(path) for path in (source if isinstance(source, list) else resolve_files(source, data)[0])
+    )
 
 
-def cut_source(source: Source | None, data: Data, size: int) -> tuple[Part, ...]:
+def partition_source(source: Source | None, data: Data, size: int) -> tuple[CorpusPart, ...]:
     """Return a split as parts of about `size` bytes."""
     if source is None or isinstance(source, list):
-        return (Part(size=sum(file.size for file in origins(source, data))),)
+        return (CorpusPart(size=sum(file.size for file in source_files(source, data))),)
     return tuple(_group_pieces(_pieces(source, data, size), size))
 
 
@@ -75,13 +77,13 @@ def part_size(total: int, workers: int) -> int:
     return min(LARGEST, max(SMALLEST, total // (8 * workers)))
 
 
-def _pieces(source: str, data: Data, size: int) -> Iterator[tuple[Piece, int]]:
+def _pieces(source: str, data: Data, size: int) -> Iterator[tuple[FileRange, int]]:
     for path, format in zip(*resolve_files(source, data), strict=True):
         total = Path(path).stat().st_size
         if total > size and _is_splittable(path, format, data):
-            yield from cut_file(path, size, data.documents == "blank", data.max_line_bytes)
+            yield from split_file(path, size, data.documents == "blank", data.max_line_bytes)
         else:
-            yield Piece(path=path), total
+            yield FileRange(path=path), total
 
 
 def _is_splittable(path: str, format: str, data: Data) -> bool:
@@ -89,20 +91,20 @@ def _is_splittable(path: str, format: str, data: Data) -> bool:
     return format in ("txt", "jsonl") and not compressed and data.documents != "file"
 
 
-def _group_pieces(pieces: Iterable[tuple[Piece, int]], size: int) -> Iterator[Part]:
-    group: list[Piece] = []
+def _group_pieces(pieces: Iterable[tuple[FileRange, int]], size: int) -> Iterator[CorpusPart]:
+    group: list[FileRange] = []
     total = 0
     for piece, piece_size in pieces:
         group.append(piece)
         total += piece_size
         if total >= size:
-            yield Part(pieces=tuple(group), size=total)
+            yield CorpusPart(pieces=tuple(group), size=total)
             group, total = [], 0
     if group:
-        yield Part(pieces=tuple(group), size=total)
+        yield CorpusPart(pieces=tuple(group), size=total)
 
 
-def cut_file(path: str, size: int, at_blank: bool, limit: int) -> Iterator[tuple[Piece, int]]:
+def split_file(path: str, size: int, at_blank: bool, limit: int) -> Iterator[tuple[FileRange, int]]:
     """Yield pieces of a file, split at line ends or after blank lines, with their sizes."""
     total = Path(path).stat().st_size
     start = line = 0
@@ -111,7 +113,7 @@ def cut_file(path: str, size: int, at_blank: bool, limit: int) -> Iterator[tuple
             stop = _seek_line_end(file, start + size - 1) if start + size < total else total
             if at_blank and stop < total:
                 stop = _seek_after_blank(file, limit)
-            yield Piece(path=path, start=start, stop=stop, line=line), stop - start
+            yield FileRange(path=path, start=start, stop=stop, line=line), stop - start
             line += _count_lines(file, start, stop)
             start = stop
 

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.config.schema import Data
-from weft.data.readers.lines import BadRow, count
+from weft.data.readers.lines import BadRow, plural
 from weft.errors import ConfigError, DataError, did_you_mean
 
 Row = dict[str, Any]
-Rows = Iterator[tuple[int, Row | BadRow]]  # line number, and the row or its error
-Picks = list[tuple[str, int]]  # field, index of its column
-Given = Mapping[str, int | str | list[int | str]]  # field -> its column, or the columns of a list
+NumberedRows = Iterator[tuple[int, Row | BadRow]]  # line number, and the row or its error
+ColumnPicks = list[tuple[str, int]]  # field, index of its column
+ColumnSpec = Mapping[str, int | str | list[int | str]]  # field -> its column, or the columns of a list
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Columns:
         for field in data.columns or {}:
             if field not in fields:
                 raise ConfigError(f"data.columns.{field}: the task has no such field; {did_you_mean(field, fields)}")
-        given, lists = spread(data.columns or {})
+        given, lists = split_list_columns(data.columns or {})
         for field, column in given.items():
             if isinstance(column, int) and column < 0:
                 raise ConfigError(f"data.columns.{field}: must be 0 or more, but is {column} instead")
@@ -70,7 +70,7 @@ class Columns:
             )
         return bool(named) if self.header is None else self.header
 
-    def from_header(self, names: Sequence[str], place: str, by_name: bool) -> Picks:
+    def from_header(self, names: Sequence[str], place: str, by_name: bool) -> ColumnPicks:
         """Return the column indices of the fields, given a header."""
         if self.given is None and not by_name:
             return self.by_position(len(names), place)
@@ -92,12 +92,12 @@ class Columns:
             )
         if names.count(column) > 1:
             raise DataError(
-                f"{place}: {count(names.count(column), 'column')} are called {column!r}; "
+                f"{place}: {plural(names.count(column), 'column')} are called {column!r}; "
                 f"give the number of one, from 0, in data.columns.{field}"
             )
         return names.index(column)
 
-    def by_position(self, width: int, place: str) -> Picks:
+    def by_position(self, width: int, place: str) -> ColumnPicks:
         """Return the column indices of the fields in rows of `width` columns without a header."""
         if self.given is None:
             return self._in_order(width, place)
@@ -114,17 +114,17 @@ class Columns:
     def _check_range(self, field: str, column: int, width: int, place: str) -> int:
         if column >= width:
             raise BadRow(
-                f"{place}: {count(width, 'column')}, but data.columns.{field} is {column}; the first column is 0"
+                f"{place}: {plural(width, 'column')}, but data.columns.{field} is {column}; the first column is 0"
             )
         return column
 
-    def _in_order(self, width: int, place: str) -> Picks:
+    def _in_order(self, width: int, place: str) -> ColumnPicks:
         optional = [field for field in self.fields if field not in self.required]
         spare = width - len(self.required)
         if not 0 <= spare <= len(optional):
             raise BadRow(
-                f"{place}: {count(width, 'column')} for {count(len(self.fields), 'field')}, {', '.join(self.fields)}; "
-                "say which is which with data.columns"
+                f"{place}: {plural(width, 'column')} for {plural(len(self.fields), 'field')}, "
+                f"{', '.join(self.fields)}; say which is which with data.columns"
             )
         chosen = self.required.union(optional[:spare])
         return [(field, number) for number, field in enumerate(field for field in self.fields if field in chosen)]
@@ -148,7 +148,7 @@ class Columns:
         return None
 
 
-def spread(columns: Given) -> tuple[dict[str, int | str], dict[str, list[str]]]:
+def split_list_columns(columns: ColumnSpec) -> tuple[dict[str, int | str], dict[str, list[str]]]:
     """Return columns with each column of a list as a field of its own, and the list fields with their parts."""
     given: dict[str, int | str] = {}
     lists: dict[str, list[str]] = {}
@@ -159,19 +159,19 @@ def spread(columns: Given) -> tuple[dict[str, int | str], dict[str, list[str]]]:
     return given, lists
 
 
-def joined(row: Row, lists: Mapping[str, Sequence[str]]) -> Row:
-    """Return a row with the parts of list fields joined again (inverse of `spread`); missing parts are skipped."""
+def join_list_fields(row: Row, lists: Mapping[str, Sequence[str]]) -> Row:
+    """Return a row with the parts of list fields joined again (`split_list_columns`); missing parts are skipped."""
     parts = {part for names in lists.values() for part in names}
     joined_fields = {field: [row[part] for part in names if part in row] for field, names in lists.items()}
     return {**{field: value for field, value in row.items() if field not in parts}, **joined_fields}
 
 
-class Layout:
+class ColumnLayout:
     """The columns of one file, known from its header or its first valid row."""
 
     def __init__(self, path: str, columns: Columns) -> None:
         self.path, self.columns = path, columns
-        self.picks: Picks = []
+        self.picks: ColumnPicks = []
         self.width = 0
         self.first = 0  # the line that set the layout
 
@@ -191,6 +191,6 @@ class Layout:
         if width == self.width:
             return None
         return BadRow(
-            f"{self.path}:{number}: got {count(width, 'column')}, expected {self.width} as in line {self.first}; "
+            f"{self.path}:{number}: got {plural(width, 'column')}, expected {self.width} as in line {self.first}; "
             "is a separator missing, or inside a value?"
         )

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from itertools import chain
 
 from weft.config.schema import Data
-from weft.data.readers.column_mapping import Columns, Rows
+from weft.data.readers.column_mapping import Columns, NumberedRows
 from weft.data.readers.lines import LINE_OVERHEAD, BadRow, chomp, read_lines
 
 Lines = Iterator[tuple[int, str | BadRow]]
 
 
-def read_documents(path: str, columns: Columns, data: Data) -> Rows:
+def read_documents(path: str, columns: Columns, data: Data) -> NumberedRows:
     """Yield one row with one field per document."""
     picks = columns.by_position(1, path)
     lines = read_lines(path, data.max_line_bytes)

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from weft.config.schema import Data
-from weft.data.readers.column_mapping import Columns, Row, Rows, joined
+from weft.data.readers.column_mapping import Columns, NumberedRows, Row, join_list_fields
 from weft.data.readers.documents import read_documents
-from weft.data.readers.formats import READERS, read_parallel
-from weft.data.readers.lines import BadRow, FileSlice, check_file, count
+from weft.data.readers.formats import FORMAT_READERS, read_parallel
+from weft.data.readers.lines import BadRow, FileSlice, check_file, plural
 from weft.errors import ConfigError, DataError
 
 E = TypeVar("E", bound=BaseModel)
@@ -57,7 +57,7 @@ class Skipped:
         if not self.count:
             return ""
         more = ["..."] if self.count > len(self.reasons) else []
-        return f"skipped {count(self.count, 'row')}: {'; '.join(self.reasons + more)}"
+        return f"skipped {plural(self.count, 'row')}: {'; '.join(self.reasons + more)}"
 
 
 def read_rows(
@@ -101,7 +101,7 @@ def _iter_rows(source: str | list[str], data: Data, columns: Columns, skipped: S
             else:
                 empty = False
                 if columns.lists:
-                    row = joined(row, columns.lists)
+                    row = join_list_fields(row, columns.lists)
                 yield tuple.__new__(Place, (name, line)), row  # Place(name, line), in half the time
         if empty and not (isinstance(name, FileSlice) and not name.whole):
             raise _no_rows_error(name, skipped, before)
@@ -118,10 +118,10 @@ def _no_rows_error(name: str, skipped: Skipped, before: int) -> DataError:
     if not bad:
         return DataError(f"{name}: there are no rows in it; is it the right file?")
     first = f", the first: {skipped.reasons[before]}" if before < len(skipped.reasons) else ""
-    return DataError(f"{name}: no good rows in it, {count(bad, 'row')} skipped as bad{first}")
+    return DataError(f"{name}: no good rows in it, {plural(bad, 'row')} skipped as bad{first}")
 
 
-def _open_files(source: str | list[str], data: Data, columns: Columns) -> Iterator[tuple[str, Rows]]:
+def _open_files(source: str | list[str], data: Data, columns: Columns) -> Iterator[tuple[str, NumberedRows]]:
     if isinstance(source, list):
         _check_parallel(source, data)
         return iter([(source[0], read_parallel(source, columns, data.max_line_bytes))])
@@ -130,7 +130,8 @@ def _open_files(source: str | list[str], data: Data, columns: Columns) -> Iterat
         _check_plain_text(formats, data)
         return ((path, read_documents(path, columns, data)) for path in paths)
     return (
-        (path, READERS[format](path, columns, data.max_line_bytes)) for path, format in zip(paths, formats, strict=True)
+        (path, FORMAT_READERS[format](path, columns, data.max_line_bytes))
+        for path, format in zip(paths, formats, strict=True)
     )
 
 
@@ -160,8 +161,8 @@ def _extension(path: str) -> str:
 def _file_format(path: str, data: Data) -> str:
     extension = _extension(path)
     format = data.format or {"conllu": "conll", "json": "squad"}.get(extension, extension)
-    if format not in READERS:
-        raise ConfigError(f"{path}: its ending names no format; set data.format to one of {', '.join(READERS)}")
+    if format not in FORMAT_READERS:
+        raise ConfigError(f"{path}: its ending names no format; set data.format to one of {', '.join(FORMAT_READERS)}")
     if format == "parquet" and path.lower().endswith((".gz", ".zst")):
         raise ConfigError(f"{path}: parquet is compressed inside, not as a whole; unpack it")
     return format
@@ -172,7 +173,7 @@ def _check_parallel(paths: list[str], data: Data) -> None:
         raise ConfigError("a list of parallel files must not be empty; give a path, or one file a column")
     for path in paths:
         format = data.format or _extension(path)
-        if format in READERS and format != "txt":
+        if format in FORMAT_READERS and format != "txt":
             raise ConfigError(
                 f"{path}: a list means parallel files of plain text, line by line, but this is {format}; for files one "
                 "after another give a pattern such as part-*.jsonl, or set data.format: txt"

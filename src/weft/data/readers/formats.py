@@ -11,14 +11,14 @@ from itertools import chain, zip_longest
 from pathlib import PurePath
 from typing import Any, NoReturn
 
-from weft.data.readers.column_mapping import Columns, Layout, Row, Rows
-from weft.data.readers.lines import LINE_OVERHEAD, BadRow, chomp, count, read_lines, unreadable
+from weft.data.readers.column_mapping import ColumnLayout, Columns, NumberedRows, Row
+from weft.data.readers.lines import LINE_OVERHEAD, BadRow, chomp, plural, read_lines, unreadable
 from weft.data.readers.squad import read_squad
 from weft.data.readers.tables import read_csv, read_tsv
 from weft.errors import DataError
 
 
-def read_txt(path: str, columns: Columns, limit: int) -> Rows:
+def read_txt(path: str, columns: Columns, limit: int) -> NumberedRows:
     """Yield one row with one field per line; blank lines are skipped."""
     picks = columns.by_position(1, path)
     for number, line in read_lines(path, limit):
@@ -29,7 +29,7 @@ def read_txt(path: str, columns: Columns, limit: int) -> Rows:
             yield number, {field: text for field, _ in picks}
 
 
-def read_parallel(paths: Sequence[str], columns: Columns, limit: int) -> Rows:
+def read_parallel(paths: Sequence[str], columns: Columns, limit: int) -> NumberedRows:
     """Yield rows of files read in lock-step: line i of each is row i; a line that is blank in all files is skipped."""
     picks = columns.by_position(len(paths), ", ".join(paths))
     files = [read_lines(path, limit) for path in paths]
@@ -57,13 +57,15 @@ def _parallel_cells(paths: Sequence[str], number: int, lines: list[str | BadRow]
     return BadRow(f"{blank}:{number}: the line is blank, but not in {other}; fill it, or drop it from every file")
 
 
-def _unequal_lengths_error(paths: Sequence[str], seen: Sequence[int], files: Sequence[Iterator[object]]) -> DataError:
-    totals = [lines + sum(1 for _ in rest) for lines, rest in zip(seen, files, strict=True)]
-    lengths = ", ".join(f"{path} has {count(total, 'line')}" for path, total in zip(paths, totals, strict=True))
+def _unequal_lengths_error(
+    paths: Sequence[str], lines_read: Sequence[int], files: Sequence[Iterator[object]]
+) -> DataError:
+    totals = [lines + sum(1 for _ in rest) for lines, rest in zip(lines_read, files, strict=True)]
+    lengths = ", ".join(f"{path} has {plural(total, 'line')}" for path, total in zip(paths, totals, strict=True))
     return DataError(f"parallel files must be of equal length: {lengths}; find where they part, and align them again")
 
 
-def read_jsonl(path: str, columns: Columns, limit: int) -> Rows:
+def read_jsonl(path: str, columns: Columns, limit: int) -> NumberedRows:
     """Yield one row per line, a JSON object; values keep their types."""
     picks = columns.by_name(path)
     for number, line in read_lines(path, limit):
@@ -128,13 +130,13 @@ def _lone_surrogate(text: str, value: object) -> str | None:
 _RANGE = re.compile(r"[0-9]+[-.][0-9]+")
 
 
-def read_conll(path: str, columns: Columns, limit: int) -> Rows:
+def read_conll(path: str, columns: Columns, limit: int) -> NumberedRows:
     """Yield one row per sentence: one token per line, a blank line after each sentence; each field is a list.
 
     Columns are separated by tabs, or by spaces in a line without tabs. `-DOCSTART-` lines are skipped; so are, in
     .conllu only, comments, multiword ranges (`3-4`) and empty nodes (`8.1`): elsewhere `#` is an ordinary token.
     """
-    layout = Layout(path, columns)
+    layout = ColumnLayout(path, columns)
     for start, tokens in _read_sentences(path, limit, ".conllu" in PurePath(path.lower()).suffixes):
         if isinstance(tokens, BadRow):
             yield start, tokens
@@ -179,7 +181,7 @@ def _is_skipped(cells: list[str], conllu: bool) -> bool:
     return conllu and (cells[0].startswith("#") or _RANGE.fullmatch(cells[0]) is not None)
 
 
-def read_parquet(path: str, columns: Columns, limit: int) -> Rows:
+def read_parquet(path: str, columns: Columns, limit: int) -> NumberedRows:
     """Yield the rows of a parquet file, read in batches; a row's line is its number, from 1."""
     try:
         import pyarrow
@@ -200,7 +202,7 @@ def read_parquet(path: str, columns: Columns, limit: int) -> Rows:
         raise unreadable(path, error, number) from None
 
 
-READERS: dict[str, Callable[[str, Columns, int], Rows]] = {
+FORMAT_READERS: dict[str, Callable[[str, Columns, int], NumberedRows]] = {
     "txt": read_txt,
     "tsv": read_tsv,
     "csv": read_csv,

@@ -59,7 +59,7 @@ class BadRow(DataError):  # noqa: N818 (yielded as a value in a stream of rows, 
         self.text = text
 
 
-def count(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """Return a number with its noun: `1 column`, `1,200 columns`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
@@ -184,5 +184,5 @@ def unreadable(path: str, error: Exception, lines: int = 0) -> DataError:
         return DataError(f"{path}: is a directory; give a file, or a pattern such as {Path(path) / '*.jsonl'}")
     if isinstance(error, PermissionError):
         return DataError(f"{path}: may not be read; change its permissions: chmod +r '{path}'")
-    after = f" after {count(lines, 'line')}" if lines else ""
+    after = f" after {plural(lines, 'line')}" if lines else ""
     return DataError(f"{path}: cannot be read{after}: {error}; is it damaged or cut short? copy or download it again")

@@ -13,14 +13,14 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from weft.data.readers.column_mapping import Columns, Row, Rows
+from weft.data.readers.column_mapping import Columns, NumberedRows, Row
 from weft.data.readers.lines import BadRow, open_bytes, unreadable
 from weft.errors import DataError
 
 _LAYOUT = 'SQuAD\'s layout is {"data": [{"paragraphs": [{"context": …, "qas": [{"question": …, "answers": […]}]}]}]}'
 
 
-def read_squad(path: str, columns: Columns, limit: int) -> Rows:
+def read_squad(path: str, columns: Columns, limit: int) -> NumberedRows:
     """Yield one row per question."""
     picks = columns.by_name(path)
     for number, record in enumerate(_read_questions(path, _load_json(path)), 1):

@@ -4,13 +4,13 @@ import csv
 from collections import deque
 from collections.abc import Iterator
 
-from weft.data.readers.column_mapping import Columns, Layout, Rows
+from weft.data.readers.column_mapping import ColumnLayout, Columns, NumberedRows
 from weft.data.readers.lines import LINE_OVERHEAD, BadRow, chomp, read_lines
 
 Cells = Iterator[tuple[int, list[str] | BadRow]]
 
 
-def read_tsv(path: str, columns: Columns, limit: int) -> Rows:
+def read_tsv(path: str, columns: Columns, limit: int) -> NumberedRows:
     """Return the rows of a tab-separated file; there is no quoting."""
     return _read_table(path, _tsv_cells(path, limit), columns, by_name=False)
 
@@ -23,7 +23,7 @@ def _tsv_cells(path: str, limit: int) -> Cells:
             yield number, text.split("\t")
 
 
-def read_csv(path: str, columns: Columns, limit: int) -> Rows:
+def read_csv(path: str, columns: Columns, limit: int) -> NumberedRows:
     """Return the rows of a csv file (RFC 4180): a quoted value may contain commas, newlines and doubled quotes."""
     csv.field_size_limit(max(csv.field_size_limit(), limit))  # global to the process, so it is never lowered
     return _read_table(path, _csv_cells(path, limit), columns, by_name=True)
@@ -92,8 +92,8 @@ def _quote_error(path: str, consumed: list[tuple[int, str | BadRow]], error: csv
     )
 
 
-def _read_table(path: str, records: Cells, columns: Columns, by_name: bool) -> Rows:
-    layout = Layout(path, columns)
+def _read_table(path: str, records: Cells, columns: Columns, by_name: bool) -> NumberedRows:
+    layout = ColumnLayout(path, columns)
     if columns.has_header(by_name):
         number, names = next(records, (0, []))
         if isinstance(names, BadRow):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-Part = tuple[str, str]  # type of a field ("" for literal text), and its text
+LabelledText = tuple[str, str]  # type of a field ("" for literal text), and its text
 
 # Normalizes CLDR's narrow, thin and no-break spaces, dashes and direction marks to what people type.
 TYPED = str.maketrans(dict.fromkeys("\u00a0\u2009\u202f", " ") | {"–": "-"} | dict.fromkeys("\u061c\u200e\u200f"))
@@ -27,7 +27,7 @@ class DateFormatter:
         self._tokens: dict[str, list[tuple[str, Any]]] = {}
         self._texts: dict[tuple[tuple[str, int], int], str] = {}
 
-    def format(self, day: str | None, clock: str | None, when: datetime) -> list[Part]:
+    def format(self, day: str | None, clock: str | None, when: datetime) -> list[LabelledText]:
         """Return the fields of a date, a time or both; `day` and `clock` are CLDR's lengths or skeletons."""
         parts = self.fill_pattern(self._pattern("date_formats", day), when) if day else []
         if day and clock:
@@ -37,7 +37,7 @@ class DateFormatter:
             parts.append(("TIME", "".join([text for _, text in fields])))
         return parts
 
-    def fill_pattern(self, pattern: str, when: datetime) -> list[Part]:
+    def fill_pattern(self, pattern: str, when: datetime) -> list[LabelledText]:
         """Return the fields of one of CLDR's patterns, such as `EEEE, MMMM d, y`, for a moment."""
         if pattern not in self._tokens:
             self._tokens[pattern] = self._tokenize(pattern.translate(TYPED))
@@ -51,7 +51,7 @@ class DateFormatter:
             self._patterns[table, form] = pattern.pattern
         return self._patterns[table, form]
 
-    def _field(self, field: tuple[str, int], when: datetime) -> Part:
+    def _field(self, field: tuple[str, int], when: datetime) -> LabelledText:
         letter, count = field
         name, read = FIELDS[letter]
         key = field, read(when)

@@ -20,12 +20,10 @@ from datetime import date, datetime, time, timedelta
 from functools import cache
 from hashlib import blake2b
 from random import Random
-from typing import Any
 
-from weft.data.samples.cldr import AT, TYPED, DateFormatter, Part
+from weft.data.readers.column_mapping import Row
+from weft.data.samples.cldr import AT, TYPED, DateFormatter, LabelledText
 from weft.errors import DataError, did_you_mean
-
-Row = dict[str, Any]
 
 SPLITS = ("train", "valid", "test")
 
@@ -51,12 +49,13 @@ def read_sample(name: str, split: str) -> Iterator[tuple[str, Row]]:
         raise DataError(f"data.sample: no data set {name!r} ships with weft; {did_you_mean(name, SAMPLES)}")
     if split not in SPLITS:
         raise DataError(f"data.sample: {name} has no split {split!r}; {did_you_mean(split, SPLITS)}")
-    rows = (row for row_split, row in _made(name) if row_split == split)
+    rows = (row for row_split, row in _cached_rows(name) if row_split == split)
     return ((f"{name}:{split}:{number}", _copy_row(row)) for number, row in enumerate(rows, 1))
 
 
 @cache  # train, valid and test are read one after another
-def _made(name: str) -> list[tuple[str, Row]]:
+def _cached_rows(name: str) -> list[tuple[str, Row]]:
+    """Return all rows of a sample with their splits."""
     return list(SAMPLES[name].make())
 
 
@@ -140,7 +139,7 @@ def _draw_partner(when: datetime, rng: Random) -> datetime:
             return other
 
 
-def _join(parts: list[Part]) -> str:
+def _join(parts: list[LabelledText]) -> str:
     return "".join([text for _, text in parts])
 
 
@@ -209,7 +208,7 @@ def _dateparts() -> Iterator[tuple[str, Row]]:
             yield _assign_split(content, 0.05), row
 
 
-def _bio_tag(parts: list[Part]) -> Row:
+def _bio_tag(parts: list[LabelledText]) -> Row:
     """Return the words of labelled parts with BIO tags; a word is letters and digits, or one punctuation character."""
     words, tags = [], []
     for entity, text in parts:
@@ -219,7 +218,7 @@ def _bio_tag(parts: list[Part]) -> Row:
     return {"words": words, "tags": tags}
 
 
-def _format_list(formatter: DateFormatter, items: list[list[Part]], style: str) -> list[Part]:
+def _format_list(formatter: DateFormatter, items: list[list[LabelledText]], style: str) -> list[LabelledText]:
     from babel.lists import format_list
 
     keys = [chr(0xE000 + index) for index in range(len(items))]  # private-use characters: in no text of CLDR's
@@ -227,12 +226,12 @@ def _format_list(formatter: DateFormatter, items: list[list[Part]], style: str) 
     return [part for piece in pieces for part in (items[keys.index(piece)] if piece in keys else [("", piece)])]
 
 
-def _moment(formatter: DateFormatter, rng: Random) -> list[Part]:
+def _moment(formatter: DateFormatter, rng: Random) -> list[LabelledText]:
     day, clock = rng.choice(_MOMENTS)
     return formatter.format(day, clock, _draw_moment(rng))
 
 
-def _range(formatter: DateFormatter, rng: Random) -> list[Part]:
+def _range(formatter: DateFormatter, rng: Random) -> list[LabelledText]:
     """Return a range of days in CLDR's short format, which omits what both ends share: `Jan 12 - 15, 2023`."""
     start = _draw_moment(rng)
     end = start + timedelta(days=rng.randrange(1, 60))
@@ -242,12 +241,12 @@ def _range(formatter: DateFormatter, rng: Random) -> list[Part]:
     return formatter.fill_pattern(first, start) + formatter.fill_pattern(second, end)
 
 
-def _hours(formatter: DateFormatter, rng: Random) -> list[Part]:
+def _hours(formatter: DateFormatter, rng: Random) -> list[LabelledText]:
     start, end = _draw_moment(rng), _draw_moment(rng)
     return [*formatter.format(None, "short", start), ("", " - "), *formatter.format(None, "short", end)]
 
 
-def _delta(formatter: DateFormatter, rng: Random) -> list[Part]:
+def _delta(formatter: DateFormatter, rng: Random) -> list[LabelledText]:
     """Return a duration, or a time relative to now: `3 days`, `3 days ago`."""
     from babel.dates import TIMEDELTA_UNITS, format_timedelta
 
@@ -257,7 +256,7 @@ def _delta(formatter: DateFormatter, rng: Random) -> list[Part]:
     return [(entity, format_timedelta(seconds, unit, threshold, directed, locale=formatter.locale))]
 
 
-def _quantity(formatter: DateFormatter, rng: Random) -> list[Part]:
+def _quantity(formatter: DateFormatter, rng: Random) -> list[LabelledText]:
     """Return a quantity whose number could be a day or a year, as a distractor."""
     from babel.units import format_unit
 
@@ -265,7 +264,7 @@ def _quantity(formatter: DateFormatter, rng: Random) -> list[Part]:
     return [("", format_unit(number, rng.choice(_UNITS), format="0", locale=formatter.locale))]
 
 
-def _country(formatter: DateFormatter, rng: Random) -> list[Part]:
+def _country(formatter: DateFormatter, rng: Random) -> list[LabelledText]:
     return [("", rng.choice(formatter.countries))]
 
 

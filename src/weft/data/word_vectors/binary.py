@@ -10,7 +10,7 @@ from io import BufferedReader
 
 import numpy as np
 
-from weft.data.readers.lines import count, open_bytes, unreadable
+from weft.data.readers.lines import open_bytes, plural, unreadable
 from weft.errors import DataError
 
 _HEADER = 64  # maximum bytes of the header line
@@ -82,6 +82,6 @@ def _parse_vector(path: str, number: int, word: str, raw: bytes) -> np.ndarray:
 
 def _truncated_error(path: str, number: int, expected: int) -> DataError:
     return DataError(
-        f"{path}: its first line promises {count(expected, 'vector')}, but it ends in number {number:,}; is it cut "
+        f"{path}: its first line promises {plural(expected, 'vector')}, but it ends in number {number:,}; is it cut "
         "short? copy or download it again"
     )

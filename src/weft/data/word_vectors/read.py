@@ -16,7 +16,7 @@ from itertools import islice
 
 import numpy as np
 
-from weft.data.readers.lines import BadRow, count, read_lines
+from weft.data.readers.lines import BadRow, plural, read_lines
 from weft.data.word_vectors import binary
 from weft.errors import DataError
 
@@ -31,22 +31,22 @@ class Vectors:
     """A vector for each requested word, and whether the file has it; a missing word has a zero vector."""
 
     rows: np.ndarray  # (len(words), D), float32
-    found: np.ndarray  # (len(words),), bool
+    in_file: np.ndarray  # (len(words),), bool
 
 
 @dataclass(frozen=True)
-class Layout:
+class VectorLayout:
     """The vector width of a file, and the number of vectors, if a header gives it."""
 
     width: int
     num_vectors: int | None
 
 
-def read_layout(path: str, limit: int = _LINE) -> Layout:
+def read_layout(path: str, limit: int = _LINE) -> VectorLayout:
     """Return the layout of a file, from its first line."""
     if binary.is_binary(path):
         num_vectors, width = binary.read_header(path)
-        return Layout(width, num_vectors)
+        return VectorLayout(width, num_vectors)
     with closing(_read_text_lines(path, limit)) as lines:
         first = next(lines, None)
     if first is None:
@@ -54,7 +54,7 @@ def read_layout(path: str, limit: int = _LINE) -> Layout:
     number, text = first
     parts = text.split(" ")
     if len(parts) == 2 and all(part.isascii() and part.isdecimal() for part in parts):
-        return Layout(int(parts[1]), int(parts[0]))
+        return VectorLayout(int(parts[1]), int(parts[0]))
     width = 0
     while width < len(parts) - 1 and _is_number(parts[-1 - width]):
         width += 1
@@ -63,10 +63,10 @@ def read_layout(path: str, limit: int = _LINE) -> Layout:
             f"{path}:{number}: no word vector: a line is a word and its numbers, with one space between, "
             f"but this one is {_short(text)}"
         )
-    return Layout(width, None)
+    return VectorLayout(width, None)
 
 
-def read_words(path: str, limit: int = _LINE) -> Iterator[str]:
+def read_vector_words(path: str, limit: int = _LINE) -> Iterator[str]:
     """Yield the words of a file, in order."""
     for word, _ in _read_entries(path, read_layout(path, limit), limit):
         yield word
@@ -79,30 +79,30 @@ def read_vectors(path: str, words: Sequence[str], limit: int = _LINE) -> Vectors
     first line counts; an empty word is never found.
     """
     layout = read_layout(path, limit)
-    requested, seen = _RequestedRows(words, layout.width), 0
+    requested, num_read = _RequestedRows(words, layout.width), 0
     for word, parse in _read_entries(path, layout, limit):
-        seen += 1
+        num_read += 1
         rows = requested.rows_for(word)
         if rows:
             requested.put(rows, word, parse())
-    _check_count(path, layout, seen)
+    _check_count(path, layout, num_read)
     return Vectors(requested.vectors, requested.rank > 0)
 
 
 def read_table(path: str, most: int | None = None, limit: int = _LINE) -> tuple[list[str], np.ndarray]:
     """Return all words and their vectors (V, D), or the first `most`; of duplicates, the first counts."""
     layout, vectors = read_layout(path, limit), dict[str, np.ndarray]()
-    seen = 0
+    num_read = 0
     for word, parse in islice(_read_entries(path, layout, limit), most):
-        seen += 1
+        num_read += 1
         if word not in vectors:
             vectors[word] = parse()
     if most is None:
-        _check_count(path, layout, seen)
+        _check_count(path, layout, num_read)
     return list(vectors), np.array(list(vectors.values()), np.float32).reshape(len(vectors), layout.width)
 
 
-def _read_entries(path: str, layout: Layout, limit: int) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
+def _read_entries(path: str, layout: VectorLayout, limit: int) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
     """Yield the words, each with a function that parses its vector."""
     if binary.is_binary(path):
         yield from binary.read_entries(path, limit)
@@ -115,10 +115,10 @@ def _read_entries(path: str, layout: Layout, limit: int) -> Iterator[tuple[str, 
             yield _parse_word(path, number, line, layout.width), parse
 
 
-def _check_count(path: str, layout: Layout, seen: int) -> None:
-    if seen < (layout.num_vectors or 0):
+def _check_count(path: str, layout: VectorLayout, num_read: int) -> None:
+    if num_read < (layout.num_vectors or 0):
         raise DataError(
-            f"{path}: its first line promises {count(layout.num_vectors or 0, 'vector')}, but it has {seen:,}; "
+            f"{path}: its first line promises {plural(layout.num_vectors or 0, 'vector')}, but it has {num_read:,}; "
             "is it cut short? copy or download it again"
         )
 
@@ -167,7 +167,7 @@ def _parse_word(path: str, number: int, text: str, width: int) -> str:
     word = text.rsplit(" ", width)[0]
     if spaces < width or _EXTRA_NUMBER.search(word):
         raise DataError(
-            f"{path}:{number}: {count(_width(text), 'number')}, where the first vector has {width:,}: {_short(text)}; "
+            f"{path}:{number}: {plural(_width(text), 'number')}, where the first vector has {width:,}: {_short(text)}; "
             "mend the line, or drop it"
         )
     return word.strip(" ")

@@ -13,17 +13,17 @@ import numpy as np
 
 from weft.errors import ConfigError, DataError, did_you_mean
 
-Form = Literal["word2vec", "binary", "glove"]
-_BY_EXTENSION: dict[str, Form] = {".bin": "binary", ".glove": "glove", ".txt": "word2vec", ".vec": "word2vec"}
+VectorFormat = Literal["word2vec", "binary", "glove"]
+_BY_EXTENSION: dict[str, VectorFormat] = {".bin": "binary", ".glove": "glove", ".txt": "word2vec", ".vec": "word2vec"}
 
 
-def form_of(path: str, requested: str | None = None) -> Form:
+def vector_format(path: str, requested: str | None = None) -> VectorFormat:
     """Return the format of a file: as requested, or by its extension."""
     if requested is not None:
-        for form in get_args(Form):
+        for form in get_args(VectorFormat):
             if requested == form:
                 return form  # type: ignore[no-any-return]
-        raise ConfigError(f"--format: there is no {requested!r}; {did_you_mean(requested, get_args(Form))}")
+        raise ConfigError(f"--format: there is no {requested!r}; {did_you_mean(requested, get_args(VectorFormat))}")
     extension = Path(path.removesuffix(".gz")).suffix.lower()
     if extension not in _BY_EXTENSION:
         raise ConfigError(
@@ -33,12 +33,12 @@ def form_of(path: str, requested: str | None = None) -> Form:
     return _BY_EXTENSION[extension]
 
 
-def write_vectors(path: str, words: Iterable[str], rows: np.ndarray, form: Form | None = None) -> None:
+def write_vectors(path: str, words: Iterable[str], rows: np.ndarray, form: VectorFormat | None = None) -> None:
     """Write a vector (D,) for each word, in a format or that of the file's extension; .gz is compressed.
 
     Numbers in text have nine significant digits, which preserve float32 exactly.
     """
-    form, part = form or form_of(path), f"{path}.part"
+    form, part = form or vector_format(path), f"{path}.part"
     try:
         with gzip.open(part, "wb", 6) if path.endswith(".gz") else open(part, "wb") as file:
             _write_rows(path, file, words, rows, form)
@@ -49,7 +49,9 @@ def write_vectors(path: str, words: Iterable[str], rows: np.ndarray, form: Form 
         Path(part).unlink(missing_ok=True)
 
 
-def _write_rows(path: str, file: IO[bytes] | gzip.GzipFile, words: Iterable[str], rows: np.ndarray, form: Form) -> None:
+def _write_rows(
+    path: str, file: IO[bytes] | gzip.GzipFile, words: Iterable[str], rows: np.ndarray, form: VectorFormat
+) -> None:
     count, width = rows.shape
     line = " %.9g" * width + "\n"
     if form != "glove":

@@ -93,7 +93,7 @@ _LABEL_HEADS: dict[str, Modules] = {
     "span": {"output": "qa_outputs"},
 }
 _DENSE_HEAD: Modules = {
-    "body.pool": "classifier.dense",
+    "body.pooler": "classifier.dense",
     "output": "classifier.out_proj",
 }  # classification head of RoBERTa and ELECTRA
 
@@ -128,7 +128,7 @@ BERT_MAP = HFMapping(
     values={"activation": _ACTIVATIONS},
     required=_REQUIRED,
     write_only={"attention_probs_dropout_prob": 0.0},
-    modules={**_MODULES, "pool": "pooler.dense"},
+    modules={**_MODULES, "pooler": "pooler.dense"},
     head_modules={
         **_LABEL_HEADS,
         "mlm": _BERT_MLM_HEAD,
@@ -203,7 +203,7 @@ ALBERT_MAP = replace(
             "ffn_output",
             "full_layer_layer_norm",
         ),
-        "pool": "pooler",
+        "pooler": "pooler",
     },
     head_modules={
         **_LABEL_HEADS,
@@ -217,7 +217,7 @@ ALBERT_MAP = replace(
     dropout_key="classifier_dropout_prob",
 )
 
-_SUMMARY_HEAD: Modules = {"body.pool": "sequence_summary.summary", "output": "classifier"}
+_SUMMARY_HEAD: Modules = {"body.pooler": "sequence_summary.summary", "output": "classifier"}
 ELECTRA_MAP = replace(
     BERT_MAP,
     model_type="electra",
@@ -287,8 +287,8 @@ DISTILBERT_MAP = HFMapping(
     },
     head_modules={
         **_LABEL_HEADS,
-        "classify": {"body.pool": "pre_classifier", "output": "classifier"},
-        "choice": {"body.pool": "pre_classifier", "output": "classifier"},
+        "classify": {"body.pooler": "pre_classifier", "output": "classifier"},
+        "choice": {"body.pooler": "pre_classifier", "output": "classifier"},
         "mlm": _mlm_head("vocab_transform", "vocab_layer_norm", "vocab_projector"),
     },
     prefix="distilbert.",

@@ -60,7 +60,7 @@ def _describe(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Tokeniz
     raw = {
         "task": {**read_task(folder, family, head, config, weight_files), **options},
         # config.json has no other information on the data.
-        "data": {"train": [], "max_length": max_tokens, "too_long": "window" if head == "span" else "error"},
+        "data": {"train": [], "max_length": max_tokens, "truncation": "window" if head == "span" else "error"},
         "tokenizer": tokenizer.config.model_dump(mode="json", exclude_none=True),
         "model": section,
         "train": {"steps": 1},
@@ -88,7 +88,7 @@ def _parse_model(folder: Path, section: Mapping[str, Any]) -> Named:
 def _max_text_tokens(family: HFMapping, model: Named, head: str, tokenizer: Tokenizer) -> int:
     """Return the maximum number of text tokens: positions, less those of the special tokens of a text or pair."""
     positions: int = getattr(model, "max_positions", 1024) - getattr(model, "offset", 0)
-    num_specials = {"mlm": 0, "embed": 2, "tag": 2}.get(head, 2 + len(tokenizer.between))  # mlm includes them
+    num_specials = {"mlm": 0, "embed": 2, "tag": 2}.get(head, 2 + len(tokenizer.pair_separator))  # mlm includes them
     return max(positions - num_specials, 1) if family.framed else positions - _is_marian(family)
 
 

@@ -49,7 +49,7 @@ def read_task(
     if name == "mlm":
         section["next_sentence"] = bool(variant)
     elif name == "embed":
-        section["summary"] = f"{family.modules.get('pool')}.weight" in weight_names
+        section["pooler"] = f"{family.modules.get('pooler')}.weight" in weight_names
     elif name in ("classify", "tag"):
         section |= _labels(folder, config, classify=name == "classify")
         if config.get(family.dropout_key) is not None:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from weft.config.schema import Run
-from weft.decoding.generate import DecodingConfig
+from weft.decoding.config import DecodingConfig
 from weft.errors import CheckpointError
 from weft.formats.huggingface.mapping import HFMapping
 from weft.formats.huggingface.tokenizer import CONFIG, read_json, write_json_object
 from weft.tokenization.base import Tokenizer
 from weft.tokenization.sentencepiece.marian import SentencePiece, word_engine
 from weft.tokenization.sentencepiece.model_file import read_spm
-from weft.tokenization.vocab_files import spelling
+from weft.tokenization.vocab_files import token_text
 
 GENERATION = "generation_config.json"
 _EARLY_STOPPING: Mapping[str, object] = {"sure": "never", "soon": False, "first": True}  # ours -> early_stopping
@@ -44,7 +44,9 @@ def read_marian(folder: Path, family: HFMapping, vocab: int) -> SentencePiece:
     tokenizer_config = read_json(folder / "special_tokens_map.json", {}) | read_json(folder / CONFIG, {})
     if tokenizer_config.get("separate_vocabs"):
         raise CheckpointError(f"{folder / CONFIG}: separate_vocabs is true, but weft's marian has one vocabulary alone")
-    tokens = {role: spelling(tokenizer_config.get(key) or default) for role, (key, default) in family.specials.items()}
+    tokens = {
+        role: token_text(tokenizer_config.get(key) or default) for role, (key, default) in family.specials.items()
+    }
     specials = {role: token for role, token in tokens.items() if token is not None}
     engine = word_engine(folder / "vocab.json", specials["unk"], list(specials.values()))
     size, start = int(engine.get_vocab_size()), config.get("decoder_start_token_id")
@@ -70,7 +72,7 @@ def write_marian(folder: Path, tokenizer: Tokenizer, family: HFMapping, longest:
     write_json_object(folder / "vocab.json", dict(vocab))
     for name, side in (("source.spm", tokenizer), ("target.spm", tokenizer.target)):
         (folder / name).write_bytes(side.spm.raw)
-    tokens = tokenizer.spell(tokenizer.config)
+    tokens = tokenizer.special_tokens_map(tokenizer.config)
     special_tokens = {key: tokens[role] for role, (key, _) in family.specials.items()}
     write_json_object(
         folder / CONFIG, {"tokenizer_class": "MarianTokenizer", "model_max_length": longest, **special_tokens}

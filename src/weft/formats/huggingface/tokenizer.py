@@ -14,7 +14,7 @@ from weft.errors import CheckpointError
 from weft.formats.huggingface.mapping import HFMapping
 from weft.registry import names, resolve
 from weft.tokenization.trainable import Tokenizer
-from weft.tokenization.vocab_files import read_engine, section_of, settle_specials, spelling
+from weft.tokenization.vocab_files import read_engine, register_special_tokens, section_of, token_text
 
 CONFIG = "tokenizer_config.json"
 
@@ -37,20 +37,20 @@ def read_tokenizer(folder: Path, family: HFMapping, vocab: int) -> Tokenizer:
     if isinstance(own_section, dict):
         engine.add_special_tokens(specials)
     else:
-        settle_specials(engine, specials)
+        register_special_tokens(engine, specials)
     _pad_vocab(folder, engine, vocab)
     return kind(parsed, engine)
 
 
 def _tokenizer_section(engine: Engine, vocab: int, family: HFMapping, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tokenizer's section of a recipe; special tokens are those of the files, else of the family."""
-    tokens = {role: spelling(config.get(key) or default) for role, (key, default) in family.specials.items()}
+    tokens = {role: token_text(config.get(key) or default) for role, (key, default) in family.specials.items()}
     specials = {role: token for role, token in tokens.items() if token is not None}
     section = {**section_of(engine, vocab), "specials": specials}
     num_separators = family.num_separators
     if family.framed and engine.post_processor is not None:  # it adds the special tokens of a pair
         num_separators = max(engine.encode("a", "b").tokens.count(specials["eos"]) - 1, 1)
-    return section if num_separators == 1 else {**section, "gap": num_separators}
+    return section if num_separators == 1 else {**section, "num_separators": num_separators}
 
 
 def _pad_vocab(folder: Path, engine: Engine, vocab: int) -> None:
@@ -67,7 +67,7 @@ def _pad_vocab(folder: Path, engine: Engine, vocab: int) -> None:
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, family: HFMapping, longest: int) -> None:
     """Write a tokenizer that adds the same special tokens as in training."""
     engine = Engine.from_str(tokenizer.engine.to_str())
-    tokens = tokenizer.spell(tokenizer.config)
+    tokens = tokenizer.special_tokens_map(tokenizer.config)
     engine.post_processor = _post_processor(tokenizer, family)
     if "mask" in tokens and tokenizer.model == "BPE":  # a space before the mask belongs to it, as to any token
         engine.add_special_tokens([AddedToken(tokens["mask"], lstrip=True)])
@@ -86,12 +86,12 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, family: HFMapping, longe
 
 def _post_processor(tokenizer: Tokenizer, family: HFMapping) -> Any:
     """Return the post-processor that adds bos and eos, or only bos; None where bos and eos are one token."""
-    ids, tokens = tokenizer.specials, tokenizer.spell(tokenizer.config)
+    ids, tokens = tokenizer.specials, tokenizer.special_tokens_map(tokenizer.config)
     bos, eos = tokens["bos"], tokens["eos"]
     special_tokens = [(bos, ids.bos), (eos, ids.eos)]
     if family.framed:
         second_type = int(family.token_types)
-        between = " ".join([eos] * len(tokenizer.between))
+        between = " ".join([eos] * len(tokenizer.pair_separator))
         pair = f"{bos} $A {between} $B:{second_type} {eos}:{second_type}"
         return TemplateProcessing(single=f"{bos} $A {eos}", pair=pair, special_tokens=special_tokens)
     return None if bos == eos else TemplateProcessing(single=f"{bos} $A", special_tokens=special_tokens[:1])

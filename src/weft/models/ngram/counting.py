@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from weft.errors import TrainingError
-from weft.models.ngram.external_sort import Allocator, Array, Corpus, Windows, common_prefix, compiled, merge, word_type
+from weft.jit import Array, jit_compile
+from weft.models.ngram.external_sort import Allocator, NGramCorpus, SortedWindows, common_prefix, merge, word_type
 
 MAX_NGRAMS = 2**32 - 1  # the range of a uint32 pointer of the trie
 
@@ -40,7 +41,9 @@ class Trie:
         return slice(int(self.orders[order - 1]), int(self.orders[order]))
 
 
-def count(corpus: Corpus, order: int, at_once: int, threads: int, folder: Path | None) -> Generator[int, None, Trie]:
+def count_ngrams(
+    corpus: NGramCorpus, order: int, at_once: int, threads: int, folder: Path | None
+) -> Generator[int, None, Trie]:
     """Count all n-grams; yield the number of words of each run once it is sorted, and return the trie.
 
     A corpus of more than one run takes constant memory: its arrays are memory-mapped files.
@@ -64,8 +67,8 @@ def count(corpus: Corpus, order: int, at_once: int, threads: int, folder: Path |
 
 
 def _merge_runs(
-    corpus: Corpus, bounds: list[tuple[int, int]], order: int, threads: int, allocator: Allocator
-) -> Generator[int, None, Windows]:
+    corpus: NGramCorpus, bounds: list[tuple[int, int]], order: int, threads: int, allocator: Allocator
+) -> Generator[int, None, SortedWindows]:
     """Write sorted runs to disk, yield the words of each, and return the merged windows."""
     offsets, folder = [0], allocator.folder
     with tempfile.TemporaryFile(dir=folder) as words, tempfile.TemporaryFile(dir=folder) as counts:
@@ -85,7 +88,7 @@ def _merge_runs(
         )
 
 
-def build_trie(windows: Windows, vocab: int, order: int, allocator: Allocator) -> Trie:
+def build_trie(windows: SortedWindows, vocab: int, order: int, allocator: Allocator) -> Trie:
     """Return the trie of sorted windows."""
     orders = np.concatenate([[0, vocab], _order_sizes(windows.words)]).cumsum()
     if orders[-1] > MAX_NGRAMS:
@@ -100,7 +103,7 @@ def build_trie(windows: Windows, vocab: int, order: int, allocator: Allocator) -
     return Trie(orders, words, first, counts, allocator)
 
 
-@compiled
+@jit_compile
 def _order_sizes(words: Array) -> Array:
     """Return the number of n-grams of each order from 2 on."""
     order = words.shape[1]
@@ -112,7 +115,7 @@ def _order_sizes(words: Array) -> Array:
     return sizes[2:]
 
 
-@compiled
+@jit_compile
 def _fill_trie(windows: Array, counts: Array, orders: Array, words: Array, first: Array, totals: Array) -> None:
     """Write the nodes of sorted windows; `path` is the current window's nodes, `next_node` the next of each order."""
     order = windows.shape[1]

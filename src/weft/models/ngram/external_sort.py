@@ -18,18 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from numba import njit
 
-Array = np.ndarray[Any, Any]
-T = TypeVar("T")
+from weft.jit import Array, jit_compile
 
-
-def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a function with numba, cached on disk where that is writable."""
-    try:
-        return njit(nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:  # no writable cache folder
-        return njit(nogil=True, error_model="numpy")(function)
+_T = TypeVar("_T")
 
 
 def word_type(vocab: int) -> type[np.unsignedinteger[Any]]:
@@ -37,7 +29,7 @@ def word_type(vocab: int) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if vocab < 2**16 else np.uint32
 
 
-def run_threads(parts: int, work: Callable[[int], T]) -> list[T]:
+def run_threads(parts: int, work: Callable[[int], _T]) -> list[_T]:
     """Return work(0) to work(parts - 1), each computed in a thread."""
     if parts == 1:
         return [work(0)]
@@ -63,7 +55,7 @@ class Allocator:
             return np.memmap(file, dtype, "w+", shape=shape).view(np.ndarray)
 
 
-class Windows(NamedTuple):
+class SortedWindows(NamedTuple):
     """Distinct windows in lexicographic order with their counts; a word is stored as id + 1, and 0 is padding."""
 
     words: Array  # (M, n)
@@ -71,7 +63,7 @@ class Windows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Corpus:
+class NGramCorpus:
     """Concatenated documents, each starting with bos; the eos that ends each is not in the ids."""
 
     ids: Array  # (N,)
@@ -79,7 +71,7 @@ class Corpus:
     eos: int
     vocab: int
 
-    def sorted_run(self, start: int, stop: int, order: int, threads: int) -> Windows:
+    def sorted_run(self, start: int, stop: int, order: int, threads: int) -> SortedWindows:
         """Return the sorted windows, with counts, that begin at ids[start:stop]."""
         text, size = self._padded_text(start, stop, order)
         lengths, firsts = _window_lengths(text, order), text[:size]
@@ -87,12 +79,12 @@ class Corpus:
         cuts = [1 + int(np.searchsorted(cumulative, cumulative[-1] * part // threads)) for part in range(threads)]
         cuts = [1, *cuts[1:], self.vocab + 2]
 
-        def sort(part: int) -> Windows:
+        def sort(part: int) -> SortedWindows:
             positions = np.flatnonzero((cuts[part] <= firsts) & (firsts < cuts[part + 1]))
             return sorted_windows(text, lengths, positions, order, self.vocab)
 
         parts = run_threads(threads, sort)
-        return Windows(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        return SortedWindows(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def _padded_text(self, start: int, stop: int, order: int) -> tuple[Array, int]:
         """Return the words of all windows as id + 1, with eos and 0 after each document, and where the next run begins.
@@ -117,7 +109,7 @@ class Corpus:
         return [(start, min(start + size, len(self.ids))) for start in range(0, len(self.ids), size)]
 
 
-def sorted_windows(text: Array, lengths: Array, positions: Array, order: int, vocab: int) -> Windows:
+def sorted_windows(text: Array, lengths: Array, positions: Array, order: int, vocab: int) -> SortedWindows:
     """Return the distinct windows that begin at `positions`, sorted, with their counts."""
     word_bits, index_bits = (vocab + 1).bit_length(), len(positions).bit_length()
     ranks = text[positions].astype(np.uint64) if order > 1 else np.zeros(len(positions), np.uint64)
@@ -129,17 +121,17 @@ def sorted_windows(text: Array, lengths: Array, positions: Array, order: int, vo
             _rank(keys, index_bits, ranks)
     words, counts = np.empty((len(positions), order), word_type(vocab)), np.empty(len(positions), np.uint32)
     size = _collect(keys, index_bits, positions, text, lengths, words, counts)
-    return Windows(words[:size], counts[:size])
+    return SortedWindows(words[:size], counts[:size])
 
 
-def merge(words: Array, counts: Array, offsets: list[int], allocator: Allocator) -> Windows:
+def merge(words: Array, counts: Array, offsets: list[int], allocator: Allocator) -> SortedWindows:
     """Return the merge of concatenated runs, each from one of the offsets to the next."""
-    merged = Windows(allocator.empty(words.shape, words.dtype), allocator.empty(len(counts), np.int64))
+    merged = SortedWindows(allocator.empty(words.shape, words.dtype), allocator.empty(len(counts), np.int64))
     size = _merge(words, counts, np.array(offsets), *merged)
-    return Windows(merged.words[:size], merged.counts[:size])
+    return SortedWindows(merged.words[:size], merged.counts[:size])
 
 
-@compiled
+@jit_compile
 def _window_lengths(text: Array, order: int) -> Array:
     """Return the number of words of the window at each position: n, or fewer at a document's end."""
     lengths = np.zeros(len(text), np.uint8)
@@ -149,7 +141,7 @@ def _window_lengths(text: Array, order: int) -> Array:
     return lengths
 
 
-@compiled
+@jit_compile
 def _make_keys(
     positions: Array,
     ranks: Array,
@@ -166,7 +158,7 @@ def _make_keys(
         keys[index] = (((ranks[index] << np.uint64(word_bits)) | word) << np.uint64(index_bits)) | np.uint64(index)
 
 
-@compiled
+@jit_compile
 def _rank(keys: Array, index_bits: int, ranks: Array) -> None:
     """Write the rank of each window, equal ones alike; the last bits of a key are the window's index."""
     rank, shift, mask = np.uint64(0), np.uint64(index_bits), (np.uint64(1) << np.uint64(index_bits)) - np.uint64(1)
@@ -176,7 +168,7 @@ def _rank(keys: Array, index_bits: int, ranks: Array) -> None:
         ranks[keys[number] & mask] = rank
 
 
-@compiled
+@jit_compile
 def _collect(
     keys: Array, index_bits: int, positions: Array, text: Array, lengths: Array, words: Array, counts: Array
 ) -> int:
@@ -195,7 +187,7 @@ def _collect(
     return size
 
 
-@compiled
+@jit_compile
 def common_prefix(words: Array, a: int, b: int) -> int:
     """Return the number of words in the common prefix of two windows."""
     same = 0
@@ -204,13 +196,13 @@ def common_prefix(words: Array, a: int, b: int) -> int:
     return same
 
 
-@compiled
+@jit_compile
 def _less(words: Array, a: int, b: int) -> bool:
     same = common_prefix(words, a, b)
     return bool(same < words.shape[1] and words[a, same] < words[b, same])
 
 
-@compiled
+@jit_compile
 def _merge(words: Array, counts: Array, offsets: Array, merged: Array, sums: Array) -> int:
     """Merge runs with a binary heap; `rows` is the next window of each run. Return the number of distinct windows."""
     rows = offsets[:-1].copy()
@@ -233,7 +225,7 @@ def _merge(words: Array, counts: Array, offsets: Array, merged: Array, sums: Arr
     return size
 
 
-@compiled
+@jit_compile
 def _sift_down(heap: Array, size: int, parent: int, words: Array, rows: Array) -> None:
     while 2 * parent + 1 < size:
         child = 2 * parent + 1

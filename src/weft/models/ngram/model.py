@@ -41,11 +41,11 @@ from torch import Tensor
 from weft.config.schema import Named
 from weft.data.batching.packed_items import PackedItems
 from weft.errors import RoleError
-from weft.models.base import Budget, Direction, Model, Pass, Role
-from weft.models.ngram.counting import Trie, count
-from weft.models.ngram.external_sort import Corpus
+from weft.models.base import FitBudget, FitProgress, LMDirection, Model, Role
+from weft.models.ngram.counting import Trie, count_ngrams
+from weft.models.ngram.external_sort import NGramCorpus
 from weft.models.ngram.smoothing import above_thresholds, add_k, kneser_ney, make_tables, prune_estimate, prune_trie
-from weft.models.ngram.trie import Tables, uniform
+from weft.models.ngram.trie import NGramTables, uniform_tables
 from weft.tokens import Tokens
 
 BUFFERS = ("orders", "words", "first", "logp", "codes", "values")
@@ -101,7 +101,7 @@ class NGram(Model):
 
     def __init__(self, config: NGramConfig, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__(config, vocab, target_vocab)
-        empty = uniform(vocab, config.order)
+        empty = uniform_tables(vocab, config.order)
         for name in BUFFERS:
             self.register_buffer(name, torch.from_numpy(getattr(empty, name)))
         self.register_buffer("discounts", torch.zeros(config.order, 3))
@@ -116,35 +116,33 @@ class NGram(Model):
         return self
 
     @property
-    def tables(self) -> Tables:
+    def tables(self) -> NGramTables:
         """The tables as numpy arrays."""
-        return Tables(*(getattr(self, name).numpy() for name in BUFFERS))
+        return NGramTables(*(getattr(self, name).numpy() for name in BUFFERS))
 
     @tables.setter
-    def tables(self, tables: Tables) -> None:
+    def tables(self, tables: NGramTables) -> None:
         for name in BUFFERS:
             setattr(self, name, torch.from_numpy(getattr(tables, name)))
 
     def is_consistent(self) -> bool:
         """Return whether the tables are consistent with each other and with the configuration."""
-        return self.tables.is_consistent(self.vocab, self.config.order) and self.discounts.shape == (
-            self.config.order,
-            3,
-        )
+        order = self.config.order
+        return self.tables.is_consistent(self.vocab, order) and self.discounts.shape == (order, 3)
 
-    def fit(self, data: PackedItems, budget: Budget) -> Iterator[Pass]:
+    def fit(self, data: PackedItems, budget: FitBudget) -> Iterator[FitProgress]:
         """Count n-grams and estimate probabilities, in one pass over the data."""
         assert budget.eos is not None, "documents have an end"
         if budget.done or not len(data.ids):
             return
-        corpus = Corpus(data.ids, data.starts, budget.eos, self.vocab)
+        corpus = NGramCorpus(data.ids, data.starts, budget.eos, self.vocab)
         trie, words = yield from self._count(corpus, budget)
         self._estimate(trie, int(data.ids[0]), budget.eos, budget.threads)
-        yield Pass(1.0, math.nan, words, whole=True)
+        yield FitProgress(1.0, math.nan, words, whole=True)
 
-    def _count(self, corpus: Corpus, budget: Budget) -> Generator[Pass, None, tuple[Trie, int]]:
+    def _count(self, corpus: NGramCorpus, budget: FitBudget) -> Generator[FitProgress, None, tuple[Trie, int]]:
         """Count n-grams; report each run but the last, whose number of words is returned with the trie."""
-        runs = count(corpus, self.config.order, self.config.at_once, budget.threads, budget.folder)
+        runs = count_ngrams(corpus, self.config.order, self.config.at_once, budget.threads, budget.folder)
         read, words = 0, next(runs)
         while True:
             try:
@@ -152,29 +150,29 @@ class NGram(Model):
             except StopIteration as end:
                 return end.value, words
             read += words
-            yield Pass(read / len(corpus.ids), math.nan, words)
+            yield FitProgress(read / len(corpus.ids), math.nan, words)
             words = next_words
 
     def _estimate(self, trie: Trie, bos: int, eos: int, threads: int) -> None:
         """Set the tables from counts."""
-        kept, pruned = above_thresholds(trie, self.config.thresholds, eos), any(self.config.thresholds)
+        keep_mask, pruned = above_thresholds(trie, self.config.thresholds, eos), any(self.config.thresholds)
         if self.config.smoothing == "kneser-ney":
-            estimate = kneser_ney(trie, bos, eos, kept, threads)
+            estimate = kneser_ney(trie, bos, eos, keep_mask, threads)
             if pruned:
-                trie, estimate = prune_trie(trie, kept), prune_estimate(trie, estimate, kept)
+                trie, estimate = prune_trie(trie, keep_mask), prune_estimate(trie, estimate, keep_mask)
         else:
-            trie = prune_trie(trie, kept) if pruned else trie
+            trie = prune_trie(trie, keep_mask) if pruned else trie
             estimate = add_k(trie, bos, eos, self.config.k if self.config.smoothing == "add-k" else 0.0)
         self.tables = make_tables(trie, estimate)
         self.discounts = torch.from_numpy(estimate.discounts).float()
 
-    def log_prob(self, tokens: Tokens, targets: Tensor, direction: Direction = "forward") -> Tensor:
+    def log_prob(self, tokens: Tokens, targets: Tensor, direction: LMDirection = "forward") -> Tensor:
         """Return the log-probability (N,) of each target."""
         check_forward(direction)
         ids, starts, target_ids = (tensor.cpu().numpy() for tensor in (tokens.ids, tokens.starts, targets))
         return torch.from_numpy(self.tables.score(ids, starts, target_ids, torch.get_num_threads())).to(tokens.device)
 
-    def logits(self, tokens: Tokens, at: Tensor | None = None, direction: Direction = "forward") -> Tensor:
+    def logits(self, tokens: Tokens, at: Tensor | None = None, direction: LMDirection = "forward") -> Tensor:
         """Return the log-probabilities of the next tokens, (N, V), or (len(at), V)."""
         check_forward(direction)
         contexts = self._contexts(tokens)
@@ -197,7 +195,7 @@ class NGram(Model):
         return torch.from_numpy(self.tables.rows(contexts.numpy())).to(device)
 
 
-def check_forward(direction: Direction) -> None:
+def check_forward(direction: LMDirection) -> None:
     """Raise RoleError for any direction but forward."""
     if direction != "forward":
         raise RoleError(f"model: an n-gram model goes forward, but {direction!r} is asked for")

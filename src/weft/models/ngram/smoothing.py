@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.jit import Array, jit_compile
 from weft.models.ngram.counting import Trie
-from weft.models.ngram.external_sort import Array, compiled, run_threads
-from weft.models.ngram.trie import Tables, coded
+from weft.models.ngram.external_sort import run_threads
+from weft.models.ngram.trie import NGramTables, code_values
 
 _BLOCK = 1 << 22
 FALLBACK = (0.5, 1.0, 1.5)  # discounts where an order has too few n-grams: lmplz --discount_fallback
@@ -27,7 +28,7 @@ class Estimate(NamedTuple):
     discounts: Array  # (n, 3)
 
 
-def kneser_ney(trie: Trie, bos: int, eos: int, kept: Array, threads: int) -> Estimate:
+def kneser_ney(trie: Trie, bos: int, eos: int, keep_mask: Array, threads: int) -> Estimate:
     """Return the interpolated modified Kneser-Ney estimate (Chen & Goodman 1999)."""
     order, p = len(trie.orders) - 1, trie.allocator.empty(len(trie.words), np.float64)
     gamma = trie.allocator.empty(int(trie.orders[order - 1]), np.float64)
@@ -35,11 +36,11 @@ def kneser_ney(trie: Trie, bos: int, eos: int, kept: Array, threads: int) -> Est
     a = adjusted_counts(trie, links, bos)
     discounts = np.array([estimate_discounts(_histogram(a[trie.level(length)])) for length in range(1, order + 1)])
     first, words = trie.first, trie.level(1)
-    _unigrams(a[words], kept[words], discounts[0], _predictable(trie, bos, eos), p[words])
+    _unigrams(a[words], keep_mask[words], discounts[0], _predictable(trie, bos, eos), p[words])
     for length in range(2, order + 1):
         d = np.append(0.0, discounts[length - 1])
         cuts = _cuts(trie, length - 1, threads)
-        run_threads(threads, lambda part: _interpolate(first, a, kept, links, d, *cuts[part : part + 2], p, gamma))  # noqa: B023
+        run_threads(threads, lambda part: _interpolate(first, a, keep_mask, links, d, *cuts[part : part + 2], p, gamma))  # noqa: B023
     return Estimate(p, gamma, discounts)
 
 
@@ -107,56 +108,58 @@ def _predictable(trie: Trie, bos: int, eos: int) -> Array:
     return mask
 
 
-def _unigrams(a: Array, kept: Array, discounts: Array, predictable: Array, p: Array) -> None:
+def _unigrams(a: Array, keep_mask: Array, discounts: Array, predictable: Array, p: Array) -> None:
     """Write the Kneser-Ney probabilities of words with an empty context."""
     d = np.append(0.0, discounts)[np.minimum(a, 3)]
-    gamma = np.where(kept, d, a).sum() / a.sum()
-    p[:] = np.where(kept, a - d, 0) / a.sum() + gamma / predictable.sum()
+    gamma = np.where(keep_mask, d, a).sum() / a.sum()
+    p[:] = np.where(keep_mask, a - d, 0) / a.sum() + gamma / predictable.sum()
     p *= predictable
 
 
 def above_thresholds(trie: Trie, prune: Sequence[int], eos: int) -> Array:
     """Return the mask (G,) of n-grams with counts above the threshold of their order in `prune`; eos always is."""
-    kept = trie.allocator.empty(len(trie.words), bool)
+    keep_mask = trie.allocator.empty(len(trie.words), bool)
     for length, threshold in enumerate(prune, 1):
-        np.greater(trie.counts[trie.level(length)], threshold, out=kept[trie.level(length)])
-    kept[eos] = True
-    return kept
+        np.greater(trie.counts[trie.level(length)], threshold, out=keep_mask[trie.level(length)])
+    keep_mask[eos] = True
+    return keep_mask
 
 
-def prune_trie(trie: Trie, kept: Array) -> Trie:
+def prune_trie(trie: Trie, keep_mask: Array) -> Trie:
     """Return the trie of the n-grams that are kept; pruned unigrams stay, with count 0."""
-    kept, unigrams = kept.copy(), trie.level(1)
-    trie.counts[unigrams] *= kept[unigrams]
-    kept[unigrams] = True
-    orders = np.append(0, [np.count_nonzero(kept[: int(end)]) for end in trie.orders[1:]])
+    keep_mask, unigrams = keep_mask.copy(), trie.level(1)
+    trie.counts[unigrams] *= keep_mask[unigrams]
+    keep_mask[unigrams] = True
+    orders = np.append(0, [np.count_nonzero(keep_mask[: int(end)]) for end in trie.orders[1:]])
     first = trie.allocator.empty(int(orders[-2]) + 1, np.uint32)
-    _renumber(trie.first, kept, first)
-    words, counts = _select(trie, trie.words, kept), _select(trie, trie.counts, kept)
+    _renumber(trie.first, keep_mask, first)
+    words, counts = _select(trie, trie.words, keep_mask), _select(trie, trie.counts, keep_mask)
     return replace(trie, orders=orders, words=words, first=first, counts=counts)
 
 
-def prune_estimate(trie: Trie, estimate: Estimate, kept: Array) -> Estimate:
+def prune_estimate(trie: Trie, estimate: Estimate, keep_mask: Array) -> Estimate:
     """Return the estimate of the n-grams that are kept."""
-    kept = kept.copy()
-    kept[trie.level(1)] = True
-    p, gamma = _select(trie, estimate.p, kept), _select(trie, estimate.gamma, kept[: len(estimate.gamma)])
+    keep_mask = keep_mask.copy()
+    keep_mask[trie.level(1)] = True
+    p, gamma = _select(trie, estimate.p, keep_mask), _select(trie, estimate.gamma, keep_mask[: len(estimate.gamma)])
     return estimate._replace(p=p, gamma=gamma)
 
 
-def _select(trie: Trie, values: Array, kept: Array) -> Array:
+def _select(trie: Trie, values: Array, keep_mask: Array) -> Array:
     """Return values[kept], a block at a time."""
-    out, size = trie.allocator.empty(int(np.count_nonzero(kept)), values.dtype), 0
+    out, size = trie.allocator.empty(int(np.count_nonzero(keep_mask)), values.dtype), 0
     for start in range(0, len(values), _BLOCK):
-        block = values[start : start + _BLOCK][kept[start : start + _BLOCK]]
+        block = values[start : start + _BLOCK][keep_mask[start : start + _BLOCK]]
         out[size : size + len(block)] = block
         size += len(block)
     return out
 
 
-def make_tables(trie: Trie, estimate: Estimate) -> Tables:
+def make_tables(trie: Trie, estimate: Estimate) -> NGramTables:
     """Return the look-up tables of an estimate."""
-    return Tables(trie.orders, trie.words, trie.first, _log(trie, estimate.p), *coded(_log(trie, estimate.gamma)))
+    return NGramTables(
+        trie.orders, trie.words, trie.first, _log(trie, estimate.p), *code_values(_log(trie, estimate.gamma))
+    )
 
 
 def _log(trie: Trie, values: Array) -> Array:
@@ -174,7 +177,7 @@ def _cuts(trie: Trie, length: int, parts: int) -> list[int]:
     return [begin + (stop - begin) * part // parts for part in range(parts + 1)]
 
 
-@compiled
+@jit_compile
 def _link_children(words: Array, first: Array, begin: int, stop: int, links: Array) -> None:
     """Write the suffix links of the children of nodes `begin` to `stop`."""
     for node in range(begin, stop):
@@ -194,7 +197,7 @@ def _link_children(words: Array, first: Array, begin: int, stop: int, links: Arr
             links[longer] = low
 
 
-@compiled
+@jit_compile
 def _histogram(a: Array) -> Array:
     """Return how often each of 0 to 4 occurs."""
     n = np.zeros(5, np.int64)
@@ -204,29 +207,29 @@ def _histogram(a: Array) -> Array:
     return n
 
 
-@compiled
+@jit_compile
 def _count_links(links: Array, a: Array) -> None:
     for g in range(len(links)):
         a[links[g]] += 1
 
 
-@compiled
+@jit_compile
 def _interpolate(
-    first: Array, a: Array, kept: Array, links: Array, d: Array, begin: int, stop: int, p: Array, gamma: Array
+    first: Array, a: Array, keep_mask: Array, links: Array, d: Array, begin: int, stop: int, p: Array, gamma: Array
 ) -> None:
     """Write p and γ of the contexts `begin` to `stop`: the first two Kneser-Ney equations."""
     for u in range(begin, stop):
         total, discounted = 0, 0.0
         for g in range(first[u], first[u + 1]):
             total += a[g]
-            discounted += d[min(a[g], 3)] if kept[g] else a[g]
+            discounted += d[min(a[g], 3)] if keep_mask[g] else a[g]
         gamma[u] = discounted / total if total else 1.0
         for g in range(first[u], first[u + 1]):
-            higher = (a[g] - d[min(a[g], 3)]) / total if kept[g] and total else 0.0
+            higher = (a[g] - d[min(a[g], 3)]) / total if keep_mask[g] and total else 0.0
             p[g] = higher + gamma[u] * p[links[g]]
 
 
-@compiled
+@jit_compile
 def _add_k_order(
     first: Array, counts: Array, k: float, added: float, begin: int, stop: int, p: Array, gamma: Array
 ) -> None:
@@ -241,14 +244,14 @@ def _add_k_order(
             p[g] = (counts[g] + k) / total
 
 
-@compiled
-def _renumber(first: Array, kept: Array, out: Array) -> None:
+@jit_compile
+def _renumber(first: Array, keep_mask: Array, out: Array) -> None:
     """Write `first` for the nodes that are kept, in their new numbers."""
     node, kept_nodes, kept_contexts = 0, 0, 0
     for u in range(len(first)):
         while node < first[u]:
-            kept_nodes += kept[node]
+            kept_nodes += keep_mask[node]
             node += 1
-        if u == len(first) - 1 or kept[u]:
+        if u == len(first) - 1 or keep_mask[u]:
             out[kept_contexts] = kept_nodes
             kept_contexts += 1

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.models.ngram.external_sort import Array, compiled, run_threads, word_type
+from weft.jit import Array, jit_compile
+from weft.models.ngram.external_sort import run_threads, word_type
 
 CODES = 2**16  # the range of a code
 _LANES = 32  # binary searches that are interleaved
@@ -28,7 +29,7 @@ _MIN_THREADED = 1 << 15  # tokens from which on threads pay off
 
 
 @dataclass(frozen=True)
-class Tables:
+class NGramTables:
     """Arrays as above; `orders` are the offsets of the orders, and the total."""
 
     orders: Array  # (n + 1,) int64
@@ -123,12 +124,12 @@ def _start_mask(size: int, starts: Array) -> Array:
     return mask[:-1]
 
 
-def uniform(vocab: int, order: int) -> Tables:
+def uniform_tables(vocab: int, order: int) -> NGramTables:
     """Return the tables of the uniform distribution, before any fit."""
     orders = np.full(order + 1, vocab, np.int64)
     orders[0] = 0
     inner = int(orders[order - 1])
-    return Tables(
+    return NGramTables(
         orders,
         np.arange(vocab).astype(word_type(vocab)),
         np.full(inner + 1, vocab, np.uint32),
@@ -138,7 +139,7 @@ def uniform(vocab: int, order: int) -> Tables:
     )
 
 
-def coded(gammas: Array) -> tuple[Array, Array]:
+def code_values(gammas: Array) -> tuple[Array, Array]:
     """Return codes and distinct values, or, with too many distinct values, no codes and the input."""
     values = np.empty(CODES, np.float32)
     codes = np.empty(len(gammas), np.uint16)
@@ -146,7 +147,7 @@ def coded(gammas: Array) -> tuple[Array, Array]:
     return (codes, values[:size].copy()) if size >= 0 else (codes[:0], gammas)
 
 
-@compiled
+@jit_compile
 def _code(gammas: Array, values: Array, codes: Array) -> int:
     """Write codes in the order of first occurrence, by an open-addressing hash table; -1: too many values."""
     mask = np.uint32(4 * len(values) - 1)
@@ -166,7 +167,7 @@ def _code(gammas: Array, values: Array, codes: Array) -> int:
     return size
 
 
-@compiled
+@jit_compile
 def child(words: Array, first: Array, node: int, word: int) -> int:
     """Return the child of a node by a word; -1: none."""
     low, size = np.int64(first[node]), np.int64(first[node + 1]) - np.int64(first[node])
@@ -179,7 +180,7 @@ def child(words: Array, first: Array, node: int, word: int) -> int:
     return int(low) if words[low] == word else -1
 
 
-@compiled
+@jit_compile
 def _find_contexts(words: Array, first: Array, ids: Array, is_start: Array, nodes: Array, depths: Array) -> None:
     """Write the context after each word: column i + 1 of `nodes` is after word i, column 0 before the first.
 
@@ -204,7 +205,7 @@ def _find_contexts(words: Array, first: Array, ids: Array, is_start: Array, node
                 count = 0
 
 
-@compiled
+@jit_compile
 def _search_lanes(words: Array, ids: Array, lanes: Array, low: Array, sizes: Array) -> None:
     """Binary search for ids[lanes] in the ranges of `sizes` nodes from `low` on; `low` becomes the node, -1: none."""
     largest = np.int64(0)
@@ -221,7 +222,7 @@ def _search_lanes(words: Array, ids: Array, lanes: Array, low: Array, sizes: Arr
             low[lane] = -1
 
 
-@compiled
+@jit_compile
 def _extend(words: Array, first: Array, contexts: Array, ids: Array, extended: Array) -> None:
     for row in range(len(ids)):
         node = np.int64(ids[row])
@@ -234,7 +235,7 @@ def _extend(words: Array, first: Array, contexts: Array, ids: Array, extended: A
                 break
 
 
-@compiled
+@jit_compile
 def _score(
     words: Array, first: Array, logp: Array, codes: Array, values: Array,
     longest: int, ids: Array, is_start: Array, targets: Array, scores: Array,
@@ -261,7 +262,7 @@ def _score(
         scores[i] = logp[match] + backoff
 
 
-@compiled
+@jit_compile
 def _log_probs(
     words: Array, first: Array, logp: Array, codes: Array, values: Array, contexts: Array, out: Array
 ) -> None:

@@ -37,7 +37,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from weft.config.schema import Named
-from weft.models.base import Model, Role, matrix_numbers
+from weft.models.base import Model, Role, num_matrix_parameters
 from weft.models.seq2seq.decoder import Decoder, DecoderState
 from weft.nn.attention.scores import Additive, General, Location
 from weft.nn.rnn.stack import RecurrentStack
@@ -120,13 +120,17 @@ class Seq2Seq(Model):
         """Return the FLOPs: matrices for the tokens of their side, the bridge for each v, attention for each pair."""
         assert source is not None
         decoder, score, attended = self.decoder, self.decoder.score, source.lengths
-        keys = matrix_numbers(score.key) if isinstance(score, Additive | General) else 0  # applied to source tokens
-        energy = matrix_numbers(score.energy) if isinstance(score, Additive) else 0  # v multiplies pairs, not tokens
+        keys = (
+            num_matrix_parameters(score.key) if isinstance(score, Additive | General) else 0
+        )  # applied to source tokens
+        energy = (
+            num_matrix_parameters(score.energy) if isinstance(score, Additive) else 0
+        )  # v multiplies pairs, not tokens
         if isinstance(score, Location):  # W has a row for each position
-            energy, attended = matrix_numbers(score.place), attended.clamp(max=score.place.out_features)
-        by_target = (matrix_numbers(decoder) - keys - energy) * int(tokens.lengths.sum())
-        by_source = (matrix_numbers(self.encoder) + keys) * int(source.lengths.sum())
-        bridge = matrix_numbers(self.bridge) * len(decoder.layers) * len(source) if self.bridge else 0
+            energy, attended = num_matrix_parameters(score.place), attended.clamp(max=score.place.out_features)
+        by_target = (num_matrix_parameters(decoder) - keys - energy) * int(tokens.lengths.sum())
+        by_source = (num_matrix_parameters(self.encoder) + keys) * int(source.lengths.sum())
+        bridge = num_matrix_parameters(self.bridge) * len(decoder.layers) * len(source) if self.bridge else 0
         attention = 2 * decoder.output.in_features * int((tokens.lengths * attended).sum()) if score else 0
         return 2 * (by_target + by_source + bridge + attention)
 

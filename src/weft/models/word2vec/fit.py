@@ -11,59 +11,57 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 
 from weft.data.batching.packed_items import PackedItems
 from weft.errors import DataError
-from weft.models.base import Budget, Pass
+from weft.jit import Array
+from weft.models.base import FitBudget, FitProgress
 
-PIECE = 1 << 21  # tokens that a thread, or a GPU, trains on between two reports
+CHUNK_TOKENS = 1 << 21  # tokens that a thread, or a GPU, trains on between two reports
 MIN_RATE = 1e-4  # the minimum learning rate, relative to the initial one
-Array = np.ndarray[Any, Any]
 LOSS_EVERY = 64  # the loss is computed at one position in so many: a logarithm costs as much as a product
 
 Rates = tuple[float, float]  # learning rates at the first position, and after the last
 Hyperparameters = tuple[bool, int, int, int]  # cbow?, window, sides (1: left only), negatives
-Learn = Callable[
-    [int, int, Rates, int], tuple[float, float]
-]  # start, stop, rates, seed -> summed loss, number of losses
+# start, stop, rates, seed -> summed loss, number of losses
+Learn = Callable[[int, int, Rates, int], tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Corpus:
+class Word2VecCorpus:
     """Concatenated documents and their word counts; `end` is the eos of each document, which is not in the ids."""
 
     ids: Array
     starts: Array  # (documents + 1,)
     counts: Array  # (V,) of each word as context
-    guessed: Array  # (V,) of each word as target: bos is none
+    target_counts: Array  # (V,) of each word as target: bos is none
     end: int | None = None
 
     @classmethod
-    def of(cls, data: PackedItems, vocab: int, end: int | None = None) -> "Corpus":
+    def of(cls, data: PackedItems, vocab: int, end: int | None = None) -> "Word2VecCorpus":
         """Return the corpus with its counts, computed a block at a time."""
         ids, counts = data.ids, np.zeros(vocab, np.int64)
-        for start in range(0, len(ids), PIECE):
-            counts += np.bincount(ids[start : start + PIECE], minlength=vocab)
-        guessed = counts.copy()
+        for start in range(0, len(ids), CHUNK_TOKENS):
+            counts += np.bincount(ids[start : start + CHUNK_TOKENS], minlength=vocab)
+        target_counts = counts.copy()
         if end is not None:
             starts = data.starts[:-1][np.diff(data.starts) > 0]
-            guessed -= np.bincount(ids[starts], minlength=vocab)
-            guessed[end] += len(starts)
+            target_counts -= np.bincount(ids[starts], minlength=vocab)
+            target_counts[end] += len(starts)
             counts[end] += len(starts)
-        if not guessed.any():
+        if not target_counts.any():
             raise DataError("data.train: there is no word to learn from; see the tokenizer and data.columns")
-        return cls(ids, data.starts, counts, guessed, end)
+        return cls(ids, data.starts, counts, target_counts, end)
 
     def documents(self, low: int, high: int) -> Array:
         """Return the starts of the documents in ids[low:high], and the end of the last one, relative to `low`."""
         first, last = np.searchsorted(self.starts, low, side="right") - 1, np.searchsorted(self.starts, high)
         return np.array(self.starts[first : last + 1], np.int64) - low
 
-    def kept(self, subsample: float) -> Array:
+    def keep_probabilities(self, subsample: float) -> Array:
         """Return the probability (V,) that sub-sampling keeps a word; 1 for one that does not occur."""
         if not subsample:
             return np.ones(len(self.counts))
@@ -71,9 +69,9 @@ class Corpus:
         probabilities: Array = np.minimum(np.sqrt(rarity) + rarity, 1.0)
         return probabilities
 
-    def noise(self, exponent: float, least: float = 0.0) -> Array:
+    def noise_distribution(self, exponent: float, least: float = 0.0) -> Array:
         """Return the noise distribution q (V,); a word that is never a target has the weight `least`."""
-        weights = np.where(self.guessed > 0, np.maximum(self.guessed, 1) ** exponent, least)
+        weights = np.where(self.target_counts > 0, np.maximum(self.target_counts, 1) ** exponent, least)
         probabilities: Array = weights / weights.sum()
         return probabilities
 
@@ -95,14 +93,16 @@ def alias_table(probabilities: Array) -> tuple[Array, Array]:
     return cuts, others
 
 
-def thresholds(kept: Array) -> Array:
-    """Return probabilities as the maxima of 32 random bits."""
-    bits: Array = np.minimum(kept * 2**32, 2**32 - 1).astype(np.uint32)
+def thresholds(probabilities: Array) -> Array:
+    """Return 32-bit thresholds: 32 random bits are at most the threshold with this probability."""
+    bits: Array = np.minimum(probabilities * 2**32, 2**32 - 1).astype(np.uint32)
     return bits
 
 
-def passes(corpus: Corpus, budget: Budget, learn: Learn, piece: int, store: Callable[[], None]) -> Iterator[Pass]:
-    """Train `piece` tokens at a time; yield reports. `store` is called after each pass, before its report."""
+def run_passes(
+    corpus: Word2VecCorpus, budget: FitBudget, learn: Learn, chunk: int, store: Callable[[], None]
+) -> Iterator[FitProgress]:
+    """Train `chunk` tokens at a time; yield reports. `store` is called after each pass, before its report."""
     started, total = time.perf_counter() - budget.elapsed, len(corpus.ids)
 
     def spent(done: float) -> float:
@@ -110,8 +110,8 @@ def passes(corpus: Corpus, budget: Budget, learn: Learn, piece: int, store: Call
         return max(done / budget.passes, timed)
 
     for number in range(budget.done, budget.passes):
-        for low in range(0, total, piece):
-            high = min(low + piece, total)
+        for low in range(0, total, chunk):
+            high = min(low + chunk, total)
             before, after = number + low / total, number + high / total
             first = spent(before)
             rates = _rate(budget.lr, first), _rate(budget.lr, max(first, after / budget.passes))
@@ -119,7 +119,7 @@ def passes(corpus: Corpus, budget: Budget, learn: Learn, piece: int, store: Call
             whole = high == total
             if whole:
                 store()
-            yield Pass(after, loss / count if count else math.nan, high - low, whole)
+            yield FitProgress(after, loss / count if count else math.nan, high - low, whole)
         if budget.seconds is not None and spent(0) >= 1:
             return
 
@@ -134,17 +134,17 @@ def _seed(*parts: int) -> int:
 
 def fit_on_cpu(
     weights: tuple[torch.Tensor, torch.Tensor],
-    corpus: Corpus,
-    shape: Hyperparameters,
+    corpus: Word2VecCorpus,
+    hyperparameters: Hyperparameters,
     noise: Array,
-    kept: Array,
-    budget: Budget,
-) -> Iterator[Pass]:
+    keep_probabilities: Array,
+    budget: FitBudget,
+) -> Iterator[FitProgress]:
     """Train with threads that share padded weights, copied back to `weights` after each pass; yield reports."""
     from weft.models.word2vec import numba as kernels
 
     rows = _pad_rows(weights[0], kernels.ROW), _pad_rows(weights[1], kernels.ROW)
-    worker = _Worker(corpus, rows, (thresholds(kept), *alias_table(noise)), shape)
+    worker = _Worker(corpus, rows, (thresholds(keep_probabilities), *alias_table(noise)), hyperparameters)
 
     def learn(low: int, high: int, rates: Rates, seed: int) -> tuple[float, float]:
         cuts = np.linspace(low, high, budget.threads + 1).astype(int).tolist()
@@ -158,23 +158,23 @@ def fit_on_cpu(
             weight.copy_(torch.from_numpy(padded[:, : weight.shape[1]]))
 
     with ThreadPoolExecutor(budget.threads) as pool:
-        yield from passes(corpus, budget, learn, PIECE * budget.threads, store)
+        yield from run_passes(corpus, budget, learn, CHUNK_TOKENS * budget.threads, store)
 
 
-def measure(
+def negative_sampling_loss(
     weights: tuple[torch.Tensor, torch.Tensor],
     data: PackedItems,
-    shape: Hyperparameters,
+    hyperparameters: Hyperparameters,
     noise: Array,
-    kept: Array,
+    keep_probabilities: Array,
     seed: int,
 ) -> float:
     """Return the mean loss of all predictions in the data, with a learning rate of 0."""
     from weft.models.word2vec import numba as kernels
 
     rows = _pad_rows(weights[0], kernels.ROW), _pad_rows(weights[1], kernels.ROW)
-    corpus = Corpus(data.ids, data.starts, np.zeros(0), np.zeros(0))
-    worker = _Worker(corpus, rows, (thresholds(kept), *alias_table(noise)), shape)
+    corpus = Word2VecCorpus(data.ids, data.starts, np.zeros(0), np.zeros(0))
+    worker = _Worker(corpus, rows, (thresholds(keep_probabilities), *alias_table(noise)), hyperparameters)
     loss, count = worker.learn(0, len(data.ids), (0.0, 0.0), seed, every=1)
     return loss / count if count else math.nan
 
@@ -183,20 +183,20 @@ def measure(
 class _Worker:
     """The fixed arguments of the CPU kernel."""
 
-    corpus: Corpus
+    corpus: Word2VecCorpus
     rows: tuple[Array, Array]
     tables: tuple[Array, Array, Array]
-    shape: Hyperparameters
+    hyperparameters: Hyperparameters
 
     def learn(self, low: int, high: int, rates: Rates, seed: int, every: int = LOSS_EVERY) -> tuple[float, float]:
         """Train on ids[low:high]; return the summed loss and the number of losses."""
         from weft.models.word2vec import numba as kernels
 
         corpus, losses, state = self.corpus, np.zeros(2), np.array([seed], np.uint64)
-        shape = (*self.shape, -1 if corpus.end is None else corpus.end, every)
+        parameters = (*self.hyperparameters, -1 if corpus.end is None else corpus.end, every)
         # Copies, so that the kernel is compiled for one array type, memory-mapped data or not.
         ids, starts = np.array(corpus.ids[low:high], np.int32), corpus.documents(low, high)
-        kernels.learn(ids, starts, self.rows, self.tables, shape, rates, state, losses)
+        kernels.learn(ids, starts, self.rows, self.tables, parameters, rates, state, losses)
         return float(losses[0]), float(losses[1])
 
 

@@ -43,8 +43,8 @@ from torch.nn import functional as F
 from weft.config.schema import Named
 from weft.data.batching.packed_items import PackedItems
 from weft.errors import ConfigError, RoleError
-from weft.models.base import Budget, Direction, Model, Pass, Role
-from weft.models.word2vec.fit import Corpus, fit_on_cpu, measure
+from weft.models.base import FitBudget, FitProgress, LMDirection, Model, Role
+from weft.models.word2vec.fit import Word2VecCorpus, fit_on_cpu, negative_sampling_loss
 from weft.nn.kernels import dispatch
 from weft.tokens import Tokens
 
@@ -80,8 +80,8 @@ class Word2Vec(Model):
     Config: ClassVar[type[Named]] = Word2VecConfig
     config: Word2VecConfig
     output: nn.Linear | None
-    noise: Tensor | None  # (V,) log q(w)
-    kept: Tensor | None  # (V,) log of the probability that sub-sampling keeps a word
+    noise_log_probs: Tensor | None  # (V,) log q(w)
+    keep_log_probs: Tensor | None  # (V,) log of the probability that sub-sampling keeps a word
 
     def __init__(self, config: Word2VecConfig, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__(config, vocab, target_vocab)
@@ -90,8 +90,8 @@ class Word2Vec(Model):
         self.output = nn.Linear(config.width, vocab, bias=False)
         nn.init.uniform_(self.embed.weight, -1 / config.width, 1 / config.width)
         nn.init.zeros_(self.output.weight)
-        self.register_buffer("noise", torch.zeros(vocab))
-        self.register_buffer("kept", torch.zeros(vocab))
+        self.register_buffer("noise_log_probs", torch.zeros(vocab))
+        self.register_buffer("keep_log_probs", torch.zeros(vocab))
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
@@ -103,38 +103,39 @@ class Word2Vec(Model):
     def prune_unused(self, needs: Collection[Role]) -> None:
         """Drop the output vectors unless a role needs predictions."""
         if not {Role.LANGUAGE_MODEL, Role.GENERATOR, Role.SELF_FITTED} & set(needs):
-            self.output = self.noise = self.kept = None
+            self.output = self.noise_log_probs = self.keep_log_probs = None
 
-    def fit(self, data: PackedItems, budget: Budget) -> Iterator[Pass]:
+    def fit(self, data: PackedItems, budget: FitBudget) -> Iterator[FitProgress]:
         """Train on the sequences of the data; yield reports. With `budget.eos` their first id is bos, no target."""
-        config, corpus = self.config, Corpus.of(data, self.vocab, budget.eos)
-        kept, noise = corpus.kept(config.subsample), corpus.noise(config.exponent)
+        config, corpus = self.config, Word2VecCorpus.of(data, self.vocab, budget.eos)
+        keep, noise = corpus.keep_probabilities(config.subsample), corpus.noise_distribution(config.exponent)
         output, *buffers = self._trained
         # Words with count 0 are never drawn; as a language model they need some probability, as if they occurred once.
-        for buffer, probabilities in zip(buffers, (corpus.noise(config.exponent, least=1.0), kept), strict=True):
+        smoothed = corpus.noise_distribution(config.exponent, least=1.0)
+        for buffer, probabilities in zip(buffers, (smoothed, keep), strict=True):
             buffer.copy_(torch.from_numpy(probabilities).log())
         weights = self.embed.weight.detach(), output.detach()
         settings = self._hyperparameters
         if dispatch.word2vec_on_triton(self.embed.weight):
-            from weft.models.word2vec.triton import fit_on_gpu, tiles
+            from weft.models.word2vec.triton import fit_on_gpu, tile_sizes
 
-            if tiles(settings, self.width):
-                return fit_on_gpu(weights, corpus, settings, noise, kept, budget)
-        return fit_on_cpu(weights, corpus, settings, noise, kept, budget)
+            if tile_sizes(settings, self.width):
+                return fit_on_gpu(weights, corpus, settings, noise, keep, budget)
+        return fit_on_cpu(weights, corpus, settings, noise, keep, budget)
 
     def loss(self, data: PackedItems, seed: int = 0) -> float:
         """Return the mean loss of the predictions in these documents, without training."""
         output, *buffers = self._trained
         weights = self.embed.weight.detach(), output.detach()
-        noise, kept = (buffer.double().exp().cpu().numpy() for buffer in buffers)
-        return measure(weights, data, self._hyperparameters, noise / noise.sum(), kept, seed)
+        noise, keep = (buffer.double().exp().cpu().numpy() for buffer in buffers)
+        return negative_sampling_loss(weights, data, self._hyperparameters, noise / noise.sum(), keep, seed)
 
     @property
     def _trained(self) -> tuple[Tensor, Tensor, Tensor]:
         assert self.output is not None
-        assert self.noise is not None
-        assert self.kept is not None
-        return self.output.weight, self.noise, self.kept
+        assert self.noise_log_probs is not None
+        assert self.keep_log_probs is not None
+        return self.output.weight, self.noise_log_probs, self.keep_log_probs
 
     @property
     def _hyperparameters(self) -> tuple[bool, int, int, int]:
@@ -152,7 +153,7 @@ class Word2Vec(Model):
         """Return the mean embedding of each sequence, (B, D); zero for an empty one."""
         return F.embedding_bag(tokens.ids, self.embed.weight, tokens.starts[:-1].to(tokens.ids.dtype), mode="mean")
 
-    def logits(self, tokens: Tokens, at: Tensor | None = None, direction: Direction = "forward") -> Tensor:
+    def logits(self, tokens: Tokens, at: Tensor | None = None, direction: LMDirection = "forward") -> Tensor:
         """Return the logits of the next tokens, given the mean of the last `window`: (N, V), or (len(at), V)."""
         if direction != "forward":
             raise RoleError(f"direction: word2vec guesses a word from those before it, but is asked for {direction}")
@@ -186,6 +187,6 @@ class Word2Vec(Model):
         return self._project(total / state.lengths.clamp(1, window)[:, None])
 
     def _project(self, means: Tensor) -> Tensor:
-        output, noise, kept = self._trained
-        odds = F.linear(means, output) + noise + math.log(self.config.negatives)
-        return F.logsigmoid(odds) - kept
+        output, noise_log_probs, keep_log_probs = self._trained
+        odds = F.linear(means, output) + noise_log_probs + math.log(self.config.negatives)
+        return F.logsigmoid(odds) - keep_log_probs

@@ -15,23 +15,24 @@ vectorise. Rows are a multiple of `ROW` elements long, so that there is no scala
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from numba import njit
+
+from weft.jit import Array, jit_compile
 
 ROW = 16  # float32 in a register of AVX-512
-LONGEST = 8192  # words of a document, after sub-sampling, that are trained on at a time; windows do not cross
+MAX_WORDS = 8192  # words of a document, after sub-sampling, that are trained on at a time; windows do not cross
 
-Array = np.ndarray[Any, Any]
 Weights = tuple[Array, Array]  # input and output vectors: (V, a multiple of ROW)
-Tables = tuple[Array, Array, Array]  # sub-sampling thresholds, and the alias table of `draw`
+SamplingTables = tuple[Array, Array, Array]  # sub-sampling thresholds, and the alias table of `draw_negative`
 # cbow?, window, sides (1: left only), negatives, eos or -1, one position in so many computes its loss
-Hyperparameters = tuple[bool, int, int, int, int, int]
+KernelParameters = tuple[bool, int, int, int, int, int]
 Workspace = tuple[Array, Array, Array, Array]  # X, O, F (then G), and the gradient of the mean
 
-F = TypeVar("F", bound=Callable[..., Any])
-_compiled: Callable[[F], F] = njit(nogil=True, fastmath=True, cache=True, error_model="numpy")
+_F = TypeVar("_F", bound=Callable[..., Any])
+_compiled: Callable[[_F], _F] = partial(jit_compile, fastmath=True)
 
 
 @_compiled
@@ -51,7 +52,7 @@ def _random_below(state: Array, count: int) -> Any:
 
 
 @_compiled
-def draw(cuts: Array, others: Array, state: Array) -> Any:
+def draw_negative(cuts: Array, others: Array, state: Array) -> Any:
     """Return a random word by the alias method (Walker 1977): a slot, then its own word or the other."""
     bits = _random(state)
     slot = np.int64(((bits >> np.uint64(32)) * np.uint64(len(cuts))) >> np.uint64(32))
@@ -153,15 +154,9 @@ def _gradients(f: Array, rows: int, columns: int, targets: Array, count: int, ra
 
 @_compiled
 def skipgram(
-    weights: Weights,
-    around: Array,
-    rows: int,
-    targets: Array,
-    count: int,
-    rate: float,
-    work: Workspace,
+    weights: Weights, around: Array, rows: int, targets: Array, count: int, rate: float, work: Workspace,
     with_loss: bool,
-) -> float:
+) -> float:  # fmt: skip
     """Update the weights for one position, where each of `rows` context words predicts targets[0]; return the loss.
 
     The other `count` - 1 targets are negatives. The loss is that before the update, and 0 unless `with_loss`.
@@ -210,15 +205,9 @@ def _update_pair(gradient: Array, x: Array, g: Any, outputs: Array, row: int) ->
 
 @_compiled
 def cbow(
-    weights: Weights,
-    around: Array,
-    rows: int,
-    targets: Array,
-    count: int,
-    rate: float,
-    work: Workspace,
+    weights: Weights, around: Array, rows: int, targets: Array, count: int, rate: float, work: Workspace,
     with_loss: bool,
-) -> float:
+) -> float:  # fmt: skip
     """Update the weights for one position, where the mean of the context words predicts targets[0]; return the loss.
 
     Each context word gets the whole gradient of the mean, not a share, as in word2vec's own code.
@@ -250,12 +239,12 @@ def make_workspace(width: int, window: int, negatives: int) -> Workspace:
 
 @_compiled
 def _train_words(
-    words: Array, size: int, first: int, weights: Weights, tables: Tables,
-    shape: Hyperparameters, rate: float, work: Workspace,
+    words: Array, size: int, first: int, weights: Weights, tables: SamplingTables,
+    parameters: KernelParameters, rate: float, work: Workspace,
     state: Array, losses: Array,
 ) -> None:  # fmt: skip
     """Train with each of the words from `first` on as the target."""
-    is_cbow, window, sides, negatives, _, every = shape
+    is_cbow, window, sides, negatives, _, every = parameters
     around, targets = np.zeros(2 * window, np.int64), np.zeros(negatives + 3, np.int64)
     for position in range(first, size):
         radius = 1 + _random_below(state, window)
@@ -268,7 +257,7 @@ def _train_words(
             continue
         targets[0] = words[position]
         for j in range(negatives):
-            targets[j + 1] = draw(tables[1], tables[2], state)
+            targets[j + 1] = draw_negative(tables[1], tables[2], state)
         with_loss = _random_below(state, every) == 0
         if is_cbow:
             losses[0] += cbow(weights, around, rows, targets, negatives + 1, rate, work, with_loss)
@@ -283,8 +272,8 @@ def learn(
     ids: Array,
     starts: Array,
     weights: Weights,
-    tables: Tables,
-    shape: Hyperparameters,
+    tables: SamplingTables,
+    parameters: KernelParameters,
     rates: Any,
     state: Array,
     losses: Array,
@@ -294,15 +283,15 @@ def learn(
     `starts` are those of the ids' documents: the first may begin before the ids, and the last end after them.
     `losses` gets the sum of the computed losses, and their number.
     """
-    keep, eos, at, document = tables[0], shape[4], 0, 0
-    words, work = np.zeros(LONGEST, np.int64), make_workspace(weights[0].shape[1], shape[1], shape[3])
+    keep, eos, at, document = tables[0], parameters[4], 0, 0
+    words, work = np.zeros(MAX_WORDS, np.int64), make_workspace(weights[0].shape[1], parameters[1], parameters[3])
     while at < len(ids):
         while starts[document + 1] <= at:
             document += 1
         last, size = min(starts[document + 1], len(ids)), 0
         rate = rates[0] + (rates[1] - rates[0]) * at / len(ids)
         first = 1 if eos >= 0 and at == starts[document] else 0  # bos is context, never a target
-        while at < last and size < LONGEST - 1:
+        while at < last and size < MAX_WORDS - 1:
             word = np.int64(ids[at])
             if (_random(state) >> np.uint64(32)) <= np.uint64(keep[word]) or (size == 0 and first == 1):
                 words[size] = word
@@ -311,4 +300,4 @@ def learn(
         if eos >= 0 and at == starts[document + 1]:
             words[size] = eos
             size += 1
-        _train_words(words, size, first, weights, tables, shape, rate, work, state, losses)
+        _train_words(words, size, first, weights, tables, parameters, rate, work, state, losses)

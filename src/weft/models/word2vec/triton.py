@@ -16,10 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.models.base import Budget, Pass
-from weft.models.word2vec.fit import PIECE, Array, Corpus, Hyperparameters, alias_table, passes
+from weft.jit import Array
+from weft.models.base import FitBudget, FitProgress
+from weft.models.word2vec.fit import CHUNK_TOKENS, Hyperparameters, Word2VecCorpus, alias_table, run_passes
 
-READERS = 256  # maximum number of programs
+MAX_PROGRAMS = 256  # maximum number of programs
 WORDS_PER_PROGRAM = 16  # minimum vocabulary size per program: concurrent updates of a word do not see each other
 MAX_TILE = 1 << 14  # maximum elements of a tile
 MIN_DOT = 16  # minimum rows of tl.dot
@@ -86,15 +87,15 @@ def _learn(
     tl.store(losses + 2 * tl.program_id(0) + 1, predictions)
 
 
-def tiles(shape: Hyperparameters, width: int) -> tuple[int, int, int] | None:
+def tile_sizes(hyperparameters: Hyperparameters, width: int) -> tuple[int, int, int] | None:
     """Return a program's tile sizes: context words C, targets K, vector elements D; None if they are too large."""
-    _, window, sides, negatives = shape
+    _, window, sides, negatives = hyperparameters
     c, k = (max(MIN_DOT, triton.next_power_of_2(size)) for size in (window * sides, negatives + 1))
     d = max(MIN_DOT, triton.next_power_of_2(width))
     return (c, k, d) if max(c, k) * d <= MAX_TILE else None
 
 
-def stretch(corpus: Corpus, low: int, high: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def with_eos(corpus: Word2VecCorpus, low: int, high: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids[low:high] with eos after each document, the document of each token, and the mask of first tokens."""
     ids = torch.from_numpy(np.array(corpus.ids[low:high], np.int32)).to(device)
     first, last = np.searchsorted(corpus.starts, low), np.searchsorted(corpus.starts, high, side="right")
@@ -111,7 +112,7 @@ def stretch(corpus: Corpus, low: int, high: int, device: torch.device) -> tuple[
     return ids, own, firsts
 
 
-def draw(cuts: Tensor, others: Tensor, count: int, negatives: int, rng: torch.Generator) -> Tensor:
+def draw_negatives(cuts: Tensor, others: Tensor, count: int, negatives: int, rng: torch.Generator) -> Tensor:
     """Return random words (count, negatives) by the alias method (Walker 1977)."""
     slot = torch.randint(len(cuts), (count, negatives), device=cuts.device, generator=rng)
     own = torch.rand(count, negatives, device=cuts.device, generator=rng) < cuts[slot]
@@ -120,38 +121,38 @@ def draw(cuts: Tensor, others: Tensor, count: int, negatives: int, rng: torch.Ge
 
 def fit_on_gpu(
     weights: tuple[Tensor, Tensor],
-    corpus: Corpus,
-    shape: Hyperparameters,
+    corpus: Word2VecCorpus,
+    hyperparameters: Hyperparameters,
     noise: Array,
-    kept: Array,
-    budget: Budget,
-    readers: int | None = None,
-) -> Iterator[Pass]:
+    keep_probabilities: Array,
+    budget: FitBudget,
+    num_programs: int | None = None,
+) -> Iterator[FitProgress]:
     """Train on the GPU that holds the weights; yield reports."""
     inputs, outputs = weights
-    device, (cbow, window, sides, negatives) = inputs.device, shape
-    c, k, d = tiles(shape, inputs.shape[1])
-    readers = readers or max(1, min(READERS, len(inputs) // WORDS_PER_PROGRAM))
+    device, (cbow, window, sides, negatives) = inputs.device, hyperparameters
+    c, k, d = tile_sizes(hyperparameters, inputs.shape[1])
+    num_programs = num_programs or max(1, min(MAX_PROGRAMS, len(inputs) // WORDS_PER_PROGRAM))
     cuts, others = alias_table(noise)
     cuts = torch.from_numpy(cuts / 2**32).to(device, torch.float32)
-    others, keep = torch.from_numpy(others).to(device), torch.from_numpy(kept).to(device, torch.float32)
+    others, keep = torch.from_numpy(others).to(device), torch.from_numpy(keep_probabilities).to(device, torch.float32)
 
     def learn(low, high, rates, seed):
         rng = torch.Generator(device).manual_seed(seed >> 1)
-        ids, own, firsts = stretch(corpus, low, high, device)
+        ids, own, firsts = with_eos(corpus, low, high, device)
         mask = (torch.rand(len(ids), device=device, generator=rng) < keep[ids]) | firsts
         ids, own, firsts = ids[mask], own[mask].int(), firsts[mask]
         if not len(ids):
             return 0.0, 0.0
         radius = torch.randint(1, window + 1, (len(ids),), device=device, generator=rng, dtype=torch.int32)
         radius[firsts] = 0  # bos is context, never a target
-        each = max(MIN_DOT, triton.cdiv(len(ids), readers))
+        each = max(MIN_DOT, triton.cdiv(len(ids), num_programs))
         losses = torch.zeros(triton.cdiv(len(ids), each), 2, device=device)
         _learn[(len(losses),)](
-            ids, own, radius, draw(cuts, others, len(ids), negatives, rng), inputs, outputs, losses, len(ids), each,
-            *rates, sides, window, negatives, inputs.shape[1], cbow, c, k, d,
+            ids, own, radius, draw_negatives(cuts, others, len(ids), negatives, rng), inputs, outputs, losses, len(ids),
+            each, *rates, sides, window, negatives, inputs.shape[1], cbow, c, k, d,
         )  # fmt: skip
         loss, predictions = losses.double().sum(0).tolist()
         return loss, predictions
 
-    return passes(corpus, budget, learn, PIECE, lambda: None)
+    return run_passes(corpus, budget, learn, CHUNK_TOKENS, lambda: None)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.errors import ConfigError
-from weft.tokens import LAST, LONGEST_SPELLING, PAD, SYMBOLS, Tokens
+from weft.tokens import CHAR_PAD, MAX_WORD_CHARS, NUM_CHARS, TEXT_END, Tokens
 
 _WORDS_AT_ONCE = 1024  # words at a time: the feature maps of a large model take much memory
 
@@ -37,10 +37,10 @@ class CharCNN(nn.Module):
     def __init__(self, filters: int, kernel: int = 3, embedding: int = 30) -> None:
         super().__init__()
         assert kernel % 2, "a window is centred on a character"
-        self.embed = nn.Embedding(SYMBOLS, embedding, padding_idx=PAD)  # that of PAD is zero, and stays zero
+        self.embed = nn.Embedding(NUM_CHARS, embedding, padding_idx=CHAR_PAD)  # that of PAD is zero, and stays zero
         self.convolve = nn.Conv1d(embedding, filters, kernel, padding=kernel // 2)
         with torch.no_grad():
-            self.embed.weight.uniform_(-math.sqrt(3 / embedding), math.sqrt(3 / embedding))[PAD] = 0
+            self.embed.weight.uniform_(-math.sqrt(3 / embedding), math.sqrt(3 / embedding))[CHAR_PAD] = 0
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Return the features of each token, (N, F)."""
@@ -52,7 +52,7 @@ class CharCNN(nn.Module):
             )
         maps: Tensor = self.convolve(self.embed(chars).transpose(1, 2))  # (N, F, C)
         # A window centred on padding may still contain the word's last character, and must not be the maximum.
-        return maps.masked_fill((chars == PAD)[:, None], -torch.inf).amax(-1).relu()
+        return maps.masked_fill((chars == CHAR_PAD)[:, None], -torch.inf).amax(-1).relu()
 
 
 class CharFilters(nn.Module):
@@ -63,7 +63,7 @@ class CharFilters(nn.Module):
 
     def __init__(self, filters: Mapping[int, int], embedding: int, activation: str = "relu") -> None:
         super().__init__()
-        self.embed = nn.Embedding(LAST + 1, embedding)  # that of PAD is learned like any other
+        self.embed = nn.Embedding(TEXT_END + 1, embedding)  # that of PAD is learned like any other
         self.convolve = nn.ModuleList(nn.Conv1d(embedding, count, width) for width, count in filters.items())
         self.activation = torch.tanh if activation == "tanh" else torch.relu
         self.width, self._widest = sum(filters.values()), max(filters)
@@ -85,8 +85,8 @@ class CharFilters(nn.Module):
     def forward(self, chars: Tensor) -> Tensor:
         """Return the features of words by their characters: (U, C) to (U, F)."""
         # From one window after a word's last character on, all windows are the same: no more padding is needed.
-        padding = min(LONGEST_SPELLING, chars.shape[1] + self._widest) - chars.shape[1]
-        padded = F.pad(chars, (0, padding), value=PAD)
+        padding = min(MAX_WORD_CHARS, chars.shape[1] + self._widest) - chars.shape[1]
+        padded = F.pad(chars, (0, padding), value=CHAR_PAD)
         return torch.cat([self._features(words) for words in padded.split(_WORDS_AT_ONCE)])
 
     def _features(self, chars: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from torch import Tensor
 
 from weft.config.schema import Section
-from weft.data.labels import Label, Labels, balanced
+from weft.data.labels import Label, Labels, balanced_class_weights
 from weft.nn.layers.losses import binary_cross_entropy_sum, cross_entropy_sum, squared_error_sum
 from weft.tasks import base
 from weft.tasks.base import Answer
@@ -95,11 +95,11 @@ class SingleLabel:
 
     def balanced_weights(self, counts: Mapping[str, int], rows: int) -> dict[str, float]:
         """Return label weights by inverse frequency, given how many of `rows` examples have each label."""
-        return balanced(counts)
+        return balanced_class_weights(counts)
 
     def encode_label(self, example: Any, labels: Labels) -> np.ndarray:
         """Return an example's gold labels as the integers that an item holds."""
-        return np.array([labels.number(name) for name in self.gold_labels(example)], np.int32)
+        return np.array([labels.index(name) for name in self.gold_labels(example)], np.int32)
 
     def encode_prediction(self, output: Output) -> np.ndarray:
         """Return a prediction as the integers that an item holds."""
@@ -186,7 +186,7 @@ class MultiLabel(SingleLabel):
     def answer(self, output: Output, labels: Labels) -> Answer:
         """Return the predicted labels, and the probability of each, the most probable first."""
         scores = _ranked_scores(output, labels)
-        return {"labels": [name for name in scores if labels.number(name) in output[0]], "scores": scores}
+        return {"labels": [name for name in scores if labels.index(name) in output[0]], "scores": scores}
 
     def names(self, answer: Answer) -> list[str]:
         """Return the labels."""

@@ -18,7 +18,7 @@ from weft.config.schema import Named, Run, Section
 from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
-from weft.models.base import matrix_numbers
+from weft.models.base import num_matrix_parameters
 from weft.tasks.base import Answer
 from weft.tasks.batch import Batch, Item
 from weft.tasks.capabilities import LabelPrediction, StaticBatches
@@ -37,7 +37,7 @@ from weft.tasks.label_task import LabelConfig, LabelHead, LabelTask
 from weft.tasks.metrics import ConfusionMatrix
 from weft.tasks.text_pairs import TextTokens, add_special_tokens, tokenize_texts, truncate_pair
 from weft.tokenization.trainable import Tokenizer
-from weft.tokens import Tokens, spell
+from weft.tokens import Tokens, char_ids
 
 __all__ = ["Classify", "ClassifyConfig", "ClassifyExample", "ClassifyHead", "RatedExample", "Threshold"]
 
@@ -64,7 +64,7 @@ class ClassifyConfig(LabelConfig):
 
     @model_validator(mode="after")
     def _check_regression(self) -> "ClassifyConfig":
-        for key in ("multiple", "labels", "weights", "smoothing") if self.regression else ():
+        for key in ("multiple", "labels", "weights", "label_smoothing") if self.regression else ():
             if getattr(self, key):
                 raise ValueError(f"task.{key} is of labels, and with task.regression they are numbers; leave one out")
         return self
@@ -98,7 +98,7 @@ class ClassifyHead(LabelHead):
     def flops(self, batch: Batch) -> int:
         """Return the FLOPs, of both orders of a pair where both are encoded."""
         flops: int = sum(self.body.flops(side) for side in (batch.tokens, batch.source) if side is not None)
-        return flops + 2 * matrix_numbers(self.output) * (0 if batch.targets is None else len(batch.targets))
+        return flops + 2 * num_matrix_parameters(self.output) * (0 if batch.targets is None else len(batch.targets))
 
     def _logits(self, batch: Batch) -> Tensor:
         """Return the logits of the texts, (B, K); `batch.source` is the same pairs in the other order."""
@@ -131,10 +131,10 @@ class Classify(LabelTask, StaticBatches, LabelPrediction):
         self.orders = self.num_token_arrays = 2 if config.symmetric else 1
 
     def check(self, run: Run) -> None:
-        """Raise an error for `too_long: window`: a text is classified whole."""
+        """Raise an error for `truncation: window`: a text is classified whole."""
         super().check(run)
-        if run.data.too_long == "window":
-            raise ConfigError("data.too_long: task 'classify' cannot use 'window'; try cut, drop or error")
+        if run.data.truncation == "window":
+            raise ConfigError("data.truncation: task 'classify' cannot use 'window'; try cut, drop or error")
 
     def resolve_config(self, examples: Any) -> LabelConfig:
         """Return the configuration with the labels filled in, where there are any."""
@@ -184,7 +184,7 @@ class Classify(LabelTask, StaticBatches, LabelPrediction):
         item: Item = tuple(np.array(tokens.ids, np.int32) for tokens, _ in sequences)
         item = (*item, np.array([second for _, second in sequences if second is not None], np.int32))
         if self.uses_chars:
-            item = (*item, *(spell(tokens.words or ()) for tokens, _ in sequences))
+            item = (*item, *(char_ids(tokens.words or ()) for tokens, _ in sequences))
         if getattr(example, self.kind.label_field) is None:
             return [item]
         return [(*item, self.kind.encode_label(example, self.labels))]
@@ -219,7 +219,7 @@ class Classify(LabelTask, StaticBatches, LabelPrediction):
     @property
     def num_special_tokens(self) -> int:
         """One before the texts, one after them, and those between two."""
-        return 2 + len(self.tokenizer.between)
+        return 2 + len(self.tokenizer.pair_separator)
 
     def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
         """Return the tokens of each order, the source's first; None with characters, which have no static shape."""

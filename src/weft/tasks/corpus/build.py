@@ -20,19 +20,20 @@ from pydantic import ValidationError
 
 from weft.config.schema import Run, Source, read_section
 from weft.data.corpus.format import (
+    CORPUS_MANIFEST,
     FORMAT,
-    MANIFEST,
-    Manifest,
-    Probe,
-    Split,
+    CorpusManifest,
+    EncodedExample,
+    SplitManifest,
     find_corpus,
     read_manifest,
-    verify,
-    write_json,
+    verify_split,
+    write_json_atomically,
 )
-from weft.data.corpus.merge import Made, Plan, join_parts, read_made
-from weft.data.corpus.partition import Origin, Part, cut_source, origins, part_size
+from weft.data.corpus.merge import PartCounts, PartitionPlan, merge_parts, read_part_counts
+from weft.data.corpus.partition import CorpusPart, SourceFile, part_size, partition_source, source_files
 from weft.data.readers.examples import Skipped
+from weft.data.samples.datasets import SPLITS
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.tasks.base import Task
@@ -50,7 +51,6 @@ from weft.tasks.prepare import fit_tokenizer, has_split, read_split, summarize_s
 from weft.tasks.pretrained_embeddings import check_vectors, learn_words
 from weft.tokenization.trainable import Tokenizer
 
-SPLITS = ("train", "valid", "test")
 MUTABLE_KEYS = {
     "data.train",
     "data.valid",
@@ -67,7 +67,7 @@ NUM_PROBES, PROBE_CANDIDATES, MAX_PROBE_CHARS = (
 LOCK_TIMEOUT = 2.0  # seconds, for the workers of a killed run to exit
 
 
-class Stage(NamedTuple):
+class SplitProgress(NamedTuple):
     """Progress of a split: bytes of its files, and tokens."""
 
     split: str
@@ -76,7 +76,7 @@ class Stage(NamedTuple):
     tokens: int
 
 
-Report = Callable[[Stage], object]
+Report = Callable[[SplitProgress], object]
 
 
 def prepare(
@@ -87,7 +87,7 @@ def prepare(
     report: Report = lambda stage: None,
     size: int | None = None,
     tokenizer: Tokenizer | None = None,
-) -> Manifest:
+) -> CorpusManifest:
     """Prepare the splits that the recipe has and that are missing; `size` is that of a part, in bytes.
 
     A `tokenizer` given, since it comes with pre-trained weights, is not trained.
@@ -111,7 +111,7 @@ class _Corpus:
     run: Run  # with the resolved task
     out: Path
     tokenizer: Tokenizer
-    manifest: Manifest
+    manifest: CorpusManifest
 
 
 def _num_cpus() -> int:
@@ -154,7 +154,7 @@ def _try_lock(handle: int) -> bool:
 
 def _open_corpus(run: Run, out: Path, tokenizer: Tokenizer | None) -> _Corpus:
     """Resume the corpus in the folder, or train the tokenizer and write a new manifest."""
-    if (out / MANIFEST).exists():
+    if (out / CORPUS_MANIFEST).exists():
         return _resume(run, out)
     if unknown_files := {path.name for path in out.iterdir()} - OWN_FILES:
         raise ConfigError(f"--out: {out} holds other things, such as {min(unknown_files)}; choose another folder")
@@ -163,23 +163,23 @@ def _open_corpus(run: Run, out: Path, tokenizer: Tokenizer | None) -> _Corpus:
     tokenizer = tokenizer or fit_tokenizer(run.tokenizer, run.data, task)
     learn_words(run, tokenizer)
     resolved = resolve_run(run, task)
-    manifest = Manifest(
+    manifest = CorpusManifest(
         format=FORMAT,
         task=run.task.model_dump(mode="json"),
         data=run.data.model_dump(mode="json"),
         tokenizer=run.tokenizer.model_dump(mode="json"),
-        settled=resolved.task.model_dump(mode="json"),
+        resolved_task=resolved.task.model_dump(mode="json"),
         vocabulary=vocabulary(tokenizer),
         probes=tuple(_probes(resolved, task, tokenizer)),
         splits={},
     )
     tokenizer.save(out)
-    write_json(out / MANIFEST, manifest)
+    write_json_atomically(out / CORPUS_MANIFEST, manifest)
     saved = load_saved_tokenizer(run.tokenizer, out, manifest)  # as any later run will load it
     return _Corpus(resolved, out, saved, manifest)
 
 
-def _probes(run: Run, task: Task, tokenizer: Tokenizer) -> list[Probe]:
+def _probes(run: Run, task: Task, tokenizer: Tokenizer) -> list[EncodedExample]:
     """Return a few short examples of the training data with their items."""
     if folder := prepared_folder(run.data, "train"):
         return list(read_manifest(folder).probes)
@@ -193,13 +193,13 @@ def _resume(run: Run, out: Path) -> _Corpus:
     manifest = read_manifest(out)
     _check_recipe(manifest, run, out)
     tokenizer = load_saved_tokenizer(run.tokenizer, out, manifest)
-    task = read_section(type(run.task), manifest.settled, f"{out}: task")
+    task = read_section(type(run.task), manifest.resolved_task, f"{out}: task")
     resolved = run.model_copy(update={"task": task})
     check_probes(out, manifest, run.data, make_task(resolved), tokenizer)
     return _Corpus(resolved, out, tokenizer, manifest)
 
 
-def _check_recipe(manifest: Manifest, run: Run, out: Path) -> None:
+def _check_recipe(manifest: CorpusManifest, run: Run, out: Path) -> None:
     sections = {"task": (run.task, manifest.task), "tokenizer": (run.tokenizer, manifest.tokenizer)}
     for name, (section, saved) in {**sections, "data": (run.data, manifest.data)}.items():
         for key, was, now in changed_keys(section, saved, f"{out}: {name}"):
@@ -213,39 +213,39 @@ def _check_recipe(manifest: Manifest, run: Run, out: Path) -> None:
 def _build_split(corpus: _Corpus, split: str, workers: int, report: Report, size: int | None) -> None:
     """Encode the missing parts of a split and add it to the manifest; verify a split that is complete."""
     run, out, done = corpus.run, corpus.out, corpus.manifest.splits
-    parts, current = out / "parts" / split, origins(_source(run, split), run.data)
+    parts, current = out / "parts" / split, source_files(_source(run, split), run.data)
     if split in done:
         _check_origins(done[split].origins, current, out)
-        verify(out, split, done[split], content=True)
+        verify_split(out, split, done[split], content=True)
     else:
         plan = _load_plan(run, parts, out, current, size or part_size(sum(origin.size for origin in current), workers))
         job = Job(run, split, parts, plan, corpus.tokenizer)
         parts_made = _encode_parts(job, workers, report)
-        _check_origins(plan.origins, origins(_source(run, split), run.data), out)
+        _check_origins(plan.origins, source_files(_source(run, split), run.data), out)
         merged = _merge_parts(job, parts_made, out)
         corpus.manifest = corpus.manifest.model_copy(update={"splits": {**done, split: merged}})
-        write_json(out / MANIFEST, corpus.manifest)
+        write_json_atomically(out / CORPUS_MANIFEST, corpus.manifest)
     shutil.rmtree(parts, ignore_errors=True)
     if parts.parent.is_dir() and not any(parts.parent.iterdir()):
         parts.parent.rmdir()
 
 
-def _load_plan(run: Run, parts: Path, out: Path, current: tuple[Origin, ...], size: int) -> Plan:
+def _load_plan(run: Run, parts: Path, out: Path, current: tuple[SourceFile, ...], size: int) -> PartitionPlan:
     path = parts / "plan.json"
     if path.exists():
         try:
-            plan = Plan.model_validate_json(path.read_text(encoding="utf-8"))
+            plan = PartitionPlan.model_validate_json(path.read_text(encoding="utf-8"))
         except ValidationError:
             raise DataError(f"{path}: is damaged; delete {parts} and run it again") from None
         _check_origins(plan.origins, current, out)
         return plan
     parts.mkdir(parents=True, exist_ok=True)
-    plan = Plan(origins=current, parts=cut_source(_source(run, parts.name), run.data, size))
-    write_json(path, plan)
+    plan = PartitionPlan(origins=current, parts=partition_source(_source(run, parts.name), run.data, size))
+    write_json_atomically(path, plan)
     return plan
 
 
-def _check_origins(saved: Sequence[Origin], current: Sequence[Origin], out: Path) -> None:
+def _check_origins(saved: Sequence[SourceFile], current: Sequence[SourceFile], out: Path) -> None:
     for before, after in zip_longest(saved, current):
         if before != after:
             raise DataError(
@@ -254,7 +254,7 @@ def _check_origins(saved: Sequence[Origin], current: Sequence[Origin], out: Path
             )
 
 
-def _describe_change(before: Origin | None, after: Origin | None) -> str:
+def _describe_change(before: SourceFile | None, after: SourceFile | None) -> str:
     if after and (before is None or before.path != after.path):
         return f"{after.path}: is new among the files"
     assert before is not None
@@ -264,14 +264,14 @@ def _describe_change(before: Origin | None, after: Origin | None) -> str:
     return f"{before.path}: has changed{sizes}"
 
 
-def _encode_parts(job: Job, workers: int, report: Report) -> list[Made]:
+def _encode_parts(job: Job, workers: int, report: Report) -> list[PartCounts]:
     parts = job.plan.parts
-    done = {number: result for number in range(len(parts)) if (result := read_made(job.stem(number)))}
+    done = {number: result for number in range(len(parts)) if (result := read_part_counts(job.stem(number)))}
     missing, total = [number for number in range(len(parts)) if number not in done], sum(part.size for part in parts)
 
     def report_progress() -> None:
         done_bytes = sum(parts[number].size for number in done)
-        report(Stage(job.split, done_bytes, total, sum(result.tokens for result in done.values())))
+        report(SplitProgress(job.split, done_bytes, total, sum(result.tokens for result in done.values())))
 
     with encode_in_workers(job, missing, workers) as results:
         report_progress()
@@ -281,18 +281,20 @@ def _encode_parts(job: Job, workers: int, report: Report) -> list[Made]:
     return [done[number] for number in range(len(parts))]
 
 
-def _merge_parts(job: Job, parts: Sequence[Made], out: Path) -> Split:
+def _merge_parts(job: Job, parts: Sequence[PartCounts], out: Path) -> SplitManifest:
     _check_rows(job.plan.parts, parts)
     skipped = Skipped(sum(part.skipped for part in parts), [reason for part in parts for reason in part.reasons][:5])
-    limit, folder = TruncationPolicy(job.run.data.max_length, job.run.data.too_long), job.folder / "joined"
+    limit, folder = TruncationPolicy(job.run.data.max_length, job.run.data.truncation), job.folder / "joined"
     for part in parts:
-        limit.add(TruncationPolicy(limit.longest, limit.policy, part.cut, part.dropped, part.windowed, part.seen))
+        limit.add(
+            TruncationPolicy(limit.max_length, limit.policy, part.cut, part.dropped, part.windowed, part.longest_seen)
+        )
         limit.notes.update({(verb, noun, how): times for verb, noun, how, times in part.notes})
     notice = summarize_skipped(job.split, sum(part.items for part in parts), skipped, limit)
-    digest, files = join_parts([job.stem(number) for number in range(len(parts))], parts, folder)
+    digest, files = merge_parts([job.stem(number) for number in range(len(parts))], parts, folder)
     shutil.rmtree(out / job.split, ignore_errors=True)
     os.replace(folder, out / job.split)
-    return Split(
+    return SplitManifest(
         documents=sum(part.documents for part in parts),
         items=sum(part.items for part in parts),
         tokens=sum(part.tokens for part in parts),
@@ -300,12 +302,12 @@ def _merge_parts(job: Job, parts: Sequence[Made], out: Path) -> Split:
         digest=digest,
         files=files,
         origins=job.plan.origins,
-        told=notice,
-        longest=limit.seen,
+        notice=notice,
+        longest=limit.longest_seen,
     )
 
 
-def _check_rows(parts: Sequence[Part], results: Sequence[Made]) -> None:
+def _check_rows(parts: Sequence[CorpusPart], results: Sequence[PartCounts]) -> None:
     """Raise if no piece of a file has a row; a single piece may have none."""
     rows: dict[str, int] = {}
     for part, result in zip(parts, results, strict=True):

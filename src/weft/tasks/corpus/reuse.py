@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from weft.config.schema import Data, Named, Section, read_section
-from weft.data.corpus.format import Manifest, Probe, Shards, find_corpus, open_shards, read_manifest
+from weft.data.corpus.format import CorpusManifest, CorpusSplit, EncodedExample, find_corpus, open_split, read_manifest
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.tasks.base import Task
@@ -45,7 +45,7 @@ def prepared_tokenizer(config: Named, data: Data) -> Tokenizer | None:
     return load_saved_tokenizer(config, folder, manifest)
 
 
-def load_saved_tokenizer(config: Named, folder: Path, manifest: Manifest) -> Tokenizer:
+def load_saved_tokenizer(config: Named, folder: Path, manifest: CorpusManifest) -> Tokenizer:
     """Return the tokenizer in a prepared folder; raise if it has changed since."""
     tokenizer = load_tokenizer(config, folder)
     if vocabulary(tokenizer) != manifest.vocabulary:
@@ -78,9 +78,9 @@ def prepared_task(data: Data, task: Task) -> Task:
             f"task.name: {folder} was prepared for {manifest.task.get('name')!r}, but it is {task.config.name!r} here; "
             "prepare the text again, in another folder"
         )
-    settled = read_section(type(task.config), manifest.settled, place)
-    resolved = {key for key, _, _ in changed_keys(settled, manifest.task, place)}
-    update = {key: getattr(settled, key) for key in resolved - changed}
+    resolved_config = read_section(type(task.config), manifest.resolved_task, place)
+    resolved = {key for key, _, _ in changed_keys(resolved_config, manifest.task, place)}
+    update = {key: getattr(resolved_config, key) for key in resolved - changed}
     return type(task)(task.config.model_copy(update=update))
 
 
@@ -93,21 +93,21 @@ def refuse_prepared(data: Data, split: str) -> Iterator[Any]:
     yield
 
 
-def prepared_split(data: Data, split: str, task: Task, tokenizer: Tokenizer) -> tuple[Shards, str] | None:
+def prepared_split(data: Data, split: str, task: Task, tokenizer: Tokenizer) -> tuple[CorpusSplit, str] | None:
     """Return a prepared split, with the report of what was skipped or cut at preparation; None if not prepared."""
     folder = prepared_folder(data, split)
     if folder is None:
         return None
-    shards, manifest = open_shards(folder, split, task.num_token_arrays), read_manifest(folder)
+    items, manifest = open_split(folder, split, task.num_token_arrays), read_manifest(folder)
     if vocabulary(tokenizer) != manifest.vocabulary:
         raise DataError(f"data.{split}: {folder} was prepared with another tokenizer than the run's; prepare it again")
     _check_documents(folder, manifest, data)
     _check_limit(folder, manifest, split, data)
     check_probes(folder, manifest, data, task, tokenizer)
-    return shards, manifest.splits[split].told
+    return items, manifest.splits[split].notice
 
 
-def _check_documents(folder: Path, manifest: Manifest, data: Data) -> None:
+def _check_documents(folder: Path, manifest: CorpusManifest, data: Data) -> None:
     documents = read_section(Data, manifest.data, f"{folder}: data").documents
     if documents != data.documents:
         raise ConfigError(
@@ -116,19 +116,19 @@ def _check_documents(folder: Path, manifest: Manifest, data: Data) -> None:
         )
 
 
-def _check_limit(folder: Path, manifest: Manifest, split: str, data: Data) -> None:
+def _check_limit(folder: Path, manifest: CorpusManifest, split: str, data: Data) -> None:
     saved, longest = read_section(Data, manifest.data, f"{folder}: data"), manifest.splits[split].longest
-    if (saved.max_length, saved.too_long) != (data.max_length, data.too_long) and longest > min(
+    if (saved.max_length, saved.truncation) != (data.max_length, data.truncation) and longest > min(
         saved.max_length, data.max_length
     ):
         raise ConfigError(
-            f"data.max_length: {folder} was prepared with max_length={saved.max_length}, too_long={saved.too_long}, "
-            f"and has sequences of up to {longest:,} tokens, but here it is max_length={data.max_length}, "
-            f"too_long={data.too_long}; set both so, or prepare the text again"
+            f"data.max_length: {folder} was prepared with max_length={saved.max_length}, "
+            f"truncation={saved.truncation}, and has sequences of up to {longest:,} tokens, but here it is "
+            f"max_length={data.max_length}, truncation={data.truncation}; set both so, or prepare the text again"
         )
 
 
-def check_probes(folder: Path, manifest: Manifest, data: Data, task: Task, tokenizer: Tokenizer) -> None:
+def check_probes(folder: Path, manifest: CorpusManifest, data: Data, task: Task, tokenizer: Tokenizer) -> None:
     """Raise if the recipe encodes the probe examples to other items."""
     for probe in manifest.probes:
         if make_probe(probe.example, data, task, tokenizer) != probe:
@@ -138,12 +138,12 @@ def check_probes(folder: Path, manifest: Manifest, data: Data, task: Task, token
             )
 
 
-def make_probe(example: str, data: Data, task: Task, tokenizer: Tokenizer) -> Probe:
+def make_probe(example: str, data: Data, task: Task, tokenizer: Tokenizer) -> EncodedExample:
     """Return the items that a task encodes an example (JSON) to; none if it raises."""
     try:
         items = task.encode(
-            task.Example.model_validate_json(example), tokenizer, TruncationPolicy(data.max_length, data.too_long)
+            task.Example.model_validate_json(example), tokenizer, TruncationPolicy(data.max_length, data.truncation)
         )
     except (DataError, ValidationError):
         items = []
-    return Probe(example=example, items=[[part.tolist() for part in item] for item in items])
+    return EncodedExample(example=example, items=[[part.tolist() for part in item] for item in items])

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from weft.config.schema import Run
-from weft.data.corpus.format import write_json
-from weft.data.corpus.merge import NARROW, WIDE, Lengths, Made, Plan, TooWide, write_tokens
+from weft.data.corpus.format import write_json_atomically
+from weft.data.corpus.merge import NARROW, WIDE, Lengths, PartCounts, PartitionPlan, TooWide, write_tokens
 from weft.data.readers.examples import Skipped
 from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
@@ -38,7 +38,7 @@ class Job:
     run: Run  # with the resolved task
     split: str
     folder: Path
-    plan: Plan
+    plan: PartitionPlan
     tokenizer: Tokenizer
 
     def stem(self, number: int) -> Path:
@@ -56,10 +56,10 @@ class _PartStats:
 
     @classmethod
     def of(cls, run: Run) -> "_PartStats":
-        return cls(Skipped(), TruncationPolicy(run.data.max_length, run.data.too_long))
+        return cls(Skipped(), TruncationPolicy(run.data.max_length, run.data.truncation))
 
 
-def make_part(job: Job, task: Task, number: int) -> Made:
+def make_part(job: Job, task: Task, number: int) -> PartCounts:
     """Write one part and return its statistics; ids have 16 bits if the vocabulary and all values fit, else 32."""
     tokenizer, stem = job.tokenizer, job.stem(number)
     fits = max(len(tokenizer), len(tokenizer.target)) < 1 << 16
@@ -72,12 +72,12 @@ def make_part(job: Job, task: Task, number: int) -> Made:
         break
     lengths.save(stem)
     summary = _part_summary(lengths, stats, dtype.str)
-    write_json(stem.with_suffix(".json"), summary)
+    write_json_atomically(stem.with_suffix(".json"), summary)
     return summary
 
 
-def _part_summary(lengths: Lengths, stats: _PartStats, dtype: str) -> Made:
-    return Made(
+def _part_summary(lengths: Lengths, stats: _PartStats, dtype: str) -> PartCounts:
+    return PartCounts(
         rows=tuple(stats.rows),
         documents=len(lengths.documents),
         items=len(lengths.items),
@@ -90,7 +90,7 @@ def _part_summary(lengths: Lengths, stats: _PartStats, dtype: str) -> Made:
         cut=stats.limit.cut,
         dropped=stats.limit.dropped,
         windowed=stats.limit.windowed,
-        seen=stats.limit.seen,
+        longest_seen=stats.limit.longest_seen,
         notes=tuple((*note, times) for note, times in stats.limit.notes.items()),
     )
 
@@ -104,7 +104,7 @@ def _documents(job: Job, task: Task, number: int, stats: _PartStats) -> Iterator
 def _examples(job: Job, task: Task, number: int, stats: _PartStats) -> Iterator[LocatedExample]:
     for piece in job.plan.parts[number].pieces or (None,):
         stats.rows.append(0)
-        data = job.run.data if piece is None else job.run.data.model_copy(update={job.split: piece.stretch})
+        data = job.run.data if piece is None else job.run.data.model_copy(update={job.split: piece.file_slice})
         for located in read_split(data, job.split, task, stats.skipped):
             stats.rows[-1] += 1
             yield located
@@ -130,7 +130,7 @@ def _num_bytes(text: str) -> int:
 
 
 @contextmanager
-def encode_in_workers(job: Job, numbers: Sequence[int], workers: int) -> Iterator[Iterator[tuple[int, Made]]]:
+def encode_in_workers(job: Job, numbers: Sequence[int], workers: int) -> Iterator[Iterator[tuple[int, PartCounts]]]:
     """Start to encode parts, in worker processes if there are several; the context yields each part as it is done."""
     if workers == 1 or len(numbers) < 2:
         task = make_task(job.run)
@@ -176,5 +176,5 @@ def _exit_with_parent(reader: Connection) -> None:
     os._exit(1)
 
 
-def _worker_make_part(number: int) -> Made:
+def _worker_make_part(number: int) -> PartCounts:
     return make_part(*_worker_state, number)

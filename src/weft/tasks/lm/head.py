@@ -9,9 +9,10 @@ from pydantic import Field
 from torch import Tensor
 
 from weft.config.schema import Section
-from weft.decoding.generate import DecodingConfig, Hypothesis, generate, stream
+from weft.decoding.config import DecodingConfig
+from weft.decoding.generate import Hypothesis, generate, stream
 from weft.errors import DataError, RoleError
-from weft.models.base import Direction, Role
+from weft.models.base import LMDirection, Role
 from weft.nn.layers.losses import cross_entropy_sum
 from weft.tasks.batch import Batch
 from weft.tasks.head import Head, Sums
@@ -41,7 +42,7 @@ class LMHead(Head):
     def __init__(self, body: Any, eos: int, forbid: Sequence[int], carries: bool = False) -> None:
         super().__init__(body)
         self.eos, self.forbid, self.carries = eos, tuple(forbid), carries
-        self.directions: tuple[Direction, ...] = type(body).directions(body.config)
+        self.directions: tuple[LMDirection, ...] = type(body).directions(body.config)
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
         """Return the summed cross-entropy of the targets of each direction (of the next token, forward)."""
@@ -101,7 +102,7 @@ class LMHead(Head):
 
     def _limit_length(self, length: int, options: ContinuationConfig) -> ContinuationConfig:
         """Return the options with max_length limited to the model's positions after `length` tokens."""
-        max_positions = getattr(self.body, "reads", None)
+        max_positions = getattr(self.body, "max_positions", None)
         if max_positions is None or length + options.max_length - 1 <= max_positions:
             return options
         if length > max_positions:
@@ -123,7 +124,7 @@ class LMHead(Head):
         )
 
 
-def loss_names(directions: Sequence[Direction]) -> list[str]:
+def loss_names(directions: Sequence[LMDirection]) -> list[str]:
     """Return the names of the parts of the loss."""
     return ["tokens"] if len(directions) == 1 else list(directions)
 

@@ -1,6 +1,6 @@
 """Scoring texts with a language model: log-probabilities for loss, perplexity and bits per byte.
 
-A corpus is scored as it is read (`task.reads`): single documents, windows of the stream, or the stream with carried
+A corpus is scored as it is read (`task.sequences`): single documents, windows of the stream, or the stream with carried
 state. Perplexity is exp(mean loss of a token), and so depends on the tokenizer. Bits per byte is comparable across
 tokenizers: the total of all tokens' -log2 p over the bytes of the text, where the end of a text counts as one byte.
 It is only given if the tokens determine the whole text; an unknown word costs its spelling, by 257 equally likely
@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.data.batching.lm_stream import Stream
-from weft.data.batching.loader import plan
+from weft.data.batching.lm_stream import TokenStream
+from weft.data.batching.loader import plan_batches
 from weft.data.batching.packed_items import PackedItems, pack
-from weft.models.base import Direction, Model
+from weft.models.base import LMDirection, Model
 from weft.tasks.batch import IGNORE_INDEX, Batch, Item
 from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer
@@ -39,7 +39,7 @@ def tokens_per_batch(body: Model, device: torch.device) -> int:
     return max(1, (MAX_LOGITS if device.type == "cpu" else MAX_LOGITS_ON_GPU) // body.vocab)
 
 
-def score_items(head: Head, items: Sequence[Item], collate: Collate, directions: Sequence[Direction]) -> np.ndarray:
+def score_items(head: Head, items: Sequence[Item], collate: Collate, directions: Sequence[LMDirection]) -> np.ndarray:
     """Return the log-probability of each item, (directions, items)."""
     scores = np.zeros((len(directions), len(items)))
     for batch, index in _scoring_batches(head, items, collate):
@@ -51,22 +51,22 @@ def score_items(head: Head, items: Sequence[Item], collate: Collate, directions:
 
 def _scoring_batches(head: Head, items: Sequence[Item], collate: Collate) -> Iterator[tuple[Batch, np.ndarray]]:
     device = device_of(head)
-    for index in plan(pack(items, num_token_arrays=1), tokens_per_batch(head.body, device), seed=None):
+    for index in plan_batches(pack(items, num_token_arrays=1), tokens_per_batch(head.body, device), seed=None):
         yield collate([items[number] for number in index.tolist()]).to(device), index
 
 
-def targets_of(batch: Batch, directions: Sequence[Direction]) -> list[Tensor]:
+def targets_of(batch: Batch, directions: Sequence[LMDirection]) -> list[Tensor]:
     """Return the targets (N,) of each direction."""
     assert batch.targets is not None
     return list(batch.targets.view(len(directions), -1))
 
 
-def _log_prob(body: Any, tokens: Tokens, targets: Tensor, direction: Direction) -> Tensor:
+def _log_prob(body: Any, tokens: Tokens, targets: Tensor, direction: LMDirection) -> Tensor:
     logprobs: Tensor = body.log_prob(tokens, targets.clamp(min=0), direction)
     return logprobs.where(targets != IGNORE_INDEX, 0.0)
 
 
-def score_windows(head: Head, stream: Stream, width: int, stride: int, direction: Direction) -> float:
+def score_windows(head: Head, stream: TokenStream, width: int, stride: int, direction: LMDirection) -> float:
     """Return the summed log-probability of a stream in windows; a window counts from where the one before ended.
 
     Backward, windows start from the end of the stream: there the context of a token is what follows it.
@@ -78,11 +78,11 @@ def score_windows(head: Head, stream: Stream, width: int, stride: int, direction
         context_lengths = [width - stride if start else 0 for start, _ in spans]
         if direction == "backward":
             spans = [(size - stop, size - start) for start, stop in spans]
-        total += _sum_window_log_probs(head, [stream.pair(*span) for span in spans], context_lengths, direction)
+        total += _sum_window_log_probs(head, [stream.item(*span) for span in spans], context_lengths, direction)
     return total
 
 
-def _sum_window_log_probs(head: Head, pairs: list[Any], context_lengths: list[int], direction: Direction) -> float:
+def _sum_window_log_probs(head: Head, pairs: list[Any], context_lengths: list[int], direction: LMDirection) -> float:
     inputs, following = zip(*pairs, strict=True)
     if direction == "backward":
         inputs, following = following, inputs
@@ -95,7 +95,7 @@ def _sum_window_log_probs(head: Head, pairs: list[Any], context_lengths: list[in
     return float(sum(window.sum() for window in counted))
 
 
-def score_stream(head: Head, stream: Stream, chunk: int) -> float:
+def score_stream(head: Head, stream: TokenStream, chunk: int) -> float:
     """Return the summed log-probability of a stream, read in chunks with carried state, in several rows at once.
 
     A row begins WARMUP_TOKENS before its own part; these tokens do not count.
@@ -108,7 +108,7 @@ def score_stream(head: Head, stream: Stream, chunk: int) -> float:
     state = None
     while len(starts):
         stops = np.minimum(starts + chunk, ends)
-        inputs, following = zip(*map(stream.pair, starts.tolist(), stops.tolist()), strict=True)
+        inputs, following = zip(*map(stream.item, starts.tolist(), stops.tolist()), strict=True)
         logits, state = head.body.read(Tokens.pack(inputs).to(device), state)
         targets = torch.from_numpy(np.concatenate(following).astype(np.int64)).to(device)
         counted = np.concatenate(

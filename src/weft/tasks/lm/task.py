@@ -4,14 +4,13 @@ A text is bos w_1 … w_n eos. A forward model reads it without eos and predicts
 it without bos and predicts each previous token; a model with both contexts, or with both directions (ELMo), reads the
 whole, and a token at an end has no target in the direction that ends there.
 
-How a corpus is read (`task.reads`):
+What a sequence is (`task.sequences`):
 
-| reads     | a sequence is                                                             | by default for              |
-|-----------|---------------------------------------------------------------------------|-----------------------------|
-| `rows`    | a document                                                                | bidirectional models        |
-| `packs`   | `data.max_length` tokens of the concatenated documents                       | gpt, a backward rnn
-|
-| `streams` | the concatenated documents: the state is carried from batch to batch      | models with a state: an rnn |
+| sequences   | a sequence is                                                        | by default for              |
+|-------------|----------------------------------------------------------------------|-----------------------------|
+| `documents` | a document                                                           | bidirectional models        |
+| `windows`   | `data.max_length` tokens of the concatenated documents               | gpt, a backward rnn         |
+| `bptt`      | the concatenated documents: the state is carried from batch to batch | models with a state: an rnn |
 """
 
 import math
@@ -23,12 +22,12 @@ import torch
 from pydantic import Field
 
 from weft.config.schema import Named, Run, Section
-from weft.data.batching.lm_stream import Packs, Reading, Stream, Streams
+from weft.data.batching.lm_stream import BPTTSegments, LMWindows, SpanSampler, TokenStream
 from weft.data.batching.packed_items import PackedItems
-from weft.data.corpus.format import Shards
+from weft.data.corpus.format import CorpusSplit
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
-from weft.models.base import Direction, Fitted, Role
+from weft.models.base import LMDirection, Role, SelfFitted
 from weft.registry import resolve
 from weft.tasks import base
 from weft.tasks.base import Answer
@@ -52,10 +51,10 @@ from weft.tokens import Tokens
 
 
 class LMConfig(Named):
-    """`stride`: in `packs`, the distance of two windows in evaluation; a smaller one gives each token more context."""
+    """`stride`: in `windows`, the distance of two windows in evaluation: if smaller, each token has more context."""
 
-    reads: Literal["rows", "packs", "streams"] | None = None
-    bptt: int = Field(64, ge=1)  # in `streams`, tokens a row and batch
+    sequences: Literal["documents", "windows", "bptt"] | None = None
+    bptt: int = Field(64, ge=1)  # in `bptt`, tokens a row and batch
     stride: int | None = Field(None, ge=1)  # None: the window size, data.max_length
     decode: ContinuationConfig = ContinuationConfig()
 
@@ -79,7 +78,7 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
     num_token_arrays = 1
     forces_input = True
     config: LMConfig
-    reads = "rows"
+    sequences = "documents"
     fitted = False
 
     @property
@@ -95,26 +94,26 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
     def check(self, run: Run) -> None:
         """Set how the corpus is read, and raise for settings that the model does not support."""
         model = resolve("model", run.model.name)
-        self.directions: tuple[Direction, ...] = model.directions(run.model)
-        self.fitted, unidirectional = issubclass(model, Fitted), self.directions in (("forward",), ("backward",))
+        self.directions: tuple[LMDirection, ...] = model.directions(run.model)
+        self.fitted, unidirectional = issubclass(model, SelfFitted), self.directions in (("forward",), ("backward",))
         if self.directions == ("masked",):
             raise ConfigError(
                 f"task.name: 'lm' needs a model that scores what comes next; {run.model.name!r} fills masks: try mlm"
             )
         can_carry = hasattr(model, "read") and self.directions == ("forward",)
-        default = "streams" if can_carry else "packs" if unidirectional or self.fitted else "rows"
-        self.reads = self.config.reads or default
-        if self.reads == "streams" and not can_carry:
-            raise ConfigError(f"task.reads: the model {run.model.name!r} cannot read on; try packs or rows")
-        if self.reads == "packs" and not unidirectional:
-            raise ConfigError("task.reads: a model that sees both sides of a word reads whole documents; try rows")
-        if self.reads == "rows" and self.fitted:
-            raise ConfigError(f"task.reads: the model {run.model.name!r} is fitted to the stream; leave it out")
+        default = "bptt" if can_carry else "windows" if unidirectional or self.fitted else "documents"
+        self.sequences = self.config.sequences or default
+        if self.sequences == "bptt" and not can_carry:
+            raise ConfigError(f"task.sequences: the model {run.model.name!r} cannot read on; try windows or documents")
+        if self.sequences == "windows" and not unidirectional:
+            raise ConfigError("task.sequences: a model that sees both sides of a word needs task.sequences: documents")
+        if self.sequences == "documents" and self.fitted:
+            raise ConfigError(f"task.sequences: the model {run.model.name!r} is fitted to the stream; leave it out")
         if run.train.metric == "bits_per_byte" and "both" in self.directions:
             raise ConfigError("train.metric: a model that sees both sides of a word has no bits_per_byte; try loss")
         max_positions = getattr(run.model, "max_positions", None)
         if (
-            self.reads == "packs"
+            self.sequences == "windows"
             and not self.fitted
             and max_positions is not None
             and run.data.max_length > max_positions
@@ -128,8 +127,10 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
             raise ConfigError(
                 f"task.stride: must be at most data.max_length: got {self.config.stride} and {self.longest}"
             )
-        if self.config.stride is not None and self.reads != "packs":
-            raise ConfigError("task.stride: is of windows, but here there are none; leave it out, or read packs")
+        if self.config.stride is not None and self.sequences != "windows":
+            raise ConfigError(
+                "task.stride: is of windows, but here there are none; leave it out, or set task.sequences: windows"
+            )
 
     @property
     def special_token_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -146,10 +147,10 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
     def encode_batch(
         self, examples: Sequence[LMExample], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[list[Item]]:
-        """Encode many texts: to documents, or for `rows` to pairs (inputs, targets)."""
+        """Encode many texts: to documents, or for `documents` to pairs (inputs, targets)."""
         texts = [example.text for example in examples]
         bos, eos = tokenizer.specials.bos, tokenizer.specials.eos
-        if self.reads != "rows":
+        if self.sequences != "documents":
             return [[(np.array([bos, *ids], np.int32),)] for ids in tokenizer.ids(texts)]
         documents = [np.array([bos, *ids, eos], np.int32) for ids in tokenizer.ids(texts)]
         chars = Spelling.of(tokenizer).of_texts(texts) if self.uses_chars else None
@@ -179,7 +180,7 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
             return _batch(Tokens.pack(following), [np.concatenate(inputs)], self.directions)
         tokens = Tokens.pack([np.append(x, y[-1:]) for x, y in pairs])
         if self.uses_chars and all(len(item) > 2 for item in items):  # else the characters are those of the vocabulary
-            tokens = tokens.spelt([item[2] for item in items])
+            tokens = tokens.with_chars([item[2] for item in items])
         next_tokens = np.concatenate([np.append(y, IGNORE_INDEX) for y in following])
         previous_tokens = np.concatenate([np.append(IGNORE_INDEX, x) for x in inputs])
         own_tokens = np.concatenate([np.concatenate([[IGNORE_INDEX], x[1:], [IGNORE_INDEX]]) for x in inputs])
@@ -190,27 +191,31 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
         return (item[0], item[1]) if len(item) > 1 else (item[0], np.append(item[0][1:], self.tokenizer.specials.eos))
 
     def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
-        """Return the lengths of documents, for `rows` and a unidirectional model."""
-        return data.sizes[None] if self.reads == "rows" and len(self.directions) == 1 and not self.uses_chars else None
+        """Return the lengths of documents, for `documents` and a unidirectional model."""
+        return (
+            data.sizes[None]
+            if self.sequences == "documents" and len(self.directions) == 1 and not self.uses_chars
+            else None
+        )
 
-    def reading(self, data: PackedItems, run: Run, world: int) -> Reading | None:
-        """Return how to read the documents as one stream, None for `rows`."""
-        if self.reads == "rows":
+    def sampler(self, data: PackedItems, run: Run, world: int) -> SpanSampler | None:
+        """Return how to read the documents as one stream, None for `documents`."""
+        if self.sequences == "documents":
             return None
         stream = self._stream(data.ids)
-        if self.reads == "streams":
-            return Streams.of(stream, self.config.bptt, run.train.batch_tokens, world)
-        return Packs.of(stream, self.longest, run.train.batch_tokens)
+        if self.sequences == "bptt":
+            return BPTTSegments.of(stream, self.config.bptt, run.train.batch_tokens, world)
+        return LMWindows.of(stream, self.longest, run.train.batch_tokens)
 
-    def _stream(self, ids: np.ndarray) -> Stream:
-        return Stream(ids, self.tokenizer.specials.bos, self.tokenizer.specials.eos)
+    def _stream(self, ids: np.ndarray) -> TokenStream:
+        return TokenStream(ids, self.tokenizer.specials.bos, self.tokenizer.specials.eos)
 
     def head(self, model: Any) -> LMHead:
         """Return the head, with loss and search, of a body."""
         specials = self.tokenizer.specials
         special = {specials.bos, specials.unk, specials.pad, specials.mask} - {None, specials.eos}
         forbid = sorted(id for id in special if id is not None)
-        return LMHead(model, specials.eos, forbid, self.reads == "streams")
+        return LMHead(model, specials.eos, forbid, self.sequences == "bptt")
 
     def options(self) -> Section:
         """Return the recipe's decoding options."""
@@ -272,7 +277,7 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
         """Return the log-probability of each text; of a model with both contexts, the sum of its tokens'."""
         documents = [self._add_bos_eos(ids) for ids in self.tokenizer.ids(texts)]
         longest = max((len(document) - 1 for document in documents), default=0)
-        max_positions = getattr(head.body, "reads", None)
+        max_positions = getattr(head.body, "max_positions", None)
         if max_positions is not None and longest > max_positions:
             raise DataError(f"a text has {longest} tokens, but the model reads {max_positions}; give a shorter one")
         items: list[Item] = [(document[:-1], document[1:]) for document in documents]
@@ -303,7 +308,7 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
         num_bytes = sum(len((text if self.tokenizer.lossless else text.strip(" ")).encode()) + 1 for text in texts)
         return self._metrics(head, data.items, scoring.unknown_word_cost(texts, self.tokenizer), num_bytes, len(texts))
 
-    def evaluate_prepared(self, head: Head, data: Shards) -> Metrics:
+    def evaluate_prepared(self, head: Head, data: CorpusSplit) -> Metrics:
         """Return the metrics on a prepared corpus, which has tokens and the number of bytes of each text."""
         unknown_cost = 0.0 if self.tokenizer.lossless else None
         return self._metrics(head, data, unknown_cost, int(data.bytes.sum()) + len(data.bytes), len(data.bytes))
@@ -321,20 +326,20 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
             return Metrics(metrics, "perplexity: of each token given all the others, which is not that of the text")
         if unknown_cost is None:
             return Metrics(metrics, "bits_per_byte: not given, since the tokenizer loses some of the text")
-        if self.reads == "rows" and not scoring.are_complete(data, self.eos, num_texts):
-            return Metrics(metrics, "bits_per_byte: not given, since data.too_long leaves out some of the text")
+        if self.sequences == "documents" and not scoring.are_complete(data, self.eos, num_texts):
+            return Metrics(metrics, "bits_per_byte: not given, since data.truncation leaves out some of the text")
         return Metrics({**metrics, "bits_per_byte": (unknown_cost - sums[0]) / math.log(2) / num_bytes})
 
     def _sum_log_probs(self, head: Head, data: PackedItems) -> tuple[list[float], list[int]]:
         """Return the summed log-probability of each direction, and the number of its targets."""
-        if self.reads == "rows" or self.fitted:
+        if self.sequences == "documents" or self.fitted:
             items = [data[number] for number in range(len(data))]
             untargeted = 1 if "both" in self.directions else 0  # the last token has a left context alone
             count = sum(len(item[0]) - untargeted for item in items)
             scores = scoring.score_items(head, items, self._collate, self.directions)
             return scores.sum(1).tolist(), [count] * len(self.directions)
         stream = self._stream(data.ids)
-        if self.reads == "streams":
+        if self.sequences == "bptt":
             return [scoring.score_stream(head, stream, self.config.bptt)], [len(stream)]
         width = min(self.longest, len(stream))
         stride = min(self.config.stride or width, width)
@@ -345,7 +350,7 @@ def _exp(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def _batch(tokens: Tokens, targets: Sequence[np.ndarray], directions: Sequence[Direction]) -> Batch:
+def _batch(tokens: Tokens, targets: Sequence[np.ndarray], directions: Sequence[LMDirection]) -> Batch:
     stacked = torch.from_numpy(np.stack(targets).astype(np.int64))
     counts = [int((row != IGNORE_INDEX).sum()) for row in stacked]
     flat = stacked[0] if len(directions) == 1 else stacked

@@ -1,12 +1,12 @@
 """Masked language modelling: predict masked tokens from all others, by any masked language model.
 
-`weft.tasks.mlm.masking` chooses the tokens, anew in each epoch. How a corpus is read (`task.reads`):
+`weft.tasks.mlm.masking` chooses the tokens, anew in each epoch. What a sequence is (`task.sequences`):
 
-| reads   | a sequence is                                                                              |
-|---------|--------------------------------------------------------------------------------------------|
-| `packs` | `data.max_length` tokens of the concatenated documents (RoBERTa); with `next_sentence`         |
-|         | bos A eos B eos from one document or two, of at most as many tokens (BERT)                  |
-| `rows`  | a text                                                                                     |
+| sequences   | a sequence is                                                                          |
+|-------------|----------------------------------------------------------------------------------------|
+| `windows`   | `data.max_length` tokens of the concatenated documents (RoBERTa); with `next_sentence` |
+|             | bos A eos B eos from one document or two, of at most as many tokens (BERT)             |
+| `documents` | a text                                                                                 |
 
 `data.max_length` counts bos and eos. With `next_sentence`, by default if the model has segment embeddings, it also
 predicts whether B follows A (`weft.data.batching.mlm_sequences`).
@@ -26,12 +26,19 @@ import torch
 from pydantic import Field
 
 from weft.config.schema import Named, Run, Share
-from weft.data.batching.lm_stream import Readable, Reading, Spans
-from weft.data.batching.loader import plan
-from weft.data.batching.mlm_sequences import Documents, Pairs, Signs, Texts, Windows, join_pairs
+from weft.data.batching.lm_stream import Spans, SpanSampler, SpanSource
+from weft.data.batching.loader import plan_batches
+from weft.data.batching.mlm_sequences import (
+    BoundaryTokens,
+    DocumentStream,
+    MLMWindows,
+    SentencePairs,
+    SequenceStream,
+    join_pairs,
+)
 from weft.data.batching.packed_items import PackedItems
 from weft.data.batching.static_shape import StaticShape
-from weft.data.corpus.format import Shards
+from weft.data.corpus.format import CorpusSplit
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.models.base import Role
@@ -55,13 +62,15 @@ POSITIONS_MULTIPLE = 64  # of the chosen positions of a batch of static shape: m
 
 
 class MLMConfig(Named):
-    """`share` of tokens chosen, by `whole_words` if set; `shorter`: share of segment pairs that are made shorter."""
+    """`mask_probability`: share of tokens chosen, by `whole_words` if set. `short_sequence_probability`: share of
+    segment pairs that are made shorter.
+    """
 
-    reads: Literal["packs", "rows"] = "packs"
-    share: float = Field(0.15, gt=0, lt=1)
+    sequences: Literal["windows", "documents"] = "windows"
+    mask_probability: float = Field(0.15, gt=0, lt=1)
     whole_words: bool = False
-    next_sentence: bool | None = None  # None: for packs, if the model has segment embeddings
-    shorter: Share = 0.1
+    next_sentence: bool | None = None  # None: in windows, if the model has segment embeddings
+    short_sequence_probability: Share = 0.1
 
 
 class MLMExample(base.Example):
@@ -75,7 +84,7 @@ class Question(MLMExample):
 
 
 class MLM(StreamReading, TeacherForcing, PreparedEvaluation):
-    """Items are documents (bos w_1 … w_n) for `packs`, or texts (bos w_1 … w_n eos) for `rows`."""
+    """Items are documents (bos w_1 … w_n) for `windows`, or texts (bos w_1 … w_n eos) for `documents`."""
 
     Config: ClassVar[type[Named]] = MLMConfig
     Example = MLMExample
@@ -92,15 +101,15 @@ class MLM(StreamReading, TeacherForcing, PreparedEvaluation):
     def check(self, run: Run) -> None:
         """Set how the corpus is read, and raise for settings that the model or the tokenizer does not support."""
         segments = getattr(run.model, "segments", 0) or 0
-        packs, next_sentence = self.config.reads == "packs", self.config.next_sentence
-        self.pairs = packs and segments > 1 if next_sentence is None else next_sentence
-        if self.pairs and not packs:
-            raise ConfigError("task.next_sentence: pairs are made of documents, not of rows; set task.reads: packs")
+        in_windows, next_sentence = self.config.sequences == "windows", self.config.next_sentence
+        self.pairs = in_windows and segments > 1 if next_sentence is None else next_sentence
+        if self.pairs and not in_windows:
+            raise ConfigError("task.next_sentence: pairs come from windows of documents; set task.sequences: windows")
         if self.pairs and Role.ENCODER not in resolve("model", run.model.name).roles(run.model):
-            raise ConfigError(f"task.next_sentence: {run.model.name!r} gives no summary of a text; set it to false")
+            raise ConfigError(f"task.next_sentence: {run.model.name!r} has no pooled output; set it to false")
         if resolve("model", run.model.name).uses_chars(run.model):
             raise ConfigError(f"model.name: {run.model.name!r} reads how words are spelt, which a mask does not hide")
-        if "mask" not in resolve("tokenizer", run.tokenizer.name).spell(run.tokenizer):
+        if "mask" not in resolve("tokenizer", run.tokenizer.name).special_tokens_map(run.tokenizer):
             raise ConfigError(
                 f"tokenizer.specials: task 'mlm' hides words behind a mask, but {run.tokenizer.name!r} has none; add "
                 f"tokenizer.specials: {{mask: '{MASK}'}}, or use wordpiece"
@@ -130,10 +139,10 @@ class MLM(StreamReading, TeacherForcing, PreparedEvaluation):
         return vocabulary
 
     @cached_property
-    def boundaries(self) -> Signs:
+    def boundaries(self) -> BoundaryTokens:
         """The special tokens around segments, and the tokens at which segments may be split."""
         bos, eos = self.tokenizer.specials.bos, self.tokenizer.specials.eos
-        return Signs(bos, self.tokenizer.between, eos, self.vocabulary.begins, self.vocabulary.ends)
+        return BoundaryTokens(bos, self.tokenizer.pair_separator, eos, self.vocabulary.begins, self.vocabulary.ends)
 
     @cached_property
     def blanks(self) -> Blanks:
@@ -148,7 +157,7 @@ class MLM(StreamReading, TeacherForcing, PreparedEvaluation):
     @property
     def min_special_tokens(self) -> int:
         """The least number of special tokens of a sequence."""
-        return 2 + (len(self.boundaries.between) if self.pairs else 0)
+        return 2 + (len(self.boundaries.separator) if self.pairs else 0)
 
     def without_labels(self, example: MLMExample) -> Question:
         """Return the example as a question, whose masks are masks; elsewhere they are plain text."""
@@ -161,11 +170,11 @@ class MLM(StreamReading, TeacherForcing, PreparedEvaluation):
     def encode_batch(
         self, examples: Sequence[MLMExample], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[list[Item]]:
-        """Encode many texts: to documents, or for `rows` to texts between bos and eos."""
+        """Encode many texts: to documents, or for `documents` to texts between bos and eos."""
         if examples and isinstance(examples[0], Question):
             return [self._question(self.blanks.ids(example.text), limit) for example in examples]
         encoded = tokenizer.ids([example.text for example in examples])
-        if self.config.reads == "rows":
+        if self.config.sequences == "documents":
             return [_windows_of(ids, tokenizer.specials, limit) for ids in encoded]
         return [[(np.array([tokenizer.specials.bos, *ids], np.int32),)] for ids in encoded]
 
@@ -188,7 +197,9 @@ class MLM(StreamReading, TeacherForcing, PreparedEvaluation):
         at = (
             masks
             if len(masks)
-            else choose_positions(ids, lengths, self.vocabulary, self.config.share, self.config.whole_words, rng)
+            else choose_positions(
+                ids, lengths, self.vocabulary, self.config.mask_probability, self.config.whole_words, rng
+            )
         )
         batch = Batch(tokens, positions=_positions(at, tokens))
         if len(masks):
@@ -203,27 +214,33 @@ class MLM(StreamReading, TeacherForcing, PreparedEvaluation):
         )
 
     def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
-        """Return the lengths of texts, for `rows`."""
-        return data.sizes[None] if self.config.reads == "rows" else None
+        """Return the lengths of texts, for `documents`."""
+        return data.sizes[None] if self.config.sequences == "documents" else None
 
     def num_positions(self, frame: StaticShape) -> int:
         """Return the most positions that can be chosen in a batch of this shape."""
-        max_chosen = max_chosen_tokens(self.config.share, frame.sizes[-1], frame.rows, self.min_special_tokens)
+        max_chosen = max_chosen_tokens(
+            self.config.mask_probability, frame.sizes[-1], frame.rows, self.min_special_tokens
+        )
         return min(-(-max_chosen // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE, frame.sizes[-1])
 
-    def reading(self, data: PackedItems, run: Run, world: int) -> Reading | None:
-        """Return how to read documents: in windows of the stream, or in segment pairs; None for `rows`."""
-        if self.config.reads == "rows":
+    def sampler(self, data: PackedItems, run: Run, world: int) -> SpanSampler | None:
+        """Return how to read documents: in windows of the stream, or in segment pairs; None for `documents`."""
+        if self.config.sequences == "documents":
             return None
         return self._pairs(data, run.train.batch_tokens) if self.pairs else self._windows(data, run.train.batch_tokens)
 
-    def _windows(self, data: PackedItems, tokens: int) -> Windows:
+    def _windows(self, data: PackedItems, tokens: int) -> MLMWindows:
         specials = self.tokenizer.specials
-        return Windows.of(Texts(data.ids, specials.bos, specials.eos), self.longest, tokens)
+        return MLMWindows.of(SequenceStream(data.ids, specials.bos, specials.eos), self.longest, tokens)
 
-    def _pairs(self, data: PackedItems, tokens: int) -> Pairs:
-        return Pairs.of(
-            Documents(data.ids, data.starts), self.longest, self.min_special_tokens, tokens, self.config.shorter
+    def _pairs(self, data: PackedItems, tokens: int) -> SentencePairs:
+        return SentencePairs.of(
+            DocumentStream(data.ids, data.starts),
+            self.longest,
+            self.min_special_tokens,
+            tokens,
+            self.config.short_sequence_probability,
         )
 
     def head(self, model: Any) -> MLMHead:
@@ -258,7 +275,7 @@ class MLM(StreamReading, TeacherForcing, PreparedEvaluation):
         """Return the pseudo-log-likelihood of each text."""
         assert isinstance(head, MLMHead)
         sequences = [_add_bos_eos(ids, self.tokenizer.specials) for ids in self.tokenizer.ids(texts)]
-        longest, max_positions = max(map(len, sequences), default=0), getattr(head.body, "reads", None)
+        longest, max_positions = max(map(len, sequences), default=0), getattr(head.body, "max_positions", None)
         if max_positions is not None and longest > max_positions:
             raise DataError(f"a text has {longest} tokens, but the model reads {max_positions}; give a shorter one")
         return head.log_probs(sequences)
@@ -271,7 +288,7 @@ class MLM(StreamReading, TeacherForcing, PreparedEvaluation):
         """Return the metrics on texts, with the same masks each time."""
         return self._evaluate(head, data.items)
 
-    def evaluate_prepared(self, head: Head, data: Shards) -> Metrics:
+    def evaluate_prepared(self, head: Head, data: CorpusSplit) -> Metrics:
         """Return the metrics on a prepared corpus, which has tokens alone."""
         return self._evaluate(head, data)
 
@@ -298,15 +315,16 @@ class MLM(StreamReading, TeacherForcing, PreparedEvaluation):
             yield self.collate(items, np.random.default_rng((0, number)))
 
     def _batch_items(self, data: PackedItems) -> Iterator[list[Item]]:
-        if self.config.reads == "rows":
+        if self.config.sequences == "documents":
             yield from (
-                [data[index] for index in batch.tolist()] for batch in plan(data, EVALUATION_BATCH_TOKENS, seed=None)
+                [data[index] for index in batch.tolist()]
+                for batch in plan_batches(data, EVALUATION_BATCH_TOKENS, seed=None)
             )
         elif len(data.ids):
             stream, batches = self._spans(data)
-            yield from ([stream.pair(*span) for span in batch.tolist()] for batch in batches)
+            yield from ([stream.item(*span) for span in batch.tolist()] for batch in batches)
 
-    def _spans(self, data: PackedItems) -> tuple[Readable, Sequence[Spans]]:
+    def _spans(self, data: PackedItems) -> tuple[SpanSource, Sequence[Spans]]:
         if self.pairs:
             with suppress(DataError):  # one document makes no pairs
                 pairs = self._pairs(data, EVALUATION_BATCH_TOKENS)
@@ -316,7 +334,7 @@ class MLM(StreamReading, TeacherForcing, PreparedEvaluation):
 
     def _pseudo_perplexity(self, head: MLMHead, data: PackedItems) -> tuple[float, str]:
         """Return the pseudo-perplexity of the first texts, each cut at the limit: the cost of a text is quadratic."""
-        inside = slice(1, -1) if self.config.reads == "rows" else slice(1, None)
+        inside = slice(1, -1) if self.config.sequences == "documents" else slice(1, None)
         texts, cost = list[np.ndarray](), 0
         for number in range(len(data)):
             ids = data[number][0][inside][: self.longest - 2]
@@ -337,7 +355,7 @@ def _windows_of(ids: Sequence[int], specials: Specials, limit: TruncationPolicy)
     """Split a text at its limit, which includes bos and eos; an empty text gives nothing."""
     if not ids or not limit.apply(range(len(ids) + 2)):
         return []
-    width = limit.longest - 2
+    width = limit.max_length - 2
     windows = [ids[start : start + width] for start in range(0, len(ids), width)]
     return [(_add_bos_eos(window, specials),) for window in (windows[:1] if limit.policy == "cut" else windows)]
 

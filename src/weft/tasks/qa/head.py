@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from weft.config.schema import Section
-from weft.models.base import matrix_numbers
+from weft.models.base import num_matrix_parameters
 from weft.nn.attention.positions import rows_of
 from weft.nn.layers.scalar_mix import ScalarMix
 from weft.nn.layers.segment_ops import MASKED_SCORE, segment_logsumexp
@@ -109,7 +109,7 @@ class SpanHead(Head):
 
     def flops(self, batch: Batch) -> int:
         """Return the FLOPs of the body, and of two logits a token."""
-        return super().flops(batch) + 2 * matrix_numbers(self.output) * batch.size
+        return super().flops(batch) + 2 * num_matrix_parameters(self.output) * batch.size
 
     def predict(self, batch: Batch, options: Section) -> list[WindowOutput]:
         """Return the best spans of each window."""

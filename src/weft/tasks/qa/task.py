@@ -26,7 +26,7 @@ from weft.tasks.qa.head import END, START, Candidate, SpanBatch, SpanHead, SpanO
 from weft.tasks.qa.metrics import best_threshold, mean_scores, score_answer
 from weft.tasks.qa.windows import PassageWindow, cut_windows
 from weft.tokenization.trainable import Encoding, Tokenizer
-from weft.tokens import Tokens, spell
+from weft.tokens import Tokens, char_ids
 
 _UNANSWERABLE = ("answerable_exact_match", "answerable_f1", "unanswerable", "best_exact_match", "best_f1")
 
@@ -137,7 +137,7 @@ class Span(StaticBatches, TeacherForcing):
     ) -> Iterator[Item]:
         question = self._encode_question(example, tokenizer, limit)
         answer = None if example.answers is None else self._answer_tokens(example, offsets, limit)
-        bos, between, eos = [tokenizer.specials.bos], tokenizer.between, [tokenizer.specials.eos]
+        bos, between, eos = [tokenizer.specials.bos], tokenizer.pair_separator, [tokenizer.specials.eos]
         first = 1 + len(question.ids) + len(between)
         for window in self._windows(len(question.ids), len(passage.ids), limit):
             span = slice(window.start, window.stop)
@@ -149,7 +149,7 @@ class Span(StaticBatches, TeacherForcing):
             if self.uses_chars:
                 words = [_surface(example.question, offset) for offset in question.offsets]
                 passage_words = [_surface(example.passage, offset) for offset in passage.offsets[span]]
-                item = (*item, spell(["", *words, *("" for _ in between), *passage_words, ""]))
+                item = (*item, char_ids(["", *words, *("" for _ in between), *passage_words, ""]))
             yield item
 
     def _encode_question(self, example: SpanExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> Encoding:
@@ -159,15 +159,15 @@ class Span(StaticBatches, TeacherForcing):
         if limit.policy == "error":
             raise DataError(
                 f"the question has {len(question.ids):,} tokens, task.max_question_length is {most}; raise it, or have "
-                "such cut, by any data.too_long but error"
+                "such cut, by any data.truncation but error"
             )
         limit.note("cut", "question", f"to task.max_question_length={most} tokens")
         return Encoding(question.ids[:most], question.offsets[:most], question.tokens[:most])
 
     def _windows(self, question: int, passage: int, limit: TruncationPolicy) -> list[PassageWindow]:
         fits = limit.apply(range(question + passage))  # counts sequences that are too long, or raises an error
-        room = limit.longest - question
-        if limit.policy == "window" or question + passage <= limit.longest:
+        room = limit.max_length - question
+        if limit.policy == "window" or question + passage <= limit.max_length:
             return cut_windows(passage, max(room, 1), self.config.stride, self.config.max_answer_length)
         return [PassageWindow(0, room, 0, room)] if fits else []
 
@@ -194,7 +194,7 @@ class Span(StaticBatches, TeacherForcing):
     @property
     def num_special_tokens(self) -> int:
         """One before the texts, one after them, and those between."""
-        return 2 + len(self.tokenizer.between)
+        return 2 + len(self.tokenizer.pair_separator)
 
     def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
         """Return the length of each window's sequence; None with characters, which have no static shape."""
@@ -206,7 +206,7 @@ class Span(StaticBatches, TeacherForcing):
         segments = np.concatenate([np.arange(len(item[0])) >= item[1][0] for item in items])
         tokens = replace(tokens, segments=torch.from_numpy(segments.astype(np.int64)))
         if self.uses_chars:
-            tokens = tokens.spelt([item[4] for item in items])
+            tokens = tokens.with_chars([item[4] for item in items])
         known = all(len(item[2]) for item in items)
         targets = torch.from_numpy(np.concatenate([_targets(item) for item in items])) if known else None
         windows = [] if known else [_window(item) for item in items]

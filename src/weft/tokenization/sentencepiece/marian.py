@@ -18,7 +18,7 @@ from tokenizers import models
 
 from weft.errors import CheckpointError, ConfigError
 from weft.tokenization.backend import SPACE
-from weft.tokenization.base import Encoding, Settings, Tokenizer, read_target
+from weft.tokenization.base import Encoding, Tokenizer, TokenizerConfig, read_target
 from weft.tokenization.sentencepiece.model_file import SentencePieceModel, parse_spm, read_spm
 from weft.tokenization.sentencepiece.segmenter import Segmentation, Segmenter
 from weft.tokenization.word_counts import check_text
@@ -31,9 +31,14 @@ class SentencePiece(Tokenizer):
     """
 
     model = "WordLevel"
-    spelling: ClassVar[Mapping[str, str]] = {"unk": "<unk>", "bos": "<pad>", "eos": "</s>", "pad": "<pad>"}
+    default_special_tokens: ClassVar[Mapping[str, str]] = {
+        "unk": "<unk>",
+        "bos": "<pad>",
+        "eos": "</s>",
+        "pad": "<pad>",
+    }
 
-    class Config(Settings):
+    class Config(TokenizerConfig):
         """No options of its own."""
 
         @field_validator("lowercase")
@@ -121,8 +126,8 @@ class SentencePiece(Tokenizer):
         """Decode ids to text, skipping special and unknown tokens."""
         self._check_id(min(ids, default=0))
         self._check_id(max(ids, default=0))
-        kept = (str(self.engine.id_to_token(id)) for id in ids if id not in self._skipped_ids and id != self._unknown)
-        return "".join(kept).replace(SPACE, " ").strip()
+        pieces = (str(self.engine.id_to_token(id)) for id in ids if id not in self._skipped_ids and id != self._unknown)
+        return "".join(pieces).replace(SPACE, " ").strip()
 
     def _piece_ids(self, segmentation: Segmentation) -> list[int]:
         """Return the vocabulary ids of pieces; those unknown to the SentencePiece model are looked up by their text."""

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from weft.jit import Array, jit_compile
 from weft.tokenization.sentencepiece.model_file import USER
-from weft.tokenization.whitespace import jit_compile
 
-Array = np.ndarray[Any, Any]
 _SPACE, _METASPACE = 0x20, (0xE2, 0x96, 0x81)  # a space, and the UTF-8 bytes of "▁"
 
 
-def build_trie(pieces: dict[str, int]) -> tuple[Array, Array, Array]:
+def build_piece_trie(pieces: dict[str, int]) -> tuple[Array, Array, Array]:
     """Return a byte trie: keys and values of a hash table from (node, byte) to node, and the piece id of each node."""
     encoded = [name.encode() for name in pieces]
     data, ends = np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)])
@@ -110,7 +109,7 @@ def utf8_length(byte: int) -> int:
 
 
 @jit_compile
-def normalize(
+def normalize_utf8(
     data: Array,
     units: Array,
     replacements: Array,

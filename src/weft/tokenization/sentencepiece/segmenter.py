@@ -14,17 +14,19 @@ from typing import Any
 
 import numpy as np
 
+from weft.jit import Array, jit_compile
 from weft.tokenization.sentencepiece.model_file import NORMAL, UNUSED, USER, SentencePieceModel, split_charsmap
 from weft.tokenization.sentencepiece.normalizer import (
-    Array,
-    build_trie,
+    build_piece_trie,
     match_user_defined,
     next_node,
-    normalize,
+    normalize_utf8,
     utf8_length,
 )
-from weft.tokenization.whitespace import jit_compile
 
+PieceTrie = tuple[Array, Array, Array]  # keys, nodes and piece ids (`build_piece_trie`)
+# Scores and types of the pieces, the score of the unknown piece, the highest score, and the id of the unknown piece.
+PieceScores = tuple[Array, Array, float, float, int]
 UNKNOWN_COST = 10.0  # log-probability of the unknown piece below that of the rarest piece
 
 
@@ -66,7 +68,9 @@ class Segmenter:
         normal = scores[types == NORMAL]
         lowest, highest = (normal.min(), normal.max()) if len(normal) else (np.float32(0), np.float32(0))
         self._scores = scores, types, np.float32(lowest - np.float32(UNKNOWN_COST)), highest, spm.unk
-        self._trie = build_trie({name: id for id, name in enumerate(spm.pieces) if types[id] in (NORMAL, USER, UNUSED)})
+        self._trie = build_piece_trie(
+            {name: id for id, name in enumerate(spm.pieces) if types[id] in (NORMAL, USER, UNUSED)}
+        )
         trie, replacements = split_charsmap(spm.charsmap)
         self._rules = np.frombuffer(trie, "<u4").astype(np.uint32), np.frombuffer(replacements, np.uint8)
         self._flags = (
@@ -80,24 +84,15 @@ class Segmenter:
     def segment(self, text: str) -> Segmentation:
         """Return the segmentation of one text."""
         data = np.frombuffer(text.encode(), np.uint8)
-        normalized, origin = normalize(data, *self._rules, *self._trie, self._scores[1], *self._flags)
-        ids, ends = self._search(normalized, *self._trie, *self._scores)
+        normalized, origin = normalize_utf8(data, *self._rules, *self._trie, self._scores[1], *self._flags)
+        ids, ends = self._search(normalized, self._trie, self._scores)
         return Segmentation(ids, ends, normalized, origin)
 
 
 @jit_compile
-def _viterbi(
-    data: Array,
-    keys: Array,
-    nodes: Array,
-    piece_ids: Array,
-    scores: Array,
-    types: Array,
-    unknown_score: float,
-    max_score: float,
-    unk: int,
-) -> tuple[Array, Array]:
+def _viterbi(data: Array, trie: PieceTrie, vocabulary: PieceScores) -> tuple[Array, Array]:
     """Return the ids of the most probable pieces of a text, and their ends."""
+    (keys, nodes, piece_ids), (scores, types, unknown_score, max_score, unk) = trie, vocabulary
     best = np.zeros(len(data) + 1, np.float32)
     starts, pieces = np.full(len(data) + 1, -1, np.int64), np.empty(len(data) + 1, np.int64)
     position = 0
@@ -140,8 +135,9 @@ def _backtrace(starts: Array, pieces: Array, unk: int) -> tuple[Array, Array]:
 
 
 @jit_compile
-def _lookup_piece(data: Array, start: int, stop: int, keys: Array, nodes: Array, piece_ids: Array) -> Any:
+def _lookup_piece(data: Array, start: int, stop: int, trie: PieceTrie) -> Any:
     """Return the id of the piece with these bytes; -1 if there is none."""
+    keys, nodes, piece_ids = trie
     node = 0
     for index in range(start, stop):
         node = next_node(keys, nodes, node, data[index])
@@ -151,21 +147,12 @@ def _lookup_piece(data: Array, start: int, stop: int, keys: Array, nodes: Array,
 
 
 @jit_compile
-def _merge_pairs(
-    data: Array,
-    keys: Array,
-    nodes: Array,
-    piece_ids: Array,
-    scores: Array,
-    types: Array,
-    unknown_score: float,
-    max_score: float,
-    unk: int,
-) -> tuple[Array, Array]:
+def _merge_pairs(data: Array, trie: PieceTrie, vocabulary: PieceScores) -> tuple[Array, Array]:
     """Return the ids of the pieces of a text after BPE merges, and their ends.
 
     A symbol spans the bytes from its start to `ends[start]`; a symbol that was merged into another has end 0.
     """
+    (keys, nodes, piece_ids), (scores, types, _, _, unk) = trie, vocabulary
     ends, previous = np.zeros(len(data) + 1, np.int64), np.full(len(data) + 1, -1, np.int64)
     is_user_defined = np.zeros(len(data) + 1, np.bool_)
     position, last = 0, -1
@@ -178,7 +165,7 @@ def _merge_pairs(
     heap = [(np.float32(0), np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]
     position = 0
     while position < len(data):
-        _push_merge(heap, data, position, ends, is_user_defined, keys, nodes, piece_ids, scores)
+        _push_merge(heap, data, position, ends, is_user_defined, trie, scores)
         position = ends[position]
     while len(heap):
         _, left, right, end = heapq.heappop(heap)
@@ -186,42 +173,32 @@ def _merge_pairs(
             continue
         ends[left], ends[right], previous[end] = end, 0, left
         if previous[left] >= 0:
-            _push_merge(heap, data, previous[left], ends, is_user_defined, keys, nodes, piece_ids, scores)
-        _push_merge(heap, data, left, ends, is_user_defined, keys, nodes, piece_ids, scores)
-    output: tuple[Array, Array] = _collect_symbols(data, ends, keys, nodes, piece_ids, unk)
+            _push_merge(heap, data, previous[left], ends, is_user_defined, trie, scores)
+        _push_merge(heap, data, left, ends, is_user_defined, trie, scores)
+    output: tuple[Array, Array] = _collect_symbols(data, ends, trie, unk)
     return output
 
 
 @jit_compile
 def _push_merge(
-    heap: Any,
-    data: Array,
-    left: int,
-    ends: Array,
-    is_user_defined: Array,
-    keys: Array,
-    nodes: Array,
-    piece_ids: Array,
-    scores: Array,
+    heap: Any, data: Array, left: int, ends: Array, is_user_defined: Array, trie: PieceTrie, scores: Array
 ) -> None:
     """Push the merge of a symbol and the next one onto the heap, if it is a piece."""
     right = ends[left]
     if right >= len(data) or is_user_defined[left] or is_user_defined[right]:
         return
-    piece = _lookup_piece(data, left, ends[right], keys, nodes, piece_ids)
+    piece = _lookup_piece(data, left, ends[right], trie)
     if piece >= 0:
         heapq.heappush(heap, (-scores[piece], np.int64(left), right, ends[right]))
 
 
 @jit_compile
-def _collect_symbols(
-    data: Array, ends: Array, keys: Array, nodes: Array, piece_ids: Array, unk: int
-) -> tuple[Array, Array]:
+def _collect_symbols(data: Array, ends: Array, trie: PieceTrie, unk: int) -> tuple[Array, Array]:
     """Return ids and ends of the final symbols; adjacent unknown pieces are merged into one."""
     ids, stops = np.empty(len(data), np.int64), np.empty(len(data), np.int64)
     count, position = 0, 0
     while position < len(data):
-        piece = _lookup_piece(data, position, ends[position], keys, nodes, piece_ids)
+        piece = _lookup_piece(data, position, ends[position], trie)
         piece = unk if piece < 0 else piece
         if not (count and piece == unk and ids[count - 1] == unk):
             count += 1
