@@ -40,7 +40,7 @@ from weft.tokens import Tokens
 
 Pool = Literal["mean", "cls", "max", "last", "pooler", "tokens"]
 Combine = Literal["sum", "mean", "concat"]
-Layers = int | str | Sequence[int]  # -1, "-4:", "1,3" or [1, 3]
+LayerSelection = int | str | Sequence[int]  # -1, "-4:", "1,3" or [1, 3]
 
 CHUNK_SIZE, MAX_CHARS = 8192, 1 << 22  # texts in a chunk, and characters
 MAX_CHARS_PER_TOKEN_VECTORS = 1 << 18  # characters in a chunk with pool="tokens"
@@ -48,11 +48,11 @@ BUDGET, BUDGET_ON_GPU = 1024, 1 << 16  # tokens in a batch
 
 
 @dataclass(frozen=True)
-class Choice:
+class EmbeddingOptions:
     """Which layers to use, how to combine them, how to pool the tokens, and whether to normalize to unit length."""
 
     pool: Pool = "mean"
-    layers: Layers = -1
+    layers: LayerSelection = -1
     combine: Combine = "sum"
     normalize: bool = False
 
@@ -97,7 +97,7 @@ class Embedder:
         self,
         task: Task,
         head: Head,
-        choice: Choice,
+        choice: EmbeddingOptions,
         longest: int | None = None,
         truncate: bool = False,
         lowercase: bool = False,
@@ -236,7 +236,7 @@ def combine_layers(states: Tensor, combine: Combine) -> Tensor:
     return total / len(states) if combine == "mean" else total
 
 
-def chosen_layers(layers: Layers, levels: Sequence[int]) -> tuple[int, ...]:
+def chosen_layers(layers: LayerSelection, levels: Sequence[int]) -> tuple[int, ...]:
     """Parse a choice of layers: -1, [1, 3], "1,3", or a slice of `levels`, all there are, such as "-4:"."""
     parts = layers.split(",") if isinstance(layers, str) and ":" not in layers else layers
     try:

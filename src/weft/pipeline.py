@@ -18,7 +18,7 @@ from weft.checkpoint.store import save_folder
 from weft.config.schema import Run
 from weft.data.corpus.format import find_corpus, read_manifest
 from weft.data.truncation import TruncationPolicy
-from weft.embedding import Choice, Combine, Embedder, Layers, Pool
+from weft.embedding import Combine, Embedder, EmbeddingOptions, LayerSelection, Pool
 from weft.errors import CheckpointError, ConfigError, DataError, RoleError
 from weft.formats.huggingface.hub import find_model
 from weft.formats.pretrained import open_model, read_run
@@ -125,7 +125,7 @@ class Pipeline:
         self,
         texts: str | Iterable[str],
         pool: Pool | None = None,
-        layers: Layers = -1,
+        layers: LayerSelection = -1,
         combine: Combine = "sum",
         normalize: bool | None = None,
         truncate: bool = False,
@@ -141,27 +141,25 @@ class Pipeline:
     def embedder(
         self,
         pool: Pool | None = None,
-        layers: Layers = -1,
+        layers: LayerSelection = -1,
         combine: Combine = "sum",
         normalize: bool | None = None,
         truncate: bool = False,
     ) -> Embedder:
         """Return the embedder of texts, for one call or for a stream."""
         pooling = self.pooling or Pooling("mean")
-        choice = Choice(pool or pooling.pool, layers, combine, pooling.normalize if normalize is None else normalize)
-        limits = (
-            self.run.data.max_length + SPECIAL_TOKENS,
-            getattr(self.head.body, "max_positions", None),
-            pooling.longest,
-        )
+        normalize = pooling.normalize if normalize is None else normalize
+        options = EmbeddingOptions(pool or pooling.pool, layers, combine, normalize)
+        max_positions = getattr(self.head.body, "max_positions", None)
+        limits = (self.run.data.max_length + SPECIAL_TOKENS, max_positions, pooling.longest)
         longest = min(limit for limit in limits if limit is not None)
-        return Embedder(self.task, self.head, choice, longest, truncate, pooling.lowercase)
+        return Embedder(self.task, self.head, options, longest, truncate, pooling.lowercase)
 
     def layer_scores(
         self,
         data: str | Path | Mapping[str, Any],
         overrides: Iterable[str] = (),
-        choices: Sequence[tuple[Layers, Combine]] = (),
+        choices: Sequence[tuple[LayerSelection, Combine]] = (),
         pool: Pool = "mean",
         tell: Callable[[str], object] | None = None,
     ) -> LayerScores:

@@ -21,7 +21,7 @@ SHORT = ["train.steps=12", "train.eval_every=6", "model.width=24", "model.embedd
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch):
     """Let a sample have its first rows only."""
-    whole = samples._made
+    whole = samples._cached_rows
 
     def first(name):
         room, kept = dict(ROWS), []

@@ -32,8 +32,8 @@ def run_command(words):
 
 def main():
     """Do all steps."""
-    whole, names = samples._made, {}
-    samples._made = cache(lambda name: few(whole(name)))
+    whole, names = samples._cached_rows, {}
+    samples._cached_rows = cache(lambda name: few(whole(name)))
     for expected, what in json.load(sys.stdin):
         print("$", *([what] if expected is None else what), flush=True)
         if expected is None:

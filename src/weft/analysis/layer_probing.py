@@ -23,7 +23,7 @@ from weft.data.batching.packed_items import PackedItems, pack
 from weft.data.readers.examples import Skipped
 from weft.data.samples.datasets import SAMPLES
 from weft.data.truncation import TruncationPolicy
-from weft.embedding import Choice, Combine, Layers, Pool, check_encodes, chosen_layers, pooled
+from weft.embedding import Combine, EmbeddingOptions, LayerSelection, Pool, check_encodes, chosen_layers, pooled
 from weft.errors import ConfigError, DataError
 from weft.registry import resolve
 from weft.tasks.base import Task
@@ -190,17 +190,17 @@ def _check_labels(data: PackedItems, task: LabelTask) -> None:
         )
 
 
-def choices_for(head: Head, requested: Sequence[tuple[Layers, Combine]], pool: Pool) -> list[LayerChoice]:
+def choices_for(head: Head, requested: Sequence[tuple[LayerSelection, Combine]], pool: Pool) -> list[LayerChoice]:
     """Return the choices to score for a model; raise an error for an unsupported one."""
     check_encodes(head)
     if pool not in POOLS:
         raise ConfigError(f"pool: must be one of {', '.join(POOLS)} where layers are compared, but is {pool!r} instead")
     for layers, combine in requested:
-        Choice(pool, layers, combine)
+        EmbeddingOptions(pool, layers, combine)
     return choices_of(head.body.mixable_layers, requested)
 
 
-def choices_of(levels: Sequence[int], requested: Sequence[tuple[Layers, Combine]] = ()) -> list[LayerChoice]:
+def choices_of(levels: Sequence[int], requested: Sequence[tuple[LayerSelection, Combine]] = ()) -> list[LayerChoice]:
     """Return the choices of the paper's table for a model with these layers, then the requested ones."""
     hidden = tuple(level for level in levels if level != 0)  # without the embeddings
     names = {0: "0 (embeddings)", **({hidden[-2]: f"{hidden[-2]} (second to last)"} if len(hidden) > 1 else {})}

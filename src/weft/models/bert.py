@@ -29,11 +29,10 @@ from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.positions import Learned, check_position, positions_of
 from weft.nn.layers.activations import ACTIVATIONS, Activation
 from weft.nn.layers.losses import read_out_sum
-from weft.nn.transformer.blocks import BlockConfig, Blocks
+from weft.nn.transformer.blocks import BlockConfig, Blocks, init_normal_
 from weft.nn.transformer.output_projection import OutputProjection
 from weft.tokens import Tokens
 
-_INIT_STD = 0.02
 POOLERS = {"tanh": torch.tanh, "relu": ACTIVATIONS["relu"], "gelu": ACTIVATIONS["gelu"]}
 
 
@@ -88,17 +87,10 @@ class BERT(Model):
         self.transform, self.transform_norm = nn.Linear(width, narrow), nn.LayerNorm(narrow, config.eps)
         self.activation = ACTIVATIONS[config.activation]
         self.output = OutputProjection(narrow, vocab, bias=True)
-        self._init_weights()
+        init_normal_(self)
         if config.tie:
             self.output.weight = self.embed.weight
         self._attentions = tuple(module for module in self.modules() if isinstance(module, MultiHeadAttention))
-
-    def _init_weights(self) -> None:
-        for part in self.modules():
-            if isinstance(part, nn.Linear | nn.Embedding):
-                nn.init.normal_(part.weight, std=_INIT_STD)
-            if isinstance(part, nn.Linear):
-                nn.init.zeros_(part.bias)
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:

@@ -30,11 +30,9 @@ from weft.nn.attention.positions import Learned, check_position, positions_of
 from weft.nn.kernels import dispatch
 from weft.nn.layers.activations import Activation
 from weft.nn.layers.losses import read_out_sum
-from weft.nn.transformer.blocks import Block, BlockConfig, Blocks
+from weft.nn.transformer.blocks import INIT_STD, Block, BlockConfig, Blocks, init_normal_
 from weft.nn.transformer.output_projection import OutputProjection
 from weft.tokens import Tokens
-
-_INIT_STD = 0.02
 
 
 class GPTConfig(StackConfig):
@@ -68,20 +66,19 @@ class GPT(Model):
         )
         self.decoder = Blocks(block, config.layers, "decoder", causal=True)
         self.output = OutputProjection(width, vocab)
-        self._init_weights()
+        init_normal_(self)
+        if config.norm == "pre":
+            self._scale_residual_weights()
         if config.tie:
             self.output.weight = self.embed.weight
         self._attentions = tuple(module for module in self.modules() if isinstance(module, MultiHeadAttention))
 
-    def _init_weights(self) -> None:
-        for part in self.modules():
-            if isinstance(part, nn.Linear | nn.Embedding):
-                nn.init.normal_(part.weight, std=_INIT_STD)
-        if self.config.norm == "pre":
-            for block in self.decoder.blocks:
-                assert isinstance(block, Block)
-                for part in (block.attention.out_proj, block.feed_forward.fc2):
-                    nn.init.normal_(part.weight, std=_INIT_STD / (2 * self.config.layers) ** 0.5)
+    def _scale_residual_weights(self) -> None:
+        """Scale the weights of each residual branch at initialization by 1/sqrt(their number) (GPT-2, section 2.3)."""
+        for block in self.decoder.blocks:
+            assert isinstance(block, Block)
+            for part in (block.attention.out_proj, block.feed_forward.fc2):
+                nn.init.normal_(part.weight, std=INIT_STD / (2 * self.config.layers) ** 0.5)
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:

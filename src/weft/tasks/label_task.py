@@ -40,7 +40,7 @@ def _check_layers(layers: object) -> object:
     return layers
 
 
-Layers = Annotated[Literal["last", "mix"] | tuple[int, ...], BeforeValidator(_check_layers)]
+MixedLayers = Annotated[Literal["last", "mix"] | tuple[int, ...], BeforeValidator(_check_layers)]
 
 
 class LabelConfig(Named):
@@ -51,7 +51,7 @@ class LabelConfig(Named):
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     dropout: float = Field(0.1, ge=0, lt=1)  # on the body's output
     unknown: float = Field(0.0, ge=0, lt=1)  # probability that a token is replaced by the unknown token, in training
-    layers: Layers = "last"  # of the body: mix is a weighted sum of all of them, a list of those named
+    layers: MixedLayers = "last"  # of the body: mix is a weighted sum of all of them, a list of those named
 
     @field_validator("labels")
     @classmethod

@@ -35,7 +35,7 @@ from weft.tokenization.pretokenize import split_words
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import WORD_END, Tokens, char_ids
 
-Output = tuple[list[int], list[float]]  # for each word, the index of its tag and the tag's probability
+TagOutput = tuple[list[int], list[float]]  # for each word, the index of its tag and the tag's probability
 
 
 class TagConfig(LabelConfig):
@@ -90,7 +90,7 @@ class TagHead(LabelHead):
             return {"words": self.crf.loss_sum(logits, batch.targets, lengths)}, None
         return {"words": cross_entropy_sum(logits, batch.targets, *self.loss_args)}, None
 
-    def predict(self, batch: Batch, options: Section) -> list[Output]:
+    def predict(self, batch: Batch, options: Section) -> list[TagOutput]:
         """Return the most probable tag of each word, or with a CRF the most probable sequence (Viterbi)."""
         logits, lengths = self._word_logits(batch)
         if self.crf is not None:
@@ -208,7 +208,7 @@ class Tag(LabelTask, StaticBatches, LabelPrediction):
         """Return the body with a linear layer for the tags."""
         return TagHead(model, len(self.labels), self.config, self.weights(), self.tokenizer.specials.unk)
 
-    def answer(self, example: TagExample, outputs: list[Output]) -> Answer:
+    def answer(self, example: TagExample, outputs: list[TagOutput]) -> Answer:
         """Join the tags of the windows; a truncated word has the tag "", which is never correct."""
         words = example.get_words()
         tags = [self.labels.names[index] for indices, _ in outputs for index in indices]

@@ -23,6 +23,8 @@ from weft.nn.kernels import dispatch
 from weft.nn.layers.activations import ACTIVATIONS, Activation
 from weft.nn.layers.packed_linear import Linear
 
+INIT_STD = 0.02  # of the weights of GPT and BERT
+
 
 @dataclass(frozen=True)
 class BlockConfig:
@@ -281,3 +283,12 @@ def _share_parameters(first: nn.Module, other: nn.Module) -> None:
     for path, module in other.named_modules():
         for name in dict(module.named_parameters(recurse=False)):
             setattr(module, name, getattr(first.get_submodule(path), name))
+
+
+def init_normal_(module: nn.Module, std: float = INIT_STD) -> None:
+    """Initialize linear layers and embeddings as GPT and BERT do: weights from N(0, std²), biases 0."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.normal_(part.weight, std=std)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)

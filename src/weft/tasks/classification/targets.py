@@ -28,7 +28,7 @@ from weft.tasks.metrics import (
 
 DEFAULT_THRESHOLD = 0.5  # the probability above which a label is predicted
 
-Output = tuple[list[int], list[float]]  # predicted label indices and each label's probability; or [] and a number
+LabelOutput = tuple[list[int], list[float]]  # predicted label indices and each label's probability; or [] and a number
 
 
 class Threshold(Section):
@@ -101,7 +101,7 @@ class SingleLabel:
         """Return an example's gold labels as the integers that an item holds."""
         return np.array([labels.index(name) for name in self.gold_labels(example)], np.int32)
 
-    def encode_prediction(self, output: Output) -> np.ndarray:
+    def encode_prediction(self, output: LabelOutput) -> np.ndarray:
         """Return a prediction as the integers that an item holds."""
         return np.array(output[0], np.int32)
 
@@ -113,12 +113,12 @@ class SingleLabel:
         """Return the loss of the logits (B, K), summed over the texts."""
         return cross_entropy_sum(logits, targets, smoothing, weights)
 
-    def outputs(self, logits: Tensor, options: Section) -> list[Output]:
+    def outputs(self, logits: Tensor, options: Section) -> list[LabelOutput]:
         """Return the most probable label of each text, and the probabilities."""
         probabilities = logits.softmax(-1)
         return list(zip(probabilities.argmax(-1, keepdim=True).tolist(), probabilities.tolist(), strict=True))
 
-    def answer(self, output: Output, labels: Labels) -> Answer:
+    def answer(self, output: LabelOutput, labels: Labels) -> Answer:
         """Return the predicted label, and the probability of each, the most probable first."""
         return {"label": labels.names[output[0][0]], "scores": _ranked_scores(output, labels)}
 
@@ -176,14 +176,14 @@ class MultiLabel(SingleLabel):
         """Return the binary cross-entropy, summed over texts and labels."""
         return binary_cross_entropy_sum(logits, targets, smoothing, weights)
 
-    def outputs(self, logits: Tensor, options: Section) -> list[Output]:
+    def outputs(self, logits: Tensor, options: Section) -> list[LabelOutput]:
         """Return the labels above the threshold for each text, and the probabilities."""
         assert isinstance(options, Threshold)
         probabilities = logits.sigmoid()
         predicted = [row.nonzero().flatten().tolist() for row in (probabilities > options.threshold).cpu()]
         return list(zip(predicted, probabilities.tolist(), strict=True))
 
-    def answer(self, output: Output, labels: Labels) -> Answer:
+    def answer(self, output: LabelOutput, labels: Labels) -> Answer:
         """Return the predicted labels, and the probability of each, the most probable first."""
         scores = _ranked_scores(output, labels)
         return {"labels": [name for name in scores if labels.index(name) in output[0]], "scores": scores}
@@ -228,7 +228,7 @@ class Regression(SingleLabel):
         """Return the bits of the number, since an item holds integers."""
         return np.array([example.label], np.float32).view(np.int32)
 
-    def encode_prediction(self, output: Output) -> np.ndarray:
+    def encode_prediction(self, output: LabelOutput) -> np.ndarray:
         """Return the bits of the predicted number."""
         return np.array(output[1], np.float32).view(np.int32)
 
@@ -240,11 +240,11 @@ class Regression(SingleLabel):
         """Return the squared error, summed over the texts."""
         return squared_error_sum(logits[:, 0], targets)
 
-    def outputs(self, logits: Tensor, options: Section) -> list[Output]:
+    def outputs(self, logits: Tensor, options: Section) -> list[LabelOutput]:
         """Return the output layer's value as the number."""
         return [([], row) for row in logits.tolist()]
 
-    def answer(self, output: Output, labels: Labels) -> Answer:
+    def answer(self, output: LabelOutput, labels: Labels) -> Answer:
         """Return the number."""
         return {"score": round(output[1][0], 6)}
 
@@ -262,7 +262,7 @@ class Regression(SingleLabel):
         return None
 
 
-def _ranked_scores(output: Output, labels: Labels) -> dict[str, float]:
+def _ranked_scores(output: LabelOutput, labels: Labels) -> dict[str, float]:
     probabilities = output[1]
     order = sorted(range(len(probabilities)), key=lambda index: -probabilities[index])
     return {labels.names[index]: round(probabilities[index], 6) for index in order}

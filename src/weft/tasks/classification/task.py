@@ -25,8 +25,8 @@ from weft.tasks.capabilities import LabelPrediction, StaticBatches
 from weft.tasks.classification.targets import (
     DEFAULT_THRESHOLD,
     ClassifyExample,
+    LabelOutput,
     MultiLabel,
-    Output,
     RatedExample,
     Regression,
     SingleLabel,
@@ -91,7 +91,7 @@ class ClassifyHead(LabelHead):
         assert batch.targets is not None
         return {"texts": self.kind.loss(self._logits(batch), batch.targets, *self.loss_args)}, None
 
-    def predict(self, batch: Batch, options: Section) -> list[Output]:
+    def predict(self, batch: Batch, options: Section) -> list[LabelOutput]:
         """Return the most probable label, the labels above the threshold, or the number."""
         return self.kind.outputs(self._logits(batch).float(), options)
 
@@ -234,7 +234,7 @@ class Classify(LabelTask, StaticBatches, LabelPrediction):
         """Return the recipe's threshold, with `multiple`."""
         return Threshold(threshold=self.config.threshold) if self.config.multiple else Section()
 
-    def answer(self, example: Any, outputs: list[Output]) -> Answer:
+    def answer(self, example: Any, outputs: list[LabelOutput]) -> Answer:
         """Return the predicted labels and the probability of each; or the number."""
         (output,) = outputs
         return self.kind.answer(output, self.labels)
@@ -247,7 +247,7 @@ class Classify(LabelTask, StaticBatches, LabelPrediction):
         """Return the text or pair, and its gold labels or number."""
         return " | ".join(self.texts(example)[0]), ", ".join(self.right(example))
 
-    def teacher_forced(self, items: list[Item], outputs: list[Output]) -> tuple[list[str], list[str], Batch]:
+    def teacher_forced(self, items: list[Item], outputs: list[LabelOutput]) -> tuple[list[str], list[str], Batch]:
         """Return the text's batch with the prediction as the target; of a pair's two orders, the given one."""
         (item,), (output,) = items, outputs
         names = [self.tokenizer.token(int(id)) for id in item[0]]

@@ -21,7 +21,7 @@ from weft.tasks import base
 from weft.tasks.base import Answer
 from weft.tasks.batch import IGNORE_INDEX, Batch, Item
 from weft.tasks.capabilities import StaticBatches, TeacherForcing
-from weft.tasks.label_task import Layers
+from weft.tasks.label_task import MixedLayers
 from weft.tasks.qa.head import END, START, Candidate, SpanBatch, SpanHead, SpanOptions, Window, WindowOutput, logsumexp
 from weft.tasks.qa.metrics import best_threshold, mean_scores, score_answer
 from weft.tasks.qa.windows import PassageWindow, cut_windows
@@ -40,7 +40,7 @@ class SpanConfig(Named):
     unanswerable: bool | None = None  # whether questions may have no answer; None: as in the training data
     null_threshold: float = 0.0  # in that case, by how much no answer must outscore the best span
     dropout: float = Field(0.0, ge=0, lt=1)  # on the body's output
-    layers: Layers = "last"  # of the body: mix is a weighted sum of all of them, a list of those named
+    layers: MixedLayers = "last"  # of the body: mix is a weighted sum of all of them, a list of those named
 
 
 class SpanExample(base.Example):
