@@ -25,7 +25,7 @@ Table = tuple[list[str], list[list[str]]]  # the headers and rows of a table
 
 
 @dataclass(frozen=True)
-class Contender:
+class ComparedRun:
     """A trained recipe, its metrics and its training log."""
 
     name: str
@@ -49,7 +49,7 @@ class Contender:
 class Comparison:
     """The trained recipes, in the order given, and their budget."""
 
-    contenders: list[Contender]
+    contenders: list[ComparedRun]
     budget: str
 
     @property
@@ -69,7 +69,7 @@ class Comparison:
             self._row(contender) for contender in self.contenders
         ]
 
-    def _row(self, contender: Contender) -> list[str]:
+    def _row(self, contender: ComparedRun) -> list[str]:
         return [
             contender.name,
             *(_format_metric(name, contender.metrics[name]) for name in self.metric_names),
@@ -175,9 +175,9 @@ def compare(
     return result
 
 
-def _train_contender(name: str, run: Run, out: Path, reporter: Callable[[str], Reporter] | None) -> Contender:
+def _train_contender(name: str, run: Run, out: Path, reporter: Callable[[str], Reporter] | None) -> ComparedRun:
     pipeline = train(run, out=out / name, report=reporter(name) if reporter else None)
-    return Contender(name, pipeline, pipeline.evaluate(), read_metrics(out / name / "metrics.jsonl"))
+    return ComparedRun(name, pipeline, pipeline.evaluate(), read_metrics(out / name / "metrics.jsonl"))
 
 
 def _format_metric(name: str, value: float) -> str:

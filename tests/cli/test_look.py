@@ -11,7 +11,7 @@ from tests.conftest import recipe_for, reversed_pairs, write_pairs
 import weft
 from weft.analysis.attention import Attention, View
 from weft.analysis.gradient_flow import GradientNorms
-from weft.analysis.render.export import TextGradients, check_out, render_attention, render_gradients, write_file
+from weft.analysis.render.export import TextGradients, check_writable, render_attention, render_gradients, write_file
 from weft.cli import main as cli
 from weft.errors import ConfigError
 
@@ -123,22 +123,22 @@ def test_gradients_are_data_and_a_picture_too():
 @pytest.mark.parametrize("name", ["look.pdf", "look", "look.HTML", ".png"])
 def test_another_ending_is_refused(name, tmp_path):
     with pytest.raises(ConfigError, match=r"--out: must end in \.html, \.png, \.json, but is"):
-        check_out(tmp_path / name)
+        check_writable(tmp_path / name)
     for good in ("a.html", "b.png", "c.json"):
-        check_out(tmp_path / good)
+        check_writable(tmp_path / good)
 
 
 def test_a_folder_is_no_file(tmp_path):
     (tmp_path / "look.html").mkdir()
     with pytest.raises(ConfigError, match="must be a file, but .*look.html' is a folder"):
-        check_out(tmp_path / "look.html")
+        check_writable(tmp_path / "look.html")
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"pip install 'weft\[plot\]'"):
-        check_out(tmp_path / "look.png")
-    check_out(tmp_path / "look.html")
+        check_writable(tmp_path / "look.png")
+    check_writable(tmp_path / "look.html")
 
 
 def test_what_cannot_be_written_is_said(tmp_path):
@@ -154,12 +154,12 @@ def test_a_place_that_cannot_be_written_is_found_at_once(tmp_path, monkeypatch):
     (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
     for place in ("file", "lost"):
         with pytest.raises(ConfigError, match=f"look.html cannot be written: .*{place} is not a folder"):
-            check_out(tmp_path / place / "deep" / "look.html")
-    check_out(tmp_path / "new" / "deep" / "look.html")
+            check_writable(tmp_path / place / "deep" / "look.html")
+    check_writable(tmp_path / "new" / "deep" / "look.html")
     assert not (tmp_path / "new").exists()
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
     with pytest.raises(ConfigError, match=f"cannot be written: {tmp_path} is not writable"):
-        check_out(tmp_path / "new" / "look.html")
+        check_writable(tmp_path / "new" / "look.html")
 
 
 # The command.

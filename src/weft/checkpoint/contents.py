@@ -171,7 +171,7 @@ def _flatten(raw: Any, prefix: str = "") -> dict[str, Any]:
 
 def load_weights(folder: Path, head: nn.Module) -> None:
     """Load a checkpoint's weights into a head; a name or shape that does not match is an error."""
-    fill(head, read_weights(folder), folder)
+    copy_weights(head, read_weights(folder), folder)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -179,7 +179,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return _read_tensors(folder / "model.safetensors")
 
 
-def fill(head: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
+def copy_weights(head: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
     """Copy weights into a head; a name, shape or dtype that does not match is an error that names `folder`."""
     tensors, targets = prune_heads(tensors, head), weights(head)
     unmatched = sorted(set(tensors) ^ set(targets))

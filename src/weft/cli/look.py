@@ -57,9 +57,9 @@ def look_attention(
     device: DeviceOption = "auto",
 ) -> None:
     """Show the attention weights of every layer and head."""
-    from weft.analysis.render.export import check_out, render_attention
+    from weft.analysis.render.export import check_writable, render_attention
 
-    check_out(out)
+    check_writable(out)
     layer_numbers, head_numbers = _parse_numbers("--layers", layers), _parse_numbers("--heads", heads)
     pipeline = _load(model, device, trust)
     try:
@@ -82,9 +82,9 @@ def look_gradients(
     device: DeviceOption = "auto",
 ) -> None:
     """Show the gradient norm of the last step's loss at each input step; without MODEL, of untrained cells."""
-    from weft.analysis.render.export import check_out
+    from weft.analysis.render.export import check_writable
 
-    check_out(out)
+    check_writable(out)
     if model is None and beside:
         raise ConfigError("--beside: needs a MODEL and a TEXT to compare with")
     if model is not None and not texts:
@@ -103,9 +103,9 @@ def look_positions(
 ) -> None:
     """Show the position encodings of a model and their similarities; without MODEL, sinusoidal ones."""
     from weft.analysis.positions import positions_in, sinusoidal
-    from weft.analysis.render.export import check_out, render_positions
+    from weft.analysis.render.export import check_writable, render_positions
 
-    check_out(out)
+    check_writable(out)
     if model is None:
         encodings, title = [sinusoidal()], "weft look: positions"
         about = "as they are computed (Vaswani et al. 2017, section 3.5); nothing is learned"
@@ -132,9 +132,9 @@ def look_neighbours(
 ) -> None:
     """List the uses of a word in a corpus whose contextual embeddings are nearest to its embedding in TEXT."""
     from weft.analysis.contextual_neighbours import NeighbourSearch, check_word
-    from weft.analysis.render.export import check_out, render_neighbours
+    from weft.analysis.render.export import check_writable, render_neighbours
 
-    check_out(out)
+    check_writable(out)
     if out.suffix == ".png":
         raise ConfigError(f"--out: must end in .html or .json for neighbours, but is {str(out)!r} instead")
     word, layer_numbers = check_word(text, word, top), _parse_numbers("--layers", layers) or [-1]

@@ -17,7 +17,7 @@ import numpy as np
 
 from weft.errors import TrainingError
 from weft.jit import Array, jit_compile
-from weft.models.ngram.external_sort import Allocator, NGramCorpus, SortedWindows, common_prefix, merge, word_type
+from weft.models.ngram.external_sort import Allocator, NGramCorpus, SortedWindows, common_prefix, merge_runs, word_type
 
 MAX_NGRAMS = 2**32 - 1  # the range of a uint32 pointer of the trie
 
@@ -80,7 +80,7 @@ def _merge_runs(
             yield stop - start
         words.flush()
         counts.flush()
-        return merge(
+        return merge_runs(
             np.memmap(words, word_type(corpus.vocab), "r", shape=(offsets[-1], order)).view(np.ndarray),
             np.memmap(counts, np.uint32, "r", shape=(offsets[-1],)).view(np.ndarray),
             offsets,

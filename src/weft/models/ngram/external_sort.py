@@ -124,7 +124,7 @@ def sorted_windows(text: Array, lengths: Array, positions: Array, order: int, vo
     return SortedWindows(words[:size], counts[:size])
 
 
-def merge(words: Array, counts: Array, offsets: list[int], allocator: Allocator) -> SortedWindows:
+def merge_runs(words: Array, counts: Array, offsets: list[int], allocator: Allocator) -> SortedWindows:
     """Return the merge of concatenated runs, each from one of the offsets to the next."""
     merged = SortedWindows(allocator.empty(words.shape, words.dtype), allocator.empty(len(counts), np.int64))
     size = _merge(words, counts, np.array(offsets), *merged)

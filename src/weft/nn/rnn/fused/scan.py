@@ -31,7 +31,7 @@ Stages = tuple["CellStage", ...]
 
 
 def scan(cell: "Cell", input_proj: Tensor, state: "CellState", stages: Stages | None = None) -> tuple[Tensor, ...]:
-    """Return each part of the state after every step, (T, B, D), has_grad input_proj (T, B, G·D) and the initial state.
+    """Return each part of the state after every step, (T, B, D), given input_proj (T, B, G·D) and the initial state.
 
     `stages` replace the cell's own (`Cell.dropped`).
     """
