@@ -40,13 +40,13 @@ from translators import (
     UNK,
     VOCAB,
     WIDTH,
-    BlockSchedule,
     CTranslate2,
     Found,
     Marian,
     Setting,
     Side,
     Weft,
+    Workload,
     convert,
     load_ctranslate2,
     make_marian,
@@ -92,7 +92,7 @@ def _forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _measure(work: BlockSchedule, setting: Setting) -> Metrics:
+def _measure(work: Workload, setting: Setting) -> Metrics:
     """Translate all; a side that a setting is new to gets ready for it first, which does not count."""
     if setting.how != _Here.how:
         _Here.side.prepare(setting.how)
@@ -117,7 +117,7 @@ class Worker:
     pool: ProcessPoolExecutor
     settings: list[Setting]
 
-    def run(self, work: BlockSchedule, setting: Setting) -> Metrics:
+    def run(self, work: Workload, setting: Setting) -> Metrics:
         """Make one pass."""
         return self.pool.submit(_measure, work, setting).result()
 
@@ -140,7 +140,7 @@ def start(
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
-def choose(worker: Worker, work: BlockSchedule) -> list[Setting]:
+def choose(worker: Worker, work: Workload) -> list[Setting]:
     """Return the setting with which a side is fastest; those that it cannot do are left out, aloud."""
     seconds = {}
     for setting in worker.settings:
@@ -154,12 +154,12 @@ def choose(worker: Worker, work: BlockSchedule) -> list[Setting]:
     return sorted(seconds, key=lambda setting: seconds[setting])[:1]
 
 
-def rate(work: BlockSchedule, seconds: float) -> float:
+def rate(work: Workload, seconds: float) -> float:
     """Output tokens a second."""
     return len(work.sources) * work.length / seconds
 
 
-def compare(title: str, workers: list[Worker], work: BlockSchedule, rounds: int, exact: Sequence[str] = ()) -> None:
+def compare(title: str, workers: list[Worker], work: Workload, rounds: int, exact: Sequence[str] = ()) -> None:
     """Time all sides in turn and print the table; the sides named in `exact` must agree with the first."""
     print(f"\n{title}: {len(work.sources)} sentences x {work.length} tokens, beam {work.beam}", flush=True)
     settings = {worker.name: setting for worker in workers for setting in choose(worker, work)}
@@ -231,7 +231,7 @@ def on_cpu(stack: ExitStack, folder: Path, args: argparse.Namespace) -> None:
     ]
     workers = [one for name, make, settings in sides for one in start(stack, name, make, args, settings)]
     exact = [worker.name for worker in workers if worker.name.endswith("fp32")]
-    compare("captions", workers, BlockSchedule(sources, args.length or 20, args.beam), args.rounds, exact)
+    compare("captions", workers, Workload(sources, args.length or 20, args.beam), args.rounds, exact)
 
 
 def on_cuda(stack: ExitStack, folder: Path, args: argparse.Namespace) -> None:
@@ -253,7 +253,7 @@ def on_cuda(stack: ExitStack, folder: Path, args: argparse.Namespace) -> None:
             workers = [
                 one for name, make, how in sides for one in start(inner, name, make, args, [Setting(count, how)])
             ]
-            compare(title, workers, BlockSchedule(sources[:count], length, beam), args.rounds)
+            compare(title, workers, Workload(sources[:count], length, beam), args.rounds)
     print(f"floor for one alone: {floor(48, length):,.0f} tokens/s, by {BANDWIDTH / 1e12} TB/s")
 
 

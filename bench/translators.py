@@ -13,7 +13,7 @@ PAD, BOS, EOS, UNK = range(4)
 VOCAB, WIDTH, HEADS, LAYERS, HIDDEN = 32_000, 512, 8, 6, 2048
 
 
-class BlockSchedule(NamedTuple):
+class Workload(NamedTuple):
     """What is to be translated, and how."""
 
     sources: list[list[int]]
@@ -44,7 +44,7 @@ class Side(Protocol):
     def prepare(self, how: str) -> None:
         """Get ready for a setting."""
 
-    def translate(self, work: BlockSchedule, setting: Setting) -> list[Found]:
+    def translate(self, work: Workload, setting: Setting) -> list[Found]:
         """Return the best translation of each source."""
 
 
@@ -122,14 +122,14 @@ class Marian:
     def prepare(self, how: str) -> None:
         self.cache = how.removesuffix(" cache") if how else None
 
-    def translate(self, work: BlockSchedule, setting: Setting) -> list[Found]:
+    def translate(self, work: Workload, setting: Setting) -> list[Found]:
         from weft.tasks.inference import map_in_threads
 
         over = map_in_threads if self.device == "cpu" else map  # as `weft predict` does
         return by_length(work.sources, setting.batch, partial(self._batch, work), over)
 
     @torch.inference_mode()
-    def _batch(self, work: BlockSchedule, sources: list[list[int]]) -> list[Found]:
+    def _batch(self, work: Workload, sources: list[list[int]]) -> list[Found]:
         from transformers import GenerationConfig
 
         rows = [torch.tensor(ids) for ids in sources]
@@ -204,7 +204,7 @@ class CTranslate2:
             str(self.folder), compute_type=self.type, inter_threads=inter, intra_threads=intra
         )
 
-    def translate(self, work: BlockSchedule, setting: Setting) -> list[Found]:
+    def translate(self, work: Workload, setting: Setting) -> list[Found]:
         names = [[str(id) if id > UNK else "</s>" for id in ids] for ids in work.sources]
         out = self.translator.translate_batch(
             names,
@@ -253,7 +253,7 @@ def from_marian(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> dict[str,
         layer, _, part = rest.rpartition(".")[0].partition(".")
         kind = rest.rpartition(".")[2]
         value = torch.cat([theirs[f"model.{side}.layers.{layer}.{old}.{kind}"] for old in PARTS[part]])
-        if not part.endswith(("query", "memory", "inner")):  # it writes to the residual
+        if not part.endswith(("in_proj", "kv_proj", "fc1")):  # it writes to the residual
             value = value[TURNS]
         elif kind == "weight":  # it reads from there
             value = value[:, TURNS]
@@ -279,7 +279,7 @@ class Weft:
     def prepare(self, how: str) -> None:
         pass
 
-    def translate(self, work: BlockSchedule, setting: Setting) -> list[Found]:
+    def translate(self, work: Workload, setting: Setting) -> list[Found]:
         from weft.nn.layers.packed_linear import frozen_weights
         from weft.tasks.inference import map_in_threads
 
@@ -288,7 +288,7 @@ class Weft:
             return by_length(work.sources, setting.batch, partial(self._batch, work), over)
 
     @torch.inference_mode()
-    def _batch(self, work: BlockSchedule, sources: list[list[int]]) -> list[Found]:
+    def _batch(self, work: Workload, sources: list[list[int]]) -> list[Found]:
         from weft.decoding.config import DecodingConfig
         from weft.decoding.generate import generate
         from weft.tokens import Tokens

@@ -16,7 +16,7 @@ LAYERS = [
     {"models"},
     {"decoding"},
     {"tasks"},
-    {"embedding"},
+    {"text_embedding"},
     {"checkpoint"},
     {"formats"},
     {"training"},

@@ -18,7 +18,6 @@ from weft.checkpoint.store import save_folder
 from weft.config.schema import Run
 from weft.data.corpus.format import find_corpus, read_manifest
 from weft.data.truncation import TruncationPolicy
-from weft.embedding import Combine, Embedder, EmbeddingOptions, LayerSelection, Pool
 from weft.errors import CheckpointError, ConfigError, DataError, RoleError
 from weft.formats.huggingface.hub import find_model
 from weft.formats.pretrained import open_model, read_run
@@ -38,6 +37,7 @@ from weft.tasks.lm.task import LM
 from weft.tasks.mlm.task import MLM
 from weft.tasks.prepare import check_answer, data_for, has_split, read_evaluation_data
 from weft.tasks.requests import Request, parse_example, read_options
+from weft.text_embedding import Combine, Embedder, EmbeddingOptions, LayerSelection, Pool
 from weft.tokenization.trainable import Tokenizer
 from weft.training.distributed import pick_device
 from weft.training.multi_seed import check_single, train_seeds
@@ -132,7 +132,7 @@ class Pipeline:
     ) -> Any:
         """Return one vector per text, float32 (B, D); with `pool="tokens"` one per token, a list of (T, D).
 
-        Defaults are the model's own pooling, or else `pool="mean"`, not normalized. See `weft.embedding`.
+        Defaults are the model's own pooling, or else `pool="mean"`, not normalized. See `weft.text_embedding`.
         """
         return self.embedder(pool, layers, combine, normalize, truncate).all(
             [texts] if isinstance(texts, str) else texts

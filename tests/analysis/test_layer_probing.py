@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score
-from tests.test_embedding import BODIES, made
+from tests.test_text_embedding import BODIES, made
 
 import weft
 from weft.analysis import layer_probing, logistic_regression
 from weft.analysis.layer_probing import choices_of, encode_layers, layer_features, probing_task
 from weft.analysis.logistic_regression import LogisticProbe
 from weft.data.samples import datasets as samples
-from weft.embedding import Combine
+from weft.text_embedding import Combine
 
 ROWS = [
     *(("train", {"text": text, "label": label}) for text, label in [

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 from tests.test_docs import reading
-from tests.test_embedding import TEXTS, made
+from tests.test_text_embedding import TEXTS, made
 
 from weft.cli.main import main
 from weft.data.samples import datasets as samples
@@ -81,7 +81,7 @@ def read(path):
 @pytest.mark.parametrize("ending", [".npy", ".npz", ".tsv", ".jsonl"])
 @pytest.mark.parametrize("count", [1, 7, 25])
 def test_a_file_of_any_ending_holds_the_same(run, bert, folder, tmp_path, ending, count, monkeypatch):
-    monkeypatch.setattr("weft.embedding.CHUNK_SIZE", 4)
+    monkeypatch.setattr("weft.text_embedding.CHUNK_SIZE", 4)
     texts = (TEXTS * 4)[:count]
     out = tmp_path / "deep" / f"vectors{ending}"
     code, printed, err = run("embed", folder, "-o", out, given="".join(f"{text}\n" for text in texts))

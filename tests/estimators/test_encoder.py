@@ -12,7 +12,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import Pipeline
 from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.validation import validate_data
-from tests.test_embedding import TEXTS, made
+from tests.test_text_embedding import TEXTS, made
 
 import weft
 from weft.estimators import TextClassifier, TextEncoder

@@ -9,7 +9,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.utils.validation import check_is_fitted, validate_data
 from tests.estimators.test_encoder import CHOSEN, LABELS, checked, numeric, spelt
-from tests.test_embedding import made
+from tests.test_text_embedding import made
 
 import weft
 from weft.estimators import TextClassifier, TextTagger

@@ -9,7 +9,7 @@ from weft.errors import ConfigError, RoleError
 from weft.registry import TABLE, resolve
 from weft.tasks import capabilities
 from weft.tasks.base import Task
-from weft.tasks.capabilities import DirectEvaluation, SelfFitting, StreamReading, TeacherForcing, TextStreaming
+from weft.tasks.capabilities import CustomEvaluation, SelfFitting, StreamReading, TeacherForcing, TextStreaming
 
 CAPABILITIES = [
     value
@@ -46,7 +46,7 @@ def test_a_declaration_without_its_method_is_seen():
 
 def test_capabilities_differ_between_tasks():
     declared = {task.__name__: {cls for cls in CAPABILITIES if issubclass(task, cls)} for task in TASKS}
-    assert {SelfFitting, StreamReading, DirectEvaluation, TextStreaming, TeacherForcing} <= declared["LM"]
+    assert {SelfFitting, StreamReading, CustomEvaluation, TextStreaming, TeacherForcing} <= declared["LM"]
     assert TextStreaming not in declared["Classify"]
     assert declared["Embed"] == set()
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import reversed_pairs
 from tests.evaluation import encoded
-from tests.test_embedding import made
+from tests.test_text_embedding import made
 
 from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy

@@ -32,12 +32,12 @@ def test_a_resume_in_the_middle_of_a_stream_changes_nothing(tmp_path):
 def test_without_what_was_carried_it_would(tmp_path):
     whole = weights(weft.train(recipe(tmp_path, 17), out=tmp_path / "whole"))
     weft.train(recipe(tmp_path, 10), out=tmp_path / "parts")
-    original = contents.load_carried
+    original = contents.load_hidden_states
     try:
-        contents.load_carried = lambda *args: []
+        contents.load_hidden_states = lambda *args: []
         on = weights(weft.train(recipe(tmp_path, 17), out=tmp_path / "parts", resume=True))
     finally:
-        contents.load_carried = original
+        contents.load_hidden_states = original
     assert not torch.equal(on, whole)
 
 

@@ -21,7 +21,7 @@ from weft.registry import resolve
 from weft.tasks.factory import build, make_task, resolve_run
 from weft.tasks.inference import evaluate
 from weft.tasks.prepare import fit_tokenizer
-from weft.training.finetuning import frozen, lr_factors, reinitialized
+from weft.training.finetuning import frozen, layer_lr_factors, reinitialized
 from weft.training.flops import TrainingCost
 from weft.training.optim import make_optimizer, set_lr
 from weft.training.reporting import Notice, Step, read_metrics
@@ -304,7 +304,7 @@ def group_of(optimizer, parameter):
 def listed(folder, model):
     """List the learning rate and the weight decay of each parameter, with decay 0.5 of a rate of 0.08."""
     run, _, head = head_of(reviews(folder, model), "train.layer_decay=0.5", "train.weight_decay=0.01")
-    optimizer = make_optimizer(head, run.train, lr_factors(head, run.train.layer_decay))
+    optimizer = make_optimizer(head, run.train, layer_lr_factors(head, run.train.layer_decay))
     set_lr(optimizer, 0.08)
     groups = {name: group_of(optimizer, parameter) for name, parameter in head.named_parameters()}
     return {name: (group["lr"], group["weight_decay"]) for name, group in groups.items()}
@@ -357,7 +357,7 @@ def learn(folder, make, decay=1.0):
 
 
 def ours(head, train):
-    return make_optimizer(head, train, lr_factors(head, train.layer_decay))
+    return make_optimizer(head, train, layer_lr_factors(head, train.layer_decay))
 
 
 def test_a_decay_of_one_changes_not_one_bit(folder):

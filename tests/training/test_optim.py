@@ -30,15 +30,15 @@ def test_warm_up_as_a_share_of_the_budget():
 
 
 def test_linear_falls_to_nothing():
-    lr_factors = factors(schedule="warmup-linear", warmup=20)
-    assert lr_factors[19] == 1
-    assert lr_factors[59] == pytest.approx(0.5)
-    assert lr_factors[-1] == 0
+    layer_lr_factors = factors(schedule="warmup-linear", warmup=20)
+    assert layer_lr_factors[19] == 1
+    assert layer_lr_factors[59] == pytest.approx(0.5)
+    assert layer_lr_factors[-1] == 0
 
 
 def test_cosine_is_half_way_in_the_middle():
-    lr_factors = factors(schedule="cosine", warmup=20)
-    assert (lr_factors[19], lr_factors[59], lr_factors[-1]) == pytest.approx((1, 0.5, 0))
+    layer_lr_factors = factors(schedule="cosine", warmup=20)
+    assert (layer_lr_factors[19], layer_lr_factors[59], layer_lr_factors[-1]) == pytest.approx((1, 0.5, 0))
 
 
 def test_inverse_square_root_is_vaswanis_up_to_its_peak():
@@ -52,9 +52,9 @@ def test_inverse_square_root_is_vaswanis_up_to_its_peak():
 
 
 def test_exponential_ends_at_its_share():
-    lr_factors = factors(schedule="exponential", decay=0.04)
-    assert lr_factors[49] == pytest.approx(0.2)
-    assert lr_factors[-1] == pytest.approx(0.04)
+    layer_lr_factors = factors(schedule="exponential", decay=0.04)
+    assert layer_lr_factors[49] == pytest.approx(0.2)
+    assert layer_lr_factors[-1] == pytest.approx(0.04)
 
 
 def test_a_time_budget_has_its_schedule_by_time():

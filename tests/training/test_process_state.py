@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from weft.training.distributed import World
-from weft.training.process_state import gather_carried, gather_rng_states, restore_rng_state, seed_all
+from weft.training.process_state import gather_hidden_states, gather_rng_states, restore_rng_state, seed_all
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 
@@ -37,7 +37,7 @@ def test_each_rank_draws_its_own():
 
 def test_what_is_carried_is_named_by_part_and_rank():
     parts = [torch.ones(2, 3).T, torch.zeros(1)]
-    gathered = gather_carried(parts, ALONE)
+    gathered = gather_hidden_states(parts, ALONE)
     assert list(gathered) == ["0.0", "1.0"]
     assert gathered["0.0"].is_contiguous()
     assert torch.equal(gathered["0.0"], parts[0])

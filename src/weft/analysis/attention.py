@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weft.analysis.render.heatmaps import alignments, cell_side
-from weft.analysis.render.page import answer_paragraph, page, paragraph
+from weft.analysis.render.page import answer_html, page, paragraph
 from weft.errors import ConfigError
 from weft.nn.attention.capture import Maps
 
@@ -104,7 +104,7 @@ class Attention:
 
     def _repr_html_(self) -> str:
         """Show it in a notebook, in an iframe, so that its style does not affect the notebook and its script runs."""
-        document = page(self.text, [answer_paragraph(self.answer_line), self.html()], compact=True)
+        document = page(self.text, [answer_html(self.answer_line), self.html()], compact=True)
         height = min(_MAX_HEIGHT, 130 + _estimate_height(list(self.places())))
         frame = f'sandbox="allow-scripts" width="100%" height="{height}" style="border:0" title="attention"'
         return f'<iframe {frame} srcdoc="{escape(document)}"></iframe>'

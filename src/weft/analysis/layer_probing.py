@@ -23,7 +23,6 @@ from weft.data.batching.packed_items import PackedItems, pack
 from weft.data.readers.examples import Skipped
 from weft.data.samples.datasets import SAMPLES
 from weft.data.truncation import TruncationPolicy
-from weft.embedding import Combine, EmbeddingOptions, LayerSelection, Pool, check_encodes, chosen_layers, pooled
 from weft.errors import ConfigError, DataError
 from weft.registry import resolve
 from weft.tasks.base import Task
@@ -34,6 +33,7 @@ from weft.tasks.head import Head
 from weft.tasks.label_task import LabelTask
 from weft.tasks.prepare import has_split, pack_split, read_split
 from weft.tasks.tagging import Tag
+from weft.text_embedding import Combine, EmbeddingOptions, LayerSelection, Pool, check_encodes, chosen_layers, pooled
 from weft.tokenization.trainable import Tokenizer
 
 BUDGET, BUDGET_ON_GPU = 4096, 1 << 15  # tokens in a batch

@@ -69,12 +69,12 @@ def write_progress(folder: Path, progress: Progress) -> None:
     (folder / "state" / "progress.json").write_text(json.dumps(asdict(progress), indent=1), encoding="utf-8")
 
 
-def write_carried(folder: Path, carried: Mapping[str, Tensor]) -> None:
+def write_hidden_states(folder: Path, carried: Mapping[str, Tensor]) -> None:
     """Write the hidden states carried across batches: `0.1` is the first tensor of rank 1."""
     save_file({name: part.cpu() for name, part in carried.items()}, folder / "state" / "carried.safetensors")
 
 
-def load_carried(folder: Path, rank: int, device: torch.device) -> list[Tensor]:
+def load_hidden_states(folder: Path, rank: int, device: torch.device) -> list[Tensor]:
     """Read the hidden states that a rank carries on; an empty list where none are carried."""
     path = folder / "state" / "carried.safetensors"
     tensors = _read_tensors(path) if path.exists() else {}
@@ -171,7 +171,7 @@ def _flatten(raw: Any, prefix: str = "") -> dict[str, Any]:
 
 def load_weights(folder: Path, head: nn.Module) -> None:
     """Load a checkpoint's weights into a head; a name or shape that does not match is an error."""
-    copy_weights(head, read_weights(folder), folder)
+    copy_into_head(head, read_weights(folder), folder)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -179,7 +179,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return _read_tensors(folder / "model.safetensors")
 
 
-def copy_weights(head: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
+def copy_into_head(head: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
     """Copy weights into a head; a name, shape or dtype that does not match is an error that names `folder`."""
     tensors, targets = prune_heads(tensors, head), weights(head)
     unmatched = sorted(set(tensors) ^ set(targets))

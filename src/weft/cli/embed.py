@@ -24,7 +24,7 @@ from weft.errors import ConfigError, DataError, did_you_mean
 if TYPE_CHECKING:
     import numpy as np
 
-    from weft.embedding import Embedder
+    from weft.text_embedding import Embedder
 
 PoolOption = Annotated[
     str | None,

@@ -75,7 +75,7 @@ class FinishedPool(NamedTuple):
         return FinishedPool(score[:, :places], node)
 
 
-class PrefixTree:
+class HypothesisTree:
     """Prefix tree of all beams: node i is `tokens[i]` after the prefix that ends at `parents[i]`; 0 is the root."""
 
     def __init__(self, device: torch.device) -> None:
@@ -145,7 +145,7 @@ class Beam:
         logits, state = model.start(prompt, source)
         forbidden = ForbiddenTokens.for_logits(logits, self.eos, self.forbid, self.min_length)
         active = torch.arange(len(prompt), device=logits.device)  # (A,) sources not done
-        beams, pool, tree = *self._begin(active, logits.dtype), PrefixTree(active.device)
+        beams, pool, tree = *self._begin(active, logits.dtype), HypothesisTree(active.device)
         pools: list[tuple[Tensor, FinishedPool, bool]] = []
         logprobs: Tensor | None = None
         for length in range(1, self.max_length + 1):
@@ -176,7 +176,7 @@ class Beam:
         return ActiveBeams(logprob, root, root, root), pool
 
     def _extend(
-        self, logprobs: Tensor, beams: ActiveBeams, tree: PrefixTree, length: int
+        self, logprobs: Tensor, beams: ActiveBeams, tree: HypothesisTree, length: int
     ) -> tuple[ActiveBeams, FinishedPool]:
         """Extend each beam by each token: return the best live beams, and the hypotheses that end."""
         num_sources, num_beams = beams.logprob.shape
@@ -193,7 +193,7 @@ class Beam:
         return beams.logprob[:, 0] / bound <= pool.score[:, -1]
 
     def _collect(
-        self, pools: list[tuple[Tensor, FinishedPool, bool]], tree: PrefixTree, num_sources: int
+        self, pools: list[tuple[Tensor, FinishedPool, bool]], tree: HypothesisTree, num_sources: int
     ) -> list[list[Hypothesis]]:
         """Read the hypotheses out of the tree; those of a source are in the order of `pools`."""
         owner = torch.cat([active[:, None].expand_as(pool.score).flatten() for active, pool, _ in pools])

@@ -24,7 +24,7 @@ from weft.config.schema import Named
 from weft.errors import RoleError
 from weft.models.base import LMDirection, Model, Role
 from weft.models.transformer_config import StackConfig
-from weft.nn.attention.kv_cache import KVCache, StaticKVCache, but_last
+from weft.nn.attention.kv_cache import KVCache, StaticKVCache, without_last_tokens
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.positions import Learned, check_position, positions_of
 from weft.nn.kernels import dispatch
@@ -130,7 +130,7 @@ class GPT(Model):
 
     def prefill(self, prompt: Tokens, source: Tokens | None = None) -> KVCache:
         """Return the key-value cache of all prompt tokens but the last."""
-        prefix = but_last(prompt)
+        prefix = without_last_tokens(prompt)
         if not len(prefix.ids):
             weight = self.embed.weight.detach()
             return KVCache.of(prefix, [weight.new_zeros(0, 2, *shape) for shape in self.decoder.shapes])

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from weft.config.schema import Named, Pretrained
 from weft.models.base import Model, Role, num_matrix_parameters
 from weft.models.transformer_config import PrunedHeads, check_heads, check_pruned_heads
-from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, but_last
+from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, without_last_tokens
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.positions import Learned, Sinusoidal, check_position, positions_of
 from weft.nn.kernels import dispatch
@@ -168,7 +168,7 @@ class Transformer(Model):
     def prefill(self, prompt: Tokens, source: Tokens | None = None) -> TransformerState:
         """Encode the sources; return the state after all prompt tokens but the last."""
         assert source is not None
-        memory, prefix = self._encode_source(source), but_last(prompt)
+        memory, prefix = self._encode_source(source), without_last_tokens(prompt)
         kv = [memory.new_zeros(0, 2, *shape) for shape in self.decoder.shapes] if not len(prefix.ids) else []
         if len(prefix.ids):
             layout, _, cross = self._layouts(prefix, memory, source)

@@ -95,7 +95,7 @@ class Metrics:
     note: str = ""
 
 
-class DirectEvaluation(Task):
+class CustomEvaluation(Task):
     """Metrics computed by the head on the data, such as perplexity, and not from answers."""
 
     def evaluate(self, head: Head, data: EvaluationData) -> Metrics:
@@ -103,7 +103,7 @@ class DirectEvaluation(Task):
         raise missing_method(self, "evaluate")
 
 
-class PreparedEvaluation(DirectEvaluation):
+class PreparedEvaluation(CustomEvaluation):
     """Metrics that need no texts, but tokens alone: those of a prepared corpus."""
 
     def evaluate_prepared(self, head: Head, data: CorpusSplit) -> Metrics:

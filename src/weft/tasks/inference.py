@@ -19,7 +19,7 @@ from weft.errors import ConfigError, DataError, RoleError
 from weft.nn.layers.packed_linear import frozen_weights
 from weft.tasks.base import Answer, Task
 from weft.tasks.batch import Batch, Item
-from weft.tasks.capabilities import DirectEvaluation, LabelPrediction, PreparedEvaluation, TeacherForcing
+from weft.tasks.capabilities import CustomEvaluation, LabelPrediction, PreparedEvaluation, TeacherForcing
 from weft.tasks.encoding import EvaluationData, encode_chunk
 from weft.tasks.head import Head
 from weft.tasks.metrics import ConfusionMatrix
@@ -181,7 +181,7 @@ def evaluate(task: Task, head: Head, data: EvaluationData, budget: int | None = 
     """Return the loss, the task's metrics and the confusion matrix on labelled examples."""
     if not data.examples:
         raise DataError("not one example is left to evaluate on")
-    if isinstance(task, DirectEvaluation):
+    if isinstance(task, CustomEvaluation):
         with torch.inference_mode(), _eval_mode(head):
             direct = task.evaluate(head, data)
         return EvaluationResult(direct.metrics, note=direct.note)

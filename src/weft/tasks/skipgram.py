@@ -18,7 +18,7 @@ from weft.models.base import Role
 from weft.tasks import base
 from weft.tasks.base import Answer
 from weft.tasks.batch import Batch, Item
-from weft.tasks.capabilities import DirectEvaluation, Metrics, SelfFitting
+from weft.tasks.capabilities import CustomEvaluation, Metrics, SelfFitting
 from weft.tasks.encoding import EvaluationData
 from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer
@@ -72,7 +72,7 @@ class SkipgramHead(Head):
         return vocab
 
 
-class Skipgram(SelfFitting, DirectEvaluation):
+class Skipgram(SelfFitting, CustomEvaluation):
     """Word vectors; an item is (ids of the words,)."""
 
     Config: ClassVar[type[Named]] = SkipgramConfig

@@ -28,7 +28,7 @@ def try_average(trainer: Trainer, count: int) -> None:
         return
     for folder in folders:
         verify_checkpoint(folder)
-    contents.copy_weights(trainer.head, mean_weights(folders), folders[-1])
+    contents.copy_into_head(trainer.head, mean_weights(folders), folders[-1])
     rank = trainer.rank(trainer.evaluate(trainer.head)) if trainer.evaluate else None
     before = trainer.best_rank()
     if rank is None or before is None or rank < before:

@@ -78,7 +78,7 @@ def frozen(head: Head, train: Train) -> Iterator[str]:
             parameter.requires_grad_(True)
 
 
-def lr_factors(head: Head, decay: float) -> dict[nn.Parameter, float]:
+def layer_lr_factors(head: Head, decay: float) -> dict[nn.Parameter, float]:
     """Return the factor of the learning rate for the parameters of each layer group; those on top have none (1)."""
     if decay == 1:
         return {}

@@ -18,7 +18,7 @@ def sign_of(run: Run, task: Task) -> int:
     return 1 if metric_of(run, task) == "loss" or task.lower_is_better else -1
 
 
-def rank_of(run: Run, task: Task, metrics: Mapping[str, float]) -> list[float]:
+def ranking_key(run: Run, task: Task, metrics: Mapping[str, float]) -> list[float]:
     """Return the sort key of an evaluation, smaller is better: the metric, then the loss; infinity if not finite."""
     metric = metric_of(run, task)
     if metric not in metrics:

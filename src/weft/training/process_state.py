@@ -40,7 +40,7 @@ def restore_rng_state(states: Mapping[str, Tensor], world: World) -> bool:
     return True
 
 
-def gather_carried(parts: Sequence[Tensor], world: World) -> dict[str, Tensor]:
+def gather_hidden_states(parts: Sequence[Tensor], world: World) -> dict[str, Tensor]:
     """Return the carried recurrent state of all ranks, as `<part>.<rank>`."""
     return _gather_all({str(index): part.contiguous() for index, part in enumerate(parts)}, world)
 

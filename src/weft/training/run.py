@@ -20,7 +20,7 @@ from weft.errors import CheckpointError, ConfigError, DataError
 from weft.formats.pretrained import start_from_weights, started_tokenizer
 from weft.models.base import Model, SelfFitted
 from weft.tasks.base import Task
-from weft.tasks.capabilities import DirectEvaluation, SelfFitting
+from weft.tasks.capabilities import CustomEvaluation, SelfFitting
 from weft.tasks.corpus.reuse import prepared_folder, prepared_split
 from weft.tasks.encoding import EvaluationData
 from weft.tasks.factory import build, make_task, resolve_run
@@ -190,7 +190,7 @@ def _check_lengths(run: Run, task: Task, body: Model, splits: Mapping[str, Packe
     max_positions = getattr(body, "max_positions", None)
     if max_positions is None or task.max_sequence_length(splits["train"]) is None:
         return
-    generates = "valid" in splits and not isinstance(task, DirectEvaluation)
+    generates = "valid" in splits and not isinstance(task, CustomEvaluation)
     max_length = getattr(task.options(), "max_length", 0)
     if generates and max_length > max_positions:
         raise ConfigError(

@@ -21,7 +21,7 @@ from weft.models.base import FitBudget, FitProgress
 from weft.tasks.capabilities import SelfFitting
 from weft.tasks.head import Head
 from weft.training.distributed import World
-from weft.training.metric_ranking import rank_of
+from weft.training.metric_ranking import ranking_key
 from weft.training.reporting import CheckpointSaved, Eval, Notice, Reporter, Step
 from weft.training.signals import Interrupted, Signals
 from weft.training.trainer import Evaluate
@@ -123,7 +123,7 @@ class FitLoop:
         self.progress.done = True
         if self.evaluate is not None:
             metrics = self.evaluate(self.head)
-            self.progress.best, self.progress.best_step = rank_of(self.run, self.task, metrics), self.progress.step
+            self.progress.best, self.progress.best_step = ranking_key(self.run, self.task, metrics), self.progress.step
             self.report(Eval(self.progress.step, metrics, best=True))
         self._save(best=True)
 

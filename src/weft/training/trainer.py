@@ -32,11 +32,11 @@ from weft.tasks.head import Head
 from weft.training import asgd
 from weft.training.deferred_loss import DeferredLoss
 from weft.training.distributed import World
-from weft.training.finetuning import lr_factors
+from weft.training.finetuning import layer_lr_factors
 from weft.training.flops import TrainingCost, peak_flops
-from weft.training.metric_ranking import rank_of
+from weft.training.metric_ranking import ranking_key
 from weft.training.optim import clip_gradients, lr_factor, make_optimizer, set_lr
-from weft.training.process_state import gather_carried, gather_rng_states, restore_rng_state, seed_all
+from weft.training.process_state import gather_hidden_states, gather_rng_states, restore_rng_state, seed_all
 from weft.training.reporting import CheckpointSaved, Eval, Notice, Reporter, Step
 from weft.training.signals import Interrupted, Signals
 
@@ -62,7 +62,7 @@ class Trainer:
         self.wrapped = self.world.wrap(self.head)
         # Evaluation uses the uncompiled head.
         self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.static_shape else self.wrapped
-        self.optimizer = make_optimizer(self.head, self.train, lr_factors(self.head, self.train.layer_decay))
+        self.optimizer = make_optimizer(self.head, self.train, layer_lr_factors(self.head, self.train.layer_decay))
         asgd.check(self.optimizer, self.evaluate is not None)
         self.cost = TrainingCost()  # since the last report
         self._peak_flops = math.nan
@@ -298,12 +298,15 @@ class Trainer:
 
     def rank(self, metrics: Mapping[str, float]) -> list[float]:
         """Return the sort key of an evaluation; smaller is better."""
-        return rank_of(self.run, self.task, metrics)
+        return ranking_key(self.run, self.task, metrics)
 
     def save(self, best: bool = False) -> None:
         """Write a checkpoint; `best` links it as the best."""
         self._read_pending()
-        rng, carried = gather_rng_states(self.world), gather_carried(self.head.carry_tensors(self._carry), self.world)
+        rng, carried = (
+            gather_rng_states(self.world),
+            gather_hidden_states(self.head.carry_tensors(self._carry), self.world),
+        )
         if self.store and self.world.main:
             path = self.store.save(self.progress.step, lambda folder: self._write(folder, rng, carried), best)
             self.report(CheckpointSaved(self.progress.step, path))
@@ -314,7 +317,7 @@ class Trainer:
             contents.write_model(folder, self.run, self.task.tokenizer, self.head)
             contents.write_state(folder, replace(self.progress), self.optimizer, self.head, rng)
         if carried:
-            contents.write_carried(folder, carried)
+            contents.write_hidden_states(folder, carried)
 
     def resume(self, folder: Path) -> None:
         """Restore weights, optimizer, progress and random states: training continues as if it had not stopped."""
@@ -330,7 +333,7 @@ class Trainer:
         # With a larger budget training continues.
         self.progress.done = self.progress.done and (self.spent() >= 1 or self._out_of_patience())
         if restore_rng_state(contents.load_random(folder), self.world):
-            carried = contents.load_carried(folder, self.world.rank, self.world.device)
+            carried = contents.load_hidden_states(folder, self.world.rank, self.world.device)
             self._carry = self.head.carry_from_tensors(carried)
         else:
             self.report(Notice("the number of processes has changed: dropout is drawn anew from here"))

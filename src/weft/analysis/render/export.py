@@ -13,7 +13,7 @@ from weft.analysis.contextual_neighbours import ContextualNeighbours
 from weft.analysis.gradient_flow import GradientNorms
 from weft.analysis.positions import Positions
 from weft.analysis.render.charts import line_chart
-from weft.analysis.render.page import answer_paragraph, details, heading, page, paragraph, table
+from weft.analysis.render.page import answer_html, details, heading, page, paragraph, table
 from weft.analysis.render.png import Tell, check_plots, draw_lines, draw_maps, draw_matrices
 from weft.analysis.render.svg import visible
 from weft.errors import ConfigError
@@ -66,7 +66,7 @@ def render_attention(attentions: Sequence[Attention], ending: str, title: str, a
         return draw_maps(attentions, tell)
     if ending == ".json":
         return _to_json([attention.to_dict() for attention in attentions])
-    sections = [(*_heading(item.text), answer_paragraph(item.answer_line), item.html()) for item in attentions]
+    sections = [(*_heading(item.text), answer_html(item.answer_line), item.html()) for item in attentions]
     return page(title, [legend(attentions), *(part for section in sections for part in section)], about).encode()
 
 

@@ -56,7 +56,7 @@ def paragraph(text: str) -> str:
     return f'<p dir="auto">{escaped(text)}</p>'
 
 
-def answer_paragraph(text: str) -> str:
+def answer_html(text: str) -> str:
     """Return a paragraph with a model's answer."""
     return f'<p class="answer" dir="auto">{escaped(text)}</p>'
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.checkpoint.atomic_io import new_folder, wrap_os_errors
-from weft.checkpoint.contents import differences, copy_weights, run_with_overrides
+from weft.checkpoint.contents import copy_into_head, differences, run_with_overrides
 from weft.checkpoint.manifest import CHECKPOINT_MANIFEST
 from weft.config.schema import Named, Run, read_section
 from weft.errors import CheckpointError, ConfigError, did_you_mean
@@ -39,7 +39,7 @@ def load_hf(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Task, Hea
     run, tokenizer, family, weight_files = _describe(folder, overrides)
     with _config_errors(folder):
         task, head = build(run, tokenizer)
-    copy_weights(head, read_hf_weights(folder, family, run, head, weight_files), folder)
+    copy_into_head(head, read_hf_weights(folder, family, run, head, weight_files), folder)
     return run, task, head
 
 

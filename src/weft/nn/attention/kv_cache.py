@@ -186,7 +186,7 @@ class StaticKVCache(KVCache):
         return layer_kv.flatten(0, 1)
 
 
-def but_last(prompt: Tokens) -> Tokens:
+def without_last_tokens(prompt: Tokens) -> Tokens:
     """Return the prompts without their last tokens."""
     lengths = prompt.lengths - 1
     if prompt.longest <= 1:  # no transfer to the device, so that a CUDA graph can capture this

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
-from weft import embedding
+from weft import text_embedding as embedding
 from weft.config.schema import Run
-from weft.embedding import chosen_layers
 from weft.formats.sentence_transformers import Pooling
 from weft.pipeline import Pipeline
 from weft.tasks.factory import build
+from weft.text_embedding import chosen_layers
 from weft.tokenization.trainable import train_tokenizer
 from weft.tokens import Tokens
 
