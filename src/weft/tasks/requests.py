@@ -13,9 +13,9 @@ Request = str | Mapping[str, Any] | BaseModel  # the forms of an example in a re
 SHOWN = 200  # characters of the input that an error message repeats
 
 
-def parse_example(task: Task, asked: Request, number: int) -> Any:
+def parse_example(task: Task, request: Request, number: int) -> Any:
     """Return a validated example: a plain text is the task's first field, or JSON if it needs several fields."""
-    raw = task.parse_text(asked, f"example {number}") if isinstance(asked, str) else asked
+    raw = task.parse_text(request, f"example {number}") if isinstance(request, str) else request
     try:
         return task.Example.model_validate(raw)
     except ValidationError as error:

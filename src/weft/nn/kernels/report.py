@@ -105,10 +105,10 @@ _OPERATIONS = (
 
 def choices() -> list[KernelChoice]:
     """Return the implementation of each operation on each device that there is; kernels are tested for it."""
-    rows = [*(_choice(one, "") for one in _OPERATIONS if one.device == "cpu"), *_tested_choices()]
+    rows = [*(_choice(operation, "") for operation in _OPERATIONS if operation.device == "cpu"), *_tested_choices()]
     if torch.cuda.is_available():
         failure = try_kernels(torch.device("cuda"))
-        rows += [_choice(one, failure) for one in _OPERATIONS if one.device == "cuda"]
+        rows += [_choice(operation, failure) for operation in _OPERATIONS if operation.device == "cuda"]
     return rows
 
 
@@ -155,10 +155,10 @@ def _tested_choices() -> list[KernelChoice]:
 def _instructions() -> str:
     """Return the vector instructions that numba's kernels are compiled for."""
     names = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "neon": "NEON", "sse2": "SSE2"}
-    found = next(
+    instructions = next(
         (name for feature, name in names.items() if feature in microkernel.cpu_features()), "no vector instructions"
     )
-    return f"{found} with VNNI" if microkernel.has_vnni() else found
+    return f"{instructions} with VNNI" if microkernel.has_vnni() else instructions
 
 
 def _example(operation: _Operation) -> Tensor:
