@@ -167,7 +167,7 @@ def weft_side(args: argparse.Namespace, width: int, drawn: list[Pairs]) -> Side:
 
 
 @torch.no_grad()
-def copy_into_head(joeynmt: Side, weft: Side) -> None:
+def copy_weights(joeynmt: Side, weft: Side) -> None:
     found, made = joeynmt.model.state_dict(), weft.model.state_dict()
     names = {"src_embed.lut": "encoder.embed", "trg_embed.lut": "decoder.embed", "decoder.bridge_layer": "bridge"}
     names |= {"decoder.att_vector_layer": "decoder.readout", "decoder.output_layer": "decoder.output"}
@@ -226,7 +226,7 @@ def compare(
     peer = f"joeynmt {joeynmt.version}"
     sides = {peer: joeynmt_side(joeynmt, args, width, theirs), "weft": weft_side(args, width, ours)}
     if args.place != "before" and theirs is ours:
-        copy_into_head(*sides.values())
+        copy_weights(*sides.values())
         check_same(*sides.values())
     counts = {"weft": [len(answers) for *_, answers in sides["weft"].batches]}
     counts[peer] = [batch.ntokens for batch in sides[peer].batches]

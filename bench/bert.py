@@ -162,12 +162,13 @@ def train_weft(size: Sizes, ragged: bool, args: argparse.Namespace) -> Result:
     heard = Listener()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         run = recipe(Path(folder), size, ragged, args)
-        tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
+        task = make_task(run)
+        tokenizer = fit_tokenizer(run.tokenizer, run.data, task)
         assert len(tokenizer) == size["vocab"], f"{len(tokenizer)} words"
-        trainer = make_trainer(run, tokenizer, join_world(args.device), None, stack, None, heard)
+        trainer = make_trainer(run, task, tokenizer, join_world(args.device), None, stack, None, heard)
         assert isinstance(trainer, Trainer)
         batch = next(trainer.loader.stream(trainer.progress.position)).batch
-        lengths = (batch.bare or batch).tokens.lengths.numpy()
+        lengths = (batch.unpadded or batch).tokens.lengths.numpy()
         ratio = 3 * trainer.head.flops(batch) / useful(size, lengths, batch.counts["masked"])
         print(
             f"{len(lengths)} rows of {lengths.mean():.1f} tokens; operations as counted here x {ratio:.3f}", flush=True

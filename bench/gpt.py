@@ -37,6 +37,7 @@ from weft.decoding.config import DecodingConfig
 from weft.decoding.generate import generate
 from weft.formats.huggingface.gpt import GPT2_MAP
 from weft.models.gpt import GPT, GPTConfig
+from weft.tasks.base import Task
 from weft.tasks.factory import make_task
 from weft.tasks.prepare import fit_tokenizer
 from weft.tokenization.trainable import Tokenizer
@@ -65,7 +66,7 @@ def theirs(size: dict[str, int]) -> nn.Module:
 
     config = GPT2Config(
         vocab_size=size["vocab"],
-        n_positions=size["max_length"],
+        n_positions=size["max_positions"],
         n_embd=size["width"],
         n_head=size["heads"],
         n_layer=size["layers"],
@@ -95,7 +96,7 @@ def train_theirs(size: dict[str, int], args: argparse.Namespace) -> Result:
     torch.manual_seed(args.seed)
     model = theirs(size).to(args.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), RATE, betas=BETAS, fused=True)
-    shape = size["rows"], size["max_length"]
+    shape = size["rows"], size["max_positions"]
     batches = [torch.randint(size["vocab"], (2, *shape), device=args.device) for _ in range(4)]
 
     def loss(read: Tensor, follows: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ def train_theirs(size: dict[str, int], args: argparse.Namespace) -> Result:
 
     learn = learner(loss if args.eager else torch.compile(loss, dynamic=False), model, optimizer, args.device)
     first(lambda: learn(*batches[0]), args.device)
-    tokens, most = size["rows"] * size["max_length"], top(args.device)
+    tokens, most = size["rows"] * size["max_positions"], top(args.device)
     seconds = [spent(lambda: [learn(*one) for one in batches], args.device) / len(batches) for _ in range(args.spans)]
     return Result([Span(tokens / one, useful(size) / one / most) for one in seconds], peak(args.device), tokens)
 
@@ -121,17 +122,17 @@ def spent(work: Callable[[], object], device: str) -> float:
 def recipe(folder: Path, size: dict[str, int], args: argparse.Namespace) -> Run:
     """Write a text of random words, and what `weft train` would be given."""
     rng, path = np.random.default_rng(args.seed), folder / "words.txt"
-    words = rng.integers(0, size["vocab"] - SPECIALS, (40 * size["rows"] * size["max_length"] // 400, 400))
+    words = rng.integers(0, size["vocab"] - SPECIALS, (40 * size["rows"] * size["max_positions"] // 400, 400))
     words[: size["vocab"] // 400 + 1].flat[: size["vocab"] - SPECIALS] = np.arange(size["vocab"] - SPECIALS)
     path.write_text("".join(" ".join(f"w{word}" for word in row) + "\n" for row in words.tolist()))
     names = ("width", "heads", "layers", "max_positions")
-    train = {"batch_tokens": size["rows"] * size["max_length"], "lr": RATE, "clip": CLIP, "device": args.device}
+    train = {"batch_tokens": size["rows"] * size["max_positions"], "lr": RATE, "clip": CLIP, "device": args.device}
     train |= {"steps": args.steps * (args.spans + 1), "report_every": args.steps, "schedule": "constant"}
     train |= {"precision": "bf16" if args.device == "cuda" else "fp32", "seed": args.seed}
     return Run.parse(
         {
             "task": {"name": "lm", "sequences": "windows"},
-            "data": {"train": str(path), "format": "txt", "max_length": size["max_length"], "workers": args.workers},
+            "data": {"train": str(path), "format": "txt", "max_length": size["max_positions"], "workers": args.workers},
             "tokenizer": {"name": "words", "size": size["vocab"]},
             "model": {"name": "gpt", "dropout": 0.0, **{name: size[name] for name in names}},
             "train": train,
@@ -139,17 +140,17 @@ def recipe(folder: Path, size: dict[str, int], args: argparse.Namespace) -> Run:
     )
 
 
-def train_weft(run: Run, tokenizer: Tokenizer, size: dict[str, int], args: argparse.Namespace) -> Result:
+def train_weft(run: Run, task: Task, tokenizer: Tokenizer, size: dict[str, int], args: argparse.Namespace) -> Result:
     """Train as `weft train` does, but write no checkpoint; its own reports say the rest."""
     heard = Listener()
     with ExitStack() as stack:
-        trainer = make_trainer(run, tokenizer, join_world(args.device), None, stack, None, heard)
+        trainer = make_trainer(run, task, tokenizer, join_world(args.device), None, stack, None, heard)
         assert isinstance(trainer, Trainer)
         batch = next(trainer.loader.stream(trainer.progress.position)).batch
         assert 3 * trainer.head.flops(batch) == useful(size), "counted alike"
         trainer.fit()
     spans = [Span(step.tokens_per_s, step.mfu) for step in heard.steps[1:]]  # the first is to warm up
-    return Result(spans, peak(args.device), size["rows"] * size["max_length"])
+    return Result(spans, peak(args.device), size["rows"] * size["max_positions"])
 
 
 def training(size: dict[str, int], args: argparse.Namespace) -> None:
@@ -162,11 +163,11 @@ def training(size: dict[str, int], args: argparse.Namespace) -> None:
         task.tokenizer = tokenizer
         print(f"ceiling {top(args.device) / 1e12:,.1f} TFLOP/s", flush=True)
         peak(args.device)
-        results = {"weft": train_weft(run, tokenizer, size, args)}
+        results = {"weft": train_weft(run, task, tokenizer, size, args)}
     torch.compiler.reset()
     results = {"transformers": train_theirs(size, args), **results}
     first = statistics.median(span.tokens_per_s for span in results["transformers"].spans)
-    print(f"training, {size['rows']} x {size['longest']} tokens")
+    print(f"training, {size['rows']} x {size['max_positions']} tokens")
     for name, result in results.items():
         rate, mfu = (statistics.median(values) for values in zip(*result.spans, strict=True))
         print(f"{name:12} {rate:10,.0f} tokens/s {rate / first:6.2f}x  MFU {mfu:6.1%}", end="")
@@ -200,7 +201,7 @@ def generation(size: dict[str, int], args: argparse.Namespace) -> None:
     half = torch.bfloat16 if args.device == "cuda" else torch.float32
     model = theirs(size).to(args.device, half).eval()
     own = to_weft(model, size).to(args.device, half).eval().requires_grad_(False)
-    length = min(args.length, size["max_length"] - PROMPT)
+    length = min(args.length, size["max_positions"] - PROMPT)
     for count in (1, 4 if args.tiny else 64):
         prompts = torch.randint(1, size["vocab"], (count, PROMPT), device=args.device)
         sides: dict[str, Side] = {"transformers": partial(ids_of, model, prompts, length, None)}

@@ -14,9 +14,9 @@ add are two; at length = dim = 1000 and kernel 3 it gives 4, 16 and 6 · 10⁹:
 Not in the law, but in the layer and in its time: the projections of attention to q, k, v and output, 8 · length · dim².
 They are counted apart, and the rate is that of both. Sums, exponentials, gates and biases are not counted.
 
-Attention is `weft.nn.attention.multihead.MultiHead`, its heads 64 wide or wider; the LSTM is weft's cell, which runs in
-the library's kernel; the convolution is `torch.nn.Conv1d`. A time is the best of several rounds, in which all take
-turns.
+Attention is `weft.nn.attention.multihead.MultiHeadAttention`, its heads 64 wide or wider; the LSTM is weft's cell,
+which runs in the library's kernel; the convolution is `torch.nn.Conv1d`. A time is the best of several rounds, in which
+all take turns.
 """
 
 import argparse

@@ -44,9 +44,10 @@ from weft.data.batching.static_shape import StaticShape
 from weft.formats.huggingface.folder import is_hf, save_hf
 from weft.formats.pretrained import read_run
 from weft.tasks.batch import Batch
+from weft.tasks.capabilities import StaticBatches
 from weft.tasks.factory import build, make_task, resolve_run
 from weft.tasks.prepare import fit_tokenizer, pack_split
-from weft.training.reporting import Eval, Notice, Record, Saved, Step
+from weft.training.reporting import CheckpointSaved, Eval, Notice, Record, Step
 from weft.training.run import make_tokenizer
 
 BATCH, WARMUP, DECAY, LONGEST = 32, 0.1, 0.01, 128
@@ -65,7 +66,7 @@ class Job:
     device: str
     rate: float
     workers: int
-    supports_compile: bool  # the Trainer
+    compiled: bool  # the Trainer
     seed: int
     examples: int
     tokens: int = 0  # a batch of weft
@@ -134,7 +135,8 @@ def cut(data: Path, weights: Path, framed: bool, seed: int) -> tuple[int, int]:
     task = make_task(run)
     task.tokenizer = make_tokenizer(run, task)
     packed, _ = pack_split(run.data, "train", task, task.tokenizer)
-    lengths = task.sides(packed)
+    assert isinstance(task, StaticBatches)
+    lengths = task.sequence_lengths(packed)
     assert lengths is not None
 
     def batches(tokens: int) -> int:
@@ -194,7 +196,7 @@ def arguments(job: Job) -> Any:
         optim="adamw_torch_fused",
         bf16=job.half,
         use_cpu=not job.half,
-        torch_compile=job.supports_compile,
+        torch_compile=job.compiled,
         dataloader_num_workers=job.workers,
         dataloader_persistent_workers=job.workers > 0,
         dataloader_pin_memory=job.half,
@@ -261,11 +263,13 @@ class Clock:
 
     def parts(self, seconds: float) -> dict[str, float]:
         """Share out the seconds of the whole."""
-        ready = next(at for record, at in self.heard if isinstance(record, Saved))  # of step 0
+        ready = next(at for record, at in self.heard if isinstance(record, CheckpointSaved))  # of step 0
         compiled = [at for record, at in self.heard if isinstance(record, Notice) and "train.compile" in record.text]
         training = max(record.elapsed for record, _ in self.heard if isinstance(record, Step))
         after = zip(self.heard, self.heard[1:], strict=False)
-        saving = sum(at - before for (_, before), (record, at) in after if isinstance(record, Saved) and record.step)
+        saving = sum(
+            at - before for (_, before), (record, at) in after if isinstance(record, CheckpointSaved) and record.step
+        )
         parts = {"reading and the model": ready, "compiling": max([ready, *compiled]) - ready}
         parts |= {"training": training, "saving": saving}
         return parts | {"evaluating and the rest": seconds - sum(parts.values())}

@@ -34,8 +34,9 @@ from torch.nn import functional as F
 
 from translators import HIDDEN, LAYERS, PAD, VOCAB, WIDTH, marian_config
 from weft.config.schema import Run
-from weft.data.batching.loader import plan
+from weft.data.batching.loader import plan_batches
 from weft.data.batching.packed_items import PackedItems
+from weft.tasks.base import Task
 from weft.tasks.factory import make_task
 from weft.tasks.prepare import fit_tokenizer, pack_split
 from weft.tokenization.trainable import Tokenizer
@@ -43,6 +44,7 @@ from weft.training.distributed import join_world
 from weft.training.flops import peak_flops
 from weft.training.reporting import Notice, Record, Step
 from weft.training.run import make_trainer
+from weft.training.trainer import Trainer
 
 SHORTEST, LONGEST, POOL = 10, 120, 20_000  # tokens a side; pairs
 SMOOTHING, CLIP, RATE = 0.1, 1.0, 1e-4
@@ -164,7 +166,7 @@ def train_marian(packed: PackedItems, args: argparse.Namespace) -> Result:
     # dropout of the embeddings.
     model.model.encoder.training = model.model.decoder.training = False
     optimizer = torch.optim.AdamW(model.parameters(), RATE, betas=(0.9, 0.98), fused=True)
-    drawn = islice(plan(packed, args.budget, args.seed), args.steps)
+    drawn = islice(plan_batches(packed, args.budget, args.seed), args.steps)
     batches = [padded([packed[item] for item in items.tolist()], args.device) for items in drawn]
     filled = sum(one.given["input_ids"].numel() + one.labels.numel() for one in batches)
     real = sum(int(one.source.sum() + one.target.sum()) for one in batches)
@@ -217,11 +219,12 @@ class Listener:
         pass
 
 
-def train_weft(run: Run, tokenizer: Tokenizer, args: argparse.Namespace) -> Result:
+def train_weft(run: Run, task: Task, tokenizer: Tokenizer, args: argparse.Namespace) -> Result:
     """Train as `weft train` does, but write no checkpoint; its own reports say the rest."""
     heard, layers = Listener(), args.layers
     with ExitStack() as stack:
-        trainer = make_trainer(run, tokenizer, join_world(args.device), None, stack, None, heard)
+        trainer = make_trainer(run, task, tokenizer, join_world(args.device), None, stack, None, heard)
+        assert isinstance(trainer, Trainer)
         items = [trainer.loader.data[item] for item in range(8)]
         batch = trainer.task.collate(items, np.random.default_rng(0))
         lengths = [np.array([len(item[side]) - side for item in items]) for side in (0, 1)]
@@ -286,7 +289,7 @@ def main() -> None:
         peak(args.device)
         results = {"transformers": train_marian(packed, args)}
         torch.compiler.reset()
-        results["weft"] = train_weft(run, tokenizer, args)
+        results["weft"] = train_weft(run, task, tokenizer, args)
     first = statistics.median(span.tokens_per_s for span in results["transformers"].spans)
     for name, result in results.items():
         rate, mfu = (statistics.median(values) for values in zip(*result.spans, strict=True))

@@ -59,7 +59,7 @@ class Metrics(NamedTuple):
     """One pass over the work."""
 
     seconds: float
-    data_sized_buffers: int  # bytes, at the peak
+    memory: int  # bytes, at the peak
     found: list[Found]
 
 
@@ -174,7 +174,7 @@ def compare(title: str, workers: list[Worker], work: Workload, rounds: int, exac
     for name, passes in runs.items():
         setting, reference = settings[name], runs[first][-1].found
         flying = min(setting.batch * parallel(setting), len(work.sources)) * work.length
-        grown = max(run.data_sized_buffers for run in passes) / flying
+        grown = max(run.memory for run in passes) / flying
         same = np.mean([one.ids == other.ids for one, other in zip(passes[-1].found, reference, strict=True)])
         print(f"{name:{width}}  {speeds[name]:9,.0f} tokens/s {speeds[name] / work.length:9,.1f} sentences/s", end="")
         print(
