@@ -51,7 +51,7 @@ class StreamReading(StaticBatches):
 
     def sampler(self, data: PackedItems, run: Run, world: int) -> SpanSampler | None:
         """Return how the stream is read; None where the data, as configured, is read item by item."""
-        raise missing_method(self, "reading")
+        raise missing_method(self, "sampler")
 
 
 class SelfFitting(Task):
