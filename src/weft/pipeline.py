@@ -26,7 +26,7 @@ from weft.nn.attention.capture import capture
 from weft.nn.layers.quantization import lower
 from weft.tasks.base import Answer, Task
 from weft.tasks.batch import Batch
-from weft.tasks.capabilities import TeacherForcing, TextStreaming
+from weft.tasks.capabilities import ErrorAnalysis, TeacherForcing, TextStreaming
 from weft.tasks.corpus.reuse import prepared_split
 from weft.tasks.encoding import EvaluationData
 from weft.tasks.factory import num_parameters
@@ -99,15 +99,25 @@ class Pipeline:
         return self.evaluate_in_detail(data, tell).metrics
 
     def evaluate_in_detail(
-        self, data: str | Path | Iterable[Request] | None = None, tell: Callable[[str], object] | None = None
+        self,
+        data: str | Path | Iterable[Request] | None = None,
+        tell: Callable[[str], object] | None = None,
+        errors: bool = False,
     ) -> EvaluationResult:
-        """Evaluate as `evaluate` does; return the metrics and, if answers are labels, the confusion matrix."""
+        """Evaluate as `evaluate` does; return metrics and, of labels, the confusion matrix and classification report.
+
+        With `errors` also the wrong answers: the example's fields, `gold`, `predicted` and `score`, the worst first.
+        """
+        if errors and not isinstance(self.task, ErrorAnalysis):
+            raise RoleError(
+                f"errors: the task {self.run.task.name!r} has no answers that are right or wrong; leave it out"
+            )
         result = self._evaluate_prepared(data) if data is None or isinstance(data, str | Path) else None
         if result is None:
             examples, notice = self._evaluation_data(data)
             if notice and tell:
                 tell(notice)
-            result = evaluate(self.task, self.head, examples)
+            result = evaluate(self.task, self.head, examples, errors=errors)
         if result.note and tell:
             tell(result.note)
         return result

@@ -1,7 +1,14 @@
 """Tables in a pipe: names as they are, numbers to the right."""
 
-from weft.cli.console import MAX_LABELS, print_confusion, print_table
-from weft.tasks.metrics import ConfusionMatrix
+import re
+import sys
+
+import pytest
+
+from weft.cli.console import MAX_LABELS, print_confusion, print_metrics, print_report, print_table, write_errors
+from weft.errors import ConfigError
+from weft.tasks.classification_report import ClassificationReport
+from weft.tasks.metrics import ConfusionMatrix, Tally
 
 
 def test_what_looks_like_markup_is_printed_as_it_is(capsys):
@@ -26,3 +33,41 @@ def test_of_many_labels_the_most_frequent_errors_are_printed(capsys):
     assert "most frequent errors" in out
     assert "label00" in out
     assert "label30" not in out
+
+
+@pytest.mark.parametrize("columns", [48, 80])
+def test_a_report_fits_the_terminal_however_long_a_label_is(monkeypatch, capsys, columns):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_report(ClassificationReport.of({"long " * 30: Tally(1, 2, 3000), "[red]": Tally(1, 1, 1)}))
+    out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)  # without the codes of bold and italic print
+    assert max(map(len, out.splitlines())) <= columns
+    assert "[red]" in out
+    for number in ("0.5000", "0.0003", "0.0007", "3,000"):
+        assert number in out, "numbers are whole"
+
+
+def test_a_blank_line_parts_the_averages_from_the_classes(capsys):
+    print_report(ClassificationReport.of({"a": Tally(1, 2, 2)}))
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    place = next(number for number, line in enumerate(lines) if line.startswith("micro avg"))
+    assert lines[place - 2].split()[0] == "a"
+    assert lines[place - 1] == ""
+    assert lines[place + 1].startswith("macro avg")
+
+
+def test_only_a_binary_f1_has_a_label_beside_it(capsys):
+    print_metrics({"f1": 0.5, "macro_f1": 0.5}, "yes")
+    out = capsys.readouterr().out
+    assert "f1 (yes)" in out
+    assert "macro_f1 " in out
+    print_metrics({"f1": 0.5})
+    assert "(" not in capsys.readouterr().out
+
+
+def test_errors_that_cannot_be_written_say_so(tmp_path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(ConfigError, match="--errors: .*taken cannot be written: Is a directory; name another file"):
+        write_errors(tmp_path / "taken", [])
+    write_errors(tmp_path / "errors.jsonl", [{"text": "ü"}, {}])
+    assert (tmp_path / "errors.jsonl").read_text(encoding="utf-8") == '{"text": "ü"}\n{}\n'

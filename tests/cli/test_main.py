@@ -10,7 +10,7 @@ import time
 
 import pytest
 import typer
-from tests.conftest import reversed_pairs
+from tests.conftest import recipe_for, reversed_pairs
 
 import weft
 from weft.checkpoint.store import Store
@@ -78,7 +78,10 @@ def finished(running, data=None):
 
 COMMANDS = {
     "train": ["RECIPE", "KEY=VALUE", "--out", "--resume", "--plan"],
-    "evaluate": ["MODEL", "DATA", "--set", "--blimp", "--json", "--trust", "--device", "--precision"],
+    "evaluate": [
+        *("MODEL", "DATA", "--set", "--blimp", "--report", "--errors", "--json"),
+        *("--trust", "--device", "--precision"),
+    ],
     "predict": ["MODEL", "TEXT", "--file", "--set", "--json", "--stream", "--trust", "--device", "--precision"],
     "compare": ["RECIPE", "--budget", "--out", "--set"],
     "embed": [
@@ -285,6 +288,70 @@ def test_evaluate(run, trained_run, tmp_path):
     refused(run("evaluate", trained_run, tmp_path / "gone.tsv"), "gone.tsv: there is no such file")
     refused(run("evaluate", trained_run, "langid"), "a row of langid has text, label")
     refused(run("evaluate", trained_run, "--device", "gpu"), "'gpu' cannot be used here")
+
+
+@pytest.fixture(scope="module")
+def labelled_run(tmp_path_factory):
+    """Return the directory of a classifier of two labels that is wrong twice: equal texts have other labels."""
+    folder = tmp_path_factory.mktemp("labelled")
+    rows = [("a b", "no")] * 3 + [("c d", "yes")] * 4 + [("a b", "yes"), ("c d", "no")]
+    (folder / "rows.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in rows))
+    recipe = recipe_for(folder / "rows.tsv") | {
+        "task": {"name": "classify"},
+        "tokenizer": {"name": "words"},
+        "model": {"name": "rnn", "width": 8},
+    }
+    recipe["data"] = {"train": str(folder / "rows.tsv"), "valid": str(folder / "rows.tsv")}
+    weft.train(recipe, ["train.steps=60", "train.lr=0.05"], folder / "run")
+    return folder / "run"
+
+
+def test_evaluate_reports_on_each_label(run, labelled_run):
+    done = good(run("evaluate", labelled_run, "--report"))
+    cells = [line.split() for line in done.lines if line.strip()]
+    assert "classification report, by label" in done.out
+    assert ["label", "precision", "recall", "f1", "support"] in cells
+    assert ["no", "0.7500", "0.7500", "0.7500", "4"] in cells
+    assert ["yes", "0.8000", "0.8000", "0.8000", "5"] in cells
+    assert ["macro", "avg", "0.7750", "0.7750", "0.7750", "9"] in cells
+    assert ["f1", "(yes)", "0.8000"] in cells, "a binary F1 says which label it is of"
+    assert "classification report" not in good(run("evaluate", labelled_run)).out
+    told = json.loads(good(run("evaluate", labelled_run, "--json")).out)
+    assert told["report"]["classes"]["yes"]["f1"] == told["f1"] == pytest.approx(0.8)
+    assert told["positive_label"] == "yes"
+
+
+def test_evaluate_writes_the_wrong_answers_the_most_confident_first(run, labelled_run, tmp_path):
+    path = tmp_path / "errors.jsonl"
+    done = good(run("evaluate", labelled_run, "--errors", path, "--json"))
+    assert f"{path}: 2 wrong answers" in done.err
+    errors = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {(error["text"], error["gold"], error["predicted"]) for error in errors} == {
+        ("a b", "yes", "no"),
+        ("c d", "no", "yes"),
+    }
+    assert 1 > errors[0]["score"] >= errors[1]["score"] > 0.5
+    assert set(errors[0]) == {"text", "gold", "predicted", "score"}
+    answer = json.loads(good(run("predict", labelled_run, errors[0]["text"], "--json")).out)
+    assert (answer["label"], answer["scores"][answer["label"]]) == (errors[0]["predicted"], errors[0]["score"])
+
+
+def test_a_report_or_errors_that_cannot_be_are_refused_before_the_work(run, trained_run, labelled_run, tmp_path):
+    refused(run("evaluate", trained_run, "--report"), "--report: is of labels, and the task 'translate', as configured")
+    refused(run("evaluate", labelled_run, "--errors", tmp_path / "errors.csv"), "--errors: must end in .jsonl, but is")
+    refused(run("evaluate", labelled_run, "--errors", tmp_path / "no" / "x.jsonl"), "--errors: must be a file in a")
+    (tmp_path / "folder.jsonl").mkdir()
+    refused(run("evaluate", labelled_run, "--errors", tmp_path / "folder.jsonl"), "--errors: must be a file in a")
+    refused(run("evaluate", trained_run, "--blimp", tmp_path, "--report"), "--blimp: compares pairs of sentences, and")
+    refused(run("evaluate", trained_run, "--blimp", tmp_path, "--errors", "x.jsonl"), "--errors is of answers")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.jsonl"]
+
+
+def test_labels_without_a_report_are_refused_and_nothing_is_written(run, labelled_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("weft.tasks.classification.task.Classify.report", lambda *_: None)  # as with task.regression
+    done = run("evaluate", labelled_run, "--report", "--errors", tmp_path / "errors.jsonl")
+    refused(done, "--report: is of labels, and the task 'classify', as configured, has none; leave it out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_labels_that_look_like_markup_are_shown_as_they_are(run, recipe, tmp_path):

@@ -72,6 +72,7 @@ def test_a_classifier_from_its_recipe_to_its_answers(command, name):
     pipeline = weft.load(run)
     found = pipeline.evaluate_in_detail("langid:valid")
     assert told.pop("confusion") == found.confusion.to_dict()
+    assert told.pop("report") == found.report.to_dict()
     assert told == pytest.approx(found.metrics)
     assert pipeline.evaluate("langid:valid") == found.metrics
     assert pipeline(["Donnerstag", {"text": "jeudi"}]) == answers
@@ -85,7 +86,7 @@ def test_a_tagger_from_its_recipe_to_its_answers(command):
     assert line.split() == [f"{word}/{tag}" for word, tag in zip(answer["words"], answer["tags"], strict=True)]
     assert len(answer["scores"]) == 4
     told = json.loads(command("evaluate", "runs/dateparts", "--json"))
-    assert {"loss", "f1", "precision", "recall", "accuracy", "confusion"} == set(told)
+    assert {"loss", "f1", "precision", "recall", "accuracy", "report", "confusion"} == set(told)
 
 
 def test_many_labels_are_shown_by_their_confusions(command, tmp_path):

@@ -9,7 +9,16 @@ from weft.errors import ConfigError, RoleError
 from weft.registry import TABLE, resolve
 from weft.tasks import capabilities
 from weft.tasks.base import Task
-from weft.tasks.capabilities import CustomEvaluation, SelfFitting, StreamReading, TeacherForcing, TextStreaming
+from weft.tasks.capabilities import (
+    CustomEvaluation,
+    LabelPrediction,
+    SelfFitting,
+    StreamReading,
+    TeacherForcing,
+    TextStreaming,
+    positive_label,
+)
+from weft.tasks.metrics import ConfusionMatrix
 
 CAPABILITIES = [
     value
@@ -63,3 +72,33 @@ def test_what_is_not_declared_is_refused_with_its_task(tmp_path):
     pipeline = weft.train(recipe, (), tmp_path / "run")
     with pytest.raises(RoleError, match="'classify' does not generate text, so it cannot be streamed"):
         pipeline.stream("a day")
+
+
+class Sorted(LabelPrediction):
+    """A task of a user's own, which defines the confusion matrix and no more."""
+
+    def confusion(self, answers, examples):
+        return ConfusionMatrix.of(["a", "b"], zip(examples, answers, strict=True)) if answers else None
+
+
+def test_a_confusion_matrix_is_enough_for_a_report():
+    task = Sorted(Task.Config(name="sorted"))
+    report = task.report(["a", "b", "b"], ["a", "a", "b"])
+    assert (report.classes["a"].recall, report.classes["b"].precision) == (0.5, 0.5)
+    assert task.report([], []) is None
+    assert positive_label(task) is positive_label(Task(Task.Config(name="none"))) is None
+
+
+def test_errors_of_a_task_without_wrong_answers_are_refused(tmp_path):
+    (tmp_path / "text.txt").write_text("a warm day\na cold night\n")
+    recipe = {
+        "task": {"name": "lm"},
+        "data": {"train": str(tmp_path / "text.txt"), "valid": str(tmp_path / "text.txt")},
+        "tokenizer": {"name": "words"},
+        "model": {"name": "ngram", "order": 2},
+        "train": {"steps": 1},
+    }
+    pipeline = weft.train(recipe, (), tmp_path / "run")
+    with pytest.raises(RoleError, match="errors: the task 'lm' has no answers that are right or wrong; leave it out"):
+        pipeline.evaluate_in_detail(errors=True)
+    assert pipeline.evaluate_in_detail().errors is None

@@ -15,7 +15,8 @@ from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
 from weft.tasks import inference as module
-from weft.tasks.inference import evaluate, mean_loss, predict
+from weft.tasks.capabilities import ErrorAnalysis, WrongAnswer
+from weft.tasks.inference import evaluate, list_errors, mean_loss, predict
 from weft.tasks.translate import Translate, TranslateExample
 
 WORDS = [word for word, _ in reversed_pairs()]
@@ -231,3 +232,35 @@ def test_what_goes_wrong_in_a_batch_is_told(two_threads):
     with pytest.raises(DataError, match="the third"):
         next(found)
     assert torch.get_num_threads() == 2
+
+
+class Judged(Translate, ErrorAnalysis):
+    """Says of each answer what it was told."""
+
+    def errors(self, answers, examples):
+        return answers
+
+
+def test_errors_are_the_worst_first_and_of_equal_ones_the_most_confident(reverser):
+    task = Judged(reverser.task.config)
+    answers = [
+        None,
+        WrongAnswer("a", "b", 0.9, quality=0.5),
+        WrongAnswer("a", "c", 0.6, details={"words": ["w"]}),
+        WrongAnswer("a", "d", 0.7),
+    ]
+    examples = [TranslateExample(text=str(number), target="gold") for number in range(4)]
+    assert list_errors(task, answers, examples) == [
+        {"text": "3", "gold": "a", "predicted": "d", "score": 0.7},
+        {"text": "2", "gold": "a", "predicted": "c", "score": 0.6, "words": ["w"]},
+        {"text": "1", "gold": "a", "predicted": "b", "score": 0.9},
+    ]
+
+
+def test_errors_are_made_only_where_they_are_asked_for(reverser):
+    word = WORDS[0]
+    examples = [TranslateExample(text=word, target=target) for target in (word[::-1], "x")]
+    data = encoded(reverser.task, examples, LIMIT)
+    assert evaluate(reverser.task, reverser.head, data).errors is None
+    (error,) = evaluate(reverser.task, reverser.head, data, errors=True).errors
+    assert (error["text"], error["gold"], error["predicted"]) == (word, "x", word[::-1])

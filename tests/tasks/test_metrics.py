@@ -20,7 +20,9 @@ from weft.tasks.metrics import (
     macro_f1,
     matthews,
     mean_f1,
+    metric_title,
     pearson,
+    sentence_bleu,
     spearman,
     tally_entities,
     tally_labels,
@@ -46,6 +48,18 @@ def test_bleu_is_the_corpuss_and_no_mean_over_sentences():
     texts, targets = ["a b c d", "e"], ["a b c d", "e f g h i j"]
     mean = (bleu(texts[:1], targets[:1]) + bleu(texts[1:], targets[1:])) / 2
     assert abs(bleu(texts, targets) - mean) > 1
+
+
+def test_the_bleu_of_a_sentence_is_sacrebleus():
+    for text, target in (("a dog ran up", "a dog ran over"), ("dog", "a dog"), ("", "a"), ("a b c d e", "a b c d e")):
+        assert sentence_bleu(text, target) == pytest.approx(sacrebleu.sentence_bleu(text, [target]).score)
+    assert sentence_bleu("dog", "dog") != pytest.approx(bleu(["dog"], ["dog"]))  # the control: the corpus's has n-grams
+
+
+def test_a_binary_f1_says_which_label_it_is_of():
+    assert metric_title("f1", "yes") == "f1 (yes)"
+    assert metric_title("f1", None) == "f1"
+    assert metric_title("macro_f1", "yes") == "macro_f1"
 
 
 def test_unequal_lengths_are_a_mistake_of_ours():
@@ -150,7 +164,7 @@ def by_seqeval(predicted, gold):
 @example([[("I-DAY", "B-DAY"), ("I-DAY", "I-DAY")], [], [("I-DAY", "I-DAY")]])
 def test_f1_of_entities_is_seqevals(sentences):
     predicted, gold = ([[pair[side] for pair in sentence] for sentence in sentences] for side in (0, 1))
-    tally = tally_entities(predicted, gold)
+    tally = sum(tally_entities(predicted, gold).values(), Tally())
     assert [tally.f1, tally.precision, tally.recall] == pytest.approx(by_seqeval(predicted, gold))
 
 
@@ -161,15 +175,17 @@ def test_entities_are_those_that_seqeval_reads(tags):
 
 def test_an_entity_is_right_only_as_a_whole():
     gold = [["B-DAY", "I-DAY", "O", "B-YEAR"]]
-    assert tally_entities([["B-DAY", "O", "O", "B-YEAR"]], gold) == Tally(1, 2, 2)
-    assert tally_entities([["B-YEAR", "I-YEAR", "O", "B-YEAR"]], gold) == Tally(1, 2, 2)
-    assert tally_entities([["B-DAY", "I-DAY", "O", ""]], gold) == Tally(1, 1, 2)  # "": a word that was not read
+    assert tally_entities([["B-DAY", "O", "O", "B-YEAR"]], gold) == {"DAY": Tally(0, 1, 1), "YEAR": Tally(1, 1, 1)}
+    mistaken = {"DAY": Tally(0, 0, 1), "YEAR": Tally(1, 2, 1)}
+    assert tally_entities([["B-YEAR", "I-YEAR", "O", "B-YEAR"]], gold) == mistaken
+    unread = {"DAY": Tally(1, 1, 1), "YEAR": Tally(0, 0, 1)}
+    assert tally_entities([["B-DAY", "I-DAY", "O", ""]], gold) == unread  # "": a word that was not read
 
 
 def test_strict_reading_would_be_caught():
     """The control: seqeval has a strict mode too, in which an entity that begins with I is none."""
     predicted, gold = [["I-DAY", "O"]], [["B-DAY", "O"]]
-    assert tally_entities(predicted, gold).f1 == by_seqeval(predicted, gold)[0] == 1
+    assert tally_entities(predicted, gold)["DAY"].f1 == by_seqeval(predicted, gold)[0] == 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert seqeval.metrics.f1_score(gold, predicted, mode="strict", scheme=seqeval.scheme.IOB2) == 0

@@ -15,6 +15,7 @@ from weft.config.schema import Section
 from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
+from weft.tasks.capabilities import WrongAnswer
 from weft.tasks.multiple_choice import Choice, ChoiceConfig, ChoiceExample
 
 quick = settings(
@@ -233,6 +234,9 @@ def test_an_answer_has_the_number_the_text_and_the_scores():
     assert task.preview(EXAMPLES[1]) == ("the sum | sat down | was two", "was two")
     assert task.preview(EXAMPLES[3]) == (" | ran | is red", "")
     assert task.score([answer, {"choice": 1}], EXAMPLES[:2]) == {"accuracy": 0.5}
+    wrong, right = task.errors([answer, {"choice": 1}], EXAMPLES[:2])
+    assert right is None
+    assert wrong == WrongAnswer(EXAMPLES[0].choices[EXAMPLES[0].label_index()], "is red", 0.7)
 
 
 @pytest.mark.parametrize("model", [BERT, GPT])

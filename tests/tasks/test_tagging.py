@@ -430,6 +430,33 @@ def test_scores_go_by_entity_and_by_word():
     assert task.confusion(answers, examples).counts == [[2, 0, 0], [0, 0, 0], [0, 1, 2]]
 
 
+def test_a_report_is_of_entities_or_of_tags():
+    answers, examples = [{"tags": ["B-DAY", "I-DAY", "O"]}], [ask("a b c", "B-DAY O B-YEAR")]
+    report = tagger("B-DAY I-DAY O B-YEAR").report(answers, examples)
+    assert (report.unit, list(report.classes)) == ("entity", ["DAY", "YEAR"])
+    assert (report.classes["DAY"].f1, report.averages["micro"].support) == (0, 2)
+    report = tagger("B-DAY I-DAY O B-YEAR E-DAY", scheme="plain").report(answers, examples)
+    assert (report.unit, list(report.classes)) == ("tag", ["B-DAY", "I-DAY", "O", "B-YEAR"])
+    assert report.classes["B-DAY"].f1 == 1
+
+
+def test_a_word_that_was_not_read_counts_in_the_report_as_missed():
+    task = tagger("A B")
+    report = task.report([{"tags": ["A", ""]}], [ask("a b", "A B")])
+    assert (report.classes["B"].recall, report.classes["B"].support) == (0, 1)
+    assert list(report.classes) == ["A", "B"]
+
+
+def test_a_sentence_with_a_wrong_tag_is_an_error_with_its_words():
+    task = tagger("A B")
+    answers = [{"words": ["x", "y"], "tags": ["A", "B"], "scores": [0.9, 0.6]}] * 3
+    errors = task.errors(answers, [ask("x y", tags) for tags in ("A B", "A A", "B A")])
+    assert errors[0] is None
+    assert (errors[1].gold, errors[1].predicted, errors[1].score) == (["A", "A"], ["A", "B"], 0.6)
+    assert errors[2].score == 0.9
+    assert errors[2].details == {"words": ["x", "y"]}
+
+
 # Answers.
 
 

@@ -155,6 +155,16 @@ def test_scores_and_what_tables_show(task):
     assert task.preview(pair("ab")) == ("ab", "")
 
 
+def test_a_text_that_is_not_the_target_is_an_error_with_its_own_bleu(recipe, task):
+    answers = [{"text": text, "score": -0.5} for text in ("Ab", "a b c d", "x")]
+    examples = [pair("x", target) for target in ("ab", "a b c e", "x")]
+    case, near, right = task.errors(answers, examples)
+    assert (near.gold, near.predicted, near.score) == ("a b c e", "a b c d", -0.5)
+    assert near.quality > case.quality == case.details["bleu"] == 0
+    assert right is None
+    assert build_task(recipe, "task.lowercase=true")[0].errors(answers[:1], examples[:1]) == [None]
+
+
 def test_an_output_is_read_again_with_its_end(task):
     ids = task.tokenizer.ids(["ba"])[0]
     items = task.encode(pair("ab"), task.tokenizer, LIMIT)

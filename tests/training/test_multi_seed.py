@@ -212,6 +212,8 @@ def seeds(*values):
 
 def test_of_one_there_is_no_deviation_and_what_is_no_number_stays_none():
     assert seeds(2.0).table()[1][-1] == ["mean ± std", "2.0000 ± nan"]
+    assert seeds(2.0).table("yes")[0] == ["seed", "loss"]
+    assert SeedRuns("f1", "seed-1", [SeedRun(1, "seed-1", {"f1": 1.0})]).table("yes")[0] == ["seed", "f1 (yes)"]
     written = json.loads(seeds(2.0, None).text())
     assert written["mean"] == written["std"] == {"loss": None}
     assert json.loads(seeds(1.0, 2.0).text())["std"]["loss"] == pytest.approx(0.5**0.5)

@@ -4,13 +4,14 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
+    from weft.tasks.classification_report import ClassificationReport
     from weft.tasks.lm.minimal_pairs import MinimalPairsResult
     from weft.tasks.metrics import ConfusionMatrix
 
@@ -38,9 +39,33 @@ def check_source(texts: Sequence[str] | None, file: Path | None) -> None:
         raise ConfigError(f"--file: replaces TEXT, but both are given: {file} and {texts[0]!r}; leave one out")
 
 
-def print_metrics(metrics: Mapping[str, float]) -> None:
-    """Print a table of metrics."""
-    print_table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in metrics.items()])
+def print_metrics(metrics: Mapping[str, float], positive_label: str | None = None) -> None:
+    """Print a table of metrics; a binary F1 has the label that it is of, the positive one, beside its name."""
+    from weft.tasks.metrics import metric_title
+
+    rows = [[metric_title(name, positive_label), f"{value:.4f}"] for name, value in metrics.items()]
+    print_table(["metric", "value"], rows)
+
+
+def print_report(report: "ClassificationReport") -> None:
+    """Print precision, recall, F1 and support of each class, and their averages."""
+    print_table(*report.table(), title=f"classification report, by {report.unit}", section=len(report.classes))
+
+
+def check_errors_file(path: Path) -> None:
+    """Raise an error if the file of wrong answers could not be written; called before any work is done."""
+    if path.suffix != ".jsonl":
+        raise ConfigError(f"--errors: must end in .jsonl, but is {str(path)!r} instead")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ConfigError(f"--errors: must be a file in a folder that exists, but is {str(path)!r}; name another")
+
+
+def write_errors(path: Path, errors: Sequence[Mapping[str, Any]]) -> None:
+    """Write wrong answers, one JSON object a line."""
+    try:
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in errors), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--errors: {path} cannot be written: {error.strerror}; name another file") from None
 
 
 def print_pairs(result: "MinimalPairsResult", as_json: bool) -> None:
@@ -64,8 +89,8 @@ def print_confusion(matrix: "ConfusionMatrix") -> None:
     print_table(["true \\ predicted", *matrix.labels], rows, title="confusion matrix")
 
 
-def print_table(headers: list[str], rows: list[list[str]], title: str | None = None) -> None:
-    """Print a table; columns of numbers are right-aligned."""
+def print_table(headers: list[str], rows: list[list[str]], title: str | None = None, section: int = 0) -> None:
+    """Print a table; columns of numbers are right-aligned, and a blank line follows row number `section`."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -76,8 +101,8 @@ def print_table(headers: list[str], rows: list[list[str]], title: str | None = N
     numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(headers))]
     for header, right in zip(headers, numeric, strict=True):
         table.add_column(Text(header), justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+    for number, row in enumerate(rows, 1):
+        table.add_row(*(Text(cell) for cell in row), end_section=number == section)
     # In a pipe there is no terminal width to fit, so rows are not wrapped.
     console = Console(width=None if sys.stdout.isatty() else 10_000)
     if title:  # not the table's own title, which is wrapped to the table's width

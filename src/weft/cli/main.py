@@ -19,18 +19,22 @@ from weft.cli.console import (
     OverridesArg,
     PrecisionOption,
     TrustOption,
+    check_errors_file,
     check_source,
     print_confusion,
     print_metrics,
     print_pairs,
+    print_report,
     print_table,
     tell,
+    write_errors,
 )
-from weft.errors import ConfigError, WeftError
+from weft.errors import ConfigError, RoleError, WeftError
 from weft.training.signals import Interrupted
 
 if TYPE_CHECKING:
     from weft.pipeline import Pipeline
+    from weft.tasks.inference import EvaluationResult
 
 app = typer.Typer(
     name="weft",
@@ -93,6 +97,7 @@ def train_command(
         _plan(recipe, overrides or [], resume)
         return
     from weft.pipeline import run_name, train
+    from weft.tasks.capabilities import positive_label
     from weft.training.multi_seed import read_seeds
     from weft.training.progress_bar import ProgressBar
 
@@ -104,9 +109,10 @@ def train_command(
         raise typer.Exit(stop.exit_code) from None
     if int(os.environ.get("RANK", "0")) == 0:
         if seeds := read_seeds(folder):
-            print_table(*seeds.table(), title=f"{len(seeds.runs)} training runs")
+            print_table(*seeds.table(positive_label(pipeline.task)), title=f"{len(seeds.runs)} training runs")
         elif pipeline.has_data:
-            print_metrics(pipeline.evaluate(tell=tell))
+            result = pipeline.evaluate_in_detail(tell=tell)
+            print_metrics(result.metrics, result.positive_label)
         typer.echo(f"the best model is in {folder / 'best'}: weft predict {folder}", err=True)
 
 
@@ -120,24 +126,31 @@ def evaluate_command(
     blimp: Annotated[
         Path | None, typer.Option("--blimp", metavar="DIR", help="A folder of minimal pairs, such as BLiMP, to score.")
     ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Print precision, recall and F1 of each label or entity.")
+    ] = False,
+    errors: Annotated[
+        Path | None,
+        typer.Option("--errors", metavar="FILE", help="A .jsonl file for the wrong answers, the most confident first."),
+    ] = None,
     as_json: JsonOption = False,
     trust: TrustOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "fp32",
 ) -> None:
     """Evaluate a model on DATA, by default its recipe's test data; for labels, print the confusion matrix."""
-    if blimp is not None and data is not None:
-        raise ConfigError(f"--blimp: replaces DATA, but both are given: {blimp} and {data}; leave one out")
+    _check_evaluation(data, blimp, report, errors)
     pipeline = _load(model, device, trust, changes or [], precision)
     if blimp is not None:
         print_pairs(pipeline.minimal_pairs(blimp), as_json)
         return
-    result = pipeline.evaluate_in_detail(data, tell)
+    result = _evaluate(pipeline, data, report, errors)
     if as_json:
-        matrix = {"confusion": result.confusion.to_dict()} if result.confusion else {}
-        typer.echo(json.dumps({**result.metrics, **matrix}, ensure_ascii=False))
+        typer.echo(json.dumps(result.to_dict(), ensure_ascii=False))
         return
-    print_metrics(result.metrics)
+    print_metrics(result.metrics, result.positive_label)
+    if report and result.report is not None:
+        print_report(result.report)
     if result.confusion:
         print_confusion(result.confusion)
 
@@ -236,6 +249,35 @@ def average_command(
 
     folders = average(paths, out, last)
     typer.echo(f"{out}: the mean of {', '.join(folder.name for folder in folders)}")
+
+
+def _check_evaluation(data: str | None, blimp: Path | None, report: bool, errors: Path | None) -> None:
+    """Raise an error for options that contradict each other, before a model is loaded."""
+    if blimp is not None and data is not None:
+        raise ConfigError(f"--blimp: replaces DATA, but both are given: {blimp} and {data}; leave one out")
+    for option, given in (("--report", report), ("--errors", errors is not None)):
+        if blimp is not None and given:
+            raise ConfigError(f"--blimp: compares pairs of sentences, and {option} is of answers; leave one out")
+    if errors is not None:
+        check_errors_file(errors)
+
+
+def _evaluate(pipeline: "Pipeline", data: str | None, report: bool, errors: Path | None) -> "EvaluationResult":
+    """Evaluate a model, and write its wrong answers to a file; raise an error if a report is asked for and has none."""
+    from weft.data.readers.lines import plural
+    from weft.tasks.capabilities import LabelPrediction
+
+    name = pipeline.run.task.name
+    no_labels = RoleError(f"--report: is of labels, and the task {name!r}, as configured, has none; leave it out")
+    if report and not isinstance(pipeline.task, LabelPrediction):
+        raise no_labels
+    result = pipeline.evaluate_in_detail(data, tell, errors is not None)
+    if report and result.report is None:
+        raise no_labels
+    if errors is not None:
+        write_errors(errors, result.errors or [])
+        tell(f"{errors}: {plural(len(result.errors or []), 'wrong answer')}")
+    return result
 
 
 def _plan(recipe: str, overrides: list[str], resume: bool) -> None:

@@ -3,8 +3,8 @@
 Callers ask `isinstance(task, TextStreaming)`; where a task lacks what is asked for, they raise an error that says so.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from weft.data.corpus.format import CorpusSplit
 from weft.data.truncation import TruncationPolicy
 from weft.tasks.base import Answer, Task
 from weft.tasks.batch import Batch, Item
+from weft.tasks.classification_report import ClassificationReport
 from weft.tasks.encoding import EvaluationData
 from weft.tasks.head import Head, missing_method
 from weft.tasks.metrics import ConfusionMatrix
@@ -117,3 +118,37 @@ class LabelPrediction(Task):
     def confusion(self, answers: Sequence[Answer], examples: Sequence[Any]) -> ConfusionMatrix | None:
         """Return the confusion matrix; None where an answer, as configured, is not one label."""
         raise missing_method(self, "confusion")
+
+    def report(self, answers: Sequence[Answer], examples: Sequence[Any]) -> ClassificationReport | None:
+        """Return the classification report, by default that of the confusion matrix; None where there are no labels."""
+        matrix = self.confusion(answers, examples)
+        return None if matrix is None else ClassificationReport.of_confusion(matrix)
+
+    @property
+    def positive_label(self) -> str | None:
+        """The label that the metric `f1` is of, where there are two; None, the default, where it is of all."""
+        return None
+
+
+def positive_label(task: Task) -> str | None:
+    """Return the label that a task's metric `f1` is of, where there are two."""
+    return task.positive_label if isinstance(task, LabelPrediction) else None
+
+
+@dataclass(frozen=True)
+class WrongAnswer:
+    """A wrong answer beside the gold one, both as plain data for JSON."""
+
+    gold: Any
+    predicted: Any
+    score: float  # the model's own, such as the probability of what it predicts
+    quality: float = 0.0  # how nearly right it is: the worst answers come first, and of equal ones the most confident
+    details: Mapping[str, Any] = field(default_factory=dict)  # more to write down
+
+
+class ErrorAnalysis(Task):
+    """Answers that are right or wrong, so that the wrong ones can be listed."""
+
+    def errors(self, answers: Sequence[Answer], examples: Sequence[Any]) -> list[WrongAnswer | None]:
+        """Return for each example its wrong answer, or None where the answer is right."""
+        raise missing_method(self, "errors")

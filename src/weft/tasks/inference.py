@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, pairwise
 from typing import Any, TypeVar
 
@@ -19,7 +19,14 @@ from weft.errors import ConfigError, DataError, RoleError
 from weft.nn.layers.packed_linear import frozen_weights
 from weft.tasks.base import Answer, Task
 from weft.tasks.batch import Batch, Item
-from weft.tasks.capabilities import CustomEvaluation, LabelPrediction, PreparedEvaluation, TeacherForcing
+from weft.tasks.capabilities import (
+    CustomEvaluation,
+    ErrorAnalysis,
+    LabelPrediction,
+    PreparedEvaluation,
+    TeacherForcing,
+)
+from weft.tasks.classification_report import ClassificationReport
 from weft.tasks.encoding import EvaluationData, encode_chunk
 from weft.tasks.head import Head
 from weft.tasks.metrics import ConfusionMatrix
@@ -169,16 +176,38 @@ def teacher_forced_batch(
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The metrics of an evaluation and, for tasks with labels, the confusion matrix."""
+    """The metrics of an evaluation; for tasks with labels, the confusion matrix and the classification report.
+
+    `errors`, where they are asked for, are the wrong answers as plain data for JSON; `list_errors` has their order.
+    """
 
     metrics: dict[str, float]
     confusion: ConfusionMatrix | None = None
     note: str = ""  # a remark on the metrics
+    report: ClassificationReport | None = None
+    positive_label: str | None = None  # the label that the metric `f1` is of, where there are two
+    errors: list[dict[str, Any]] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for JSON, without the wrong answers: the metrics, and what is said of labels."""
+        fields: dict[str, Any] = dict(self.metrics)
+        if self.positive_label is not None:
+            fields["positive_label"] = self.positive_label
+        if self.report is not None:
+            fields["report"] = self.report.to_dict()
+        if self.confusion is not None:
+            fields["confusion"] = self.confusion.to_dict()
+        return fields
 
 
 @frozen_weights()
-def evaluate(task: Task, head: Head, data: EvaluationData, budget: int | None = None) -> EvaluationResult:
-    """Return the loss, the task's metrics and the confusion matrix on labelled examples."""
+def evaluate(
+    task: Task, head: Head, data: EvaluationData, budget: int | None = None, errors: bool = False
+) -> EvaluationResult:
+    """Return the loss, the task's metrics and what it says of labels on labelled examples; `errors`: wrong answers too.
+
+    Wrong answers can be asked of tasks with `ErrorAnalysis` only.
+    """
     if not data.examples:
         raise DataError("not one example is left to evaluate on")
     if isinstance(task, CustomEvaluation):
@@ -187,8 +216,30 @@ def evaluate(task: Task, head: Head, data: EvaluationData, budget: int | None = 
         return EvaluationResult(direct.metrics, note=direct.note)
     loss = mean_loss(task, head, data.items, budget)
     answers = list(_answers(task, head, data, budget))
-    confusion = task.confusion(answers, data.examples) if isinstance(task, LabelPrediction) else None
-    return EvaluationResult({"loss": loss, **task.score(answers, data.examples)}, confusion)
+    result = EvaluationResult(
+        {"loss": loss, **task.score(answers, data.examples)},
+        errors=list_errors(task, answers, data.examples) if errors else None,
+    )
+    if not isinstance(task, LabelPrediction):
+        return result
+    confusion, report = task.confusion(answers, data.examples), task.report(answers, data.examples)
+    return replace(result, confusion=confusion, report=report, positive_label=task.positive_label)
+
+
+def list_errors(task: Task, answers: Sequence[Answer], examples: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the wrong answers, the worst and of equal ones the most confident first.
+
+    Each has the example's fields without its labels, `gold`, `predicted` and `score`.
+    """
+    assert isinstance(task, ErrorAnalysis)
+    pairs = zip(examples, task.errors(answers, examples), strict=True)
+    wrong = [(example, error) for example, error in pairs if error is not None]
+    wrong.sort(key=lambda pair: (pair[1].quality, -pair[1].score))
+    return [
+        task.without_labels(example).model_dump(mode="json", exclude_none=True)
+        | {"gold": error.gold, "predicted": error.predicted, "score": error.score, **error.details}
+        for example, error in wrong
+    ]
 
 
 def _answers(task: Task, head: Head, data: EvaluationData, budget: int | None) -> Iterator[Answer]:

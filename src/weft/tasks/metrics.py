@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,11 @@ class Tally:
         return 2 * self.correct / max(self.predicted + self.gold, 1)
 
 
+def metric_title(name: str, positive_label: str | None) -> str:
+    """Return a metric's name for tables; of a binary F1, with the label that it is of: `f1 (yes)`."""
+    return name if positive_label is None or name != "f1" else f"{name} ({positive_label})"
+
+
 def exact_match(texts: Sequence[object], targets: Sequence[object]) -> float:
     """Return the share of texts that equal their target exactly; for labels, the accuracy."""
     return sum(text == target for text, target in zip(texts, targets, strict=True)) / max(len(targets), 1)
@@ -81,6 +87,18 @@ def bleu(texts: Sequence[str], targets: Sequence[str]) -> float:
     from sacrebleu.metrics import BLEU
 
     return float(BLEU().corpus_score(list(texts), [list(targets)]).score)
+
+
+def sentence_bleu(text: str, target: str) -> float:
+    """Return the BLEU of one text by sacreBLEU; n-grams longer than the text are left out, as there."""
+    return float(_sentence_scorer().sentence_score(text, [target]).score)
+
+
+@cache
+def _sentence_scorer() -> Any:
+    from sacrebleu.metrics import BLEU
+
+    return BLEU(effective_order=True)
 
 
 def tally_labels(
@@ -137,13 +155,17 @@ def _ranks(values: Sequence[float]) -> Any:
     return (counts.cumsum() - (counts - 1) / 2)[inverse]
 
 
-def tally_entities(answers: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> Tally:
-    """Return the counts of entities in tagged sentences; correct is one with the same type, first and last word."""
-    total = Tally()
+def tally_entities(answers: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> dict[str, Tally]:
+    """Return the counts of entities in tagged sentences by type, in alphabetical order.
+
+    An entity is correct if its type, first and last word are.
+    """
+    correct, predicted, gold = Counter[str](), Counter[str](), Counter[str]()
     for answer, target in zip(answers, targets, strict=True):
-        predicted, gold = set(entities(answer)), set(entities(target))
-        total += Tally(len(predicted & gold), len(predicted), len(gold))
-    return total
+        found, expected = set(entities(answer)), set(entities(target))
+        for counts, spans in ((correct, found & expected), (predicted, found), (gold, expected)):
+            counts.update(type_name for type_name, _, _ in spans)
+    return {name: Tally(correct[name], predicted[name], gold[name]) for name in sorted({*predicted, *gold})}
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:

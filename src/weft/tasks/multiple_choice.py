@@ -24,7 +24,7 @@ from weft.nn.layers.segment_ops import segment_logsumexp
 from weft.tasks import base
 from weft.tasks.base import Answer
 from weft.tasks.batch import Batch, Item
-from weft.tasks.capabilities import TeacherForcing
+from weft.tasks.capabilities import ErrorAnalysis, TeacherForcing, WrongAnswer
 from weft.tasks.head import Head, Sums
 from weft.tasks.metrics import exact_match
 from weft.tasks.text_pairs import TextTokens, add_special_tokens, tokenize_texts, truncate_pair
@@ -98,7 +98,7 @@ class ChoiceHead(Head):
         return [question.softmax(0).tolist() for question in batch.positions.split(logits)]
 
 
-class Choice(TeacherForcing):
+class Choice(TeacherForcing, ErrorAnalysis):
     """Items are (bos text eos choice eos of all choices, concatenated; the length of each; where each choice begins).
 
     Then come the characters, if the model reads them, and the index of the right choice, if it is known.
@@ -196,6 +196,16 @@ class Choice(TeacherForcing):
         """Compute the accuracy over questions."""
         gold = [example.label_index() for example in examples]
         return {"accuracy": exact_match([answer["choice"] for answer in answers], gold)}
+
+    def errors(self, answers: Sequence[Answer], examples: Sequence[ChoiceExample]) -> list[WrongAnswer | None]:
+        """Return the wrong choices as text, with their probabilities."""
+        return [self._error(*pair) for pair in zip(answers, examples, strict=True)]
+
+    def _error(self, answer: Answer, example: ChoiceExample) -> WrongAnswer | None:
+        gold, choice = example.label_index(), answer["choice"]
+        if gold is None or choice == gold:
+            return None
+        return WrongAnswer(example.choices[gold], answer["text"], answer["scores"][choice])
 
     def teacher_forced(self, items: list[Item], outputs: list[list[float]]) -> tuple[list[str], list[str], Batch]:
         """Return the batch of the predicted choice alone: one sequence is shown, of several."""

@@ -27,10 +27,11 @@ from weft.registry import resolve
 from weft.tasks import base
 from weft.tasks.base import Answer
 from weft.tasks.batch import Batch, Item
-from weft.tasks.capabilities import LabelPrediction, StaticBatches
+from weft.tasks.capabilities import ErrorAnalysis, LabelPrediction, StaticBatches, WrongAnswer
+from weft.tasks.classification_report import ClassificationReport, present
 from weft.tasks.head import Sums
 from weft.tasks.label_task import LabelConfig, LabelHead, LabelTask
-from weft.tasks.metrics import ConfusionMatrix, exact_match, tally_entities
+from weft.tasks.metrics import ConfusionMatrix, Tally, exact_match, tally_entities, tally_labels
 from weft.tokenization.pretokenize import split_words
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import WORD_END, Tokens, char_ids
@@ -108,7 +109,7 @@ class TagHead(LabelHead):
         return self.scores(hidden), batch.positions.lengths
 
 
-class Tag(LabelTask, StaticBatches, LabelPrediction):
+class Tag(LabelTask, StaticBatches, LabelPrediction, ErrorAnalysis):
     """Items are (bos words eos, as sub-words; the first sub-word of each word; characters, if used; tags, if known)."""
 
     Config: ClassVar[type[Named]] = TagConfig
@@ -231,7 +232,7 @@ class Tag(LabelTask, StaticBatches, LabelPrediction):
         accuracy = exact_match(list(chain.from_iterable(predicted)), list(chain.from_iterable(gold)))
         if not self.bio:
             return {"accuracy": accuracy}
-        entities = tally_entities(predicted, gold)
+        entities = sum(tally_entities(predicted, gold).values(), Tally())
         return {"f1": entities.f1, "precision": entities.precision, "recall": entities.recall, "accuracy": accuracy}
 
     def confusion(self, answers: Sequence[Answer], examples: Sequence[TagExample]) -> ConfusionMatrix | None:
@@ -241,6 +242,24 @@ class Tag(LabelTask, StaticBatches, LabelPrediction):
             for example, answer in zip(examples, answers, strict=True)
         )
         return ConfusionMatrix.of(self.labels.names, chain.from_iterable(pairs))
+
+    def report(self, answers: Sequence[Answer], examples: Sequence[TagExample]) -> ClassificationReport | None:
+        """Return the classification report of entity types as in seqeval; of tags, where they mark no entities."""
+        predicted, gold = [answer["tags"] for answer in answers], [self.right(example) for example in examples]
+        if self.bio:
+            return ClassificationReport.of(tally_entities(predicted, gold), "entity")
+        found, expected = ([[tag] for tag in chain.from_iterable(side)] for side in (predicted, gold))
+        return ClassificationReport.of(present(tally_labels(found, expected, self.labels)), "tag")
+
+    def errors(self, answers: Sequence[Answer], examples: Sequence[TagExample]) -> list[WrongAnswer | None]:
+        """Return the sentences with a wrong tag, each with the probability of its most confident wrong tag."""
+        return [self._error(*pair) for pair in zip(answers, examples, strict=True)]
+
+    def _error(self, answer: Answer, example: TagExample) -> WrongAnswer | None:
+        gold, predicted = self.right(example), answer["tags"]
+        triples = zip(gold, predicted, answer["scores"], strict=True)
+        wrong = [score for expected, tag, score in triples if tag != expected]
+        return WrongAnswer(gold, predicted, max(wrong), details={"words": answer["words"]}) if wrong else None
 
 
 def _is_bio(labels: Iterable[str]) -> bool:

@@ -18,10 +18,10 @@ from weft.nn.layers.losses import cross_entropy_sum
 from weft.tasks import base
 from weft.tasks.base import Answer
 from weft.tasks.batch import Batch, Item
-from weft.tasks.capabilities import StaticBatches, TeacherForcing, TextStreaming
+from weft.tasks.capabilities import ErrorAnalysis, StaticBatches, TeacherForcing, TextStreaming, WrongAnswer
 from weft.tasks.head import Head, Sums
 from weft.tasks.incremental_text import grown
-from weft.tasks.metrics import bleu, exact_match
+from weft.tasks.metrics import bleu, exact_match, sentence_bleu
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens
 
@@ -80,7 +80,7 @@ def _prompt(batch: Batch) -> Tokens:
     return Tokens.flat(batch.tokens.ids[batch.tokens.starts[:-1].long()], torch.ones(len(batch.tokens)))
 
 
-class Translate(StaticBatches, TextStreaming, TeacherForcing):
+class Translate(StaticBatches, TextStreaming, TeacherForcing, ErrorAnalysis):
     """Items are (source ids + eos, bos + target ids + eos)."""
 
     Config: ClassVar[type[Named]] = TranslateConfig
@@ -181,3 +181,15 @@ class Translate(StaticBatches, TextStreaming, TeacherForcing):
         if self.config.lowercase:
             texts, targets = [text.lower() for text in texts], [target.lower() for target in targets]
         return {"exact_match": exact_match(texts, targets), "bleu": bleu(texts, targets)}
+
+    def errors(self, answers: Sequence[Answer], examples: Sequence[TranslateExample]) -> list[WrongAnswer | None]:
+        """Return the texts that are not the target, each with its own BLEU: the lowest comes first."""
+        return [self._error(*pair) for pair in zip(answers, examples, strict=True)]
+
+    def _error(self, answer: Answer, example: TranslateExample) -> WrongAnswer | None:
+        text, target = str(answer["text"]), example.target or ""
+        compared = (text.lower(), target.lower()) if self.config.lowercase else (text, target)
+        if compared[0] == compared[1]:
+            return None
+        quality = sentence_bleu(*compared)
+        return WrongAnswer(target, text, answer["score"], quality, {"bleu": round(quality, 4)})

@@ -22,6 +22,7 @@ from weft.config.schema import Run
 from weft.config.yaml import write_yaml
 from weft.errors import CheckpointError, ConfigError
 from weft.tasks.factory import make_task
+from weft.tasks.metrics import metric_title
 from weft.training.distributed import World, join_world, leave_world
 from weft.training.finetuning import check_tuning
 from weft.training.metric_ranking import metric_of
@@ -63,12 +64,12 @@ class SeedRuns:
         """Return the values of each metric, one per run."""
         return {name: [_to_float(run.metrics.get(name)) for run in self.runs] for name in self.runs[0].metrics}
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return headers and rows: each run, then mean and standard deviation."""
+    def table(self, positive_label: str | None = None) -> tuple[list[str], list[list[str]]]:
+        """Return headers and rows: each run, then mean and standard deviation; `positive_label` is that of `f1`."""
         names, mean, deviation = list(self.mean()), self.mean(), self.deviation()
         rows = [[self._label(run), *(f"{_to_float(run.metrics.get(name)):.4f}" for name in names)] for run in self.runs]
         summary = ["mean ± std", *(f"{mean[name]:.4f} ± {deviation[name]:.4f}" for name in names)]
-        return ["seed", *names], [*rows, summary]
+        return ["seed", *(metric_title(name, positive_label) for name in names)], [*rows, summary]
 
     def _label(self, run: SeedRun) -> str:
         return f"{run.seed} (best)" if run.folder == self.best else str(run.seed)

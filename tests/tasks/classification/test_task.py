@@ -19,6 +19,7 @@ from weft.config.schema import Run, Section, read_recipe
 from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
+from weft.tasks.capabilities import WrongAnswer
 from weft.tasks.classification.task import Classify, ClassifyConfig, ClassifyExample, RatedExample, Threshold
 from weft.tasks.factory import make_task, resolve_run
 from weft.tasks.text_pairs import TextTokens, truncate_pair
@@ -366,6 +367,63 @@ def test_of_two_labels_the_second_is_the_one_that_is_looked_for():
     assert metrics["f1"] == pytest.approx(f1_score(gold, predicted, pos_label="yes")) == pytest.approx(2 / 3)
     assert f1_score(gold, predicted, pos_label="no") != pytest.approx(metrics["f1"])  # the control: the other one
     assert task.metrics == tuple(metrics) == ("accuracy", "macro_f1", "matthews", "f1")
+
+
+def test_the_positive_label_is_the_second_of_two():
+    assert classify(("no", "yes")).positive_label == "yes"
+    assert classify(("yes", "no")).positive_label == "no"
+    for other in (classify(), classify(("no", "yes"), multiple=True), classify(None), classify(None, regression=True)):
+        assert other.positive_label is None
+
+
+def test_a_report_has_each_label_that_is_there():
+    answers = [{"label": label} for label in ("good", "good", "bad")]
+    examples = [ask("x", label) for label in ("good", "bad", "bad")]
+    report = classify().report(answers, examples)
+    assert list(report.classes) == ["bad", "good"]
+    assert (report.classes["bad"].precision, report.classes["bad"].recall, report.classes["bad"].support) == (1, 0.5, 2)
+    metrics = classify().score(answers, examples)
+    assert (report.averages["micro"].f1, report.averages["macro"].f1) == pytest.approx(
+        (metrics["accuracy"], metrics["macro_f1"])
+    )
+
+
+def test_of_several_labels_a_text_each_is_reported():
+    task, gold = classify(multiple=True), [["bad", "odd"], [], ["odd", "odd"]]
+    answers = [{"labels": ["odd"]}, {"labels": []}, {"labels": ["bad", "odd"]}]
+    examples = [ask("x", labels=labels) for labels in gold]
+    report = task.report(answers, examples)
+    assert list(report.classes) == ["bad", "good", "odd"]
+    assert report.classes["odd"].support == 2
+    metrics = task.score(answers, examples)
+    assert report.averages["micro"].f1 == pytest.approx(metrics["micro_f1"])
+    assert report.averages["macro"].f1 == pytest.approx(metrics["macro_f1"])
+    assert report.averages["samples"].f1 == pytest.approx((2 / 3 + 0 + 2 / 3) / 3)
+
+
+def test_numbers_have_no_report():
+    assert classify(None, regression=True).report([{"score": 1.0}], [RatedExample(text="x", label=1.0)]) is None
+
+
+def test_wrong_labels_are_errors_with_their_probability():
+    answers = [{"label": label, "scores": {"good": 0.7, "bad": 0.2, "odd": 0.1}} for label in ("good", "good")]
+    assert classify().errors(answers, [ask("x", "good"), ask("x", "bad")]) == [None, WrongAnswer("bad", "good", 0.7)]
+
+
+def test_of_several_labels_the_most_confident_wrong_decision_is_the_score():
+    task, scores = classify(multiple=True), {"good": 0.6, "odd": 0.3, "bad": 0.05}
+    answers = [{"labels": ["good"], "scores": scores}] * 4
+    gold = [["good"], [], ["good", "bad"], ["odd", "bad"]]
+    errors = task.errors(answers, [ask("x", labels=labels) for labels in gold])
+    assert [error and error.score for error in errors] == [None, 0.6, 0.95, 0.95]
+    assert (errors[2].gold, errors[2].predicted) == (["good", "bad"], ["good"])
+
+
+def test_of_numbers_the_furthest_is_the_worst():
+    task = classify(None, regression=True)
+    examples = [RatedExample(text="x", label=label) for label in (1.0, 3.5, 0.5)]
+    errors = task.errors([{"score": 1.0}] * 3, examples)
+    assert errors == [None, WrongAnswer(3.5, 1.0, 2.5), WrongAnswer(0.5, 1.0, 0.5)]
 
 
 def test_a_run_may_go_by_any_metric_of_its_labels(recipe, rows, tmp_path):

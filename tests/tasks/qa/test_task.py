@@ -471,6 +471,17 @@ def test_scores_are_squads_and_those_of_the_unanswerable_where_there_are_some():
     assert task.unavailable_metric("f1", examples) == task.unavailable_metric("best_f1", [ask("?", "")]) == ""
 
 
+def test_an_answer_that_is_no_exact_match_is_an_error_with_its_own_f1():
+    task = task_of(unanswerable=True)
+    examples = [ask("?", "Ada"), ask("?", "Bob sold"), ask("?", ""), ask("?", "")]
+    answers = [{"answer": text, "score": 0.5} for text in ("ada!", "Bob", "", "it")]
+    right, near, empty, wrong = task.errors(answers, examples)
+    assert right is empty is None
+    assert (near.gold, near.predicted, near.quality) == (["Bob sold"], "Bob", pytest.approx(2 / 3))
+    assert (wrong.gold, wrong.predicted, wrong.score, wrong.details) == ([], "it", 0.5, {"f1": 0.0})
+    assert task.score(answers, examples)["exact_match"] == 0.5
+
+
 def test_whether_there_may_be_no_answer_is_settled_by_the_data_or_the_recipe(recipe, rows):
     def resolved_unanswerable(*overrides):
         run = Run.parse(read_recipe(recipe, overrides))

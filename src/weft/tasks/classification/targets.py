@@ -14,6 +14,8 @@ from weft.data.labels import Label, Labels, balanced_class_weights
 from weft.nn.layers.losses import binary_cross_entropy_sum, cross_entropy_sum, squared_error_sum
 from weft.tasks import base
 from weft.tasks.base import Answer
+from weft.tasks.capabilities import WrongAnswer
+from weft.tasks.classification_report import ClassificationReport, present
 from weft.tasks.metrics import (
     ConfusionMatrix,
     Tally,
@@ -144,6 +146,16 @@ class SingleLabel:
         pairs = zip(examples, answers, strict=True)
         return ConfusionMatrix.of(labels.names, [(example.label or "", answer["label"]) for example, answer in pairs])
 
+    def report(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> ClassificationReport | None:
+        """Return the classification report of the labels that are gold or predicted anywhere."""
+        predicted, gold = map(self.names, answers), map(self.gold_labels, examples)
+        return ClassificationReport.of(present(tally_labels(list(predicted), list(gold), labels)))
+
+    def error(self, answer: Answer, example: Any) -> WrongAnswer | None:
+        """Return a wrong label with its probability."""
+        label: str = answer["label"]
+        return None if label == example.label else WrongAnswer(example.label, label, answer["scores"][label])
+
 
 class MultiLabel(SingleLabel):
     """Any number of labels a text, each an independent binary decision by a sigmoid and a threshold."""
@@ -207,6 +219,21 @@ class MultiLabel(SingleLabel):
         """Return None: several labels a text have no confusion matrix."""
         return None
 
+    def report(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> ClassificationReport | None:
+        """Return the classification report of all labels."""
+        predicted = [set(answer["labels"]) for answer in answers]
+        gold = [set(self.gold_labels(example)) for example in examples]
+        pairs = zip(predicted, gold, strict=True)
+        samples = (Tally(len(found & expected), len(found), len(expected)) for found, expected in pairs)
+        return ClassificationReport.of(tally_labels(predicted, gold, labels), samples=samples)
+
+    def error(self, answer: Answer, example: Any) -> WrongAnswer | None:
+        """Return wrong labels with the probability of the most confident wrong decision, a label or none."""
+        predicted, gold, scores = answer["labels"], self.gold_labels(example), answer["scores"]
+        wrong = set(predicted) ^ set(gold)
+        confidence = (scores[label] if label in predicted else 1 - scores[label] for label in wrong)
+        return WrongAnswer(gold, predicted, round(max(confidence), 6)) if wrong else None
+
 
 class Regression(SingleLabel):
     """A number a text, such as the similarity of two sentences (STS-B): one output, and the squared error."""
@@ -260,6 +287,15 @@ class Regression(SingleLabel):
     def confusion(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> ConfusionMatrix | None:
         """Return None: numbers have no confusion matrix."""
         return None
+
+    def report(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> ClassificationReport | None:
+        """Return None: numbers have no labels to report on."""
+        return None
+
+    def error(self, answer: Answer, example: Any) -> WrongAnswer | None:
+        """Return a number that is not the gold one; its score is the distance, so that the furthest comes first."""
+        distance = abs(answer["score"] - example.label)
+        return WrongAnswer(example.label, answer["score"], round(distance, 6)) if distance else None
 
 
 def _ranked_scores(output: LabelOutput, labels: Labels) -> dict[str, float]:

@@ -21,7 +21,7 @@ from weft.errors import ConfigError, DataError
 from weft.models.base import num_matrix_parameters
 from weft.tasks.base import Answer
 from weft.tasks.batch import Batch, Item
-from weft.tasks.capabilities import LabelPrediction, StaticBatches
+from weft.tasks.capabilities import ErrorAnalysis, LabelPrediction, StaticBatches, WrongAnswer
 from weft.tasks.classification.targets import (
     DEFAULT_THRESHOLD,
     ClassifyExample,
@@ -32,6 +32,7 @@ from weft.tasks.classification.targets import (
     SingleLabel,
     Threshold,
 )
+from weft.tasks.classification_report import ClassificationReport
 from weft.tasks.head import Sums
 from weft.tasks.label_task import LabelConfig, LabelHead, LabelTask
 from weft.tasks.metrics import ConfusionMatrix
@@ -108,7 +109,7 @@ class ClassifyHead(LabelHead):
         return self.scores(pooled)
 
 
-class Classify(LabelTask, StaticBatches, LabelPrediction):
+class Classify(LabelTask, StaticBatches, LabelPrediction, ErrorAnalysis):
     """Items are (bos text eos, or bos text eos pair eos; where the pair begins, if any; characters; labels, if known).
 
     With `symmetric` there are two arrays of token ids, two starts of the second text, and two arrays of characters.
@@ -263,6 +264,19 @@ class Classify(LabelTask, StaticBatches, LabelPrediction):
     def confusion(self, answers: Sequence[Answer], examples: Sequence[Any]) -> ConfusionMatrix | None:
         """Return the confusion matrix, where a text has one label."""
         return self.kind.confusion(answers, examples, self.labels)
+
+    def report(self, answers: Sequence[Answer], examples: Sequence[Any]) -> ClassificationReport | None:
+        """Return the classification report, where there are labels."""
+        return self.kind.report(answers, examples, self.labels)
+
+    def errors(self, answers: Sequence[Answer], examples: Sequence[Any]) -> list[WrongAnswer | None]:
+        """Return the wrong labels with their probabilities, or the numbers with their distances."""
+        return [self.kind.error(answer, example) for answer, example in zip(answers, examples, strict=True)]
+
+    @property
+    def positive_label(self) -> str | None:
+        """The second of two labels; None where there is no metric `f1`."""
+        return self.labels.names[1] if "f1" in self.metrics and len(self.labels) == 2 else None
 
 
 def _segment_ids(size: int, second: np.ndarray) -> np.ndarray:

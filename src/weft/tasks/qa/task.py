@@ -20,7 +20,7 @@ from weft.errors import ConfigError, DataError
 from weft.tasks import base
 from weft.tasks.base import Answer
 from weft.tasks.batch import IGNORE_INDEX, Batch, Item
-from weft.tasks.capabilities import StaticBatches, TeacherForcing
+from weft.tasks.capabilities import ErrorAnalysis, StaticBatches, TeacherForcing, WrongAnswer
 from weft.tasks.label_task import MixedLayers
 from weft.tasks.qa.head import END, START, Candidate, SpanBatch, SpanHead, SpanOptions, Window, WindowOutput, logsumexp
 from weft.tasks.qa.metrics import best_threshold, mean_scores, score_answer
@@ -83,7 +83,7 @@ class SpanExample(base.Example):
         return start + lead, start + len(answer.rstrip())
 
 
-class Span(StaticBatches, TeacherForcing):
+class Span(StaticBatches, TeacherForcing, ErrorAnalysis):
     """Items are (bos question eos passage eos; the passage's start, length and own tokens; gold; offsets).
 
     gold: where the answer starts and ends, empty for prediction. offsets: the characters of each passage token, empty
@@ -273,6 +273,17 @@ class Span(StaticBatches, TeacherForcing):
         unanswerable = [score for score, references in zip(scores, gold, strict=True) if not references]
         metrics |= mean_scores(answerable, "answerable_") | {"unanswerable": mean_scores(unanswerable)["exact_match"]}
         return metrics | (self._threshold_metrics(answers, gold) if all("null" in answer for answer in answers) else {})
+
+    def errors(self, answers: Sequence[Answer], examples: Sequence[SpanExample]) -> list[WrongAnswer | None]:
+        """Return the answers that are no exact match, each with its own F1: the lowest comes first."""
+        has_unanswerable = not all(example.answers for example in examples)
+        return [self._error(*pair, has_unanswerable) for pair in zip(answers, examples, strict=True)]
+
+    def _error(self, answer: Answer, example: SpanExample, has_unanswerable: bool) -> WrongAnswer | None:
+        gold, text = example.answers or [], str(answer["answer"])
+        score = score_answer(text, gold, has_unanswerable)
+        details = {"f1": round(score.f1, 6)}
+        return None if score.exact else WrongAnswer(gold, text, answer["score"], score.f1, details)
 
     def _threshold_metrics(self, answers: Sequence[Answer], gold: Sequence[Sequence[str]]) -> dict[str, float]:
         """Return exact match and F1 at their best thresholds, and the threshold that is best for F1."""
