@@ -156,3 +156,32 @@ def test_long_examples_that_the_recipe_drops_do_not_end_it(recipe, tmp_path, pai
     pairs_file.write_text("\n".join([rows[-1], *rows[:-1]]) + "\n")  # among the first, where examples are drawn from
     comparison = compare([write(tmp_path, "a", recipe)], "2", tmp_path / "out", changes)
     assert all(len(example.text) == 5 for example in comparison.unseen())
+
+
+def test_of_labels_each_is_compared_by_its_f1(tmp_path):
+    rows = [("a b", "no_1")] * 4 + [("c d", "yes_1")] * 4 + [("a b", "yes_1")]
+    (tmp_path / "rows.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in rows))
+    recipe = {
+        "task": {"name": "classify"},
+        "data": {"train": str(tmp_path / "rows.tsv"), "valid": str(tmp_path / "rows.tsv")},
+        "tokenizer": {"name": "words"},
+        "model": {"name": "cnn", "width": 12},
+        "train": {"steps": 4, "batch_tokens": 64, "lr": 0.05},
+    }
+    paths = [write(tmp_path, name, recipe) for name in ("first", "second")]
+    comparison = compare(paths, "40", tmp_path / "out")
+    headers, rows = comparison.classes()
+    assert headers == ["label", "support", "first", "second"]
+    assert rows == [["no_1", "4", "88.9%", "88.9%"], ["yes_1", "5", "88.9%", "88.9%"]]
+    assert comparison.contenders[0].report.classes["yes_1"].f1 == comparison.contenders[0].metrics["f1"]
+    assert "f1 (yes_1)" in comparison.table()[0], "a binary F1 says which label it is of, as it is written"
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    for part in ("F1 by label", "first: precision, recall and F1", "second: precision, recall and F1", "weighted avg"):
+        assert part in page
+    assert loads(page) == []
+
+
+def test_what_has_no_labels_has_no_such_table(compared):
+    comparison, _, _ = compared
+    assert comparison.classes()[1] == []
+    assert "F1 by" not in comparison.page()

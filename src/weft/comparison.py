@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.analysis.attention import legend
 from weft.analysis.render.charts import line_chart
-from weft.analysis.render.page import heading, page, table
+from weft.analysis.render.page import details, heading, page, table
 from weft.checkpoint.store import Store
 from weft.config.schema import Run
 from weft.data.readers.examples import Skipped
@@ -16,6 +16,9 @@ from weft.data.truncation import TruncationPolicy
 from weft.errors import CheckpointError, ConfigError, RoleError
 from weft.formats.pretrained import read_run
 from weft.pipeline import Pipeline, run_name, train
+from weft.tasks.capabilities import positive_label
+from weft.tasks.classification_report import ClassificationReport, ClassScores
+from weft.tasks.metrics import metric_title
 from weft.tasks.prepare import data_for, has_split, read_split
 from weft.training.reporting import Reporter, read_metrics
 
@@ -32,6 +35,7 @@ class ComparedRun:
     pipeline: Pipeline
     metrics: dict[str, float]
     rows: list[dict[str, Any]]  # of metrics.jsonl
+    report: ClassificationReport | None = None  # where answers are labels
 
     @property
     def last(self) -> dict[str, Any]:
@@ -64,7 +68,8 @@ class Comparison:
 
     def table(self) -> Table:
         """Return the table of results, one row per recipe."""
-        headers = ["model", *(name.replace("_", " ") for name in self.metric_names)]
+        positive = positive_label(self.contenders[0].pipeline.task)
+        headers = ["model", *(metric_title(name.replace("_", " "), positive) for name in self.metric_names)]
         return [*headers, "parameters", "time", "steps", "tokens/s"], [
             self._row(contender) for contender in self.contenders
         ]
@@ -109,10 +114,30 @@ class Comparison:
         """Return the report as one HTML page that needs no network."""
         headers, rows = self.table()
         parts = [heading("Result"), table(headers, rows), heading("Learning curves"), *self._curves()]
+        parts += self._reports()
         parts += [heading("Answers to unseen examples"), table(*self.answers())]
         parts += self._alignments()
         names = " and ".join(contender.name for contender in self.contenders)
         return page(f"weft compare: {names}", parts, f"each trained for {self.trained_for} on the same data")
+
+    def classes(self) -> Table:
+        """Return a table of each class, its support and the F1 of each recipe; without labels it has no rows."""
+        reports = [contender.report for contender in self.contenders if contender.report is not None]
+        names = dict.fromkeys(name for report in reports for name in report.classes)
+        headers = [reports[0].unit if reports else "label", "support", *(c.name for c in self.contenders)]
+        return headers, [[name, *_class_cells([report.classes.get(name) for report in reports])] for name in names]
+
+    def _reports(self) -> list[str]:
+        """Return each class's F1 by recipe, and below it the classification report of each recipe."""
+        headers, rows = self.classes()
+        if not rows:
+            return []
+        reports = [
+            details(f"{contender.name}: precision, recall and F1", [table(*contender.report.table())])
+            for contender in self.contenders
+            if contender.report is not None
+        ]
+        return [heading(f"F1 by {headers[0]}"), table(headers, rows), *reports]
 
     def _curves(self) -> list[str]:
         """Draw training loss and validation metric by seconds of training."""
@@ -177,7 +202,14 @@ def compare(
 
 def _train_contender(name: str, run: Run, out: Path, reporter: Callable[[str], Reporter] | None) -> ComparedRun:
     pipeline = train(run, out=out / name, report=reporter(name) if reporter else None)
-    return ComparedRun(name, pipeline, pipeline.evaluate(), read_metrics(out / name / "metrics.jsonl"))
+    result, rows = pipeline.evaluate_in_detail(), read_metrics(out / name / "metrics.jsonl")
+    return ComparedRun(name, pipeline, result.metrics, rows, result.report)
+
+
+def _class_cells(scores: Sequence[ClassScores | None]) -> list[str]:
+    """Return a class's support and F1 in each recipe; 0 where a recipe has it neither as gold nor predicted."""
+    support = max(score.support for score in scores if score is not None)
+    return [f"{support:,}", *(f"{0 if score is None else score.f1:.1%}" for score in scores)]
 
 
 def _format_metric(name: str, value: float) -> str:
