@@ -84,7 +84,7 @@ def compare(text: Text, method: str, args: argparse.Namespace) -> None:
         for name, train in sides.items():
             took, rows = train(text, method, args, seed, args.passes)
             vectors = WordVectors(text.words, rows)
-            scores = [vectors.similarity(str(path)).spearman for path in args.wordsim]
+            scores = [vectors.evaluate_word_pairs(str(path)).spearman for path in args.wordsim]
             found[name].append((args.passes * text.size / took, *scores))
             shown = "  ".join(
                 f"{Path(path).stem} {score:.4f}" for path, score in zip(args.wordsim, scores, strict=True)

@@ -22,7 +22,7 @@ LAYERS = [
     {"training"},
     {"analysis"},
     {"pipeline"},
-    {"estimators", "comparison", "conversion", "testing"},
+    {"estimators", "comparison", "conversion", "testing", "vectors"},
     {"serve"},
     {"cli"},
     {"__main__"},

@@ -3,6 +3,7 @@
 weft.train("dates")                         train a recipe
 weft.load("runs/dates")("May 1, 2024")      load a run and ask it
 weft.compare(["dates-fixed", "dates"], 1000, "compared")
+weft.vectors.load("glove.txt").most_similar("king")
 """
 
 from importlib import import_module
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import CheckpointError, ConfigError, DataError, RoleError, TrainingError, WeftError
 
 if TYPE_CHECKING:
+    from weft import vectors
     from weft.comparison import compare
     from weft.pipeline import Pipeline, load, train
 
@@ -27,17 +29,21 @@ __all__ = [
     "compare",
     "load",
     "train",
+    "vectors",
 ]
 
 # Imported on first use: they bring torch, which takes longer to import than most commands take to run.
 _LAZY = {"train": "weft.pipeline", "load": "weft.pipeline", "Pipeline": "weft.pipeline", "compare": "weft.comparison"}
+_LAZY_MODULES = {"vectors"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _LAZY_MODULES:
+        return import_module(f"weft.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, *_LAZY_MODULES})

@@ -70,10 +70,10 @@ def test_neighbours_are_gensims(seed):
     vectors = make(seed)
     for word in ("king", "Paris"):
         theirs = peer(vectors).most_similar(word, topn=5)
-        ours = vectors.neighbours(word, 5)
+        ours = vectors.most_similar(word, topn=5)
         assert [one for one, _ in ours] == [one for one, _ in theirs]
         np.testing.assert_allclose([cosine for _, cosine in ours], [cosine for _, cosine in theirs], atol=1e-6)
-    assert len(vectors.neighbours("king", 1000)) == len(WORDS) - 1
+    assert len(vectors.most_similar("king", topn=1000)) == len(WORDS) - 1
 
 
 @pytest.mark.parametrize("fold", [True, False])
@@ -82,7 +82,7 @@ def test_neighbours_are_gensims(seed):
 def test_analogies_are_gensims(questions, seed, most, fold):
     vectors = make(seed, width=3)  # in few dimensions answers are often right
     score, theirs = peer(vectors).evaluate_word_analogies(questions, restrict_vocab=most, case_insensitive=fold)
-    ours = vectors.analogies(questions, most, fold)
+    ours = vectors.evaluate_word_analogies(questions, most, fold)
     must = [(one["section"], len(one["correct"]), len(one["correct"]) + len(one["incorrect"])) for one in theirs[:-1]]
     assert [(one.name, one.correct, one.asked) for one in ours.sections] == must
     assert ours.total.accuracy == pytest.approx(score)
@@ -93,16 +93,16 @@ def test_analogies_are_gensims(questions, seed, most, fold):
 
 def test_the_analogies_of_the_test_can_be_right_and_hang_on_the_letters(questions):
     """The negative control: there is something to agree on."""
-    found = make(width=3).analogies(questions)
+    found = make(width=3).evaluate_word_analogies(questions)
     assert 0 < found.total.correct < found.total.asked
-    assert found != make(width=3).analogies(questions, fold=False)
-    assert found != make(5, width=3).analogies(questions)
+    assert found != make(width=3).evaluate_word_analogies(questions, fold=False)
+    assert found != make(5, width=3).evaluate_word_analogies(questions)
 
 
 def test_many_questions_are_answered_part_by_part(questions, monkeypatch):
-    whole = make(width=3).analogies(questions)
+    whole = make(width=3).evaluate_word_analogies(questions)
     monkeypatch.setattr("weft.analysis.word_vectors._AT_ONCE", 40)
-    assert make(width=3).analogies(questions) == whole
+    assert make(width=3).evaluate_word_analogies(questions) == whole
 
 
 @pytest.mark.parametrize("fold", [True, False])
@@ -111,7 +111,7 @@ def test_many_questions_are_answered_part_by_part(questions, monkeypatch):
 def test_similarity_is_gensims(pairs, seed, most, fold):
     vectors = make(seed)
     pearson, spearman, unknown = peer(vectors).evaluate_word_pairs(pairs, restrict_vocab=most, case_insensitive=fold)
-    ours = vectors.similarity(pairs, most, fold)
+    ours = vectors.evaluate_word_pairs(pairs, most, fold)
     assert ours.spearman == pytest.approx(spearman[0], abs=1e-6)
     assert ours.pearson == pytest.approx(pearson[0], abs=1e-6)
     assert 100 * ours.unknown == pytest.approx(unknown)
@@ -124,18 +124,18 @@ def test_simlex_in_its_own_columns(tmp_path):
     path.write_text("word1\tword2\tPOS\tSimLex999\tconc(w1)\nking\tqueen\tN\t9\t1\na\tb\tN\t2\t7\nc\td\tN\t5\t9\n")
     plain = tmp_path / "plain.txt"
     plain.write_text("king\tqueen\t9\na\tb\t2\nc\td\t5\n")
-    assert make().similarity(str(path)) == make().similarity(str(plain))
+    assert make().evaluate_word_pairs(str(path)) == make().evaluate_word_pairs(str(plain))
 
 
 @pytest.mark.parametrize(
     ("method", "content", "message"),
     [
-        ("analogies", "a b c d\n", ":1: a file of analogies has a line"),
-        ("analogies", ": x\na b c\n", ":2: a file of analogies has four words here, but this is 'a b c'"),
-        ("analogies", "", "has no questions"),
-        ("similarity", "a\tb\t1\nc d 2\n", ":2: a line has two words and a number, with tabs between"),
-        ("similarity", "a\tb\t1\nc\td\tx\n", ":2: a line has two words and a number"),
-        ("similarity", "x1\tx2\t1\n", "0 of its 1 pairs are of known words"),
+        ("evaluate_word_analogies", "a b c d\n", ":1: a file of analogies has a line"),
+        ("evaluate_word_analogies", ": x\na b c\n", ":2: a file of analogies has four words here, but this is 'a b c'"),
+        ("evaluate_word_analogies", "", "has no questions"),
+        ("evaluate_word_pairs", "a\tb\t1\nc d 2\n", ":2: a line has two words and a number, with tabs between"),
+        ("evaluate_word_pairs", "a\tb\t1\nc\td\tx\n", ":2: a line has two words and a number"),
+        ("evaluate_word_pairs", "x1\tx2\t1\n", "0 of its 1 pairs are of known words"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path, method, content, message):
@@ -149,15 +149,15 @@ def test_a_bad_file_is_named(tmp_path, method, content, message):
 
 def test_an_unknown_word_is_named_with_the_nearest():
     with pytest.raises(DataError, match="'kign' is not among the 27 words; did you mean 'king'?"):
-        make().neighbours("kign")
+        make().most_similar("kign")
     many = WordVectors([f"w{number}" for number in range(500)], np.eye(500, 3, dtype=np.float32))
     with pytest.raises(DataError, match="is not among the 500 words; try another spelling"):
-        many.neighbours("xyzzy")
+        many.most_similar("xyzzy")
 
 
 def test_a_vector_of_zeros_is_near_nothing():
     vectors = WordVectors(["a", "b", "c"], np.array([[0, 0], [1, 0], [1, 1]], np.float32))
-    assert vectors.neighbours("a") == [("b", 0.0), ("c", 0.0)]
+    assert vectors.most_similar("a") == [("b", 0.0), ("c", 0.0)]
 
 
 # The commands.
@@ -181,12 +181,12 @@ def file(tmp_path):
 def test_commands_say_what_the_functions_say(file, questions, pairs):
     near = json.loads(run("neighbours", file, "king", "-n", 2, "--json"))
     assert near["word"] == "king"
-    assert [word for word, _ in near["neighbours"]] == [word for word, _ in make().neighbours("king", 2)]
+    assert [word for word, _ in near["neighbours"]] == [word for word, _ in make().most_similar("king", topn=2)]
     scores = json.loads(run("analogies", file, questions, "--json"))
-    assert scores["sections"]["total"]["correct"] == make().analogies(questions).total.correct
-    assert scores["unknown"] == make().analogies(questions).unknown
+    assert scores["sections"]["total"]["correct"] == make().evaluate_word_analogies(questions).total.correct
+    assert scores["unknown"] == make().evaluate_word_analogies(questions).unknown
     found = json.loads(run("similarity", file, pairs, "--json"))
-    assert found["spearman"] == pytest.approx(make().similarity(pairs).spearman)
+    assert found["spearman"] == pytest.approx(make().evaluate_word_pairs(pairs).spearman)
 
 
 def test_commands_show_tables(file, questions, pairs):

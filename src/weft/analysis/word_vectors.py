@@ -1,8 +1,9 @@
-"""Evaluation of word vectors: nearest neighbours, analogies, and correlation with human similarity ratings.
+"""Word vectors: queries of single words, and evaluation by analogies and by human similarity ratings.
 
-Analogies are evaluated as in gensim and word2vec's compute-accuracy, by 3CosAdd: "a is to b as c is to d" holds if d is
-the word nearest to b - a + c, with all vectors of length 1 and a, b and c left out. Similarity is evaluated by the
-correlation between the cosines of pairs of words and human ratings.
+`WordVectors` has the names of gensim's KeyedVectors. Analogies are solved as there and in word2vec's compute-accuracy,
+by 3CosAdd (Mikolov, Yih & Zweig 2013; Levy & Goldberg 2014, section 2): "a is to b as c is to d" holds if d is the word
+nearest to b - a + c, with all vectors of length 1 and a, b and c left out. Similarity is evaluated by the correlation
+between the cosines of pairs of words and human ratings.
 """
 
 from collections.abc import Iterator, Sequence
@@ -93,21 +94,73 @@ class WordVectors:
         normalized: np.ndarray = rows / np.where(lengths > 0, lengths, 1)
         return normalized
 
+    def __len__(self) -> int:
+        """Return the number of words."""
+        return len(self.words)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the words, the most frequent first."""
+        return iter(self.words)
+
+    def __contains__(self, word: object) -> bool:
+        """Return whether a word has a vector."""
+        return word in self.places
+
+    def __getitem__(self, word: str) -> np.ndarray:
+        """Return the vector of a word, (D,), of its own length."""
+        vector: np.ndarray = self.rows[self._row(word)]
+        return vector
+
+    def most_similar(
+        self,
+        positive: str | Sequence[str] = (),
+        negative: str | Sequence[str] = (),
+        topn: int = 10,
+        restrict_vocab: int | None = None,
+    ) -> list[tuple[str, float]]:
+        """Return the `topn` words with the highest cosine to Σ positive - Σ negative, and the cosines (3CosAdd).
+
+        The vectors of the sum have length 1. The given words are left out. `restrict_vocab` searches only the so many
+        most frequent words.
+        """
+        added, subtracted = ([self._row(word) for word in _as_words(words)] for words in (positive, negative))
+        if not added and not subtracted:
+            raise DataError(
+                "most_similar: needs a word to start from, but has none; give positive=['king', 'woman'], say"
+            )
+        query = self.directions[added].sum(0) - self.directions[subtracted].sum(0)
+        length = float(np.linalg.norm(query))
+        cosines = self.directions[:restrict_vocab] @ (query / (length or 1))
+        given = {row for row in (*added, *subtracted) if row < len(cosines)}
+        cosines[list(given)] = -np.inf
+        nearest = np.argsort(-cosines, kind="stable")[: min(topn, len(cosines) - len(given))]
+        return [(self.words[row], float(cosines[row])) for row in nearest.tolist()]
+
+    def similarity(self, a: str, b: str) -> float:
+        """Return the cosine of two words."""
+        return float(self.directions[self._row(a)] @ self.directions[self._row(b)])
+
+    def doesnt_match(self, words: Sequence[str]) -> str:
+        """Return the word with the lowest cosine to the mean direction of all of them; of equal ones, the first."""
+        rows = [self._row(word) for word in _as_words(words)]
+        if not rows:
+            raise DataError("doesnt_match: needs words to choose from, but has none; give a list of words")
+        directions = self.directions[rows]
+        cosines = directions @ directions.mean(0)  # of a mean of any length: the order is the same
+        return self.words[rows[int(np.argmin(cosines))]]
+
+    def _row(self, word: str) -> int:
+        """Return the row of a word; raise if it has none."""
+        if word not in self.places:
+            raise DataError(f"{word!r} is not among the {len(self.words):,} words; {self._hint(word)}")
+        return self.places[word]
+
     def _hint(self, word: str) -> str:
-        hint = did_you_mean(word, self.words[:5000])  # comparing with every word would take seconds
+        hint = did_you_mean(str(word), self.words[:5000])  # comparing with every word would take seconds
         # If no word is similar, the hint lists all.
         return hint if len(hint) < 200 else "try another spelling, or upper or lower case"
 
-    def neighbours(self, word: str, count: int = 10) -> list[tuple[str, float]]:
-        """Return the words with the highest cosine to a word, and the cosines."""
-        if word not in self.places:
-            raise DataError(f"{word!r} is not among the {len(self.words):,} words; {self._hint(word)}")
-        cosines = self.directions @ self.directions[self.places[word]]
-        cosines[self.places[word]] = -np.inf
-        nearest = np.argsort(-cosines, kind="stable")[: min(count, len(self.words) - 1)]
-        return [(self.words[row], float(cosines[row])) for row in nearest.tolist()]
-
-    def analogies(self, path: str, most: int = RESTRICT_VOCAB, fold: bool = True) -> Analogies:
+    def evaluate_word_analogies(self, path: str, most: int = RESTRICT_VOCAB, fold: bool = True) -> Analogies:
         """Answer the questions of a file in the form of question-words.txt, among the first `most` words.
 
         `fold` ignores case: of words that differ in case alone, the most frequent is used.
@@ -143,7 +196,7 @@ class WordVectors:
         words = [_fold(self.words[row], fold) for row in nearest.tolist()]
         return next((word for word in words if word not in excluded), words[-1])
 
-    def similarity(self, path: str, most: int = RESTRICT_VOCAB, fold: bool = True) -> Similarity:
+    def evaluate_word_pairs(self, path: str, most: int = RESTRICT_VOCAB, fold: bool = True) -> Similarity:
         """Correlate cosines with human ratings: WordSim-353, SimLex-999 and others, of tab-separated columns."""
         vocab, pairs = self._vocab(most, fold), list(_read_pairs(path))
         known = [(_fold(a, fold), _fold(b, fold), rating) for a, b, rating in pairs]
@@ -168,6 +221,11 @@ class WordVectors:
         """Return the rows of the first `most` words."""
         words = list(enumerate(self.words[:most]))
         return {_fold(word, fold): row for row, word in reversed(words)}
+
+
+def _as_words(words: str | Sequence[str]) -> Sequence[str]:
+    """Return a list of words, of one alone too."""
+    return [words] if isinstance(words, str) else words
 
 
 def _fold(word: str, fold: bool) -> str:

@@ -1,13 +1,13 @@
-"""`weft vectors`: evaluate the word vectors of a run or a file, and write them to files of other formats."""
+"""`weft vectors`: query and evaluate the word vectors of a run or a file, and write them to files of other formats."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.cli.console import JsonOption, TrustOption, print_table, tell
-from weft.errors import ConfigError
+from weft.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from weft.analysis.word_vectors import WordVectors
@@ -21,36 +21,58 @@ MostOption = Annotated[int, typer.Option("--most", min=1, help="Search only the 
 CaseOption = Annotated[bool, typer.Option("--case", help="Distinguish upper and lower case.")]
 
 
+CountOption = Annotated[int, typer.Option("--count", "-n", min=1, help="How many words to list.")]
+
+
 @vectors_app.command("neighbours")
 def vectors_neighbours(
     model: VectorsArg,
     words: Annotated[list[str], typer.Argument(metavar="WORD", help="Words to find neighbours of.")],
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many of each.")] = 10,
+    count: CountOption = 10,
     as_json: JsonOption = False,
     trust: TrustOption = False,
 ) -> None:
     """List the words whose vectors have the highest cosine with a word's."""
-    vectors = _read_vectors(model, trust)
+    vectors = _load(model, trust)
     for word in words:
-        nearest = vectors.neighbours(word, count)
-        if as_json:
-            pairs = [[other, round(cosine, 6)] for other, cosine in nearest]
-            typer.echo(json.dumps({"word": word, "neighbours": pairs}, ensure_ascii=False))
-        else:
-            print_table([word, "cosine"], [[other, f"{cosine:.4f}"] for other, cosine in nearest])
+        _print_nearest(vectors.most_similar(word, topn=count), word, {"word": word}, as_json)
 
 
 @vectors_app.command("analogies")
 def vectors_analogies(
     model: VectorsArg,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Questions, such as question-words.txt.")],
+    questions: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE | A B C", help="Questions, such as question-words.txt; or three words: A - B + C."
+        ),
+    ],
+    count: CountOption = 10,
     most: MostOption = 300_000,
     case: CaseOption = False,
     as_json: JsonOption = False,
     trust: TrustOption = False,
 ) -> None:
-    """Answer questions "a is to b as c is to …", and print the accuracy by section."""
-    result = _read_vectors(model, trust).analogies(file, most, fold=not case)
+    """Answer questions "a is to b as c is to …" of a file, by section; or list the words nearest to A - B + C."""
+    if len(questions) == 3:
+        a, b, c = questions
+        query = {"positive": [a, c], "negative": [b]}
+        nearest = _load(model, trust).most_similar(**query, topn=count, restrict_vocab=most)
+        _print_nearest(nearest, f"{a} - {b} + {c}", query, as_json)
+        return
+    if len(questions) != 1:
+        raise ConfigError(
+            f"analogies: takes one file of questions, or three words such as king man woman for king - man + woman, "
+            f"but has {len(questions)} arguments: {' '.join(questions)}"
+        )
+    vectors = _load(model, trust)
+    _check_file(questions[0], "a file of questions, or three words: king man woman")
+    _evaluate_analogies(vectors, questions[0], most, case, as_json)
+
+
+def _evaluate_analogies(vectors: "WordVectors", file: str, most: int, case: bool, as_json: bool) -> None:
+    """Print the accuracy on each section of a file."""
+    result = vectors.evaluate_word_analogies(file, most, fold=not case)
     sections = [*result.sections, *result.kinds, result.total]
     if as_json:
         scores = {
@@ -67,18 +89,32 @@ def vectors_analogies(
 @vectors_app.command("similarity")
 def vectors_similarity(
     model: VectorsArg,
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE", help="Pairs of words, with ratings of their similarity.")
+    pairs: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE... | A B", help="Pairs of words, with ratings of their similarity; or two words."),
     ],
     most: MostOption = 300_000,
     case: CaseOption = False,
     as_json: JsonOption = False,
     trust: TrustOption = False,
 ) -> None:
-    """Correlate cosines with human ratings: WordSim-353, SimLex-999 and others, of tab-separated columns."""
-    vectors, rows = _read_vectors(model, trust), []
+    """Correlate cosines with human ratings (WordSim-353, SimLex-999 and others); or print the cosine of two words."""
+    vectors = _load(model, trust)
+    if len(pairs) == 2 and not any(_is_file(name, vectors) for name in pairs):
+        cosine = vectors.similarity(*pairs)
+        answer = json.dumps({"words": pairs, "cosine": round(cosine, 6)}, ensure_ascii=False)
+        typer.echo(answer if as_json else f"{cosine:.4f}")
+        return
+    for file in pairs:
+        _check_file(file, "files of pairs with ratings, or two words: cat dog")
+    _evaluate_pairs(vectors, pairs, most, case, as_json)
+
+
+def _evaluate_pairs(vectors: "WordVectors", files: list[str], most: int, case: bool, as_json: bool) -> None:
+    """Print the correlation on each file."""
+    rows = []
     for file in files:
-        result = vectors.similarity(file, most, fold=not case)
+        result = vectors.evaluate_word_pairs(file, most, fold=not case)
         if as_json:
             scores = {"spearman": result.spearman, "pearson": result.pearson}
             typer.echo(json.dumps({"file": file, **scores, "pairs": result.pairs, "unknown": result.unknown}))
@@ -101,7 +137,7 @@ def vectors_export(
     """Write vectors to a file in a format that other tools read."""
     from weft.data.word_vectors.write import vector_format, write_vectors
 
-    file_format, vectors = vector_format(out, format), _read_vectors(model, trust)
+    file_format, vectors = vector_format(out, format), _load(model, trust)
     rows = [row for row, word in enumerate(vectors.words) if word and not any(map(str.isspace, word))]
     write_vectors(out, [vectors.words[row] for row in rows], vectors.rows[rows], file_format)
     left_out = len(vectors.words) - len(rows)
@@ -112,26 +148,26 @@ def vectors_export(
     typer.echo(f"{len(rows):,} vectors of {vectors.rows.shape[1]} numbers in {out} ({file_format}){note}")
 
 
-def _read_vectors(model: str, trust: bool) -> "WordVectors":
-    """Return the vectors of a file, or the token embeddings of a run's model."""
-    from weft.analysis.word_vectors import WordVectors
+def _load(model: str, trust: bool) -> "WordVectors":
+    from weft.vectors import load
 
-    if not Path(model).is_dir():
-        from weft.data.word_vectors.read import read_table
+    return load(model, trust)
 
-        return WordVectors(*read_table(model))
-    from torch import nn
 
-    from weft.pipeline import load
+def _is_file(name: str, vectors: "WordVectors") -> bool:
+    """Return whether a name is a file's and no word: it exists, or it has an ending and is no known word."""
+    return Path(name).exists() or (bool(Path(name).suffix) and name not in vectors)
 
-    pipeline = load(model, "cpu", trust)
-    embed = getattr(pipeline.head.body, "embed", None)
-    if not isinstance(embed, nn.Embedding):
-        raise ConfigError(
-            f"{model}: the model {pipeline.run.model.name!r} has no word vectors; give a word2vec run, or a file"
-        )
-    special = {pipeline.tokenizer.specials.bos, pipeline.tokenizer.specials.eos, pipeline.tokenizer.specials.unk}
-    ids = [id for id in range(len(pipeline.tokenizer)) if id not in special]
-    # A space at the start of a token becomes ▁, as in SentencePiece: words in files of vectors have no spaces.
-    words = [pipeline.tokenizer.token(id).replace(" ", "▁") for id in ids]
-    return WordVectors(words, embed.weight.detach()[ids].numpy())
+
+def _check_file(path: str, wanted: str) -> None:
+    if not Path(path).exists():
+        raise DataError(f"{path}: there is no such file; give {wanted}")
+
+
+def _print_nearest(nearest: list[tuple[str, float]], title: str, query: dict[str, Any], as_json: bool) -> None:
+    """Print words and their cosines, under a title or, as JSON, beside what was asked."""
+    if as_json:
+        pairs = [[word, round(cosine, 6)] for word, cosine in nearest]
+        typer.echo(json.dumps({**query, "neighbours": pairs}, ensure_ascii=False))
+    else:
+        print_table([title, "cosine"], [[word, f"{cosine:.4f}"] for word, cosine in nearest])
