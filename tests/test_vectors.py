@@ -114,6 +114,22 @@ def test_a_run_gives_its_embeddings(tmp_path):
     np.testing.assert_array_equal(vectors["cat"], pipeline.head.body.embed.weight[id].detach().cpu())
 
 
+@pytest.mark.parametrize("name", ["seq2seq", "transformer"])
+def test_a_translation_gives_those_of_its_source(tmp_path, name):
+    (tmp_path / "pairs.tsv").write_text("a cat\tun chat\na dog\tun chien\n")
+    sizes = {"heads": 2, "layers": 1, "ffn_width": 4} if name == "transformer" else {}
+    recipe = {
+        "task": {"name": "translate"},
+        "data": {"train": str(tmp_path / "pairs.tsv")},
+        "tokenizer": {"name": "words", "target": {"name": "words"}},
+        "model": {"name": name, "width": 8, "embedding": 4, "tie": False, **sizes},
+        "train": {"steps": 1},
+    }
+    weft.train(recipe, out=tmp_path / "run")
+    vectors = weft.vectors.load(tmp_path / "run")
+    assert (set(vectors), vectors["cat"].shape) == ({"a", "cat", "dog"}, (4,))
+
+
 def test_a_model_without_embeddings_is_refused(tmp_path):
     (tmp_path / "text.txt").write_text("a cat and a dog\n" * 5)
     recipe = {

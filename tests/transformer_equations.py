@@ -102,8 +102,10 @@ def logits(w: Weights, kind: Kind, target: Tensor, source: Tensor, places: Tenso
     """Score one sentence, (T, V): sections 3.1 and 3.4. `places` has a vector for each position."""
 
     def embedded(ids: Tensor, name: str) -> Tensor:
-        table = w[f"{name}.weight"]
-        return table[ids] * table.shape[1] ** 0.5 + places[: len(ids)]
+        rows = w[f"{name}.weight"][ids]
+        if (project := f"{name.replace('embed', 'project')}.weight") in w:
+            rows = rows @ w[project].T
+        return rows * places.shape[1] ** 0.5 + places[: len(ids)]
 
     memory = stack(below(w, "encoder"), kind, "encoder", embedded(source, "embed"))
     states = stack(below(w, "decoder"), kind, "decoder", embedded(target, "target_embed"), memory)

@@ -8,8 +8,6 @@ vectors["cat"]                                                          the vect
 
 from pathlib import Path
 
-from torch import nn
-
 from weft.analysis.word_vectors import WordVectors
 from weft.data.word_vectors.read import read_table
 from weft.errors import ConfigError
@@ -31,8 +29,8 @@ def load(path: str | Path, trust: bool = False) -> WordVectors:
 
 def _token_embeddings(pipeline: Pipeline, path: str | Path) -> WordVectors:
     """Return the embeddings of all tokens but the special ones."""
-    embed = getattr(pipeline.head.body, "embed", None)
-    if not isinstance(embed, nn.Embedding):
+    tables = pipeline.head.body.word_embeddings().get("vectors")
+    if not tables:
         raise ConfigError(
             f"{path}: the model {pipeline.run.model.name!r} has no word vectors; give a word2vec run, or a file"
         )
@@ -40,4 +38,4 @@ def _token_embeddings(pipeline: Pipeline, path: str | Path) -> WordVectors:
     ids = [id for id in range(len(pipeline.tokenizer)) if id not in special]
     # A space at the start of a token becomes ▁, as in SentencePiece: words in files of vectors have no spaces.
     words = [pipeline.tokenizer.token(id).replace(" ", "▁") for id in ids]
-    return WordVectors(words, embed.weight.detach()[ids].numpy())
+    return WordVectors(words, tables[0].weight.detach()[ids].numpy())

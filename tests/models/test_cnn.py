@@ -145,3 +145,54 @@ def test_it_runs_in_half_precision_too():
 def test_a_wrong_config_is_refused_with_the_remedy(raw, message):
     with pytest.raises(ConfigError, match=message):
         read_section(CNNConfig, {"name": "cnn", **raw}, "model")
+
+
+# Channels: Kim's static, non-static and multichannel (section 3.1).
+
+
+def gradients(model):
+    model.pooled_output(draw()).square().sum().backward()
+    return {name for name, value in model.named_parameters() if value.grad is not None and value.grad.any()}
+
+
+@pytest.mark.parametrize(
+    ("channels", "trained"), [("nonstatic", {"embed.weight"}), ("static", set()), ("multichannel", {"embed.weight"})]
+)
+def test_gradients_reach_the_channels_that_are_not_static(channels, trained):
+    model = make(vectors="x", channels=channels)
+    assert {name for name in gradients(model) if not name.startswith("filters.")} == trained
+    assert {"filters.0.weight", "filters.2.bias"} <= gradients(model)
+
+
+def test_two_channels_start_equal_and_their_convolutions_are_added():
+    model, tokens = make(vectors="x", channels="multichannel", embedding=5), draw()
+    assert torch.equal(model.embed.weight, model.static.weight)
+    assert model.embed.weight.data_ptr() != model.static.weight.data_ptr()
+    with torch.no_grad():
+        model.embed.weight += torch.randn_like(model.embed.weight)  # as after training
+    maps = []
+    for size, layer in zip(model.kernels, model.filters, strict=True):
+        weights = layer.weight.view(len(layer.bias), size, 2, 5).permute(2, 0, 3, 1)  # one filter a channel
+        sums = []
+        for ids in tokens.split():
+            padding = ((size - 1) // 2, size // 2)
+            each = zip((model.embed, model.static), weights, strict=True)
+            sums.append(sum(F.conv1d(F.pad(table.weight[ids].T, padding)[None], w)[0].T for table, w in each))
+        maps.append(torch.cat(sums) + layer.bias)
+    torch.testing.assert_close(model.encode(tokens)[0], torch.cat(maps, 1).clamp(min=0))
+    before = model.encode(tokens)
+    with torch.no_grad():
+        model.static.weight += 1  # the negative control: it is read
+    assert not torch.equal(model.encode(tokens), before)
+    assert model.encode(tokens, layers=(0,)).shape[-1] == 10
+
+
+@pytest.mark.parametrize("channels", ["static", "multichannel"])
+def test_every_property_holds_with_static_channels(channels):
+    check_model(CNN, {"width": 6, "embedding": 3, "vectors": "x", "channels": channels})
+
+
+@pytest.mark.parametrize("channels", ["static", "multichannel"])
+def test_static_channels_need_vectors(channels):
+    with pytest.raises(ConfigError, match=f"model.channels: {channels} keeps .* there is no model.vectors; name a"):
+        read_section(CNNConfig, {"name": "cnn", "channels": channels}, "model")

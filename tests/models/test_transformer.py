@@ -38,6 +38,7 @@ KINDS = [
     {"tie": False, "decoder_layers": 3, "positions": "halves", "bias": True},
     {"norm": "pre", "decoder_layers": 1, "pruned_heads": {"0": [1], "encoder.1": [2]}},
     {"pruned_heads": OFF},
+    {"tie": False, "embedding": 5},
 ]
 
 
@@ -99,7 +100,7 @@ def check_against_reference(model: Transformer, lengths: list[tuple[int, int]], 
 # The equations.
 
 
-@pytest.mark.parametrize("kind", KINDS[:4], ids=config_id)
+@pytest.mark.parametrize("kind", [*KINDS[:4], KINDS[6]], ids=config_id)
 def test_it_is_its_equations(kind):
     check_against_reference(spread(make(**kind).double()), RAGGED)
 
@@ -155,7 +156,8 @@ def test_single_precision_is_close_to_the_reference():
 
 @pytest.mark.usefixtures("narrow_bound")
 @pytest.mark.parametrize(
-    ("kind", "target_vocab"), [*((kind, None) for kind in KINDS), (KINDS[0], TARGET_VOCAB), (KINDS[3], TARGET_VOCAB)]
+    ("kind", "target_vocab"),
+    [*((kind, None) for kind in KINDS), *((KINDS[number], TARGET_VOCAB) for number in (0, 3, 6))],
 )
 def test_it_keeps_what_every_model_keeps(kind, target_vocab):
     passed = check_model(Transformer, {**SMALL, **kind}, VOCAB, target_vocab)
@@ -591,3 +593,58 @@ def test_a_layer_is_named_with_or_without_quotes():
     assert config_of(pruned_heads={1: [0, 2]}) == config_of(pruned_heads={"1": [0, 2]})
     assert config_of(pruned_heads={"decoder.2": [0]}, decoder_layers=3).pruned_heads == {"decoder.2": (0,)}
     assert config_of(pruned_heads={2: [0]}, decoder_layers=3).pruned_heads == {"2": (0,)}  # where there is such a layer
+
+
+# Embeddings of another width, and from word vectors.
+
+
+def test_another_width_has_a_projection_for_each_vocabulary():
+    apart, shared = make(tie=False, embedding=5), make(tie=False, embedding=5, target_vocab=None)
+    assert apart.embed.weight.shape == (VOCAB, 5)
+    assert apart.project is not apart.target_project
+    assert shared.project is shared.target_project
+    assert make(embedding=12).project is None  # the same width
+    assert len(apart.layer_groups()[0]) == 6
+
+
+def test_a_projection_keeps_the_scale_of_the_embeddings():
+    torch.manual_seed(0)
+    model = Transformer(config_of(width=120, tie=False, embedding=60), 500, None)
+    assert (model.project(model.embed.weight)).std().item() == pytest.approx(120**-0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "target_vocab", "frozen"),
+    [
+        ({"vectors": "x"}, TARGET_VOCAB, {"embed.weight"}),
+        ({"target_vectors": "x", "tie": False}, TARGET_VOCAB, {"target_embed.weight"}),
+        ({"vectors": "x", "tie": False}, None, {"embed.weight"}),
+    ],
+)
+def test_static_vectors_get_no_gradient(keys, target_vocab, frozen):
+    model, (tokens, source) = make(target_vocab=target_vocab, channels="static", **keys), pairs(RAGGED)
+    model.logits(tokens, source).square().sum().backward()
+    assert {name for name, value in model.named_parameters() if value.grad is None} == frozen
+    trained = make(target_vocab=target_vocab, **keys)  # the negative control
+    trained.logits(tokens, source).square().sum().backward()
+    assert all(value.grad is not None for value in trained.parameters())
+
+
+@pytest.mark.parametrize("target_vocab", [None, TARGET_VOCAB])
+def test_static_vectors_are_no_tied_output(target_vocab):
+    key = "vectors" if target_vocab is None else "target_vectors"
+    with pytest.raises(ConfigError, match="model.tie makes them the weights of the output.*set model.tie: false"):
+        make(target_vocab=target_vocab, channels="static", **{key: "x"})
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"embedding": 5}, "got model.embedding 5 and model.width 12; set model.tie: false"),
+        ({"channels": "static"}, "model.channels: static keeps .* but there is no model.vectors; name a file"),
+        ({"channels": "multichannel", "vectors": "x"}, "model.channels"),
+    ],
+)
+def test_channels_and_widths_that_do_not_go_together_are_refused(raw, message):
+    with pytest.raises(ConfigError, match=message):
+        config_of(**raw)

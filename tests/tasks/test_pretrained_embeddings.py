@@ -175,7 +175,7 @@ def test_a_file_that_does_not_fit_is_found_before_a_tokenizer_is_trained(recipe,
 
 def test_a_model_without_the_key_refuses_it(recipe):
     with pytest.raises(weft.ConfigError, match="model.vectors: unknown key"):
-        parsed({**recipe, "task": {"name": "translate"}, "model": {"name": "seq2seq", "vectors": "x"}})
+        parsed({**recipe, "model": {"name": "bert", "vectors": "x"}})
 
 
 class Bare(Model):
@@ -266,3 +266,149 @@ def test_words_that_no_text_is_cut_into_are_passed_over(recipe, vectors):
     assert [tokenizer.token(id) for id in range(size, len(tokenizer))] == ["été"]
     assert tokenizer.ids(["Été </s>"])[0][0] == size
     assert tokenizer.specials.eos not in tokenizer.ids(["</s>"])[0]
+
+
+# Every body that has a table
+
+
+CHANNELS = [("cnn", "static"), ("cnn", "nonstatic"), ("cnn", "multichannel"), ("rnn", "static"), ("rnn", "nonstatic")]
+
+
+@pytest.mark.parametrize(("name", "channels"), CHANNELS)
+def test_static_rows_stay_and_the_others_learn(recipe, rows, vectors, tmp_path, name, channels):
+    width = {"width": 6, "embedding": WIDTH}
+    recipe["model"] = {"name": name, **width, "vectors": str(vectors), "channels": channels}
+    pipeline = weft.train(recipe, ["train.lr=0.1", "train.steps=3"], out=tmp_path / "run")
+    for model in (pipeline.head.body, weft.load(tmp_path / "run", device="cpu").head.body):
+        tables = {"embed": model.embed, **({"static": model.static} if channels == "multichannel" else {})}
+        (id,) = pipeline.tokenizer.ids(["cat"])[0]
+        stayed = {key: torch.equal(table.weight[id].cpu(), rows["cat"]) for key, table in tables.items()}
+        learns = {key: table.weight.requires_grad for key, table in tables.items()}
+        static = {"embed": channels == "static", **({"static": True} if channels == "multichannel" else {})}
+        assert stayed == static
+        assert learns == {key: not value for key, value in static.items()}
+
+
+@pytest.mark.parametrize("channels", ["static", "multichannel"])
+def test_a_run_with_static_rows_is_resumed_to_the_bit(recipe, vectors, tmp_path, channels):
+    recipe["model"] = {"name": "cnn", "width": 6, "embedding": WIDTH, "vectors": str(vectors), "channels": channels}
+    train_run(parsed(recipe), tmp_path / "run")
+    train_run(parsed(recipe, "train.steps=4"), tmp_path / "run", resume=True)
+    train_run(parsed(recipe, "train.steps=4"), tmp_path / "whole")
+    runs = [weft.load(tmp_path / name / "last", device="cpu").head.state_dict() for name in ("run", "whole")]
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
+
+
+def test_both_channels_start_from_the_same_rows_in_one_scale(recipe, rows, vectors):
+    recipe["model"] = {
+        "name": "cnn",
+        "width": 6,
+        "embedding": WIDTH,
+        "vectors": str(vectors),
+        "channels": "multichannel",
+    }
+    run = parsed(recipe)
+    run = resolve_run(run, make_task(run))
+    tokenizer = fit_tokenizer(run.tokenizer, run.data, make_task(run))
+    model = build(run, tokenizer)[1].body
+    start_from_vectors(run, tokenizer, model)
+    (id,) = tokenizer.ids(["cat"])[0]
+    assert torch.equal(model.static.weight[id], rows["cat"])
+    assert torch.equal(model.static.weight, model.embed.weight)
+
+
+TRANSLATORS = {
+    "seq2seq": {"width": 8, "embedding": WIDTH},
+    "transformer": {"width": 8, "heads": 2, "layers": 1, "ffn_width": 8, "embedding": WIDTH, "tie": False},
+}
+
+
+@pytest.fixture
+def translation(tmp_path, vectors):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{text}\t{text[::-1]}\n" for text in TEXTS))
+    (tmp_path / "target.6d.txt").write_text(
+        f"tac {' '.join(['0.5', '-0.25'] * 3)}\ngod {' '.join(['1', '0.5'] * 3)}\nunwritten{' 1' * 6}\n"
+    )
+
+    def make(name, separate=True, **keys):
+        target = {"target": {"name": "words"}} if separate else {}
+        return {
+            "task": {"name": "translate", "decode": {"max_length": 5}},
+            "data": {"train": str(path)},
+            "tokenizer": {"name": "words", **target},
+            "model": {"name": name, **TRANSLATORS[name], **keys},
+            "train": {"steps": 2, "batch_tokens": 64, "lr": 0.1},
+        }
+
+    return make
+
+
+def tables(run, out):
+    """Train; return the tokenizer and, by recipe key, the table at first and in the end."""
+    trained = weft.train(run, out=out)
+    first = weft.load(out / "checkpoints" / "step-00000000", device="cpu").head.body.word_embeddings()
+    last = weft.load(out / "last", device="cpu").head.body.word_embeddings()
+    return trained.tokenizer, {key: (first[key][0].weight, last[key][0].weight) for key in first}
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_a_translation_has_vectors_for_either_side(translation, vectors, rows, tmp_path, name):
+    target = str(tmp_path / "target.6d.txt")
+    recipe = translation(name, vectors=str(vectors), target_vectors=target, channels="static")
+    tokenizer, found = tables(recipe, tmp_path / "run")
+    words = {
+        "vectors": (tokenizer, "cat", rows["cat"]),
+        "target_vectors": (tokenizer.target, "tac", torch.tensor([0.5, -0.25] * 3)),
+    }
+    for key, (side, word, row) in words.items():
+        first, last = found[key]
+        (id,) = side.ids([word])[0]
+        torch.testing.assert_close(torch.cosine_similarity(first[id], row, 0), torch.tensor(1.0))
+        assert torch.equal(first, last)
+        if name == "seq2seq":
+            assert torch.equal(first[id], row)
+    # The source knows the file's words beside its own; the target, which is written, does not.
+    assert tokenizer.ids(["elsewhere"])[0] != [tokenizer.specials.unk]
+    assert tokenizer.target.ids(["god"])[0] != [tokenizer.target.specials.unk]
+    assert tokenizer.target.ids(["unwritten"])[0] == [tokenizer.target.specials.unk]
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_one_side_may_have_vectors_and_the_other_learn(translation, vectors, tmp_path, name):
+    _, found = tables(translation(name, vectors=str(vectors), channels="static"), tmp_path / "run")
+    assert torch.equal(*found["vectors"])
+    assert not torch.equal(*found["target_vectors"])
+    _, nonstatic = tables(translation(name, vectors=str(vectors)), tmp_path / "again")
+    assert not torch.equal(*nonstatic["vectors"])
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_one_vocabulary_of_both_sides_starts_from_one_file(translation, vectors, tmp_path, name):
+    tokenizer, found = tables(translation(name, separate=False, vectors=str(vectors)), tmp_path / "run")
+    assert list(found) == ["vectors"]
+    assert tokenizer.ids(["elsewhere"])[0] == [tokenizer.specials.unk]  # it would be written, and never be trained
+    with pytest.raises(
+        weft.ConfigError, match=r"model.target_vectors: .* share one.* leave it out, or .* tokenizer.target"
+    ):
+        weft.train(translation(name, separate=False, target_vectors=str(vectors)), out=tmp_path / "shared")
+
+
+def test_a_transformer_keeps_the_scale_of_its_embeddings(translation, vectors, rows, tmp_path):
+    tokenizer, found = tables(translation("transformer", vectors=str(vectors)), tmp_path / "run")
+    table = found["vectors"][0]
+    (id,) = tokenizer.ids(["cat"])[0]
+    ratio = table[id] / rows["cat"]
+    torch.testing.assert_close(ratio, ratio[:1].expand(WIDTH))  # one factor for all
+    known = torch.stack([table[tokenizer.ids([word])[0][0]] for word in WORDS])
+    assert known.std(correction=0).item() == pytest.approx(8**-0.5, rel=0.3)
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_another_width_of_a_translation_is_refused_with_the_remedy(translation, vectors, tmp_path, name):
+    for change in ({"embedding": 5}, {"embedding": None, "tie": False}):
+        recipe = translation(name, target_vectors=str(vectors), **change)
+        with pytest.raises(
+            weft.ConfigError, match=r"model.target_vectors: .* have 6 numbers, and model.embedding is \d"
+        ):
+            weft.train(recipe, out=tmp_path / f"run-{change['embedding']}")

@@ -135,6 +135,7 @@ class Model(nn.Module):
     Config: ClassVar[type[Named]]
     data_sized_buffers: ClassVar[bool] = False  # whether buffer sizes depend on the training data
     supports_compile: ClassVar[bool] = False  # whether torch.compile captures it as one graph: faster training
+    keeps_embedding_std: ClassVar[bool] = False  # whether word vectors are scaled to the std of its own embeddings
     supports_low_precision: ClassVar[bool] = False  # whether it runs in bf16 and int8 (weft.nn.layers.quantization)
     width: int  # of an encoder: the D of `encode` and `pooled_output`
 
@@ -153,6 +154,14 @@ class Model(nn.Module):
     def layer_groups(self) -> list[list[nn.Module]]:
         """Return the layer groups, bottom to top: the embeddings, then each layer; by default one group."""
         return [[self]]
+
+    def word_embeddings(self) -> dict[str, list[nn.Embedding]]:
+        """Return the embedding tables that start from the file of each recipe key, `vectors` or `target_vectors`.
+
+        By default `vectors` is for `self.embed`, where that is an embedding.
+        """
+        embed = getattr(self, "embed", None)
+        return {"vectors": [embed]} if isinstance(embed, nn.Embedding) else {}
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from weft.config.schema import Named, Pretrained, Share
 from weft.errors import ConfigError, RoleError
 from weft.models.base import LMDirection, Model, Role, num_matrix_parameters
+from weft.models.word_vectors import Channels, check_channels, keep_static
 from weft.nn.attention.scores import Additive
 from weft.nn.layers.char_cnn import CharCNN
 from weft.nn.layers.dropout import SequenceDropout, WordDropout
@@ -57,6 +58,7 @@ class RNNConfig(Pretrained):
     attention: Literal["none", "cosine", "additive", "general", "dot", "scaled-dot"] = "none"
     embedding: int | None = Field(None, ge=1)  # None: `width`
     vectors: str | None = None  # a file of word vectors to initialise the embeddings
+    channels: Channels = "nonstatic"  # static: vectors are not trained
     chars: int = Field(0, ge=0)  # filters of the character CNN beside the word embedding; 0: none
     dropout: Share = 0.0
     dropout_input: Share | None = None  # on the first layer's input
@@ -70,6 +72,7 @@ class RNNConfig(Pretrained):
 
     @model_validator(mode="after")
     def _check(self) -> "RNNConfig":
+        check_channels(self.channels, self.vectors)
         for key, width in (("width", self.width), ("embedding", self.last)):
             if self.direction == "both" and width % 2:
                 raise ValueError(f"model.{key} must be even, half for each direction: got {width}; try {width + 1}")
@@ -134,6 +137,8 @@ class RNN(Model):
         if config.tie and self.output is not None:
             self.output.weight = self.embed.weight
             nn.init.normal_(self.embed.weight, std=size**-0.5)  # a tied output projection needs small weights
+        if config.channels == "static":
+            keep_static(self.embed, tied=config.tie and self.output is not None)
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:

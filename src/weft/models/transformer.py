@@ -7,6 +7,9 @@
 
 With one vocabulary for both sides, source, target and output share one E; with two, target and output share theirs.
 
+With `embedding` the width of E differs from D, and a projection P follows, as in ALBERT (Lan et al. 2020, section 3.1):
+x_0 = Dropout(√D · P E y + PE). The output then has a matrix of its own.
+
 Departures: positions may be learned, or have all sines before all cosines (`positions: halves`), and the output
 projection may have a bias, as in Marian (Junczys-Dowmunt et al. 2018); layer norm may come before each sub-layer
 (`norm: pre`). Initialisation follows the authors' code: Xavier uniform for matrices, N(0, 1/D) for embeddings, zero for
@@ -23,6 +26,7 @@ from torch import Tensor, nn
 from weft.config.schema import Named, Pretrained
 from weft.models.base import Model, Role, num_matrix_parameters
 from weft.models.transformer_config import PrunedHeads, check_heads, check_pruned_heads
+from weft.models.word_vectors import Channels, check_channels, keep_static
 from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, without_last_tokens
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.positions import Learned, Sinusoidal, check_position, positions_of
@@ -44,6 +48,10 @@ class TransformerConfig(Pretrained):
     heads: int = Field(8, ge=1)
     layers: int = Field(6, ge=1)
     decoder_layers: int | None = Field(None, ge=1)
+    embedding: int | None = Field(None, ge=1)  # width of the embeddings if not `width`: a projection follows
+    vectors: str | None = None  # a file of word vectors to initialise the embeddings; of two vocabularies, the source's
+    target_vectors: str | None = None  # the same for the target's own vocabulary
+    channels: Channels = "nonstatic"  # static: vectors are not trained
     ffn_width: int = Field(2048, ge=1)  # the width inside the feed-forward layers
     activation: Activation = "relu"
     norm: Literal["pre", "post"] = "post"
@@ -57,6 +65,12 @@ class TransformerConfig(Pretrained):
     @model_validator(mode="after")
     def _check(self) -> "TransformerConfig":
         check_heads(self.width, self.heads)
+        check_channels(self.channels, self.vectors, self.target_vectors)
+        if self.tie and self.embedding not in (None, self.width):
+            raise ValueError(
+                f"model.tie makes the embeddings the output's weights, which are as wide as the states: got "
+                f"model.embedding {self.embedding} and model.width {self.width}; set model.tie: false, or them equal"
+            )
         decoder = self.decoder_layers or self.layers
         check_pruned_heads(
             self.pruned_heads, self.heads, {"encoder": self.layers, "decoder": decoder, "cross": decoder}
@@ -107,13 +121,18 @@ class Transformer(Model):
     Config: ClassVar[type[Named]] = TransformerConfig
     supports_compile: ClassVar[bool] = True
     supports_low_precision: ClassVar[bool] = True
+    # Embeddings are multiplied by √D and added to positions: vectors with a larger std would drown these.
+    keeps_embedding_std: ClassVar[bool] = True
     config: TransformerConfig
 
     def __init__(self, config: TransformerConfig, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__(config, vocab, target_vocab)
-        width = config.width
-        self.embed = nn.Embedding(vocab, width)
-        self.target_embed = self.embed if target_vocab is None else nn.Embedding(target_vocab, width)
+        width, shared = config.width, target_vocab is None
+        size = config.embedding or width
+        self.embed = nn.Embedding(vocab, size)
+        self.target_embed = self.embed if target_vocab is None else nn.Embedding(target_vocab, size)
+        self.project = nn.Linear(size, width, bias=False) if size != width else None
+        self.target_project = nn.Linear(size, width, bias=False) if size != width and not shared else self.project
         self.positions = self._make_positions(config)
         self.dropout = nn.Dropout(config.dropout)
         block = BlockConfig(
@@ -129,6 +148,13 @@ class Transformer(Model):
         # Each once, in this order: the order of a set of tensors would differ from run to run.
         for weight in dict.fromkeys((self.embed.weight, self.target_embed.weight, self.output.weight)):
             nn.init.normal_(weight, std=width**-0.5)
+        for project in dict.fromkeys((self.project, self.target_project)):
+            if project is not None:
+                nn.init.normal_(project.weight, std=size**-0.5)  # P E y has the variance of E y
+        if config.channels == "static" and config.vectors:
+            keep_static(self.embed, tied=config.tie and shared)
+        if config.channels == "static" and config.target_vectors:
+            keep_static(self.target_embed, tied=config.tie)
         self._attentions = tuple(module for module in self.modules() if isinstance(module, MultiHeadAttention))
 
     @staticmethod
@@ -137,6 +163,11 @@ class Transformer(Model):
             return Learned(config.max_positions, config.width)
         return Sinusoidal(config.width, halves=config.positions == "halves")
 
+    def word_embeddings(self) -> dict[str, list[nn.Embedding]]:
+        """Return the source's table, which with one vocabulary is the target's too, and the target's own."""
+        own = {} if self.target_embed is self.embed else {"target_vectors": [self.target_embed]}
+        return {"vectors": [self.embed], **own}
+
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
         """Return its roles: a sequence-to-sequence language model that generates."""
@@ -144,7 +175,8 @@ class Transformer(Model):
 
     def layer_groups(self) -> list[list[nn.Module]]:
         """Return the embeddings, then each layer of the encoder, then each of the decoder."""
-        embeddings: list[nn.Module] = [self.embed, self.target_embed, self.positions, self.dropout]
+        tables = self.embed, self.target_embed, self.project, self.target_project, self.positions, self.dropout
+        embeddings: list[nn.Module] = [module for module in tables if module is not None]
         return [embeddings, *self.encoder.layer_groups(), *self.decoder.layer_groups()]
 
     def logits(self, tokens: Tokens, source: Tokens, at: Tensor | None = None) -> Tensor:
@@ -155,11 +187,9 @@ class Transformer(Model):
 
     def states(self, tokens: Tokens, source: Tokens) -> tuple[list[Tensor], list[Tensor]]:
         """Return the hidden states of the encoder and of the decoder: the embeddings, then each layer's output."""
-        encoder_states: list[Tensor] = self.encoder(
-            self._embed_tokens(source, self.embed), AttentionLayout.self_attention(source)
-        )
+        encoder_states: list[Tensor] = self.encoder(self._embed_source(source), AttentionLayout.self_attention(source))
         layouts = self._layouts(tokens, encoder_states[-1], source)
-        return encoder_states, self.decoder(self._embed_tokens(tokens, self.target_embed), *layouts)
+        return encoder_states, self.decoder(self._embed_target(tokens), *layouts)
 
     def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, TransformerState]:
         """Encode the sources; return the logits (B, V) of the token after each prompt, and the decoding state."""
@@ -172,7 +202,7 @@ class Transformer(Model):
         kv = [memory.new_zeros(0, 2, *shape) for shape in self.decoder.shapes] if not len(prefix.ids) else []
         if len(prefix.ids):
             layout, _, cross = self._layouts(prefix, memory, source)
-            self.decoder(self._embed_tokens(prefix, self.target_embed), layout, memory, cross, kv)
+            self.decoder(self._embed_target(prefix), layout, memory, cross, kv)
         source_kv = tuple(layer.detach() for layer in self.decoder.remember(memory))
         return TransformerState(KVCache.of(prefix, kv), KVIndex.of(source), source_kv)
 
@@ -211,16 +241,15 @@ class Transformer(Model):
         targets, sources = tokens.lengths, source.lengths
         pairs = {"encoder": sources * sources, "decoder": targets * (targets + 1) // 2, "cross": targets * sources}
         kv_size = sum(num_matrix_parameters(layer.kv_proj) for layer in self._attentions if layer.kv_proj is not None)
-        per_source = num_matrix_parameters(self.encoder) + kv_size
-        per_target = num_matrix_parameters(self.decoder) - kv_size + num_matrix_parameters(self.output)
+        project = 0 if self.project is None else num_matrix_parameters(self.project)
+        per_source = num_matrix_parameters(self.encoder) + kv_size + project
+        per_target = num_matrix_parameters(self.decoder) - kv_size + num_matrix_parameters(self.output) + project
         products = 2 * (per_source * int(sources.sum()) + per_target * int(targets.sum()))
         attentions = ((len(layer.kept) * layer.size, pairs[layer.place]) for layer in self._attentions)
         return products + sum(4 * width * int(count.sum()) for width, count in attentions)
 
     def _encode_source(self, source: Tokens) -> Tensor:
-        states: list[Tensor] = self.encoder(
-            self._embed_tokens(source, self.embed), AttentionLayout.self_attention(source)
-        )
+        states: list[Tensor] = self.encoder(self._embed_source(source), AttentionLayout.self_attention(source))
         return states[-1]
 
     def _layouts(
@@ -228,19 +257,31 @@ class Transformer(Model):
     ) -> tuple[AttentionLayout, Tensor, AttentionLayout]:
         return AttentionLayout.self_attention(tokens), memory, AttentionLayout(tokens, source)
 
-    def _embed_tokens(self, tokens: Tokens, table: nn.Embedding) -> Tensor:
+    def _embed_source(self, tokens: Tokens) -> Tensor:
+        return self._with_positions(_projected(self.embed(tokens.ids), self.project), tokens)
+
+    def _embed_target(self, tokens: Tokens) -> Tensor:
+        return self._with_positions(_projected(self.target_embed(tokens.ids), self.target_project), tokens)
+
+    def _with_positions(self, embedded: Tensor, tokens: Tokens) -> Tensor:
         self.positions.check(tokens)
-        return self._add_positions(table(tokens.ids), self.positions(positions_of(tokens), tokens.longest))
+        return self._add_positions(embedded, self.positions(positions_of(tokens), tokens.longest))
 
     def _embed_next(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Return the embeddings (B, D) of one token a hypothesis, at the cache's last position."""
         table = self.target_embed.weight
-        if embed_next := dispatch.next_embedding_kernel(table, self.training):
+        embed_next = dispatch.next_embedding_kernel(table, self.training)
+        if embed_next and self.target_project is None:
             positions = self.positions.vectors(cache.storage.capacity, table.device)
             embedded: Tensor = embed_next(ids, table, positions, cache, self.config.width**0.5)
             return embedded
-        return self._add_positions(self.target_embed(ids), self.positions(cache.position))
+        embedded = _projected(self.target_embed(ids), self.target_project)
+        return self._add_positions(embedded, self.positions(cache.position))
 
     def _add_positions(self, embedded: Tensor, positions: Tensor) -> Tensor:
         x: Tensor = self.dropout(embedded * self.config.width**0.5 + positions.to(embedded.dtype))
         return x
+
+
+def _projected(embedded: Tensor, project: nn.Module | None) -> Tensor:
+    return embedded if project is None else project(embedded)

@@ -147,6 +147,17 @@ def test_it_is_so_in_kernels_too(cell, attention, monkeypatch):
     check_against_reference(scattered(4, cell=cell, width=4, layers=2, attention=attention, bridge=False), RAGGED)
 
 
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "plain"])
+@pytest.mark.parametrize("embedding", [3, 7])
+@pytest.mark.parametrize("place", PLACES, ids=config_id)
+def test_so_are_embeddings_of_another_width(place, embedding, kernels, monkeypatch):
+    if kernels:
+        monkeypatch.setattr(dispatch, "SCAN_DTYPE", torch.float64)
+    model = scattered(6, cell="peephole", width=4, embedding=embedding, locations=3, **place)
+    assert model.encoder.embed.weight.shape == (VOCAB, embedding)
+    check_against_reference(model, RAGGED)
+
+
 @pytest.mark.parametrize("attention", ["additive", "general", "scaled-dot"])
 @pytest.mark.parametrize("cell", ["peephole", "gru"])
 def test_so_is_input_feeding(cell, attention, monkeypatch):
@@ -205,11 +216,12 @@ configs = st.fixed_dictionaries(
         "bridge": st.booleans(),
         "tie": st.booleans(),
         "width": st.sampled_from([2, 4]),
+        "embedding": st.sampled_from([None, 3]),
     }
 ).filter(
     lambda config: (
         not (config["input_feeding"] and (config["attention"] == "none" or config["place"] == "before"))
-        and not (config["tie"] and not config["feedback"])
+        and not (config["tie"] and (config["embedding"] or not config["feedback"]))
     )
 )
 
@@ -312,6 +324,8 @@ COVERING = [  # every value of every key; tests/test_testing.py has more of the 
     {"cell": "peephole", "attention": "none", "layers": 3, "tie": True, "dropout": 0.3},
     {"cell": "gru", "attention": "additive", "place": "before", "feedback": False},
     {"cell": "gru", "attention": "location", "place": "after", "locations": 3},
+    {"cell": "lstm", "attention": "additive", "embedding": 3, "vectors": "x", "channels": "static"},
+    {"cell": "gru", "attention": "dot", "place": "after", "input_feeding": True, "embedding": 7},
 ]
 
 
@@ -603,3 +617,43 @@ def test_longest_may_be_more_than_the_longest(place):
     wide = [Tokens(side.ids, side.starts, side.lengths, side.longest + 3) for side in (tokens, source)]
     torch.testing.assert_close(model.logits(*wide), model.logits(tokens, source))
     torch.testing.assert_close(model.start(*wide)[0], model.start(tokens, source)[0])
+
+
+# Word vectors.
+
+
+@pytest.mark.parametrize(
+    ("keys", "target_vocab", "frozen"),
+    [
+        ({"vectors": "x"}, TARGET_VOCAB, {"encoder.embed.weight"}),
+        ({"target_vectors": "x"}, TARGET_VOCAB, {"decoder.embed.weight"}),
+        ({"vectors": "x", "target_vectors": "y"}, TARGET_VOCAB, {"encoder.embed.weight", "decoder.embed.weight"}),
+        ({"vectors": "x"}, None, {"encoder.embed.weight"}),  # which is the decoder's, too
+    ],
+)
+def test_static_vectors_get_no_gradient(keys, target_vocab, frozen):
+    tokens, source = pairs(RAGGED)
+    for channels, without in (("static", frozen), ("nonstatic", set())):
+        model = make(target_vocab=target_vocab, channels=channels, **keys)
+        model.logits(tokens, source).square().sum().backward()
+        assert {name for name, value in model.named_parameters() if value.grad is None} == without
+
+
+def test_static_vectors_are_no_tied_output():
+    make(channels="static", vectors="x", tie=True)  # the source's are not
+    for keys in ({"vectors": "x", "target_vocab": None}, {"target_vectors": "x"}):
+        with pytest.raises(ConfigError, match="model.tie makes them the weights of the output.*set model.tie: false"):
+            make(channels="static", tie=True, **keys)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"tie": True, "embedding": 4}, "got model.embedding 4 and model.width 6; set them equal, or model.tie: false"),
+        ({"channels": "static"}, "model.channels: static keeps .* but there is no model.vectors; name a file"),
+        ({"target_vectors": "x", "feedback": False}, "model.target_vectors fills .* model.feedback: false leaves out"),
+    ],
+)
+def test_vectors_and_widths_that_do_not_go_together_are_refused(raw, message):
+    with pytest.raises(ConfigError, match=message):
+        read_section(Seq2SeqConfig, {"name": "seq2seq", "width": 6, **raw}, "model")

@@ -62,13 +62,14 @@ class Decoder(nn.Module):
         self.feeds = config.input_feeding
         self.embed = embed
         self.dropout = nn.Dropout(config.dropout)
-        first = width * (2 if self.before or self.feeds else 1)
+        self.input_width = width if embed is None else embed.embedding_dim  # of E y, or of v
+        first = self.input_width + (width if self.before or self.feeds else 0)
         self.layers = nn.ModuleList(
             make_cell(config.cell, size, width) for size in [first] + [width] * (config.layers - 1)
         )
         self.score = make_score(config.attention, width, config.locations) if attends else None
-        parts = 3 if self.before else 2
-        self.readout = nn.Linear(width * parts, width)
+        read = self.input_width if self.before or not attends else 0  # after the cell, E y is not read
+        self.readout = nn.Linear(width * (1 + attends) + read, width)
         self.output = nn.Linear(width, vocab)
         if config.tie and embed is not None:
             self.output.weight = embed.weight
@@ -94,7 +95,7 @@ class Decoder(nn.Module):
         """
         inputs = self._inputs(ids, state)
         if not len(ids):
-            return inputs, state
+            return state.read.new_zeros(0, *state.read.shape), state
         memory = state.memory.rows(state.owner) if state.memory else None
         if self.feeds:
             assert memory is not None
@@ -123,7 +124,7 @@ class Decoder(nn.Module):
             vector: Tensor = self.dropout(state.vector.index_select(0, state.owner))
             return vector.expand(len(ids), -1, -1)
         embedded: Tensor = self.dropout(self.embed(ids))
-        return embedded  # (T, B, D)
+        return embedded  # (T, B, E)
 
     def _read_out(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.tanh(self.readout(torch.cat(list(parts), -1)))
@@ -162,7 +163,7 @@ class Decoder(nn.Module):
         assert self.score is not None
         cell = self.first
         weight, bias = cell.from_input()
-        from_input, from_context = weight.chunk(2, 1)
+        from_input, from_context = weight.split([self.input_width, cell.width], 1)
         # The inputs' share of the gates is one product for all steps; a step adds that of its context and state.
         gates = F.linear(inputs, from_input, bias)  # (T, B, G·D)
         spec = self._attention_spec(memory, from_context)
@@ -186,7 +187,7 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, DecoderState]:
         """Run all layers with input feeding: each step attends, and its readout is an input of the next."""
         weight, bias = self.first.from_input()
-        from_input, from_read = weight.chunk(2, 1)
+        from_input, from_read = weight.split([self.input_width, self.first.width], 1)
         spec = self._attention_spec(memory, from_read)
         if spec and len(self.layers) == 1 and not state.read.requires_grad:
             gates = F.linear(inputs, from_input, bias)

@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from weft.config.schema import Named
 from weft.models.base import Model, Role, num_matrix_parameters
 from weft.models.seq2seq.decoder import Decoder, DecoderState
+from weft.models.word_vectors import Channels, check_channels, keep_static
 from weft.nn.attention.scores import Additive, General, Location
 from weft.nn.rnn.stack import RecurrentStack
 from weft.nn.rnn.time_major import TimeMajor
@@ -46,11 +47,18 @@ from weft.tokens import Tokens
 
 
 class Seq2SeqConfig(Named):
-    """`width` is that of the embeddings, the encoder and decoder states, and the attention's hidden layer."""
+    """`width` is that of the encoder and decoder states, the attention's hidden layer and, by default, the embeddings.
+
+    With one vocabulary for both sides `vectors` initialises the embeddings of both; with two, those of the source.
+    """
 
     cell: Literal["elman", "jordan", "lstm", "peephole", "gru"] = "lstm"
     width: int = Field(256, ge=2)
     layers: int = Field(1, ge=1)
+    embedding: int | None = Field(None, ge=1)  # None: `width`
+    vectors: str | None = None  # a file of word vectors to initialise the embeddings
+    target_vectors: str | None = None  # the same for the target's own vocabulary
+    channels: Channels = "nonstatic"  # static: vectors are not trained
     attention: Literal["none", "cosine", "additive", "location", "general", "dot", "scaled-dot"] = "additive"
     place: Literal["before", "after"] = "before"  # of the attention, relative to the cell
     input_feeding: bool = False  # place: after; the readout h~ is an input of the next step
@@ -73,6 +81,14 @@ class Seq2SeqConfig(Named):
             )
         if self.tie and not self.feedback:
             raise ValueError("model.tie ties the output to the embeddings that model.feedback: false leaves out")
+        if self.tie and self.embedding not in (None, self.width):
+            raise ValueError(
+                f"model.tie makes the embeddings the output's weights, which are as wide as the states: got "
+                f"model.embedding {self.embedding} and model.width {self.width}; set them equal, or model.tie: false"
+            )
+        if self.target_vectors and not self.feedback:
+            raise ValueError("model.target_vectors fills the embeddings that model.feedback: false leaves out")
+        check_channels(self.channels, self.vectors, self.target_vectors)
         return self
 
 
@@ -84,7 +100,7 @@ class Encoder(nn.Module):
         self.embed = embed
         self.dropout = nn.Dropout(config.dropout)
         width = config.width
-        self.recurrent = RecurrentStack(config.cell, width, width, config.layers, "both", config.dropout)
+        self.recurrent = RecurrentStack(config.cell, embed.embedding_dim, width, config.layers, "both", config.dropout)
 
     def forward(self, source: Tokens) -> tuple[Tensor, Tensor, TimeMajor]:
         """Return the states h_j (N, D), each layer's vector v (L, B, D), and the time-major layout of the source."""
@@ -100,16 +116,26 @@ class Seq2Seq(Model):
 
     def __init__(self, config: Seq2SeqConfig, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__(config, vocab, target_vocab)
-        source = nn.Embedding(vocab, config.width)
+        size = config.embedding or config.width
+        source = nn.Embedding(vocab, size)
         shared = target_vocab is None  # one vocabulary for both sides: shared embeddings
         self.encoder = Encoder(config, source)
-        target = source if shared else nn.Embedding(self.target_vocab, config.width)
+        target = source if shared else nn.Embedding(self.target_vocab, size)
         self.decoder = Decoder(config, target if config.feedback else None, self.target_vocab)
         self.states = self.decoder.first.states
         self.bridge = nn.Linear(config.width, self.states * config.width) if config.bridge else None
         # Unit-variance embeddings train a recurrent net fastest; as a tied output projection they need small weights.
         if config.tie:
             nn.init.normal_(target.weight, std=config.width**-0.5)
+        if config.channels == "static" and config.vectors:
+            keep_static(source, tied=config.tie and shared)
+        if config.channels == "static" and config.target_vectors:
+            keep_static(target, tied=config.tie)
+
+    def word_embeddings(self) -> dict[str, list[nn.Embedding]]:
+        """Return the source's table, which with one vocabulary is the target's too, and the target's own."""
+        source, target = self.encoder.embed, self.decoder.embed
+        return {"vectors": [source], **({"target_vectors": [target]} if target not in (None, source) else {})}
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
