@@ -26,6 +26,12 @@ class TestOptions:
         [
             ({"temperature": 0}, "decode.temperature: .*greater than 0"),
             ({"temperature": float("nan")}, "decode.temperature"),
+            ({"temperature": 1e300}, "decode.temperature: .*less than or equal to 100"),
+            ({"repetition_penalty": 0}, "decode.repetition_penalty: .*greater than 0"),
+            ({"repetition_penalty": 1e9}, "decode.repetition_penalty: .*less than or equal to 100"),
+            ({"no_repeat_ngram_size": -1}, "decode.no_repeat_ngram_size"),
+            ({"bad_words": [""]}, "decode.bad_words.0: .*at least 1 character"),
+            ({"bad_words": "word"}, "decode.bad_words: must be a list"),
             ({"top_k": 0}, "decode.top_k: .*greater than or equal to 1"),
             ({"top_p": 0}, "decode.top_p: .*greater than 0"),
             ({"top_p": 1.5}, "decode.top_p: .*less than or equal to 1"),
@@ -44,6 +50,51 @@ class TestOptions:
     def test_refuses(self, raw: dict[str, object], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             read_section(DecodingConfig, raw, "decode")
+
+    @pytest.mark.parametrize(
+        ("raw", "message"),
+        [
+            (
+                {"temperature": 0.5},
+                "decode.temperature: 0.5 has no effect: sample is false.*set sample: true, or leave",
+            ),
+            ({"top_k": 5}, "decode.top_k: 5 has no effect: sample is false"),
+            ({"top_p": 0.5}, "decode.top_p: 0.5 has no effect: sample is false"),
+            ({"seed": 1}, "decode.seed: 1 has no effect: sample is false"),
+            ({"beam": 4, "temperature": 0.5}, "decode.temperature: .*sample is false"),
+            ({"length_penalty": "average"}, "decode.length_penalty: 'average' has no effect: .*set beam: 4"),
+            ({"alpha": 1.0}, "decode.alpha: 1.0 has no effect: beam and num_return_sequences are 1"),
+            ({"alpha": 1.0, "sample": True}, "decode.alpha: .*set num_return_sequences: 2"),
+            ({"beam": 4, "length_penalty": "none", "alpha": 1.0}, "decode.alpha: .*length_penalty is none"),
+            ({"early_stopping": "first"}, "decode.early_stopping: 'first' has no effect: beam is 1"),
+        ],
+    )
+    def test_refuses_what_has_no_effect(self, raw: dict[str, object], message: str) -> None:
+        options = read_section(DecodingConfig, raw, "decode")
+        with pytest.raises(ConfigError, match=message):
+            options.check_effective("decode")
+        options.check_effective("decode", given=["max_length"])  # of a call, which the recipe's values do not concern
+
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            {},
+            DecodingConfig().model_dump(),
+            {"sample": True, "temperature": 0.5, "top_k": 5, "top_p": 0.5, "seed": 1},
+            {"sample": True, "num_return_sequences": 2, "length_penalty": "average", "alpha": 1.0},
+            {"beam": 4, "length_penalty": "average", "alpha": 1.0, "early_stopping": "first"},
+            {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words": ["a"], "min_length": 2},
+        ],
+    )
+    def test_takes_what_has_an_effect(self, raw: dict[str, object]) -> None:
+        read_section(DecodingConfig, raw, "decode").check_effective("decode")
+
+    @pytest.mark.parametrize(
+        "raw", [{"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}, {"bad_words": ["a"]}, {"finish": True}]
+    )
+    def test_a_graph_is_for_searches_without_a_history(self, raw: dict[str, object]) -> None:
+        assert DecodingConfig().graph_compatible
+        assert not DecodingConfig.model_validate(raw).graph_compatible
 
     def test_takes_many_samples_with_one_beam(self) -> None:
         assert (
@@ -345,3 +396,85 @@ class TestStream:
     ) -> None:
         with pytest.raises(ConfigError, match="a stream is one sequence"):
             stream(toy(5), Tokens.pack(batch), EOS, options)
+
+
+CONSTRAINED = [
+    {"repetition_penalty": 1.8},
+    {"no_repeat_ngram_size": 2},
+    {"no_repeat_ngram_size": 1, "repetition_penalty": 1.3},
+    {"bad_words": ["any"], "min_length": 3},
+    {"bad_words": ["any"], "no_repeat_ngram_size": 3, "repetition_penalty": 0.7},
+]
+SEARCHES = [{}, {"sample": True, "num_return_sequences": 3}, {"beam": 3, "num_return_sequences": 3}]
+BAD = ((4,), (1, 2), (3, 1, 5))
+
+
+def breaks(text: tuple[int, ...], options: DecodingConfig) -> bool:
+    """Return whether a prompt and its continuation have what the options forbid."""
+    size = options.no_repeat_ngram_size
+    ngrams = [text[at : at + size] for at in range(len(text) - size + 1)] if size else []
+    bad = BAD if options.bad_words else ()
+    return len(set(ngrams)) < len(ngrams) or any(
+        text[at : at + len(word)] == word for word in bad for at in range(len(text))
+    )
+
+
+class TestConstraints:
+    @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "sampling", "beam"])
+    @pytest.mark.parametrize("constraint", CONSTRAINED)
+    def test_holds_in_every_search_whatever_the_neighbours(
+        self, toy: Any, constraint: dict[str, Any], search: dict[str, Any]
+    ) -> None:
+        options = DecodingConfig(max_length=12, **search, **constraint)
+        bad = BAD if options.bad_words else ()
+        batch = [[6], [7, 8], [], [8, 7, 6]]
+        model = toy(9, 4)
+        together = generate(model, Tokens.pack(batch), EOS, options, bad_words=bad)
+        for row, (prompt, group) in enumerate(zip(batch, together, strict=True)):
+            (alone,) = generate(model, Tokens.pack([prompt]), EOS, options, rows=[row], bad_words=bad)
+            assert_same(group, alone)
+            assert not any(breaks((*prompt, *hypothesis.ids), options) for hypothesis in group)
+        free = options.model_copy(update=DecodingConfig().model_dump(include=set(constraint)))
+        assert together != generate(model, Tokens.pack(batch), EOS, free), "the negative control"
+
+    @pytest.mark.parametrize("sample", [False, True])
+    @pytest.mark.parametrize("constraint", CONSTRAINED)
+    def test_a_stream_is_the_answer(self, toy: Any, constraint: dict[str, Any], sample: bool) -> None:
+        options = DecodingConfig(max_length=12, sample=sample, **constraint)
+        bad = BAD if options.bad_words else ()
+        prompt = Tokens.pack([[6, 7]])
+        ((whole,),) = generate(toy(9, 4), prompt, EOS, options, bad_words=bad)
+        assert tuple(stream(toy(9, 4), prompt, EOS, options, bad_words=bad)) == whole.ids
+
+    def test_greedy_penalizes_logits_and_keeps_the_models_own_log_probability(self, toy: Any) -> None:
+        model = toy(3, table=lambda source, prefix: [-9.0, 2.0, 1.5])
+        options = DecodingConfig(max_length=4, repetition_penalty=1.5)
+        ((hypothesis,),) = generate(model, Tokens.pack([[1]]), EOS, options)
+        assert hypothesis.ids == (2, 1, 1, 1), "1.5 beats 2 / 1.5; then both are penalized alike"
+        assert math.isclose(hypothesis.logprob, model.logprobs((), (1,))[[2, 1, 1, 1]].sum(), rel_tol=1e-9)
+
+    def test_beams_are_scored_by_penalized_log_probabilities(self, toy: Any) -> None:
+        model = toy(3, table=lambda source, prefix: [0.0, 2.0, 1.5])
+        options = DecodingConfig(
+            beam=9, num_return_sequences=9, max_length=2, length_penalty="none", repetition_penalty=2
+        )
+        logprobs, expected = model.logprobs((), (1,)), {}
+        for first in (1, 2):
+            for second in (0, 1, 2):
+                penalties = [2 if first == 1 else 1, 2 if second in (1, first) else 1]
+                ids = (first,) if second == 0 else (first, second)
+                expected[ids] = logprobs[first] * penalties[0] + logprobs[second] * penalties[1]
+        expected[()] = logprobs[0]
+        (group,) = generate(model, Tokens.pack([[1]]), EOS, options)
+        assert len(group) > 5
+        for hypothesis in group:
+            assert math.isclose(hypothesis.score, expected[hypothesis.ids], rel_tol=1e-9)
+
+    @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "sampling", "beam"])
+    def test_a_text_ends_where_nothing_is_left_to_write(self, toy: Any, search: dict[str, Any]) -> None:
+        options = DecodingConfig(max_length=20, min_length=15, no_repeat_ngram_size=1, **search)
+        (group,) = generate(toy(5, 2), Tokens.pack([[3]]), EOS, options)
+        assert group
+        for hypothesis in group:
+            assert hypothesis.finished
+            assert sorted(hypothesis.ids) == [1, 2, 4]

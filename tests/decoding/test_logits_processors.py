@@ -6,8 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.decoding.logits_processors import NEG_INF, ForbiddenTokens, apply_temperature, log_probs, top_k, top_p
+from weft.decoding.logits_processors import (
+    NEG_INF,
+    ForbiddenTokens,
+    HistoryConstraints,
+    TokenHistory,
+    apply_temperature,
+    log_probs,
+    split_bad_words,
+    top_k,
+    top_p,
+)
 from weft.errors import ConfigError
+from weft.tokens import Tokens
 
 steady = settings(max_examples=60, deadline=None, derandomize=True)
 rows = st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=12)
@@ -117,3 +128,86 @@ class TestBarred:
         with pytest.raises(ConfigError, match="nothing is left"):
             ForbiddenTokens.for_logits(torch.zeros(1, 3), eos=0, forbid=[1, 2], min_length=1)
         assert ForbiddenTokens.for_logits(torch.zeros(1, 3), eos=0, forbid=[1, 2]).always.tolist() == [1, 2]
+
+
+class TestTokenHistory:
+    def test_aligns_prompts_at_their_ends(self) -> None:
+        history = TokenHistory.of(Tokens.pack([[5, 6, 7], [], [8]]))
+        assert history.ids.tolist() == [[5, 6, 7], [-1, -1, -1], [-1, -1, 8]]
+        longer = history.select(torch.tensor([2, 0])).append(torch.tensor([1, 2]))
+        assert longer.ids.tolist() == [[-1, -1, 8, 1], [5, 6, 7, 2]]
+
+    def test_of_empty_prompts_is_empty(self) -> None:
+        assert TokenHistory.of(Tokens.pack([[], []])).ids.shape == (2, 0)
+
+
+VOCAB = 7
+histories = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=14)
+words = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=3), min_size=1, max_size=4)
+
+
+def scores_of(seed: int, rows: int) -> Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
+
+
+def constrained(constraints: HistoryConstraints, scores: Tensor, prompts: list[list[int]]) -> Tensor:
+    history = TokenHistory.of(Tokens.pack(prompts))
+    return constraints.ban(constraints.penalize(scores, history).clone(), history, 0, scores)
+
+
+def by_transformers(processor: object, scores: Tensor, prompts: list[list[int]]) -> Tensor:
+    """Each row alone: transformers has no rows of several lengths without padding."""
+    rows = [processor(torch.tensor([ids]), row[None].clone()) for ids, row in zip(prompts, scores, strict=True)]  # type: ignore[operator]
+    return torch.cat(rows)
+
+
+class TestParityWithTransformers:
+    """The processors of transformers give the same numbers; where they leave nothing, our row may end."""
+
+    process = pytest.importorskip("transformers.generation.logits_process")
+
+    @steady
+    @given(st.lists(histories, min_size=1, max_size=4), st.integers(0, 99), st.floats(0.2, 3))
+    def test_repetition_penalty(self, prompts: list[list[int]], seed: int, penalty: float) -> None:
+        scores = scores_of(seed, len(prompts))
+        theirs = by_transformers(self.process.RepetitionPenaltyLogitsProcessor(penalty), scores, prompts)
+        assert torch.equal(constrained(HistoryConstraints(penalty), scores, prompts), theirs)
+        if penalty != 1:
+            assert not torch.equal(theirs, scores), "the negative control"
+
+    @steady
+    @given(st.lists(histories, min_size=1, max_size=4), st.integers(0, 99), st.integers(1, 4))
+    def test_no_repeat_ngram_size(self, prompts: list[list[int]], seed: int, size: int) -> None:
+        scores = scores_of(seed, len(prompts))
+        theirs = by_transformers(self.process.NoRepeatNGramLogitsProcessor(size), scores, prompts)
+        self.check_bans(constrained(HistoryConstraints(no_repeat_ngram_size=size), scores, prompts), theirs, scores)
+
+    @steady
+    @given(st.lists(histories, min_size=1, max_size=4), st.integers(0, 99), words)
+    def test_bad_words(self, prompts: list[list[int]], seed: int, bad: list[list[int]]) -> None:
+        scores = scores_of(seed, len(prompts))
+        theirs = by_transformers(self.process.NoBadWordsLogitsProcessor(bad, eos_token_id=VOCAB), scores, prompts)
+        single, sequences = split_bad_words(bad)
+        ours = scores.index_fill(1, torch.tensor(single, dtype=torch.long), NEG_INF)
+        self.check_bans(constrained(HistoryConstraints(bad_words=sequences), ours, prompts), theirs, scores)
+
+    def check_bans(self, ours: Tensor, theirs: Tensor, scores: Tensor) -> None:
+        left = (theirs > NEG_INF).any(-1)
+        assert torch.equal(ours[left], theirs[left])
+        assert all(allowed_ids(row[None]) <= {0} for row in ours[~left])
+
+    def test_bans_are_seen(self) -> None:
+        """The negative control: a bigram that is there, and one that is not."""
+        bigrams = HistoryConstraints(no_repeat_ngram_size=2)
+        assert allowed_ids(constrained(bigrams, torch.zeros(1, VOCAB), [[1, 2, 3, 1]])) == {0, 1, 3, 4, 5, 6}
+        assert allowed_ids(constrained(bigrams, torch.zeros(1, VOCAB), [[1, 2, 3, 4]])) == set(range(VOCAB))
+        bad = HistoryConstraints(bad_words=((3, 1, 5), (1, 6)))
+        assert allowed_ids(constrained(bad, torch.zeros(1, VOCAB), [[2, 3, 1]])) == {0, 1, 2, 3, 4}
+        assert allowed_ids(constrained(bad, torch.zeros(1, VOCAB), [[1, 3]])) == set(range(VOCAB))
+
+
+def test_a_row_in_which_nothing_is_left_may_end() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0]])
+    history = TokenHistory.of(Tokens.pack([[0, 1, 2]]))
+    left = HistoryConstraints(no_repeat_ngram_size=1).ban(logits.log_softmax(-1), history, 0, logits)
+    assert left.tolist() == [[pytest.approx(float(logits.log_softmax(-1)[0, 0])), NEG_INF, NEG_INF]]

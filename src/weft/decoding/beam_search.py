@@ -18,6 +18,9 @@ has a place for each beam. A source leaves the batch once all places are taken (
 addition, the best live beam would not enter if it ended now: log P(x) / lp(|x|) <= the worst score (`early_stopping:
 soon`).
 
+**Constraints** that depend on the tokens so far (repetition penalty, n-grams, bad words) change log-probabilities
+before beams are extended. They stay at most 0, so what is said of early stopping holds for their sums.
+
 **Unfinished hypotheses**, cut off at max_length, come after all finished ones, sorted by score, and only fill
 places that are left: their score is that of a prefix, an upper bound on that of all its continuations, and not
 comparable with the score of a finished hypothesis.
@@ -32,7 +35,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from weft.decoding.logits_processors import NEG_INF, ForbiddenTokens, force_eos, log_probs
+from weft.decoding.logits_processors import (
+    NEG_INF,
+    NO_CONSTRAINTS,
+    ForbiddenTokens,
+    HistoryConstraints,
+    TokenHistory,
+    force_eos,
+    log_probs,
+)
 from weft.errors import WeftError
 from weft.models.base import Generator
 from weft.tokens import Tokens
@@ -46,7 +57,9 @@ class Hypothesis:
     """One output of a search."""
 
     ids: tuple[int, ...]  # without eos
-    logprob: float  # natural log of the model's own probability, eos included, before temperature, top_k and top_p
+    # Natural log of the model's own probability, eos included, before temperature, top_k and top_p; of a beam search
+    # with a repetition penalty, the sum of the penalized log-probabilities.
+    logprob: float
     score: float  # logprob over the length penalty
     finished: bool  # ended by eos, not by max_length
 
@@ -127,6 +140,7 @@ class Beam:
     early_stopping: EarlyStopping = "sure"
     renormalize_logits: bool = False
     finish: bool = False  # whether max_length ends a hypothesis, rather than cutting it off
+    constraints: HistoryConstraints = NO_CONSTRAINTS
     copies: ClassVar[int] = 1  # searches a prompt
 
     @property
@@ -148,8 +162,12 @@ class Beam:
         beams, pool, tree = *self._begin(active, logits.dtype), HypothesisTree(active.device)
         pools: list[tuple[Tensor, FinishedPool, bool]] = []
         logprobs: Tensor | None = None
+        history = TokenHistory.of(prompt) if self.constraints else None
         for length in range(1, self.max_length + 1):
-            logprobs = log_probs(logits, forbidden.after(length - 1), logprobs, self.renormalize_logits)
+            renormalize = self.renormalize_logits and history is None  # else after the constraints
+            logprobs = log_probs(logits, forbidden.after(length - 1), logprobs, renormalize)
+            if history is not None:
+                logprobs = self._constrain(logprobs, history, logits)
             if self.finish and length == self.max_length:
                 logprobs = force_eos(logprobs, self.eos)
             beams, ended = self._extend(logprobs, beams, tree, length)
@@ -165,6 +183,8 @@ class Beam:
             if not num_active:
                 break
             logits, state = model.step(beams.token.flatten(), state.select(beams.row.flatten()))
+            if history is not None:
+                history = history.select(beams.row.flatten()).append(beams.token.flatten())
         unfinished = FinishedPool(beams.logprob / self.penalty(self.max_length), beams.node)
         return self._collect([*pools, (active, pool, True), (active, unfinished, False)], tree, len(prompt))
 
@@ -174,6 +194,12 @@ class Beam:
         logprob = torch.zeros_like(root, dtype=torch.promote_types(dtype, torch.float32))
         pool = FinishedPool((logprob + NEG_INF).expand(-1, self.places), root.expand(-1, self.places))
         return ActiveBeams(logprob, root, root, root), pool
+
+    def _constrain(self, logprobs: Tensor, history: TokenHistory, logits: Tensor) -> Tensor:
+        """Return log-probabilities after the constraints: as in transformers, it is these that a beam is scored by."""
+        logprobs = self.constraints.penalize(logprobs, history)
+        logprobs = self.constraints.ban(logprobs, history, self.eos, logits)
+        return logprobs.log_softmax(-1) if self.renormalize_logits else logprobs
 
     def _extend(
         self, logprobs: Tensor, beams: ActiveBeams, tree: HypothesisTree, length: int

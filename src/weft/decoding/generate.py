@@ -16,7 +16,18 @@ from weft.decoding import cuda_graph
 from weft.decoding.beam_search import Beam, Hypothesis
 from weft.decoding.config import DecodingConfig
 from weft.decoding.cuda_graph import capturable
-from weft.decoding.logits_processors import ForbiddenTokens, apply_temperature, force_eos, log_probs, top_k, top_p
+from weft.decoding.logits_processors import (
+    NEG_INF,
+    ForbiddenTokens,
+    HistoryConstraints,
+    TokenHistory,
+    apply_temperature,
+    force_eos,
+    log_probs,
+    split_bad_words,
+    top_k,
+    top_p,
+)
 from weft.decoding.static_state import BeamState, GreedyRules, GreedyState, Pick
 from weft.errors import ConfigError
 from weft.models.base import Generator
@@ -33,8 +44,11 @@ def generate(
     source: Tokens | None = None,
     forbid: Sequence[int] = (),
     rows: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
 ) -> list[list[Hypothesis]]:
     """Return the candidates of each sequence, best first; ids in `forbid` are never produced.
+
+    `bad_words` are the token sequences of `options.bad_words`, which are never produced either.
 
     A sample depends on `options.seed`, on the number of its sequence in `rows` (by default its index in the batch) and
     on the index of the candidate, not on its neighbours: a list that is sorted and split into batches gives the same
@@ -43,6 +57,7 @@ def generate(
     assert not rows or len(rows) == len(prompt), "a number for each sequence"
     if not len(prompt):
         return []
+    forbid, constraints = _constraints(options, forbid, bad_words)
     if options.beam > 1:
         beam = Beam(
             eos=eos,
@@ -55,11 +70,12 @@ def generate(
             early_stopping=options.early_stopping,
             renormalize_logits=options.renormalize_logits,
             finish=options.finish,
+            constraints=constraints,
         )
         if options.graph_compatible and capturable(model, prompt):
             return cuda_graph.search(model, BeamState, beam, prompt, source)
         return beam.search(model, prompt, source)
-    rules = _greedy_rules(eos, options, forbid, rows or range(len(prompt)), prompt.device)
+    rules = _greedy_rules(eos, options, forbid, constraints, rows or range(len(prompt)), prompt.device)
     if options.graph_compatible and capturable(model, prompt):
         hypotheses = [
             hypothesis for group in cuda_graph.search(model, GreedyState, rules, prompt, source) for hypothesis in group
@@ -77,6 +93,7 @@ def stream(
     source: Tokens | None = None,
     forbid: Sequence[int] = (),
     row: int = 0,
+    bad_words: Sequence[Sequence[int]] = (),
 ) -> Iterator[int]:
     """Yield the ids of one sequence as they are chosen, greedily or by sampling: what `generate` gives for `row`."""
     if len(prompt) != 1 or options.beam > 1 or options.num_return_sequences > 1:
@@ -85,12 +102,28 @@ def stream(
             f"{len(prompt)} with beam: {options.beam} and num_return_sequences: {options.num_return_sequences}; "
             "ask for whole answers"
         )
-    steps = _decode_steps(model, _greedy_rules(eos, options, forbid, (row,), prompt.device), prompt, source)
+    forbid, constraints = _constraints(options, forbid, bad_words)
+    rules = _greedy_rules(eos, options, forbid, constraints, (row,), prompt.device)
+    steps = _decode_steps(model, rules, prompt, source)
     return (token for step in steps if (token := int(step.token)) != eos)
 
 
+def _constraints(
+    options: DecodingConfig, forbid: Sequence[int], bad_words: Sequence[Sequence[int]]
+) -> tuple[list[int], HistoryConstraints]:
+    """Return the forbidden ids with the bad words of one token, and what depends on the tokens so far."""
+    assert bool(options.bad_words) or not bad_words, "the token sequences of options.bad_words"
+    single, sequences = split_bad_words(bad_words)
+    return [*forbid, *single], HistoryConstraints(options.repetition_penalty, options.no_repeat_ngram_size, sequences)
+
+
 def _greedy_rules(
-    eos: int, options: DecodingConfig, forbid: Sequence[int], rows: Sequence[int], device: torch.device
+    eos: int,
+    options: DecodingConfig,
+    forbid: Sequence[int],
+    constraints: HistoryConstraints,
+    rows: Sequence[int],
+    device: torch.device,
 ) -> GreedyRules:
     """Return the settings of greedy search, or of sampling with all its uniform numbers, drawn at once."""
     rules = GreedyRules(
@@ -102,6 +135,7 @@ def _greedy_rules(
         options.num_return_sequences,
         options.renormalize_logits,
         options.finish,
+        constraints,
     )
     if not options.sample:
         return rules
@@ -124,20 +158,39 @@ def _decode_steps(model: Generator, rules: GreedyRules, prompt: Tokens, source: 
     if rules.copies > 1:
         prompts = row // rules.copies
         logits, state = logits[prompts], state.select(prompts)
+    history = TokenHistory.of(prompt).select(row // rules.copies) if rules.constraints else None
     for written in range(rules.max_length):
         logprobs = log_probs(logits, forbidden.after(written), renormalize_logits=rules.renormalize_logits)
+        scores = logprobs
+        if history is not None:
+            logprobs, scores = _constrain(rules, logits, logprobs, history)
         if rules.finish and written + 1 == rules.max_length:
-            logprobs = force_eos(logprobs, rules.eos)
-        token = rules.pick(logprobs, logprobs[:, 0] if rules.uniform is None else rules.uniform[row, written])
+            logprobs = scores = force_eos(logprobs, rules.eos)
+        token = rules.pick(scores, logprobs[:, 0] if rules.uniform is None else rules.uniform[row, written])
         yield _DecodeStep(row, token, logprobs.gather(1, token[:, None])[:, 0])
         if written + 1 == rules.max_length:
             return
         staying = (token != rules.eos).nonzero()[:, 0]  # the one sync of a step
         if len(staying) < len(row):
             row, token, state = row[staying], token[staying], state.select(staying)
+            history = None if history is None else history.select(staying)
         if not len(row):
             return
         logits, state = model.step(token, state)
+        history = None if history is None else history.append(token)
+
+
+def _constrain(rules: GreedyRules, logits: Tensor, logprobs: Tensor, history: TokenHistory) -> tuple[Tensor, Tensor]:
+    """Return the model's log-probabilities without banned tokens, and the scores that the next token is chosen by.
+
+    As in transformers, the repetition penalty is of the logits, not of the log-probabilities.
+    """
+    logprobs = rules.constraints.ban(logprobs, history, rules.eos, logits)
+    logprobs = logprobs.log_softmax(-1) if rules.renormalize_logits else logprobs
+    if rules.constraints.repetition_penalty == 1:
+        return logprobs, logprobs
+    scores = rules.constraints.penalize(logits.to(logprobs.dtype), history)
+    return logprobs, scores.masked_fill(logprobs == NEG_INF, NEG_INF)
 
 
 def _decode_all(model: Generator, rules: GreedyRules, prompt: Tokens, source: Tokens | None) -> list[Hypothesis]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.decoding.beam_search import Beam, FinishedPool, Hypothesis, extend
-from weft.decoding.logits_processors import NEG_INF, ForbiddenTokens, log_probs
+from weft.decoding.logits_processors import NEG_INF, NO_CONSTRAINTS, ForbiddenTokens, HistoryConstraints, log_probs
 from weft.nn.kernels.dispatch import decodes_on_triton
 
 NARROW = 16  # the widest beam that the Triton kernel handles
@@ -225,8 +225,9 @@ class GreedyRules:
     min_length: int = 0
     forbid: tuple[int, ...] = ()
     copies: int = 1
-    renormalize_logits: bool = False  # this and the next only without a CUDA graph
+    renormalize_logits: bool = False  # this and the next two only without a CUDA graph
     finish: bool = False
+    constraints: HistoryConstraints = NO_CONSTRAINTS
     pick: Pick = argmax_token
     pick_key: Hashable = None  # the settings of `pick`
     uniform: Tensor | None = None  # (groups, max_length)

@@ -147,6 +147,10 @@ class Task(TextInput):
         """Return an answer as one line of text."""
         return json.dumps(answer, ensure_ascii=False)
 
+    def format_alternatives(self, answer: Answer) -> str:
+        """Return an answer as one line of text with the alternatives that the options of a call ask for."""
+        return self.format_answer(answer)
+
     def preview(self, example: Any) -> tuple[str, str]:
         """Return an example's input and its expected answer as text, for tables."""
         labels = (getattr(example, name) for name in self.label_fields)
@@ -159,3 +163,9 @@ class Task(TextInput):
     def unavailable_metric(self, metric: str, examples: Sequence[Any]) -> str:
         """Return why one of `metrics` cannot be computed on these examples; "", the default, if it can."""
         return ""
+
+
+def format_candidates(answer: Answer) -> str:
+    """Return the texts of all candidates of an answer on one line, with tabs between them."""
+    candidates = answer.get("candidates", [answer])
+    return "\t".join(" ".join(str(candidate["text"]).split()) for candidate in candidates)

@@ -16,7 +16,8 @@ from weft.errors import ConfigError
 from weft.models.base import Role
 from weft.nn.layers.losses import cross_entropy_sum
 from weft.tasks import base
-from weft.tasks.base import Answer
+from weft.tasks.bad_words import BadWords, bad_word_ids
+from weft.tasks.base import Answer, format_candidates
 from weft.tasks.batch import Batch, Item
 from weft.tasks.capabilities import ErrorAnalysis, StaticBatches, TeacherForcing, TextStreaming, WrongAnswer
 from weft.tasks.head import Head, Sums
@@ -45,9 +46,12 @@ class TranslateExample(base.Example):
 class TranslateHead(Head):
     """The body alone: its own output layer gives the logits of the target vocabulary."""
 
-    def __init__(self, body: Any, eos: int, forbid: Sequence[int], label_smoothing: float) -> None:
+    def __init__(
+        self, body: Any, eos: int, forbid: Sequence[int], label_smoothing: float, bad_words: BadWords | None = None
+    ) -> None:
         super().__init__(body)
         self.eos, self.forbid, self.label_smoothing = eos, tuple(forbid), label_smoothing
+        self.bad_words = bad_words  # the tokens of texts
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
         """Return the summed cross-entropy of the target's tokens, under teacher forcing."""
@@ -61,7 +65,8 @@ class TranslateHead(Head):
         """Return the best hypotheses of each source."""
         assert isinstance(options, DecodingConfig)
         rows = batch.rows or range(len(batch.tokens))
-        return generate(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, rows)
+        bad_words = bad_word_ids(self.bad_words, options)
+        return generate(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, rows, bad_words)
 
     def logits_per_item(self, options: Section) -> int:
         """The vocabulary, for each hypothesis."""
@@ -72,7 +77,9 @@ class TranslateHead(Head):
     def stream(self, batch: Batch, options: DecodingConfig) -> Iterator[int]:
         """Yield the ids of one translation as they are generated."""
         batch = batch.to(next(self.parameters()).device)
-        return stream(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, *batch.rows)
+        bad_words = bad_word_ids(self.bad_words, options)
+        row = batch.rows[0] if batch.rows else 0
+        return stream(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, row, bad_words)
 
 
 def _prompt(batch: Batch) -> Tokens:
@@ -134,7 +141,8 @@ class Translate(StaticBatches, TextStreaming, TeacherForcing, ErrorAnalysis):
         specials = self.tokenizer.target.specials
         forbidden = (specials.pad, specials.mask, None if self.config.unknown else specials.unk)
         forbid = [specials.bos, *(id for id in forbidden if id is not None)]
-        return TranslateHead(model, specials.eos, forbid, self.config.label_smoothing)
+        bad_words = BadWords(self.tokenizer.target)
+        return TranslateHead(model, specials.eos, forbid, self.config.label_smoothing, bad_words)
 
     def options(self) -> Section:
         """Return the recipe's decoding options."""
@@ -173,6 +181,10 @@ class Translate(StaticBatches, TextStreaming, TeacherForcing, ErrorAnalysis):
     def format_answer(self, answer: Answer) -> str:
         """Return the translation on one line: a line break would look like the next answer."""
         return " ".join(str(answer["text"]).splitlines())
+
+    def format_alternatives(self, answer: Answer) -> str:
+        """Return all translations that were asked for on one line, with tabs between them."""
+        return format_candidates(answer)
 
     def score(self, answers: Sequence[Answer], examples: Sequence[TranslateExample]) -> dict[str, float]:
         """Compute exact match, and BLEU by sacreBLEU."""

@@ -24,6 +24,9 @@ CASES = {
     "the first to end": {"seed": 4, "search": {"early_stopping": True}},
     "until it is sure": {"seed": 2, "search": {"early_stopping": "never", "min_length": 5}},
     "short": {"seed": 3, "search": {"max_length": 12}},
+    "repetition penalized": {"seed": 2, "search": {"repetition_penalty": 1.4}},
+    "repetition not scaled": {"seed": 2, "search": {"repetition_penalty": 1.7, "renormalize_logits": False}},
+    "no bigram twice": {"seed": 2, "search": {"no_repeat_ngram_size": 2, "min_length": 6}},
     "not scaled": {"seed": 2, "search": {"renormalize_logits": False, "num_beams": 1}},
 }
 
@@ -109,6 +112,18 @@ def test_another_weight_bias_or_way_to_search_is_caught(folders):
     _, other, _ = folders["short"]
     with pytest.raises(AssertionError, match="not close"):
         check_numbers(weft.load(folder, device="cpu"), other, tokenizer)
+
+
+def test_repetition_options_change_what_is_written(folders):
+    """The negative control: the comparison above depends on them."""
+    folder, model, tokenizer = folders["repetition penalized"]
+    pipeline, own = weft.load(folder, device="cpu"), translations(model, tokenizer)
+    assert texts_of(pipeline) == own
+    assert (
+        texts_of(pipeline, {"repetition_penalty": 1.0}) == translations(model, tokenizer, repetition_penalty=1.0) != own
+    )
+    again = texts_of(pipeline, {"no_repeat_ngram_size": 1})
+    assert again == translations(model, tokenizer, no_repeat_ngram_size=1) != own
 
 
 def test_what_it_says_of_itself(folders):
@@ -219,7 +234,7 @@ def test_fine_tuning_goes_on_from_it_and_comes_back(folders, tmp_path):
         ("config.json", {"vocab_size": 7}, "tokens, but the model 7; are they of one model?"),
         ("tokenizer_config.json", {"separate_vocabs": True}, "separate_vocabs is true"),
         ("tokenizer_config.json", {"eos_token": "<|end|>"}, "vocab.json: lacks the special token <|end|>"),
-        ("generation_config.json", {"no_repeat_ngram_size": 3}, "no_repeat_ngram_size is 3, which weft's search does"),
+        ("generation_config.json", {"num_beam_groups": 3}, "num_beam_groups is 3, which weft's search does"),
         ("generation_config.json", {"early_stopping": "now"}, "early_stopping must be true, false or never"),
         ("generation_config.json", {"bad_words_ids": [[5]]}, "bad_words_ids bars 5, but weft bars padding and"),
         ("generation_config.json", {"num_beams": -1}, "task.decode.beam: "),

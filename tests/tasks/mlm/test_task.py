@@ -436,6 +436,9 @@ def test_it_learns_and_fills(trained):
     assert answer["fills"][0][0]["token"] == "three"
     assert answer["fills"][0][0]["score"] > answer["fills"][0][1]["score"] > 0
     assert trained.task.format_answer(answer) == answer["text"]
+    best = [f"{one['token']} {one['score']:.3f}" for one in answer["fills"][0]]
+    assert trained.task.format_alternatives(answer) == f"{answer['text']}\t{best[0]}, {best[1]}"
+    assert trained.task.format_alternatives(other).count("\t") == 2, "one for each mask"
     assert len(trained("one [MASK] three")[0]["fills"][0]) == 5
     given = [one["token"] for one in trained("one [MASK] three", {"top": 10**6})[0]["fills"][0]]
     specials = {trained.tokenizer.token(id) for id in trained.head.specials}

@@ -30,9 +30,7 @@ _NEUTRAL: Mapping[str, Any] = {
     "exponential_decay_length_penalty": None,
     "forced_bos_token_id": None,
     "min_new_tokens": None,
-    "no_repeat_ngram_size": 0,
     "num_beam_groups": 1,
-    "repetition_penalty": 1.0,
     "sequence_bias": None,
     "suppress_tokens": None,
 }
@@ -122,6 +120,8 @@ def _decoding_options(path: Path, generation: Mapping[str, Any], longest: int) -
         "finish": generation.get("forced_eos_token_id") is not None,
         "renormalize_logits": bool(generation.get("renormalize_logits")),
         "early_stopping": stopping[0],
+        "repetition_penalty": generation.get("repetition_penalty") or 1.0,
+        "no_repeat_ngram_size": generation.get("no_repeat_ngram_size") or 0,
     }
 
 
@@ -134,6 +134,10 @@ def write_translation(run: Run, tokenizer: Tokenizer) -> tuple[dict[str, Any], d
         raise CheckpointError(
             f"task.decode.{key}: {getattr(decode, key)!r} cannot be expressed in the format of marian; choose another, "
             "such as a beam with length_penalty average"
+        )
+    if decode.bad_words:
+        raise CheckpointError(
+            f"task.decode.bad_words: {list(decode.bad_words)} cannot be expressed in the format of marian; leave it out"
         )
     forbidden = [specials.pad] if run.task.unknown else [specials.pad, specials.unk]  # type: ignore[attr-defined]
     ids = {"decoder_start_token_id": specials.bos, "eos_token_id": specials.eos, "pad_token_id": specials.pad}
@@ -148,5 +152,7 @@ def write_translation(run: Run, tokenizer: Tokenizer) -> tuple[dict[str, Any], d
         "min_length": decode.min_length + 1 if decode.min_length else 0,
         "early_stopping": _EARLY_STOPPING[decode.early_stopping],
         "renormalize_logits": decode.renormalize_logits,
+        "repetition_penalty": decode.repetition_penalty,
+        "no_repeat_ngram_size": decode.no_repeat_ngram_size,
     }
     return {**ids, "decoder_vocab_size": len(tokenizer.target)}, generation

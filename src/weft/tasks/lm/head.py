@@ -14,6 +14,7 @@ from weft.decoding.generate import Hypothesis, generate, stream
 from weft.errors import DataError, RoleError
 from weft.models.base import LMDirection, Role
 from weft.nn.layers.losses import cross_entropy_sum
+from weft.tasks.bad_words import BadWords, bad_word_ids
 from weft.tasks.batch import Batch
 from weft.tasks.head import Head, Sums
 from weft.tasks.lm import scoring
@@ -39,9 +40,12 @@ class Continuation(Hypothesis):
 class LMHead(Head):
     """The body alone, with its own output projection to the vocabulary."""
 
-    def __init__(self, body: Any, eos: int, forbid: Sequence[int], carries: bool = False) -> None:
+    def __init__(
+        self, body: Any, eos: int, forbid: Sequence[int], carries: bool = False, bad_words: BadWords | None = None
+    ) -> None:
         super().__init__(body)
         self.eos, self.forbid, self.carries = eos, tuple(forbid), carries
+        self.bad_words = bad_words  # the tokens of texts
         self.directions: tuple[LMDirection, ...] = type(body).directions(body.config)
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
@@ -67,12 +71,14 @@ class LMHead(Head):
         prompt, rows = self._prompt(batch), batch.rows or range(len(batch.tokens))
         prompts, continuations = prompt.split(), dict[int, list[Continuation]]()
         limited = [self._limit_length(len(ids), options) for ids in prompts]
+        bad_words = bad_word_ids(self.bad_words, options)
         for limit in dict.fromkeys(limited):  # a long prompt must not shorten the other continuations
             members = [row for row, limits in enumerate(limited) if limits == limit]
             subset = (
                 prompt if len(members) == len(prompts) else Tokens.flat(*_concat([prompts[row] for row in members]))
             )
-            groups = generate(self.body, subset, self.eos, limit, None, self.forbid, [rows[row] for row in members])
+            numbers = [rows[row] for row in members]
+            groups = generate(self.body, subset, self.eos, limit, None, self.forbid, numbers, bad_words)
             for row, group in zip(members, groups, strict=True):
                 ids = tuple(prompts[row].tolist())
                 continuations[row] = [self._to_continuation(ids, hypothesis, limit) for hypothesis in group]
@@ -89,7 +95,10 @@ class LMHead(Head):
         batch = batch.to(scoring.device_of(self))
         prompt = self._prompt(batch)
         limited = self._limit_length(prompt.longest, options)
-        return stream(self.body, prompt, self.eos, limited, None, self.forbid, *batch.rows)
+        row = batch.rows[0] if batch.rows else 0
+        return stream(
+            self.body, prompt, self.eos, limited, None, self.forbid, row, bad_word_ids(self.bad_words, options)
+        )
 
     def _prompt(self, batch: Batch) -> Tokens:
         """Return the prompts: without eos, which the batch of a bidirectional model has."""
@@ -115,13 +124,13 @@ class LMHead(Head):
     ) -> Continuation:
         ids = [*hypothesis.ids, self.eos] if hypothesis.finished else list(hypothesis.ids)
         logprobs: tuple[float, ...] = ()
-        if ids and (options.logprobs or options.stop):
+        penalized = options.beam > 1 and options.repetition_penalty != 1  # such a search has no log-probability
+        if ids and (options.logprobs or options.stop or penalized):
             tokens = Tokens.pack([[*prompt, *ids[:-1]]]).to(scoring.device_of(self))
             targets = torch.tensor([*prompt[1:], *ids], device=tokens.device)
             logprobs = tuple(self.body.log_prob(tokens, targets)[len(prompt) - 1 :].tolist())
-        return Continuation(
-            hypothesis.ids, hypothesis.logprob, hypothesis.score, hypothesis.finished, prompt, logprobs, options
-        )
+        logprob = sum(logprobs) if penalized else hypothesis.logprob
+        return Continuation(hypothesis.ids, logprob, hypothesis.score, hypothesis.finished, prompt, logprobs, options)
 
 
 def loss_names(directions: Sequence[LMDirection]) -> list[str]:

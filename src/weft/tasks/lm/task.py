@@ -30,7 +30,8 @@ from weft.errors import ConfigError, DataError
 from weft.models.base import LMDirection, Role, SelfFitted
 from weft.registry import resolve
 from weft.tasks import base
-from weft.tasks.base import Answer
+from weft.tasks.bad_words import BadWords
+from weft.tasks.base import Answer, format_candidates
 from weft.tasks.batch import IGNORE_INDEX, Batch, Item
 from weft.tasks.capabilities import (
     Metrics,
@@ -215,7 +216,7 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
         specials = self.tokenizer.specials
         special = {specials.bos, specials.unk, specials.pad, specials.mask} - {None, specials.eos}
         forbid = sorted(id for id in special if id is not None)
-        return LMHead(model, specials.eos, forbid, self.sequences == "bptt")
+        return LMHead(model, specials.eos, forbid, self.sequences == "bptt", BadWords(self.tokenizer))
 
     def options(self) -> Section:
         """Return the recipe's decoding options."""
@@ -272,6 +273,10 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
         if "text" not in answer:
             return f"log-probability {answer['logprob']:.2f}"
         return " ".join(str(answer["text"]).splitlines())
+
+    def format_alternatives(self, answer: Answer) -> str:
+        """Return all continuations that were asked for on one line, with tabs between them."""
+        return format_candidates(answer) if "text" in answer else self.format_answer(answer)
 
     def log_probs(self, head: Head, texts: Sequence[str]) -> list[float]:
         """Return the log-probability of each text; of a model with both contexts, the sum of its tokens'."""

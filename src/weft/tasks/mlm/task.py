@@ -261,6 +261,13 @@ class MLM(StreamReading, TeacherForcing, PreparedEvaluation):
             return f"pseudo-log-likelihood {answer['logprob']:.2f}"
         return " ".join(str(answer["text"]).splitlines())
 
+    def format_alternatives(self, answer: Answer) -> str:
+        """Return the text and, after a tab for each mask, its best tokens with their probabilities."""
+        if "fills" not in answer:
+            return self.format_answer(answer)
+        fills = (", ".join(f"{one['token'].strip()} {one['score']:.3f}" for one in fill) for fill in answer["fills"])
+        return "\t".join([self.format_answer(answer), *fills])
+
     def teacher_forced(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
         """Return the names of the tokens and the batch of the text itself, with all but its masks as targets."""
         (ids,), eos = items[0], self.tokenizer.specials.eos
