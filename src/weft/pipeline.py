@@ -36,7 +36,7 @@ from weft.tasks.lm.minimal_pairs import MinimalPairsResult, evaluate_minimal_pai
 from weft.tasks.lm.task import LM
 from weft.tasks.mlm.task import MLM
 from weft.tasks.prepare import check_answer, data_for, has_split, read_evaluation_data
-from weft.tasks.requests import Request, parse_example, read_options
+from weft.tasks.requests import Request, check_overrides, parse_example, read_options
 from weft.text_embedding import Combine, Embedder, EmbeddingOptions, LayerSelection, Pool
 from weft.tokenization.trainable import Tokenizer
 from weft.training.distributed import pick_device
@@ -359,7 +359,9 @@ def load(
     """
     if "\0" in str(path):
         raise CheckpointError(f"{str(path)!r}: no folder has such a name; give a run's directory")
+    overrides = list(overrides)
     run, task, head = open_model(path, trust, overrides)
+    check_overrides(task, overrides)
     head.to(pick_device(device, "device")).eval()
     if precision != "fp32" and not head.body.supports_low_precision:
         raise ConfigError(

@@ -10,6 +10,7 @@ from weft.tasks.base import Task
 from weft.tasks.char_inputs import Spelling
 from weft.tasks.head import Head
 from weft.tasks.prepare import resolve_task_config
+from weft.tasks.requests import check_effective
 from weft.tokenization.trainable import Tokenizer
 
 
@@ -33,6 +34,7 @@ def resolve_run(run: Run, task: Task) -> Run:
     run = run.model_copy(update={"task": resolve_task_config(run.data, task)})
     task.configure(run.task)
     _check(task, run)
+    check_effective(task.options(), "task.decode")
     return run
 
 

@@ -1,11 +1,12 @@
 """Validation of requests: an example, given as a text or by its fields, and the options of a call."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from weft.config.schema import Section, read_section
+from weft.config.schema import Section, apply_override, read_section
+from weft.decoding.config import DecodingConfig
 from weft.errors import ConfigError, DataError
 from weft.tasks.base import Task
 
@@ -37,4 +38,25 @@ def read_options(task: Task, options: Mapping[str, Any] | None) -> Section:
         raise ConfigError(
             f"options.{next(iter(options))}: the task {task.config.name!r}, as configured, has no options; leave it out"
         )
-    return read_section(type(default), {**default.model_dump(), **options}, "options") if options else default
+    if not options:
+        return default
+    merged = read_section(type(default), {**default.model_dump(), **options}, "options")
+    check_effective(merged, "options", options)
+    return merged
+
+
+def check_effective(options: Section, section: str, given: Collection[str] | None = None) -> None:
+    """Raise an error for a decoding option that has no effect; `given` are the keys to check, None: all."""
+    if isinstance(options, DecodingConfig):
+        options.check_effective(section, given)
+
+
+def check_overrides(task: Task, overrides: Iterable[str]) -> None:
+    """Raise an error for overrides of `task.decode` that have no effect."""
+    raw: dict[str, Any] = {}
+    for override in overrides:
+        if override.startswith("task."):
+            apply_override(raw, override)
+    decode = raw.get("task", {}).get("decode")
+    if isinstance(decode, Mapping):
+        check_effective(task.options(), "task.decode", decode)

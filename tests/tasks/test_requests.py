@@ -1,0 +1,51 @@
+import pytest
+
+from weft.errors import ConfigError
+from weft.tasks.requests import check_overrides, read_options
+from weft.tasks.translate import Translate, TranslateConfig
+
+
+def translate(**decode: object) -> Translate:
+    return Translate(TranslateConfig.model_validate({"name": "translate", "decode": decode}))
+
+
+def test_a_call_has_the_recipes_values_as_defaults():
+    task = translate(beam=5, alpha=1.0, length_penalty="average")
+    assert read_options(task, None) == task.options()
+    assert read_options(task, {"max_length": 9}).model_dump() == {**task.options().model_dump(), "max_length": 9}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "call"),
+    [
+        ({"beam": 5, "alpha": 1.0, "early_stopping": "first"}, {"beam": 1}),
+        ({"sample": True, "temperature": 0.5, "seed": 3}, {"sample": False}),
+        ({"sample": True, "temperature": 0.5}, {"sample": False, "beam": 2}),
+        ({"alpha": 1.0}, {"beam": 2}),
+        ({"top_k": 3}, {"sample": True}),
+    ],
+)
+def test_a_call_does_not_answer_for_what_the_recipe_sets(recipe, call):
+    assert read_options(translate(**recipe), call).model_dump(include=set(call)) == call
+
+
+@pytest.mark.parametrize(
+    ("recipe", "call", "message"),
+    [
+        ({}, {"temperature": 0.5}, "options.temperature: 0.5 has no effect: sample is false"),
+        ({"beam": 5}, {"beam": 1, "alpha": 1.0}, "options.alpha: 1.0 has no effect"),
+        ({"sample": True}, {"sample": False, "top_p": 0.5}, "options.top_p: 0.5 has no effect"),
+        ({}, {"early_stopping": "first"}, "options.early_stopping: 'first' has no effect: beam is 1"),
+    ],
+)
+def test_what_a_call_gives_in_vain_is_refused(recipe, call, message):
+    with pytest.raises(ConfigError, match=message):
+        read_options(translate(**recipe), call)
+
+
+@pytest.mark.parametrize("override", ["task.decode.top_k=3", "task.decode={top_k: 3}"])
+def test_overrides_in_vain_are_refused(override):
+    with pytest.raises(ConfigError, match=r"task\.decode\.top_k: 3 has no effect: sample is false"):
+        check_overrides(translate(top_k=3), ["train.lr=1", override])
+    check_overrides(translate(top_k=3), ["task.decode.beam=2", "task.unknown=true"])
+    check_overrides(translate(top_k=3, sample=True), [override])
