@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 import typer
@@ -411,6 +412,63 @@ def test_predict_with_options(run, trained_run):
     refused(run("predict", trained_run, "a", "--set", "beem=3"), "options.beem: unknown key; did you mean 'beam'?")
     refused(run("predict", trained_run, "a", "--set", "beam=x"), "options.beam: ")
     refused(run("predict", trained_run, "a", "--set", "beam"), "an override is key=value")
+
+
+def test_predict_refuses_options_that_have_no_effect(run, trained_run):
+    for option in ("temperature=0.5", "top_k=3", "top_p=0.5", "seed=1"):
+        key = option.partition("=")[0]
+        for how in ([], ["--stream"], ["--json"]):
+            done = run("predict", trained_run, "abc", "--set", option, *how)
+            refused(done, f"options.{key}: ", "has no effect: sample is false", "set sample: true")
+    refused(run("predict", trained_run, "a", "--set", "alpha=1"), "options.alpha: 1.0 has no effect: beam and")
+    refused(
+        run("predict", trained_run, "a", "--set", "sample=true", "--set", "temperature=1e300"), "less than or equal"
+    )
+    refused(run("evaluate", trained_run, "--set", "task.decode.top_k=3"), "task.decode.top_k: 3 has no effect")
+    refused(run("train", trained_run / "run.yaml", "task.decode.top_p=0.5"), "task.decode.top_p: 0.5 has no effect")
+
+
+def test_predict_shows_all_that_was_asked_for(run, trained_run):
+    several = ["--set", "beam=3", "--set", "num_return_sequences=3"]
+    (line,) = good(run("predict", trained_run, WORDS[0], *several)).lines
+    candidates = json.loads(good(run("predict", trained_run, WORDS[0], *several, "--json")).out)["candidates"]
+    assert line.split("\t") == [candidate["text"] for candidate in candidates]
+    assert len(candidates) == 3
+
+
+def test_predict_avoids_bad_words_and_repetition(run, trained_run):
+    (plain,) = good(run("predict", trained_run, WORDS[0])).lines
+    (other,) = good(run("predict", trained_run, WORDS[0], "--set", f"bad_words=[{plain[-2:]}]")).lines
+    assert plain[-2:] not in other
+    doubled = [word for word in WORDS if any(a == b for a, b in pairwise(word))]
+    (once,) = good(run("predict", trained_run, doubled[0], "--set", "no_repeat_ngram_size=1")).lines
+    assert len(once) == len(set(once))
+    assert once != doubled[0][::-1]
+
+
+def test_predict_says_that_a_language_model_samples(run, tmp_path):
+    (tmp_path / "train.txt").write_text("the cat sat on the mat\n" * 20 + "the dog sat on a log\n" * 20)
+    recipe = {
+        "task": {"name": "lm"},
+        "data": {"train": str(tmp_path / "train.txt")},
+        "tokenizer": {"name": "characters"},
+        "model": {"name": "ngram", "order": 2},
+        "train": {"steps": 1},
+    }
+    weft.train(recipe, out=tmp_path / "run")
+    ask = ["predict", tmp_path / "run", "the", "the", "a"]
+    done = good(run(*ask))
+    assert done.err.startswith("sampled with temperature 0.7, top_p 0.95, seed 0: ")
+    assert "--set sample=false" in done.err
+    assert done.err.count("\n") == 1
+    assert good(run(*ask)).lines == done.lines, "the seed makes it reproducible"
+    assert good(run(*ask, "--set", "seed=1")).lines != done.lines
+    assert done.lines[0] != done.lines[1], "each example has its own draws"
+    for how in (["--json"], ["--set", "sample=true"], ["--set", "sample=false"]):
+        assert good(run(*ask, *how)).err == ""
+    greedy = good(run(*ask, "--set", "sample=false")).lines
+    assert greedy[0] == greedy[1]
+    assert good(run("predict", tmp_path / "run", "the", "--stream")).err == done.err
 
 
 def test_samples_do_not_hang_on_how_the_input_comes_in(run, trained_run, tmp_path, monkeypatch):

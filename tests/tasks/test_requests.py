@@ -1,6 +1,9 @@
 import pytest
 
+from weft.config.schema import Named
 from weft.errors import ConfigError
+from weft.tasks.lm.head import ContinuationConfig
+from weft.tasks.lm.task import LM, LMConfig
 from weft.tasks.requests import check_overrides, read_options
 from weft.tasks.translate import Translate, TranslateConfig
 
@@ -49,3 +52,19 @@ def test_overrides_in_vain_are_refused(override):
         check_overrides(translate(top_k=3), ["train.lr=1", override])
     check_overrides(translate(top_k=3), ["task.decode.beam=2", "task.unknown=true"])
     check_overrides(translate(top_k=3, sample=True), [override])
+
+
+def test_language_models_sample_unless_they_are_asked_not_to():
+    task = LM(LMConfig(name="lm"))
+    options = task.options()
+    assert isinstance(options, ContinuationConfig)
+    assert options.describe_sampling() == "temperature 0.7, top_p 0.95, seed 0"
+    greedy = read_options(task, {"sample": False})
+    assert (greedy.sample, greedy.temperature) == (False, 0.7)
+    assert read_options(task, {"temperature": 0.5, "top_p": None}).describe_sampling() == "temperature 0.5, seed 0"
+    with pytest.raises(ConfigError, match="sample needs beam: 1, but beam is 3"):
+        read_options(task, {"beam": 3})
+    assert read_options(task, {"beam": 3, "sample": False}).beam == 3
+    saved = LMConfig.model_validate(LMConfig(name="lm", decode=ContinuationConfig(sample=False)).model_dump())
+    LM(saved).options().check_effective("task.decode")
+    assert isinstance(saved, Named)

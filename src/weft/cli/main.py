@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -177,6 +177,8 @@ def predict_command(
     if stream and as_json:
         raise ConfigError("--stream: prints text while it is generated, but --json prints whole answers; leave one out")
     pipeline, decoding = _load(model, device, trust, (), precision), _parse_options(options or [])
+    if not as_json:
+        _tell_sampling(pipeline, decoding)
     examples: Iterator[Any] = iter(texts) if texts else read_input(file)
     if stream:
         for number, example in enumerate(examples):
@@ -185,9 +187,10 @@ def predict_command(
             typer.echo()
         return
     num_answered = 0
+    format_answer = pipeline.task.format_alternatives if decoding else pipeline.task.format_answer
     for chunk in read_chunks(examples):
         for answer in pipeline.answers(chunk, decoding, start=num_answered):
-            typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else pipeline.task.format_answer(answer))
+            typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else format_answer(answer))
         num_answered += len(chunk)
         sys.stdout.flush()
 
@@ -295,6 +298,17 @@ def _load(model: str, device: str, trust: bool, changes: Iterable[str] = (), pre
     from weft.pipeline import load
 
     return load(model, device, trust, changes, precision)
+
+
+def _tell_sampling(pipeline: "Pipeline", given: Mapping[str, Any]) -> None:
+    """Print a notice if texts are sampled though the call does not ask for it."""
+    from weft.decoding.config import DecodingConfig
+    from weft.tasks.requests import read_options
+
+    options = read_options(pipeline.task, given)
+    if isinstance(options, DecodingConfig) and options.sample and "sample" not in given:
+        others = "--set sample=false takes the most probable tokens"
+        tell(f"sampled with {options.describe_sampling()}: another seed gives another text, {others}")
 
 
 def _parse_options(pairs: Iterable[str]) -> dict[str, Any]:

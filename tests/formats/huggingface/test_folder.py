@@ -170,7 +170,9 @@ def test_another_weight_or_order_is_caught(folders, tmp_path):
 def test_log_probabilities_and_the_loss_are_those_of_transformers(folders):
     folder, model, _ = folders["gpt2"]
     pipeline = weft.load(folder, device="cpu")
-    (answer,) = pipeline("The lambda", {"sample": True, "seed": 4, "max_length": 12, "logprobs": True})
+    (answer,) = pipeline(
+        "The lambda", {"sample": True, "seed": 4, "max_length": 12, "temperature": 1.0, "top_p": None, "logprobs": True}
+    )
     end = pipeline.tokenizer.specials.eos
     read = [end, *pipeline.tokenizer.encode("The lambda").ids]
     written = generate(

@@ -304,6 +304,34 @@ def test_a_stream_and_an_answer_are_the_same_and_end_before_a_stop_word(run):
     assert "".join(pipeline.stream("the", {**options, "stop": [word]})) == cut["text"]
 
 
+def test_it_samples_unless_it_is_asked_not_to(run):
+    pipeline = weft.load(run, "cpu")
+    assert pipeline("the", {"max_length": 30}) == pipeline("the", {"max_length": 30, "sample": True})
+    assert pipeline("the", {"max_length": 30}) != pipeline("the", {"max_length": 30, "seed": 1})
+    greedy = pipeline("the", {"max_length": 30, "sample": False})
+    assert greedy == pipeline("the", {"max_length": 30, "top_k": 1}) != pipeline("the", {"max_length": 30})
+
+
+@pytest.mark.parametrize("search", [{"sample": False}, {"seed": 2}, {"sample": False, "beam": 3}])
+def test_what_must_not_be_written_or_repeated_is_not(run, search):
+    pipeline = weft.load(run, "cpu")
+    options = {"max_length": 30, "min_length": 20, **search}
+    (plain,) = pipeline("the", options)
+    word = plain["text"].split()[1]
+    (other,) = pipeline("the", {**options, "bad_words": [word]})
+    assert word not in other["text"].split()
+    free, once = (
+        list(pairwise(name for name, _ in pipeline("the", {**options, "logprobs": True, **more})[0]["tokens"]))
+        for more in ({}, {"no_repeat_ngram_size": 2, "min_length": 0})
+    )
+    assert len(set(once)) == len(once)
+    assert len(set(free)) < len(free), "the negative control"
+    (penalized,) = pipeline("the", {**options, "repetition_penalty": 1.5, "logprobs": True})
+    assert penalized["text"] != plain["text"]
+    own = sum(value for _, value in penalized["tokens"])
+    assert penalized["logprob"] == pytest.approx(own, abs=1e-4), "the model's own, not the penalized"
+
+
 def test_minimal_pairs_are_judged_by_which_is_likelier(run, tmp_path):
     pipeline = weft.load(run, "cpu")
     pairs = [

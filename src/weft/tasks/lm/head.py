@@ -22,8 +22,14 @@ from weft.tokens import Tokens
 
 
 class ContinuationConfig(DecodingConfig):
-    """Options of a continuation: it ends before the first stop word; `logprobs` adds each token's log-probability."""
+    """Options of a continuation: it ends before the first stop word; `logprobs` adds each token's log-probability.
 
+    It is sampled by default: the most probable text of a language model repeats itself (Holtzman et al. 2020).
+    """
+
+    sample: bool = True
+    temperature: float = Field(0.7, gt=0, le=100, allow_inf_nan=False)
+    top_p: float | None = Field(0.95, gt=0, le=1)
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()  # an empty string would match everywhere
     logprobs: bool = False
 
