@@ -39,7 +39,8 @@ class DecodingConfig(Section):
     def _check_consistency(self) -> "DecodingConfig":
         if self.sample and self.beam > 1:
             raise ValueError(
-                f"sample draws and beam searches, so sample needs beam: 1, but beam is {self.beam} instead"
+                f"sample draws and beam searches, so sample needs beam: 1, but beam is {self.beam} instead; "
+                "set sample: false, or leave beam out"
             )
         if not self.sample and self.num_return_sequences > self.beam:
             raise ValueError(
