@@ -106,8 +106,8 @@ COMMANDS = {
     "tokenizer train": ["RECIPE", "KEY=VALUE", "--out"],
     "tokenizer show": ["MODEL", "TEXT", "--json", "--trust"],
     "vectors neighbours": ["MODEL", "WORD", "--count", "--json", "--trust"],
-    "vectors analogies": ["MODEL", "FILE", "--most", "--case", "--json", "--trust"],
-    "vectors similarity": ["MODEL", "FILE", "--most", "--case", "--json", "--trust"],
+    "vectors analogies": ["MODEL", "FILE | A B C", "--count", "--most", "--case", "--json", "--trust"],
+    "vectors similarity": ["MODEL", "FILE... | A B", "--most", "--case", "--json", "--trust"],
     "vectors export": ["MODEL", "OUT", "--format", "--json", "--trust"],
 }
 
