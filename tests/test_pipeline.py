@@ -13,6 +13,7 @@ import torch
 import weft
 from tests.conftest import reversed_pairs
 from weft.config.schema import Run
+from weft.errors import ConfigError, DataError
 from weft.pipeline import run_name
 from weft.tasks.prepare import data_for
 
@@ -390,3 +391,40 @@ def test_weights_are_not_read_as_another_models(transformer, change):
 def test_what_leaves_the_weights_alone_may_change(transformer):
     changed = weft.load(transformer, "cpu", overrides=["task.decode.beam=3", "model.dropout=0.3"])
     assert changed.run.task.decode.beam == 3
+
+
+def test_errors_are_returned_in_their_places_on_demand(reverser):
+    asked = [WORDS[0], {"txt": "abc"}, DataError("in.csv:4: bad"), "a" * 2000, WORDS[1]]
+    answers = list(reverser.answers(asked, start=10, on_error="return"))
+    assert [answer.get("text") for answer in answers] == [WORDS[0][::-1], None, None, None, WORDS[1][::-1]]
+    errors = [answer["error"] for answer in answers[1:4]]
+    assert errors[0].startswith("example 12: text: Field required")
+    assert errors[1] == "in.csv:4: bad"
+    assert errors[2].startswith("example 14: got 2,000 tokens")
+    with pytest.raises(DataError, match="example 12: text: Field required"):  # the control: they are raised by default
+        list(reverser.answers(asked, start=10))
+    with pytest.raises(ConfigError, match="on_error: must be 'raise' or 'return', but is 'skip'"):
+        reverser.answers(asked, on_error="skip")
+
+
+def test_a_bad_example_changes_no_sample_of_the_others(reverser):
+    hot = {"sample": True, "temperature": 3.0}
+    whole = list(reverser.answers(WORDS[:20], hot))
+    broken = list(reverser.answers([*WORDS[:3], "a" * 2000, *WORDS[4:20]], hot, on_error="return"))
+    assert "error" in broken[3]
+    assert [answer["text"] for answer in broken[:3] + broken[4:]] == [one["text"] for one in whole[:3] + whole[4:]]
+
+
+def test_a_question_that_is_too_long_is_treated_as_the_recipe_says(reverser):
+    run = reverser.run.model_copy(update={"data": reverser.run.data.model_copy(update={"max_length": 5})})
+    for policy, cut in (("cut", True), ("drop", False), ("error", False)):
+        own = run.model_copy(update={"data": run.data.model_copy(update={"truncation": policy})})
+        pipeline = replace(reverser, run=own)
+        if cut:
+            assert pipeline("abcdefgh") == reverser("abcde")
+        else:
+            with pytest.raises(DataError, match="example 1: got 8 tokens, data.max_length is 5; shorten it, or set"):
+                pipeline("abcdefgh")
+        limit = pipeline.truncation_policy("cut")
+        assert list(pipeline.answers(["abcdefgh", "ab"], limit=limit)) == reverser(["abcde", "ab"])
+        assert str(limit) == "cut 1 sequence longer than data.max_length=5"

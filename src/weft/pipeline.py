@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel
@@ -17,6 +17,7 @@ from weft.checkpoint import contents
 from weft.checkpoint.store import save_folder
 from weft.config.schema import Run
 from weft.data.corpus.format import find_corpus, read_manifest
+from weft.data.readers.column_mapping import ColumnSpec
 from weft.data.truncation import TruncationPolicy
 from weft.errors import CheckpointError, ConfigError, DataError, RoleError
 from weft.formats.huggingface.hub import find_model
@@ -31,11 +32,19 @@ from weft.tasks.corpus.reuse import prepared_split
 from weft.tasks.encoding import EvaluationData
 from weft.tasks.factory import num_parameters
 from weft.tasks.head import Head
-from weft.tasks.inference import EvaluationResult, evaluate, evaluate_prepared, outputs, predict, teacher_forced_batch
+from weft.tasks.inference import (
+    EvaluationResult,
+    evaluate,
+    evaluate_prepared,
+    outputs,
+    predict,
+    predict_or_errors,
+    teacher_forced_batch,
+)
 from weft.tasks.lm.minimal_pairs import MinimalPairsResult, evaluate_minimal_pairs
 from weft.tasks.lm.task import LM
 from weft.tasks.mlm.task import MLM
-from weft.tasks.prepare import check_answer, data_for, has_split, read_evaluation_data
+from weft.tasks.prepare import check_answer, data_for, has_split, labelled_fields, read_evaluation_data
 from weft.tasks.requests import Request, check_overrides, parse_example, read_options
 from weft.text_embedding import Combine, Embedder, EmbeddingOptions, LayerSelection, Pool
 from weft.tokenization.trainable import Tokenizer
@@ -65,29 +74,43 @@ class Pipeline:
         return list(self.answers([examples] if single else examples, options))  # type: ignore[list-item, arg-type]
 
     def answers(
-        self, examples: Iterable[Request], options: Mapping[str, Any] | None = None, start: int = 0
+        self,
+        examples: Iterable[Request | DataError],
+        options: Mapping[str, Any] | None = None,
+        start: int = 0,
+        on_error: Literal["raise", "return"] = "raise",
+        limit: TruncationPolicy | None = None,
     ) -> Iterator[Answer]:
-        """Yield the answers to a stream of examples, in order, in constant memory; `start` is the first one's index."""
-        parsed_options = read_options(self.task, options)
-        parsed = (self.example(example, number) for number, example in enumerate(examples, start + 1))
-        return predict(self.task, self.head, parsed, self._limit(), parsed_options, start=start)
+        """Yield the answers to a stream of examples, in order, in constant memory; `start` is the first one's index.
+
+        With `on_error="return"` the answer to an example that is wrong or too long is `{"error": "…"}`, and the others
+        are answered; an error among the examples, such as that of a row which could not be read, is returned as well.
+        `limit`, of `truncation_policy`, says what happens to texts that are too long, and counts them.
+        """
+        parsed_options, limit = read_options(self.task, options), limit or self.truncation_policy()
+        if on_error == "raise":
+            parsed = (self.example(example, number) for number, example in enumerate(examples, start + 1))
+            return predict(self.task, self.head, parsed, limit, parsed_options, start=start)
+        if on_error != "return":
+            raise ConfigError(f"on_error: must be 'raise' or 'return', but is {on_error!r} instead")
+        tried = (self._example_or_error(example, number) for number, example in enumerate(examples, start + 1))
+        found = predict_or_errors(self.task, self.head, tried, limit, parsed_options, start)
+        return ({"error": str(answer)} if isinstance(answer, DataError) else answer for answer in found)
 
     def outputs(self, examples: Iterable[Request]) -> Iterator[list[Any]]:
-        """Yield the raw outputs of the head for each example, from which the task makes an answer.
-
-        An example that is too long is truncated if `data.truncation` is cut.
-        """
+        """Yield the raw outputs of the head for each example, from which the task makes an answer."""
         parsed = (self.example(example, number) for number, example in enumerate(examples, 1))
-        limit = self._limit("cut" if self.run.data.truncation == "cut" else None)
-        pairs = outputs(self.task, self.head, parsed, limit, read_options(self.task, None))
+        pairs = outputs(self.task, self.head, parsed, self.truncation_policy(), read_options(self.task, None))
         return (output for _, output in pairs)
 
-    def stream(self, prompt: Request, options: Mapping[str, Any] | None = None, start: int = 0) -> Iterator[str]:
+    def stream(
+        self, prompt: Request | DataError, options: Mapping[str, Any] | None = None, start: int = 0
+    ) -> Iterator[str]:
         """Yield the answer's text piece by piece, as it is generated; `start` is the index of the prompt."""
         example = self.example(prompt, start + 1)
         if not isinstance(self.task, TextStreaming):
             raise RoleError(f"task: {self.run.task.name!r} does not generate text, so it cannot be streamed")
-        return self.task.stream(self.head, example, self._limit(), read_options(self.task, options), start)
+        return self.task.stream(self.head, example, self.truncation_policy(), read_options(self.task, options), start)
 
     def evaluate(
         self, data: str | Path | Iterable[Request] | None = None, tell: Callable[[str], object] | None = None
@@ -103,28 +126,32 @@ class Pipeline:
         data: str | Path | Iterable[Request] | None = None,
         tell: Callable[[str], object] | None = None,
         errors: bool = False,
+        columns: ColumnSpec | None = None,
+        advance: Callable[[int], object] | None = None,
     ) -> EvaluationResult:
         """Evaluate as `evaluate` does; return metrics and, of labels, the confusion matrix and classification report.
 
         With `errors` also the wrong answers: the example's fields, `gold`, `predicted` and `score`, the worst first.
+        `columns` of a file, by field, override the recipe's. `advance` is called with the number of examples that were
+        answered since the last call.
         """
         if errors and not isinstance(self.task, ErrorAnalysis):
             raise RoleError(
                 f"errors: the task {self.run.task.name!r} has no answers that are right or wrong; leave it out"
             )
-        result = self._evaluate_prepared(data) if data is None or isinstance(data, str | Path) else None
+        result = self._evaluate_prepared(data, columns) if data is None or isinstance(data, str | Path) else None
         if result is None:
-            examples, notice = self._evaluation_data(data)
+            examples, notice = self._evaluation_data(data, columns)
             if notice and tell:
                 tell(notice)
-            result = evaluate(self.task, self.head, examples, errors=errors)
+            result = evaluate(self.task, self.head, examples, errors=errors, advance=advance)
         if result.note and tell:
             tell(result.note)
         return result
 
-    def _evaluate_prepared(self, data: str | Path | None) -> EvaluationResult | None:
+    def _evaluate_prepared(self, data: str | Path | None, columns: ColumnSpec | None) -> EvaluationResult | None:
         """Evaluate on a prepared corpus, if `data` is one; a named corpus by its split `test`, else `valid`."""
-        recipe, split = data_for(self.run.data, data)
+        recipe, split = data_for(self.run.data, data, columns, labelled_fields(self.task))
         if data is not None and (folder := find_corpus(str(data))):
             split = next((name for name in ("test", "valid") if name in read_manifest(folder).splits), "train")
             recipe = recipe.model_copy(update={split: str(data)})
@@ -172,14 +199,16 @@ class Pipeline:
         choices: Sequence[tuple[LayerSelection, Combine]] = (),
         pool: Pool = "mean",
         tell: Callable[[str], object] | None = None,
+        columns: ColumnSpec | None = None,
     ) -> LayerScores:
         """Score each choice of frozen layers by a linear probe on labelled data: a recipe, a sample or a file.
 
-        `choices` are scored in addition to the default ones, such as `[("1,3", "concat")]`. See
+        `choices` are scored in addition to the default ones, such as `[("1,3", "concat")]`. A file is read as the
+        model's own training data, where that has labels of the same task; `columns` of it, by field, override. See
         `weft.analysis.layer_probing`.
         """
         layer_choices = choices_for(self.head, choices, pool)
-        run, task = probing_task(data, overrides, self.run, self.head, self.tokenizer)
+        run, task = probing_task(data, overrides, self.run, self.head, self.tokenizer, columns)
         return score_layers(run, self.head, task, layer_choices, pool, tell)
 
     def log_probs(self, texts: Sequence[str]) -> list[float]:
@@ -235,7 +264,9 @@ class Pipeline:
 
     def teacher_forced(self, example: Request) -> tuple[list[str], list[str], Batch]:
         """Answer, then return the tokens of source and target and the batch that feeds the model its own answer."""
-        source, target, batch = teacher_forced_batch(self.task, self.head, self.example(example), self._limit())
+        source, target, batch = teacher_forced_batch(
+            self.task, self.head, self.example(example), self.truncation_policy()
+        )
         return source, target, batch.to(self.device)
 
     def read(self, batch: Batch) -> list[str]:
@@ -272,23 +303,42 @@ class Pipeline:
         """Model, task and number of parameters, in a line."""
         return f"{self.run.model.name} for {self.run.task.name}, {self.parameters:,} parameters"
 
-    def example(self, asked: Request, number: int = 1) -> Any:
+    def example(self, asked: Request | DataError, number: int = 1) -> Any:
         """Parse and check an example: a plain text is the task's first field, or JSON if the task needs several."""
+        if isinstance(asked, DataError):
+            raise asked
         return parse_example(self.task, asked, number)
 
-    def _evaluation_data(self, data: str | Path | Iterable[Request] | None) -> tuple[EvaluationData, str]:
+    def _evaluation_data(
+        self, data: str | Path | Iterable[Request] | None, columns: ColumnSpec | None
+    ) -> tuple[EvaluationData, str]:
         """Read and encode labelled examples; return them and a notice on skipped rows."""
         if data is None or isinstance(data, str | Path):
-            return read_evaluation_data(*data_for(self.run.data, data), self.task)
+            return read_evaluation_data(*data_for(self.run.data, data, columns, labelled_fields(self.task)), self.task)
         examples = [(f"example {number}", self.example(item, number)) for number, item in enumerate(data, 1)]
         for place, example in examples:
             check_answer(self.task, place, example)
-        return EvaluationData.of(self.task, examples, self._limit(self.run.data.truncation)), ""
+        limit = TruncationPolicy(self.run.data.max_length, self.run.data.truncation)
+        return EvaluationData.of(self.task, examples, limit), ""
 
-    def _limit(self, policy: str | None = None) -> TruncationPolicy:
-        """Return the truncation policy: an input that is too long is an error, unless it is read in windows."""
-        default = "window" if self.run.data.truncation == "window" else "error"
-        return TruncationPolicy(self.run.data.max_length, policy or default, at_inference=policy is None)  # type: ignore[arg-type]
+    def truncation_policy(self, truncation: Literal["error", "cut", "window"] | None = None) -> TruncationPolicy:
+        """Return what happens to an input that is too long, by default as in the recipe; it counts what it changes.
+
+        An example of training may be dropped, but a question is answered: with `drop` it is an error.
+        """
+        data = self.run.data
+        if truncation == "window" != data.truncation:  # a task may refuse it
+            self.task.check(self.run.model_copy(update={"data": data.model_copy(update={"truncation": truncation})}))
+        policy = truncation or ("error" if data.truncation == "drop" else data.truncation)
+        if policy not in (allowed := ("error", "cut", "window")):
+            raise ConfigError(f"truncation: must be {', '.join(allowed)}, but is {policy!r} instead")
+        return TruncationPolicy(data.max_length, policy, at_inference=True)
+
+    def _example_or_error(self, asked: Request | DataError, number: int) -> Any:
+        try:
+            return self.example(asked, number)
+        except DataError as error:
+            return error
 
     def __sklearn_clone__(self) -> "Pipeline":
         """Return itself: scikit-learn's clones of an estimator share the pipeline, since it is immutable."""

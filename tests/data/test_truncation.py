@@ -25,12 +25,13 @@ def test_error_names_both_lengths_and_the_remedy():
 
 
 @pytest.mark.parametrize(
-    ("windows", "remedy"), [(False, "shorten it"), (True, "shorten it, or train with data.truncation: window")]
+    ("windows", "remedy"),
+    [(False, "cut (weft predict --truncation)"), (True, "cut or window (weft predict --truncation)")],
 )
-def test_who_asks_a_model_is_not_told_to_set_what_a_question_does_not_have(windows, remedy):
+def test_who_asks_a_model_is_told_what_a_question_may_have(windows, remedy):
     with pytest.raises(DataError) as caught:
         TruncationPolicy(3, "error", at_inference=True).apply(range(4), windows=windows)
-    assert str(caught.value) == f"got 4 tokens, data.max_length is 3; {remedy}"
+    assert str(caught.value) == f"got 4 tokens, data.max_length is 3; shorten it, or set data.truncation: {remedy}"
 
 
 def test_windows_are_not_offered_where_a_task_takes_none():

@@ -20,7 +20,9 @@ from weft.analysis.logistic_regression import LogisticProbe, row_blocks, tempora
 from weft.config.schema import Data, Named, Run, Train, read_recipe, read_section, recipe_names
 from weft.data.batching.loader import plan_batches
 from weft.data.batching.packed_items import PackedItems, pack
+from weft.data.readers.column_mapping import ColumnSpec
 from weft.data.readers.examples import Skipped
+from weft.data.readers.records import read_as_recipe
 from weft.data.samples.datasets import SAMPLES
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
@@ -138,10 +140,15 @@ def score_layers(
 
 
 def probing_task(
-    data: str | Path | Mapping[str, Any], overrides: Iterable[str], run: Run, head: Head, tokenizer: Tokenizer
+    data: str | Path | Mapping[str, Any],
+    overrides: Iterable[str],
+    run: Run,
+    head: Head,
+    tokenizer: Tokenizer,
+    columns: ColumnSpec | None = None,
 ) -> tuple[Run, LabelTask]:
     """Return the run and the task that probe a model on labelled data; model and tokenizer are those of `run`."""
-    raw = read_recipe(_recipe(data), overrides)
+    raw = read_recipe(_recipe(data, run, columns), overrides)
     options = {key: value for key, value in dict(raw.get("task") or {}).items() if key not in HEAD_OPTIONS}
     if options.get("name") not in ("classify", "tag"):
         raise ConfigError(
@@ -168,15 +175,17 @@ def probing_task(
     return probed.model_copy(update={"data": data_section.model_copy(update={"max_length": longest})}), task
 
 
-def _recipe(data: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
+def _recipe(data: str | Path | Mapping[str, Any], run: Run, columns: ColumnSpec | None) -> Mapping[str, Any]:
     """Return the recipe of a file or name; for a sample or a file of labelled rows, make one."""
     name = str(data)
     if isinstance(data, Mapping) or name in recipe_names() or name.endswith((".yaml", ".yml")):
         return read_recipe(data)
     if name in SAMPLES:
         return {"task": {"name": SAMPLES[name].task}, "data": {"sample": name}}
-    tags_words = ".conll" in name
-    return {"task": {"name": "tag" if tags_words else "classify"}, "data": {"train": name}}
+    task, fields = ("tag", ["words", "tags"]) if ".conll" in name else ("classify", ["text", "label"])
+    own = run.data if run.task.name == task else Data(train=name)
+    read = read_as_recipe(own, name, columns, fields).model_dump(include={"format", "columns", "header"})
+    return {"task": {"name": task}, "data": {"train": name, **read}}
 
 
 def _check_labels(data: PackedItems, task: LabelTask) -> None:

@@ -46,7 +46,9 @@ class TruncationPolicy:
             return [ids[start : start + self.max_length] for start in range(0, len(ids), self.max_length)]
         remedy = f"set data.truncation: {'cut, drop or window' if windows else 'cut or drop'}, or raise data.max_length"
         if self.at_inference:
-            remedy = "shorten it" + (", or train with data.truncation: window" if windows else "")
+            remedy = (
+                f"shorten it, or set data.truncation: cut{' or window' if windows else ''} (weft predict --truncation)"
+            )
         raise DataError(f"got {len(ids):,} tokens, data.max_length is {self.max_length:,}; {remedy}")
 
     def add(self, part: "TruncationPolicy") -> None:

@@ -65,6 +65,8 @@ class Task(TextInput):
     text_field: ClassVar[str] = "text"  # the field that a plain string given to `predict` fills
     json_example: ClassVar[str] = ""  # of the object that a string must be, where one field is not enough
     label_fields: tuple[str, ...] = ()  # fields that are optional for prediction, required for training and evaluation
+    label_details: tuple[str, ...] = ()  # fields that say more of the labels, and are nothing without them
+    required_optional_fields: tuple[str, ...] = ()  # fields that are optional in a row, but not for this model
     num_token_arrays: int | None = None  # how many of an item's arrays, the first ones, are token ids; None: all
     uses_chars: bool = False  # whether the model reads the characters of tokens: `collate` must then set Tokens.chars
 
@@ -112,6 +114,20 @@ class Task(TextInput):
     def without_labels(self, example: Any) -> Any:
         """Return an example without its labels, which may be unknown to the model."""
         return example.model_copy(update=dict.fromkeys(self.label_fields))
+
+    def question_fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a row without the fields of labels, right or wrong: what a question consists of."""
+        return {name: value for name, value in row.items() if name not in (*self.label_fields, *self.label_details)}
+
+    def unavailable_answer(self, example: Any) -> str:
+        """Return why an example, valid as a row, cannot be asked of this model; "" if it can."""
+        missing = [name for name in self.required_optional_fields if getattr(example, name) is None]
+        if not missing:
+            return ""
+        fields = ", ".join(f'"{name}": …' for name in (self.text_field, *self.required_optional_fields))
+        return (
+            f"{missing[0]}: required, as every example in training had one, but not given; an example is {{{fields}}}"
+        )
 
     def encode(self, example: Any, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         """Turn an example into items: none if it is dropped, several if it is split into windows."""

@@ -53,6 +53,66 @@ def predict(
         yield task.answer(example, item_outputs)
 
 
+def predict_or_errors(
+    task: Task,
+    head: Head,
+    examples: Iterable[Any],
+    limit: TruncationPolicy,
+    options: Section,
+    start: int = 0,
+) -> Iterator[Answer | DataError]:
+    """Yield an answer for each example, or the error of one that has none; an example may be an error itself."""
+    stream, offset = iter(examples), start
+    with frozen_weights():
+        while chunk := list(islice(stream, INFERENCE_CHUNK)):
+            encoded = _encode_or_errors(task, chunk, limit, offset)
+            found = _outputs_or_errors(task, head, encoded, options, offset)
+            for example, item_outputs in zip(chunk, found, strict=True):
+                yield item_outputs if isinstance(item_outputs, DataError) else task.answer(example, item_outputs)
+            offset += len(chunk)
+
+
+def _encode_or_errors(
+    task: Task, chunk: Sequence[Any], limit: TruncationPolicy, offset: int
+) -> list[list[Item] | DataError]:
+    """Return the items of each example, encoded at once, or one by one where one of them is wrong."""
+    questions = [one if isinstance(one, DataError) else task.without_labels(one) for one in chunk]
+    chunk_limit = TruncationPolicy(limit.max_length, limit.policy)
+    try:
+        valid = [one for one in questions if not isinstance(one, DataError)]
+        encoded = iter(task.encode_batch(valid, task.tokenizer, chunk_limit) if valid else ())
+    except DataError:
+        return [_encode_or_error(task, one, limit, number) for number, one in enumerate(questions, offset + 1)]
+    limit.add(chunk_limit)
+    items = [one if isinstance(one, DataError) else next(encoded) for one in questions]
+    return [one or _nothing_left_error(number, limit) for number, one in enumerate(items, offset + 1)]
+
+
+def _encode_or_error(task: Task, question: Any, limit: TruncationPolicy, number: int) -> list[Item] | DataError:
+    if isinstance(question, DataError):
+        return question
+    try:
+        return task.encode(question, task.tokenizer, limit) or _nothing_left_error(number, limit)
+    except DataError as error:
+        return DataError(f"example {number}: {error}")
+
+
+def _outputs_or_errors(
+    task: Task, head: Head, encoded: Sequence[list[Item] | DataError], options: Section, offset: int
+) -> list[list[Any] | DataError]:
+    """Return each example's outputs or its error; examples that the head cannot answer are found by halving."""
+    items = [[] if isinstance(one, DataError) else one for one in encoded]
+    try:
+        outputs = _example_outputs(task, head, items, options, None, offset)
+    except DataError as error:
+        if len(encoded) == 1:
+            return [DataError(f"example {offset + 1}: {error}")]
+        half = len(encoded) // 2
+        first = _outputs_or_errors(task, head, encoded[:half], options, offset)
+        return first + _outputs_or_errors(task, head, encoded[half:], options, offset + half)
+    return [one if isinstance(one, DataError) else own for one, own in zip(encoded, outputs, strict=True)]
+
+
 def outputs(
     task: Task,
     head: Head,
@@ -83,17 +143,26 @@ def _chunk_outputs(
     offset: int,
 ) -> list[list[Any]]:
     """Return the outputs for the items of each example; `offset` is the index of the first example."""
-    for number, items in enumerate(encoded):
+    for number, items in enumerate(encoded, offset + 1):
         if not items:
-            raise DataError(f"example {offset + number + 1}: nothing is left of it to answer; {limit}".rstrip("; "))
+            raise _nothing_left_error(number, limit)
     try:
-        by_item = dict(
-            _item_outputs(task, head, [item for items in encoded for item in items], options, budget, offset)
-        )
+        return _example_outputs(task, head, encoded, options, budget, offset)
     except DataError as error:
         raise _find_failing_example(task, head, encoded, options, offset) or error from None
-    ends = list(accumulate(map(len, encoded), initial=0))
-    return [[by_item[index] for index in range(*span)] for span in pairwise(ends)]
+
+
+def _nothing_left_error(number: int, limit: TruncationPolicy) -> DataError:
+    return DataError(f"example {number}: nothing is left of it to answer; {limit}".rstrip("; "))
+
+
+def _example_outputs(
+    task: Task, head: Head, encoded: Sequence[list[Item]], options: Section, budget: int | None, offset: int
+) -> list[list[Any]]:
+    lengths = [len(items) for items in encoded]
+    rows = offset + np.repeat(np.arange(len(encoded)), lengths)
+    by_item = dict(_item_outputs(task, head, [item for items in encoded for item in items], options, budget, rows))
+    return [[by_item[index] for index in range(*span)] for span in pairwise(accumulate(lengths, initial=0))]
 
 
 def _find_failing_example(
@@ -103,22 +172,23 @@ def _find_failing_example(
     longest_first = sorted(range(len(encoded)), key=lambda number: -sum(len(item[0]) for item in encoded[number]))
     for number in longest_first:
         try:
-            list(_item_outputs(task, head, encoded[number], options, None, offset + number))
+            _example_outputs(task, head, [encoded[number]], options, None, offset + number)
         except DataError as error:
             return DataError(f"example {offset + number + 1}: {error}")
     return None
 
 
 def _item_outputs(
-    task: Task, head: Head, items: list[Item], options: Section, budget: int | None, offset: int
+    task: Task, head: Head, items: list[Item], options: Section, budget: int | None, rows: np.ndarray
 ) -> Iterator[tuple[int, Any]]:
+    """Yield each item's index and output; `rows` are the numbers of the items' examples, on which samples depend."""
     data, device = pack_in_memory(items, task.num_token_arrays), _device(head)
     logits_per_item = head.logits_per_item(options)
     max_logits = MAX_LOGITS if device.type == "cpu" else MAX_LOGITS_ON_GPU
     max_items = max(1, max_logits // logits_per_item) if logits_per_item else len(items)
 
     def answer(indices: np.ndarray) -> Iterator[tuple[int, Any]]:
-        batch = _batch(task, data, indices).numbered((indices + offset).tolist())
+        batch = _batch(task, data, indices).numbered(rows[indices].tolist())
         with torch.inference_mode():
             return zip(indices.tolist(), head.predict(batch.to(device), options), strict=True)
 
@@ -170,7 +240,7 @@ def teacher_forced_batch(
         )
     if task.forces_input:
         return task.teacher_forced(items, [])
-    outputs = [output for _, output in sorted(_item_outputs(task, head, items, task.options(), None, 0))]
+    outputs = [output for _, output in sorted(_item_outputs(task, head, items, task.options(), None, np.zeros(1, int)))]
     return task.teacher_forced(items, outputs)
 
 
@@ -202,11 +272,17 @@ class EvaluationResult:
 
 @frozen_weights()
 def evaluate(
-    task: Task, head: Head, data: EvaluationData, budget: int | None = None, errors: bool = False
+    task: Task,
+    head: Head,
+    data: EvaluationData,
+    budget: int | None = None,
+    errors: bool = False,
+    advance: Callable[[int], object] | None = None,
 ) -> EvaluationResult:
     """Return the loss, the task's metrics and what it says of labels on labelled examples; `errors`: wrong answers too.
 
-    Wrong answers can be asked of tasks with `ErrorAnalysis` only.
+    Wrong answers can be asked of tasks with `ErrorAnalysis` only. `advance` is called with the number of examples that
+    were answered since the last call.
     """
     if not data.examples:
         raise DataError("not one example is left to evaluate on")
@@ -215,7 +291,7 @@ def evaluate(
             direct = task.evaluate(head, data)
         return EvaluationResult(direct.metrics, note=direct.note)
     loss = mean_loss(task, head, data.items, budget)
-    answers = list(_answers(task, head, data, budget))
+    answers = list(_answers(task, head, data, budget, advance))
     result = EvaluationResult(
         {"loss": loss, **task.score(answers, data.examples)},
         errors=list_errors(task, answers, data.examples) if errors else None,
@@ -242,7 +318,9 @@ def list_errors(task: Task, answers: Sequence[Answer], examples: Sequence[Any]) 
     ]
 
 
-def _answers(task: Task, head: Head, data: EvaluationData, budget: int | None) -> Iterator[Answer]:
+def _answers(
+    task: Task, head: Head, data: EvaluationData, budget: int | None, advance: Callable[[int], object] | None
+) -> Iterator[Answer]:
     """Yield the answers to labelled examples, from their encoding without labels."""
     items, starts = data.unlabelled
     for first in range(0, len(data.examples), INFERENCE_CHUNK):
@@ -251,6 +329,8 @@ def _answers(task: Task, head: Head, data: EvaluationData, budget: int | None) -
         outputs = _chunk_outputs(task, head, encoded, data.limit, task.options(), budget, first)
         examples = data.examples[first : first + INFERENCE_CHUNK]
         yield from (task.answer(*pair) for pair in zip(examples, outputs, strict=True))
+        if advance:
+            advance(len(examples))
 
 
 @frozen_weights()

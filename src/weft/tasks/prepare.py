@@ -1,6 +1,6 @@
 """Data preparation: read a recipe's splits, train the tokenizer, and pack the encoded examples."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from weft.config.schema import Data, Named
 from weft.data.batching.packed_items import PackedItems, pack
 from weft.data.readers.column_mapping import ColumnSpec, join_list_fields, split_list_columns
 from weft.data.readers.examples import Skipped, read_examples
+from weft.data.readers.records import read_as_recipe
 from weft.data.samples.datasets import SAMPLES, read_sample
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, did_you_mean
@@ -24,14 +25,28 @@ def has_split(data: Data, split: str) -> bool:
     return data.sample is not None or getattr(data, split) is not None
 
 
-def data_for(recipe: Data, data: str | Path | None) -> tuple[Data, str]:
-    """Return data and split to evaluate on: the recipe's test (else validation) data, a file, or a sample."""
+def data_for(
+    recipe: Data, data: str | Path | None, columns: ColumnSpec | None = None, fields: Sequence[str] = ()
+) -> tuple[Data, str]:
+    """Return data and split to evaluate on: the recipe's test (else validation) data, a file, or a sample.
+
+    `columns` of a file, by field, override the recipe's; `fields` are those that it must have (`labelled_fields`).
+    """
     if data is None:
+        if columns:
+            raise ConfigError(f"columns: are of a file, but no file is given with {dict(columns)}; name one")
         return recipe, "test" if recipe.sample or recipe.test else "valid"
     name, _, split = str(data).partition(":")
     if name in SAMPLES and not Path(data).exists():
         return recipe.model_copy(update={"sample": name}), split or "test"
-    return recipe.model_copy(update={"sample": None, "test": str(data)}), "test"
+    read = read_as_recipe(recipe, str(data), columns, fields)
+    return read.model_copy(update={"sample": None, "test": str(data)}), "test"
+
+
+def labelled_fields(task: Task) -> list[str]:
+    """Return the fields that every labelled example has."""
+    required = [name for name, info in task.Example.model_fields.items() if info.is_required()]
+    return [*required, *task.required_optional_fields, *task.label_fields]
 
 
 def read_split(data: Data, split: str, task: Task, skipped: Skipped) -> Iterator[LocatedExample]:

@@ -18,7 +18,7 @@ def parse_example(task: Task, request: Request, number: int) -> Any:
     """Return a validated example: a plain text is the task's first field, or JSON if it needs several fields."""
     raw = task.parse_text(request, f"example {number}") if isinstance(request, str) else request
     try:
-        return task.Example.model_validate(raw)
+        example = task.Example.model_validate(raw)
     except ValidationError as error:
         details = error.errors()[0]
         field = ".".join(str(part) for part in details["loc"]) or "example"
@@ -29,6 +29,9 @@ def parse_example(task: Task, request: Request, number: int) -> Any:
             f"example {number}: {field}: {message}, but is {given} instead; "
             f"an example has the fields {', '.join(task.Example.model_fields)}"
         ) from None
+    if reason := task.unavailable_answer(example):
+        raise DataError(f"example {number}: {reason}")
+    return example
 
 
 def read_options(task: Task, options: Mapping[str, Any] | None) -> Section:

@@ -232,10 +232,28 @@ def test_labels_are_those_of_the_training_data_in_alphabetical_order(recipe):
 
 
 def test_labels_that_are_listed_stay_and_nothing_is_read(recipe):
-    run = Run.parse(read_recipe(recipe, ["task.labels=[odd, good, bad]"]))
+    run = Run.parse(read_recipe(recipe, ["task.labels=[odd, good, bad]", "task.pairs=false"]))
     task = make_task(run)
-    assert task.resolve_config(iter(lambda: pytest.fail("the data was read"), None)) is run.task
+    assert task.resolve_config(iter(lambda: pytest.fail("the data was read"), None)) == run.task
     assert resolve_run(run, task) == run
+
+
+def test_one_row_says_whether_texts_come_in_pairs_where_labels_are_listed(recipe):
+    task = make_task(Run.parse(read_recipe(recipe, ["task.labels=[same, other]"])))
+    rows = iter([ClassifyExample(text="a", pair="b", label="same"), ClassifyExample(text="a", label="other")])
+    assert task.resolve_config(rows).pairs is True
+    assert len(list(rows)) == 1
+
+
+@pytest.mark.parametrize(("pairs", "all_pairs"), [(["b", "c"], True), ([None, None], False), (["b", None], False)])
+def test_a_model_of_pairs_is_one_whose_texts_all_come_in_pairs(recipe, pairs, all_pairs):
+    task = make_task(Run.parse(read_recipe(recipe)))
+    rows = [ClassifyExample(text="a", pair=pair, label=str(number)) for number, pair in enumerate(pairs)]
+    config = task.resolve_config(rows)
+    assert config.pairs is all_pairs
+    task.configure(config)
+    assert ("pair: required" in task.unavailable_answer(ClassifyExample(text="a"))) is all_pairs
+    assert task.unavailable_answer(rows[0]) == ""
 
 
 def test_balanced_weights_are_scikit_learns(recipe):
@@ -699,7 +717,7 @@ def test_both_orders_are_learnt_answered_and_looked_at(bodies, tmp_path):
     assert (predicted, batch.source) == (["same"], None)
     if bodies["model"]["name"] != "cnn":
         assert pipeline.attention(question).views[0].rows == names
-    with pytest.raises(DataError, match=r"example 1: pair: required, since task.symmetric reads pairs in both orders"):
+    with pytest.raises(DataError, match=r"example 1: pair: required, as every example in training had one"):
         pipeline("so good")
     assert pipeline('{"text": "so good", "pair": "very good"}') == pipeline(question)
 

@@ -139,7 +139,12 @@ class Columns:
                 )
         return [(field, str(column)) for field, column in (self.given or {name: name for name in self.fields}).items()]
 
-    def missing_key(self, row: Row, value: Row, picks: Sequence[tuple[str, str]], place: str) -> BadRow | None:
+    def from_object(self, value: Row, picks: Sequence[tuple[str, str]], place: str) -> Row | BadRow:
+        """Return the fields of a JSON object; `picks` are those of `by_name`."""
+        row = {field: value[name] for field, name in picks if name in value}
+        return (self._missing_key(row, value, picks, place) if len(row) < len(picks) else None) or row
+
+    def _missing_key(self, row: Row, value: Row, picks: Sequence[tuple[str, str]], place: str) -> BadRow | None:
         """Return the error for the first required key that an object lacks, if any; `row` has the picked fields."""
         for field, name in picks:
             if field not in row and (field in self.required or not row):

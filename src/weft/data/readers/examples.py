@@ -154,14 +154,20 @@ def _expand_glob(source: str) -> list[str]:
     return paths
 
 
-def _extension(path: str) -> str:
+def file_extension(path: str) -> str:
+    """Return the ending of a file's name, before that of its compression, in lower case."""
     return PurePath(path.lower().removesuffix(".gz").removesuffix(".zst")).suffix[1:]
 
 
+def format_of_extension(extension: str) -> str | None:
+    """Return the format that an ending names, if any."""
+    format = {"conllu": "conll", "json": "squad"}.get(extension, extension)
+    return format if format in FORMAT_READERS else None
+
+
 def _file_format(path: str, data: Data) -> str:
-    extension = _extension(path)
-    format = data.format or {"conllu": "conll", "json": "squad"}.get(extension, extension)
-    if format not in FORMAT_READERS:
+    format = data.format or format_of_extension(file_extension(path))
+    if format is None:
         raise ConfigError(f"{path}: its ending names no format; set data.format to one of {', '.join(FORMAT_READERS)}")
     if format == "parquet" and path.lower().endswith((".gz", ".zst")):
         raise ConfigError(f"{path}: parquet is compressed inside, not as a whole; unpack it")
@@ -172,7 +178,7 @@ def _check_parallel(paths: list[str], data: Data) -> None:
     if not paths:
         raise ConfigError("a list of parallel files must not be empty; give a path, or one file a column")
     for path in paths:
-        format = data.format or _extension(path)
+        format = data.format or file_extension(path)
         if format in FORMAT_READERS and format != "txt":
             raise ConfigError(
                 f"{path}: a list means parallel files of plain text, line by line, but this is {format}; for files one "

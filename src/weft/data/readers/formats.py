@@ -73,14 +73,9 @@ def read_jsonl(path: str, columns: Columns, limit: int) -> NumberedRows:
             yield number, line
         elif text := line.rstrip(" \t\r\n"):
             value = _parse_object(path, number, text)
-            if isinstance(value, BadRow):
-                yield number, value
-                continue
-            row = {field: value[name] for field, name in picks if name in value}
-            if len(row) < len(picks) and (bad := columns.missing_key(row, value, picks, f"{path}:{number}")):
-                yield number, bad
-            else:
-                yield number, row
+            if not isinstance(value, BadRow):
+                value = columns.from_object(value, picks, f"{path}:{number}")
+            yield number, value
 
 
 def _reject_constant(constant: str) -> NoReturn:

@@ -26,9 +26,8 @@ def read_squad(path: str, columns: Columns, limit: int) -> NumberedRows:
     for number, record in enumerate(_read_questions(path, _load_json(path)), 1):
         if isinstance(record, BadRow):
             yield number, BadRow(f"{path}:{number}: {record}")
-            continue
-        row = {field: record[name] for field, name in picks if name in record}
-        yield number, columns.missing_key(row, record, picks, f"{path}:{number}") or row
+        else:
+            yield number, columns.from_object(record, picks, f"{path}:{number}")
 
 
 def _load_json(path: str) -> Any:

@@ -5,7 +5,7 @@ pooled at the last token (Radford et al. 2018, section 3.3: start, delimiter, ex
 inherent order is encoded in both orders, and the two pooled outputs are added (`symmetric`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -46,13 +46,15 @@ __all__ = ["Classify", "ClassifyConfig", "ClassifyExample", "ClassifyHead", "Rat
 class ClassifyConfig(LabelConfig):
     """`multiple`: a text may have several labels or none; each that is more probable than `threshold` is predicted.
 
-    `regression`: the label and the prediction are a number. `symmetric`: pairs are encoded in both orders.
+    `regression`: the label and the prediction are a number. `symmetric`: pairs are encoded in both orders. `pairs`:
+    every question must be a pair of texts.
     """
 
     multiple: bool = False
     threshold: float = Field(DEFAULT_THRESHOLD, gt=0, lt=1)
     regression: bool = False
     symmetric: bool = False
+    pairs: bool | None = None  # None: if the training data are pairs
 
     @model_validator(mode="after")
     def _check_threshold(self) -> "ClassifyConfig":
@@ -130,6 +132,7 @@ class Classify(LabelTask, StaticBatches, LabelPrediction, ErrorAnalysis):
         self.Example, self.label_fields, self.min_labels = kind.Example, (kind.label_field,), kind.min_labels
         self.metrics, self.metric = kind.metric_names(len(self.labels)), kind.metric
         self.orders = self.num_token_arrays = 2 if config.symmetric else 1
+        self.required_optional_fields = ("pair",) if config.pairs else ()
 
     def check(self, run: Run) -> None:
         """Raise an error for `truncation: window`: a text is classified whole."""
@@ -138,8 +141,10 @@ class Classify(LabelTask, StaticBatches, LabelPrediction, ErrorAnalysis):
             raise ConfigError("data.truncation: task 'classify' cannot use 'window'; try cut, drop or error")
 
     def resolve_config(self, examples: Any) -> LabelConfig:
-        """Return the configuration with the labels filled in, where there are any."""
-        return super().resolve_config(examples) if self.kind.has_labels else self.config
+        """Return the configuration with the labels filled in, where there are any, and whether texts come in pairs."""
+        pairs = _PairCount(examples)
+        config = super().resolve_config(pairs) if self.kind.has_labels else self.config
+        return config.model_copy(update={"pairs": pairs.all_pairs()} if self.config.pairs is None else {})
 
     def right(self, example: Any) -> list[str]:
         """Return the gold labels of an example."""
@@ -277,6 +282,25 @@ class Classify(LabelTask, StaticBatches, LabelPrediction, ErrorAnalysis):
     def positive_label(self) -> str | None:
         """The second of two labels; None where there is no metric `f1`."""
         return self.labels.names[1] if "f1" in self.metrics and len(self.labels) == 2 else None
+
+
+class _PairCount:
+    """Examples, counted as they are iterated: whether all of them are pairs."""
+
+    def __init__(self, examples: Iterable[Any]) -> None:
+        self._examples, self._rows, self._pairs = iter(examples), 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for example in self._examples:
+            self._rows += 1
+            self._pairs += example.pair is not None
+            yield example
+
+    def all_pairs(self) -> bool:
+        """Return whether all examples are pairs; if none was needed before, whether the first is one."""
+        if not self._rows:
+            next(iter(self), None)
+        return 0 < self._rows == self._pairs
 
 
 def _segment_ids(size: int, second: np.ndarray) -> np.ndarray:

@@ -97,6 +97,7 @@ class Span(StaticBatches, TeacherForcing, ErrorAnalysis):
     metric = "f1"
     json_example = '{"question": "…", "passage": "…"}'
     label_fields = ("answers",)
+    label_details = ("starts",)
     num_token_arrays = 1
     config: SpanConfig
 
