@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.cli.inputs import MAX_CHUNK, read_chunks, read_input
-from weft.errors import DataError
+from weft.cli.inputs import MAX_CHUNK, parse_columns, read_chunks, read_file, read_stdin, text_records
+from weft.config.schema import Data
+from weft.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -40,6 +41,10 @@ def file_of(tmp_path, data, name="in.txt"):
     return path
 
 
+def rows_of(path, columns=None, **keys):
+    return list(read_file(path, Data(train="train.csv", **keys), ["text", "label"], ["text"], columns))
+
+
 @pytest.mark.parametrize(
     ("data", "lines"),
     [
@@ -52,48 +57,62 @@ def file_of(tmp_path, data, name="in.txt"):
     ],
 )
 def test_a_line_is_an_example(tmp_path, stdin, data, lines):
-    assert list(read_input(file_of(tmp_path, data))) == lines
+    assert [record.request for record in rows_of(file_of(tmp_path, data))] == lines
     os.close(stdin(data))
-    assert list(read_input(None)) == lines
-
-
-def test_jsonl_holds_objects(tmp_path):
-    path = file_of(tmp_path, b'{"text": "one"}\n"two"\n', "in.jsonl")
-    assert list(read_input(path)) == [{"text": "one"}, "two"]
+    records = list(read_stdin())
+    assert [record.request for record in records] == lines
+    assert [record.columns for record in records] == [{"text": line} for line in lines]
+    assert list(text_records(lines)) == records
 
 
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("in.txt", b"one\nt\xffo\n", r"in.txt:2: not UTF-8: invalid start byte at byte 1; try iconv"),
-        ("in.jsonl", b'{"text": "one"}\n{"text": \n', r"in.jsonl:2: not JSON: Expecting value at column"),
-        ("in.jsonl", b"\n", r"in.jsonl:1: not JSON"),
-        ("in.jsonl", b"[" * 100_000, r"in.jsonl:1: not JSON: .*recursion"),
-        ("in.jsonl", b"9" * 5000, r"in.jsonl:1: not JSON: "),
+        ("in.txt", b"one\nt\xffo\n", "in.txt:2: not UTF-8: byte 0xff at offset 1 of the line"),
+        ("in.jsonl", b'{"text": "one"}\n{"text": \n', "in.jsonl:2: broken JSON at column"),
+        ("in.jsonl", b'{"text": "one"}\n"two"\n', "in.jsonl:2: must be a JSON object"),
+        ("in.jsonl", b'{"text": "one"}\n{"txt": "two"}\n', "data.columns.text (command line: --columns FIELD=COLUMN)"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, name, data, message):
-    with pytest.raises(DataError, match=message):
-        list(read_input(file_of(tmp_path, data, name)))
+def test_a_bad_line_is_a_row_with_its_error(tmp_path, name, data, message):
+    first, second = rows_of(file_of(tmp_path, data, name))
+    assert "one" in (first.request, first.columns["text"])
+    assert isinstance(second.request, DataError)
+    assert message in str(second.request)
 
 
-def test_a_bad_line_of_stdin_is_named(stdin):
-    os.close(stdin(b"one\ntwo\n\xc3(\n"))
-    lines = read_input(None)
-    assert [next(lines), next(lines)] == ["one", "two"]
-    with pytest.raises(DataError, match="stdin:3: not UTF-8"):
-        next(lines)
+def test_a_bad_line_of_stdin_is_a_row_with_its_error(stdin):
+    os.close(stdin(b"one\ntwo\n\xc3(\nfour\n"))
+    requests = [record.request for record in read_stdin()]
+    assert [requests[0], requests[1], requests[3]] == ["one", "two", "four"]
+    assert str(requests[2]) == "stdin:3: not UTF-8: invalid continuation byte at byte 0; try iconv"
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path, stdin):
-    with pytest.raises(DataError, match=r"gone.txt: cannot be read: No such file"):
-        list(read_input(tmp_path / "gone.txt"))
-    with pytest.raises(DataError, match=r"cannot be read: Is a directory"):
-        list(read_input(tmp_path))
+def test_what_is_wrong_with_a_whole_file_is_raised(tmp_path, stdin):
+    with pytest.raises(DataError, match=r"gone.txt: there is no such file"):
+        rows_of(tmp_path / "gone.txt")
+    with pytest.raises(DataError, match=r"is a directory"):
+        rows_of(tmp_path)
+    with pytest.raises(DataError, match=r"no column 'review'.*\(command line: --columns FIELD=COLUMN\)$"):
+        rows_of(file_of(tmp_path, b"text,label\na,b\n", "in.csv"), {"text": "review"})
     stdin(b"")
     os.close(0)
     with pytest.raises(DataError, match=r"stdin: cannot be read: Bad file descriptor"):
-        list(read_input(None))
+        list(read_stdin())
+
+
+def test_columns_are_parsed():
+    assert parse_columns(["text=review,label=2", "choices=a", "choices=b,choices=3"], "file") == {
+        "text": "review",
+        "label": 2,
+        "choices": ["a", "b", 3],
+    }
+    assert parse_columns(None, None) is None
+    for wrong in ("text", "text=", "=a", "text=a,", ""):
+        with pytest.raises(ConfigError, match=r"--columns: must be FIELD=COLUMN"):
+            parse_columns([wrong], "file")
+    with pytest.raises(ConfigError, match=r"--columns: are those of a file, but none is given with text"):
+        parse_columns(["text=a"], None)
 
 
 @given(st.lists(st.one_of(st.none(), st.booleans(), st.text()), max_size=50))
@@ -153,7 +172,7 @@ def test_an_error_comes_after_what_was_read_before_it():
 
 def test_an_error_at_the_very_start_is_raised_too():
     with pytest.raises(DataError, match="gone.txt"):
-        list(read_chunks(read_input(Path("gone.txt"))))
+        list(read_chunks(read_file(Path("gone.txt"), Data(train="train.csv"), ["text"], ["text"], None)))
 
 
 def test_a_long_stream_is_not_read_far_ahead():

@@ -1,5 +1,6 @@
 """The command line: every command in this process, and what only a real process can show in one of its own."""
 
+import csv
 import json
 import os
 import signal
@@ -80,23 +81,37 @@ def finished(running, data=None):
 COMMANDS = {
     "train": ["RECIPE", "KEY=VALUE", "--out", "--resume", "--plan"],
     "evaluate": [
-        *("MODEL", "DATA", "--set", "--blimp", "--report", "--errors", "--json"),
+        *("MODEL", "DATA", "--set", "--blimp", "--report", "--errors", "--columns", "--json", "--quiet"),
         *("--trust", "--device", "--precision"),
     ],
-    "predict": ["MODEL", "TEXT", "--file", "--set", "--json", "--stream", "--trust", "--device", "--precision"],
+    "predict": [
+        *("MODEL", "TEXT", "--file", "--out", "--columns", "--set", "--json", "--stream", "--truncation", "--strict"),
+        *("--quiet", "--trust", "--device", "--precision"),
+    ],
     "compare": ["RECIPE", "--budget", "--out", "--set"],
     "embed": [
-        *("MODEL", "TEXT", "--file", "--out", "--pool", "--layers", "--combine", "--normalize", "--truncate"),
-        *("--trust", "--device", "--precision"),
+        *("MODEL", "TEXT", "--file", "--columns", "--out", "--pool", "--layers", "--combine", "--normalize"),
+        *("--truncate", "--quiet", "--trust", "--device", "--precision"),
     ],
     "layers": [
-        *("MODEL", "DATA", "KEY=VALUE", "--layers", "--combine", "--pool"),
+        *("MODEL", "DATA", "KEY=VALUE", "--columns", "--layers", "--combine", "--pool"),
         *("--json", "--trust", "--device", "--precision"),
     ],
     "look attention": ["MODEL", "TEXT", "--out", "--layers", "--heads", "--trust", "--device"],
     "look gradients": ["MODEL", "TEXT", "--beside", "--out", "--trust", "--device"],
     "look positions": ["MODEL", "--out", "--trust", "--device"],
-    "look neighbours": ["MODEL", "TEXT", "FILE", "--word", "--top", "--layers", "--out", "--trust", "--device"],
+    "look neighbours": [
+        "MODEL",
+        "TEXT",
+        "FILE",
+        "--word",
+        "--top",
+        "--columns",
+        "--layers",
+        "--out",
+        "--trust",
+        "--device",
+    ],
     "models": ["--json", "--kernels"],
     "convert": ["FROM", "TO"],
     "average": ["RUN|CHECKPOINT", "--out", "--last"],
@@ -396,10 +411,59 @@ def test_predict_reads_objects(run, trained_run, tmp_path):
     assert good(run("predict", trained_run, "-f", path)).lines == [word[::-1] for word in WORDS[:3]]
     with path.open("a") as file:
         file.write('{"txt": "abc"}\n')
-    done = run("predict", trained_run, "-f", path)
-    assert done.code == 2
-    assert "example 4: text: Field required" in done.err
-    assert "an example has the fields text, target" in done.err
+    done = good(run("predict", trained_run, "-f", path))
+    assert done.lines == [word[::-1] for word in WORDS[:3]] + [""]
+    assert f"{path}:4: no 'text'; did you mean 'txt'?" in done.err
+
+
+def test_predict_and_evaluate_read_one_csv_alike(run, trained_run, tmp_path):
+    path = tmp_path / "in.csv"
+    rows = [(str(number), word, word[::-1]) for number, word in enumerate(WORDS[:5])]
+    path.write_text("".join(",".join(row) + "\n" for row in [("id", "word", "target"), *rows]))
+    expected = [word[::-1] for word in WORDS[:5]]
+    assert good(run("predict", trained_run, "-f", path, "--columns", "text=word")).lines == expected
+    assert good(run("predict", trained_run, "-f", path, "--columns", "text=1")).lines == expected
+    metrics = json.loads(good(run("evaluate", trained_run, path, "--columns", "text=word", "--json")).out)
+    assert metrics["exact_match"] == 1
+    refused(run("predict", trained_run, "-f", path), f"{path}:1: no column 'text'", "--columns FIELD=COLUMN")
+    refused(run("evaluate", trained_run, "--columns", "text=word"), "--columns: are those of a file")
+    refused(run("predict", trained_run, "a", "--columns", "text=word"), "--columns: are those of a file")
+    out = tmp_path / "out.csv"
+    assert good(run("predict", trained_run, "-f", path, "--columns", "text=word", "-o", out)).out == f"{out}\n"
+    with out.open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert [(row["id"], row["word"], row["target"], row["text"]) for row in written] == [(*row, row[2]) for row in rows]
+
+
+def test_a_bad_row_has_an_error_for_an_answer_and_the_others_theirs(run, trained_run, tmp_path):
+    path, long = tmp_path / "in.jsonl", "a" * 2000
+    path.write_text("".join(json.dumps({"id": 1, "text": text}) + "\n" for text in (WORDS[0], long, WORDS[1])))
+    done = good(run("predict", trained_run, "-f", path))
+    assert done.lines == [WORDS[0][::-1], "", WORDS[1][::-1]]
+    message = f"{path}:2: got 2,000 tokens, data.max_length is 1,024; shorten it, or set data.truncation: cut"
+    assert done.err.startswith(message)
+    assert "1 row of 3 could not be answered; the first: " in done.err
+    answers = [json.loads(line) for line in good(run("predict", trained_run, "-f", path, "--json")).lines]
+    assert [answer.get("text") for answer in answers] == [WORDS[0][::-1], None, WORDS[1][::-1]]
+    assert answers[1]["error"].startswith(message)
+    done = run("predict", trained_run, "-f", path, "--strict")
+    assert (done.code, done.lines) == (2, [WORDS[0][::-1]])
+    assert done.err.startswith(f"error: {message}")
+    done = good(run("predict", trained_run, "-f", path, "--truncation", "cut", "--set", "max_length=5"))
+    assert done.lines[::2] == [WORDS[0][::-1][:5], WORDS[1][::-1][:5]]
+    assert done.err == "cut 1 sequence longer than data.max_length=1024\n"
+    refused(run("predict", trained_run, "-f", path, "--truncation", "window"), "'translate' cannot use 'window'")
+    refused(run("predict", trained_run, "-f", path, "--truncation", "ct"), "truncation: must be error, cut, window")
+
+
+def test_where_no_row_is_answered_that_is_an_error(run, trained_run, tmp_path):
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text('{"txt": "a"}\n{"txt": "b"}\n')
+    done = refused(
+        run("predict", trained_run, "-f", path, "-o", out), "not one of 2 rows could be answered; the first: "
+    )
+    assert f"{path}:1: no 'text'" in done.err
+    assert not out.exists()
 
 
 def test_predict_with_options(run, trained_run):
@@ -488,7 +552,7 @@ def test_predict_streams(run, trained_run):
 
 
 def test_predict_refuses_what_it_cannot_read(run, trained_run, tmp_path):
-    refused(run("predict", trained_run, "-f", tmp_path / "gone.txt"), "gone.txt: cannot be read: No such file")
+    refused(run("predict", trained_run, "-f", tmp_path / "gone.txt"), "gone.txt: there is no such file")
     refused(run("predict", trained_run, "abc", "-f", tmp_path / "gone.txt"), "--file: replaces TEXT")
     refused(run("predict", trained_run, "a" * 2000), "example 1: got 2,000 tokens, data.max_length is 1,024")
     refused(run("predict", trained_run, "a\udc80b"), "surrogate")
@@ -590,7 +654,7 @@ def test_a_pipe_gets_answers_and_only_answers(trained_run):
 
 
 def test_a_mistake_in_a_pipe_that_stays_open_is_one_line(trained_run):
-    running = process("predict", trained_run)
+    running = process("predict", trained_run, "--strict")
     running.stdin.write(WORDS[0].encode() + b"\nab\xff\n")
     running.stdin.flush()  # and is not closed: the reader would wait for more
     running.wait(timeout=120)

@@ -23,6 +23,11 @@ OverridesArg = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, one object a line.")]
 TrustOption = Annotated[bool, typer.Option("--trust", help="Let the checkpoint run classes from outside weft.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
+ColumnsOption = Annotated[
+    list[str] | None,
+    typer.Option("--columns", metavar="FIELD=COLUMN,…", help="The file's columns, by name or number: text=review."),
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 PrecisionOption = Annotated[str, typer.Option("--precision", help="fp32, bf16, or on the CPU int8.")]
 
 MAX_LABELS = 30  # of a confusion matrix that is printed whole

@@ -1,19 +1,21 @@
 """`weft embed` writes vectors of texts; `weft layers` scores the layers of a model by probing."""
 
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from weft.cli.console import (
+    ColumnsOption,
     DeviceOption,
     JsonOption,
     ModelArg,
     OverridesArg,
     PrecisionOption,
+    QuietOption,
     TrustOption,
     check_source,
     print_table,
@@ -22,8 +24,13 @@ from weft.cli.console import (
 from weft.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
 
+    from weft.data.readers.column_mapping import ColumnSpec
+    from weft.data.readers.records import Record
+    from weft.pipeline import Pipeline
     from weft.text_embedding import Embedder
 
 PoolOption = Annotated[
@@ -37,7 +44,10 @@ _DIGITS = 6
 def embed(
     model: ModelArg,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Read from stdin if none.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="A text a line; .jsonl has objects.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Rows like the training data's, or a text a line: .txt.")
+    ] = None,
+    columns: ColumnsOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help=".npy, .npz, .tsv or .jsonl; JSON lines on stdout if not given.")
     ] = None,
@@ -49,26 +59,34 @@ def embed(
         typer.Option("--normalize/--as-is", help="Scale vectors to length 1; by default as the model."),
     ] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Truncate texts that are too long.")] = False,
+    quiet: QuietOption = False,
     trust: TrustOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "fp32",
 ) -> None:
     """Print or write the vectors of texts, a file or stdin: one per text, with --pool tokens one per token."""
-    from weft.cli.inputs import read_input
+    from weft.cli.inputs import parse_columns, read_stdin
+    from weft.cli.outputs import atomic_file
+    from weft.cli.progress import RowProgress
     from weft.data.readers.lines import plural
     from weft.pipeline import load
 
     check_source(texts, file)
-    write = None if out is None else _writer_for(out, pool)
+    write, column_names = None if out is None else _writer_for(out, pool), parse_columns(columns, file)
     pool_mode: Any = pool  # checked by Pipeline.embedder
     combine_mode: Any = combine
     pipeline = load(model, device, trust, (), precision)
     embedder = pipeline.embedder(pool_mode, -1 if layers == "-1" else layers, combine_mode, normalize, truncate)
-    inputs = iter(texts) if texts else _read_texts(read_input(file), "stdin" if file is None else str(file))
-    if write is None or out is None:
-        _print_vectors(embedder, inputs)
-    else:
-        _write_file(out, embedder, inputs, write)
+    records = read_stdin() if file is None else text_rows(file, pipeline, column_names)
+    quiet = quiet or file is None or (out is None and sys.stdout.isatty())
+    with RowProgress("embed", quiet) as progress:
+        inputs = progress.track(iter(texts) if texts else map(text_of, records))
+        if write is None or out is None:
+            _print_vectors(embedder, inputs)
+        else:
+            with atomic_file(out) as target:
+                write(target, embedder, inputs)
+            typer.echo(out)
     if embedder.cut:
         tell(f"truncated {plural(embedder.cut, 'text')} to {embedder.longest} tokens, special tokens included")
 
@@ -79,6 +97,7 @@ def layers(
         str, typer.Argument(metavar="DATA", help="A recipe for classify or tag, a sample, or a file of labelled rows.")
     ],
     overrides: OverridesArg = None,
+    columns: ColumnsOption = None,
     choices: Annotated[
         list[str] | None, typer.Option("--layers", metavar="1,3|-2:", help="Another choice of layers; repeatable.")
     ] = None,
@@ -90,13 +109,14 @@ def layers(
     precision: PrecisionOption = "fp32",
 ) -> None:
     """Score every choice of a frozen model's layers by logistic regression on labelled data."""
+    from weft.cli.inputs import parse_columns
     from weft.pipeline import load
 
     combine_mode: Any = combine  # checked by Pipeline.layer_scores
     pool_mode: Any = pool
     pipeline = load(model, device, trust, (), precision)
     layer_choices = [(layers, combine_mode) for layers in choices or ()]
-    scores = pipeline.layer_scores(data, overrides or [], layer_choices, pool_mode, tell)
+    scores = pipeline.layer_scores(data, overrides or [], layer_choices, pool_mode, tell, parse_columns(columns, data))
     if as_json:
         typer.echo(json.dumps(scores.to_dict(), ensure_ascii=False))
         return
@@ -105,13 +125,26 @@ def layers(
     print_table(*scores.table(), title=f"{scores.task}: logistic regression on {sizes}")
 
 
-def _read_texts(examples: Iterable[Any], name: str) -> Iterator[str]:
-    """Yield the text of each example: the example itself, or the field `text` of an object."""
-    for number, example in enumerate(examples, 1):
-        text = example.get("text") if isinstance(example, dict) else example
-        if not isinstance(text, str):
-            raise DataError(f"{name}:{number}: must be a text or an object with a text, but is {repr(example)[:60]}")
-        yield text
+def text_rows(file: Path, pipeline: "Pipeline", columns: "ColumnSpec | None") -> "Iterator[Record]":
+    """Yield the rows of a file, with their text; of tagged sentences, with their words."""
+    from weft.cli.inputs import read_file
+
+    has_words = "words" in pipeline.task.Example.model_fields
+    fields = ["words", "text"] if has_words else ["text"]
+    return read_file(file, pipeline.run.data, fields, [] if has_words else fields, columns)
+
+
+def text_of(record: "Record") -> str:
+    """Return the text of a row."""
+    if isinstance(record.request, DataError):
+        raise record.request
+    text: Any = record.request
+    if isinstance(text, dict):
+        words = text.get("words", ())
+        text = " ".join(words) if words and all(isinstance(word, str) for word in words) else text.get("text")
+    if not isinstance(text, str):
+        raise DataError(f"{record.place}: must be a text, but is {repr(record.columns)[:60]} instead")
+    return text
 
 
 def _print_vectors(embedder: "Embedder", texts: Iterable[str]) -> None:
@@ -145,21 +178,6 @@ def _writer_for(out: Path, pool: str | None) -> Write:
             f"--out: --pool tokens gives several vectors per text, for .npz or .jsonl, but the file is {str(out)!r}"
         )
     return writers[out.suffix]
-
-
-def _write_file(out: Path, embedder: "Embedder", texts: Iterable[str], write: Write) -> None:
-    """Write the file under a temporary name, and rename it when it is complete."""
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            write(file, embedder, texts)
-        os.replace(temporary, out)
-    except OSError as error:
-        raise ConfigError(f"--out: {out} cannot be written: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-    typer.echo(out)
 
 
 def _write_npy(file: BinaryIO, embedder: "Embedder", texts: Iterable[str]) -> None:

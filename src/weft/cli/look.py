@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from weft.cli.console import MODEL_HELP, DeviceOption, ModelArg, TrustOption, tell
-from weft.errors import ConfigError, RoleError
+from weft.cli.console import MODEL_HELP, ColumnsOption, DeviceOption, ModelArg, TrustOption, tell
+from weft.errors import ConfigError, DataError, RoleError
 
 if TYPE_CHECKING:
+    from weft.data.readers.column_mapping import ColumnSpec
     from weft.pipeline import Pipeline
 
 _REMOVED_OPTIONS = {  # former options of `weft look` -> the command in its place
@@ -125,6 +126,7 @@ def look_neighbours(
     ] = None,
     word: Annotated[str | None, typer.Option("--word", help="The word of TEXT; required where it has several.")] = None,
     top: Annotated[int, typer.Option("--top", help="How many neighbours.")] = 10,
+    columns: ColumnsOption = None,
     layers: LayersOption = None,
     out: OutOption = _DEFAULT_OUT,
     trust: TrustOption = False,
@@ -133,14 +135,16 @@ def look_neighbours(
     """List the uses of a word in a corpus whose contextual embeddings are nearest to its embedding in TEXT."""
     from weft.analysis.contextual_neighbours import NeighbourSearch, check_word
     from weft.analysis.render.export import check_writable, render_neighbours
+    from weft.cli.inputs import parse_columns
 
     check_writable(out)
     if out.suffix == ".png":
         raise ConfigError(f"--out: must end in .html or .json for neighbours, but is {str(out)!r} instead")
+    column_names = parse_columns(columns, files or None)
     word, layer_numbers = check_word(text, word, top), _parse_numbers("--layers", layers) or [-1]
     pipeline = _load(model, device, trust)
     search = NeighbourSearch(pipeline.task, pipeline.head, pipeline.run.data.max_length, layer_numbers)
-    nearest = search.nearest(text, word, _corpus(pipeline, files or []), top)
+    nearest = search.nearest(text, word, _corpus(pipeline, files or [], column_names), top)
     _save(out, render_neighbours(nearest, out.suffix, f"weft look: neighbours in {model}", pipeline.about))
 
 
@@ -185,17 +189,17 @@ def _gradients(models: list[str], texts: list[str], suffix: str, device: str, tr
     return render_gradients(results, suffix, f"weft look: gradients of {', '.join(pipelines)}", about, tell)
 
 
-def _corpus(pipeline: "Pipeline", files: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the lines of files or, without files, the training texts, each with its file and line number."""
+def _corpus(pipeline: "Pipeline", files: list[str], columns: "ColumnSpec | None") -> Iterator[tuple[str, str]]:
+    """Yield the texts of files or, without files, the training texts, each with its file and line number."""
+    from weft.cli.embed import text_of, text_rows
     from weft.data.readers.examples import Skipped
-    from weft.data.readers.lines import read_lines
     from weft.tasks.prepare import read_split
 
     data = pipeline.run.data
     for path in files:
-        for number, line in read_lines(path, data.max_line_bytes):
-            if isinstance(line, str):
-                yield f"{path}:{number}", line
+        for record in text_rows(Path(path), pipeline, columns):
+            if not isinstance(record.request, DataError):
+                yield record.place, text_of(record)
     if not files and not (data.sample or data.train):
         raise ConfigError(
             "look neighbours: the model's training data is unknown; name a text file as corpus, after TEXT"

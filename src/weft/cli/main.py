@@ -4,7 +4,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +14,13 @@ import typer
 from weft import __version__
 from weft.cli import catalog, embed, look, vectors
 from weft.cli.console import (
+    ColumnsOption,
     DeviceOption,
     JsonOption,
     ModelArg,
     OverridesArg,
     PrecisionOption,
+    QuietOption,
     TrustOption,
     check_errors_file,
     check_source,
@@ -33,6 +36,7 @@ from weft.errors import ConfigError, RoleError, WeftError
 from weft.training.signals import Interrupted
 
 if TYPE_CHECKING:
+    from weft.data.readers.column_mapping import ColumnSpec
     from weft.pipeline import Pipeline
     from weft.tasks.inference import EvaluationResult
 
@@ -133,18 +137,25 @@ def evaluate_command(
         Path | None,
         typer.Option("--errors", metavar="FILE", help="A .jsonl file for the wrong answers, the most confident first."),
     ] = None,
+    columns: ColumnsOption = None,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
     trust: TrustOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "fp32",
 ) -> None:
     """Evaluate a model on DATA, by default its recipe's test data; for labels, print the confusion matrix."""
+    from weft.cli.inputs import parse_columns
+    from weft.cli.progress import RowProgress
+
     _check_evaluation(data, blimp, report, errors)
+    column_names = parse_columns(columns, data)
     pipeline = _load(model, device, trust, changes or [], precision)
     if blimp is not None:
         print_pairs(pipeline.minimal_pairs(blimp), as_json)
         return
-    result = _evaluate(pipeline, data, report, errors)
+    with RowProgress("evaluate", quiet) as progress:
+        result = _evaluate(pipeline, data, report, errors, column_names, progress.advance)
     if as_json:
         typer.echo(json.dumps(result.to_dict(), ensure_ascii=False))
         return
@@ -159,40 +170,61 @@ def evaluate_command(
 def predict_command(
     model: ModelArg,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Read from stdin if none.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="An example a line; .jsonl has objects.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Rows like the training data's, or a text a line: .txt.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Rows with their answers: .csv, .tsv, .jsonl or .parquet; if not, stdout."),
+    ] = None,
+    columns: ColumnsOption = None,
     options: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A decoding option, such as beam=5 or sample=true."),
     ] = None,
     as_json: JsonOption = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print each answer while it is generated.")] = False,
+    truncation: Annotated[
+        str | None,
+        typer.Option("--truncation", help="Of texts that are too long: cut, window or error; if not, the recipe's."),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be answered.")] = False,
+    quiet: QuietOption = False,
     trust: TrustOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "fp32",
 ) -> None:
-    """Print a model's answers to texts, a file or stdin."""
-    from weft.cli.inputs import read_chunks, read_input
+    """Print or write a model's answers to texts, a file or stdin."""
+    from weft.cli.inputs import parse_columns, read_stdin, text_records
+    from weft.cli.outputs import AnswerFile
+    from weft.cli.predict import answer_records, print_answers, question_records
+    from weft.cli.progress import RowProgress
 
     check_source(texts, file)
-    if stream and as_json:
-        raise ConfigError("--stream: prints text while it is generated, but --json prints whole answers; leave one out")
+    if stream and (as_json or out):
+        other = "--json prints" if as_json else "--out writes"
+        raise ConfigError(f"--stream: prints text while it is generated, but {other} whole answers; leave one out")
+    column_names, answers = parse_columns(columns, file), AnswerFile(out) if out else None
     pipeline, decoding = _load(model, device, trust, (), precision), _parse_options(options or [])
     if not as_json:
         _tell_sampling(pipeline, decoding)
-    examples: Iterator[Any] = iter(texts) if texts else read_input(file)
+    limit = pipeline.truncation_policy(truncation)  # type: ignore[arg-type]  # checked there
+    records = text_records(texts) if texts else read_stdin()
+    if file is not None:
+        records = question_records(file, pipeline, column_names)
     if stream:
-        for number, example in enumerate(examples):
-            for piece in pipeline.stream(example, decoding, number):
+        for number, record in enumerate(records):
+            for piece in pipeline.stream(record.request, decoding, number):
                 typer.echo(piece, nl=False)
             typer.echo()
         return
-    num_answered = 0
-    format_answer = pipeline.task.format_alternatives if decoding else pipeline.task.format_answer
-    for chunk in read_chunks(examples):
-        for answer in pipeline.answers(chunk, decoding, start=num_answered):
-            typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else format_answer(answer))
-        num_answered += len(chunk)
-        sys.stdout.flush()
+    # Answers that scroll by in a terminal are progress enough.
+    quiet = quiet or file is None or (out is None and sys.stdout.isatty())
+    with RowProgress("predict", quiet) as progress, answers or nullcontext():
+        write = print_answers(pipeline, as_json, bool(decoding)) if answers is None else answers.write
+        answer_records(pipeline, records, decoding, limit, write, strict or bool(texts), progress.advance)
+    if out is not None:
+        typer.echo(out)
 
 
 @app.command("compare")
@@ -265,7 +297,14 @@ def _check_evaluation(data: str | None, blimp: Path | None, report: bool, errors
         check_errors_file(errors)
 
 
-def _evaluate(pipeline: "Pipeline", data: str | None, report: bool, errors: Path | None) -> "EvaluationResult":
+def _evaluate(
+    pipeline: "Pipeline",
+    data: str | None,
+    report: bool,
+    errors: Path | None,
+    columns: "ColumnSpec | None",
+    advance: Callable[[int], object],
+) -> "EvaluationResult":
     """Evaluate a model, and write its wrong answers to a file; raise an error if a report is asked for and has none."""
     from weft.data.readers.lines import plural
     from weft.tasks.capabilities import LabelPrediction
@@ -274,7 +313,7 @@ def _evaluate(pipeline: "Pipeline", data: str | None, report: bool, errors: Path
     no_labels = RoleError(f"--report: is of labels, and the task {name!r}, as configured, has none; leave it out")
     if report and not isinstance(pipeline.task, LabelPrediction):
         raise no_labels
-    result = pipeline.evaluate_in_detail(data, tell, errors is not None)
+    result = pipeline.evaluate_in_detail(data, tell, errors is not None, columns, advance)
     if report and result.report is None:
         raise no_labels
     if errors is not None:
