@@ -79,7 +79,7 @@ def finished(running, data=None):
 
 
 COMMANDS = {
-    "train": ["RECIPE", "KEY=VALUE", "--out", "--resume", "--plan"],
+    "train": ["RECIPE", "KEY=VALUE", "--out", "--resume", "--plan", "--quiet"],
     "evaluate": [
         *("MODEL", "DATA", "--set", "--blimp", "--report", "--errors", "--columns", "--json", "--quiet"),
         *("--trust", "--device", "--precision"),
@@ -88,7 +88,7 @@ COMMANDS = {
         *("MODEL", "TEXT", "--file", "--out", "--columns", "--set", "--json", "--stream", "--truncation", "--strict"),
         *("--quiet", "--trust", "--device", "--precision"),
     ],
-    "compare": ["RECIPE", "--budget", "--out", "--set"],
+    "compare": ["RECIPE", "--budget", "--out", "--set", "--quiet"],
     "embed": [
         *("MODEL", "TEXT", "--file", "--columns", "--out", "--pool", "--layers", "--combine", "--normalize"),
         *("--truncate", "--quiet", "--trust", "--device", "--precision"),
@@ -238,7 +238,10 @@ def test_train_ends_with_the_evaluation(run, recipe_file, tmp_path):
     assert [line.split()[0] for line in done.lines if line.split()] == [
         "metric", "────────────────────", "loss", "exact_match", "bleu",
     ]  # fmt: skip
-    assert done.err == f"the best model is in {tmp_path / 'run' / 'best'}: weft predict {tmp_path / 'run'}\n"
+    progress, last = done.err.splitlines()[:-1], done.err.splitlines()[-1]
+    assert last == f"the best model is in {tmp_path / 'run' / 'best'}: weft predict {tmp_path / 'run'}"
+    assert [line.partition(",")[0] for line in progress] == ["recipe: step 2 (50%)", "recipe: step 4 (100%)"]
+    assert "tokens/s, valid loss " in progress[-1]
     assert weft.load(tmp_path / "run").run.train.steps == 4
     refused(run("train", recipe_file, "--out", tmp_path / "run"), "holds a run already; go on with it by --resume")
     good(run("train", recipe_file, "train.steps=6", "--out", tmp_path / "run", "--resume"))
@@ -564,7 +567,9 @@ def test_predict_refuses_what_it_cannot_read(run, trained_run, tmp_path):
 def test_compare_prints_tables_and_writes_a_page(run, recipe, recipe_file, tmp_path):
     other = tmp_path / "fixed.yaml"
     other.write_text(json.dumps({**recipe, "model": {"name": "seq2seq", "width": 16, "attention": "none"}}))
-    done = good(run("compare", other, recipe_file, "--budget", 3, "--out", tmp_path / "out", "--set", "train.lr=0.02"))
+    done = good(
+        run("compare", other, recipe_file, "--budget", 3, "--out", tmp_path / "out", "--set", "train.lr=0.02", "-q")
+    )
     assert done.lines[0].strip() == "3 steps of training each"
     assert "exact match" in done.out
     assert "answers to unseen examples" in done.out
@@ -584,7 +589,7 @@ def test_compare_can_be_stopped(run, recipe_file, tmp_path):
 
     thread = threading.Thread(target=stop, daemon=True)
     thread.start()
-    done = run("compare", recipe_file, "--budget", 10**7, "--out", tmp_path / "out")
+    done = run("compare", recipe_file, "--budget", 10**7, "--out", tmp_path / "out", "--quiet")
     thread.join()
     assert (done.code, done.out, done.err) == (130, "", "stopped by SIGINT; saved\n")
 
@@ -707,7 +712,7 @@ STOPPED = ["train.report_every=1", "model.attention=none", "data.workers=2"]
 def test_signals_save_and_resuming_finishes(run, recipe, recipe_file, tmp_path):
     """One signal is sent to the trainer, and one, as a terminal's Ctrl-C, to the workers that collate for it, too."""
     folder = tmp_path / "run"
-    command = ["train", recipe_file, "train.steps=10000000", *STOPPED, "--out", folder]
+    command = ["train", recipe_file, "train.steps=10000000", *STOPPED, "--out", folder, "--quiet"]
     first = process(*command)
     wait_for(folder, 5, first)
     with pytest.raises(weft.CheckpointError, match=rf"another run \(process {first.pid}\) is training in .*run; wait"):
@@ -763,7 +768,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
 
 def test_a_schedulers_signal_to_the_whole_group_spares_the_workers(recipe_file, tmp_path):
     folder = tmp_path / "run"
-    changes = ["train.steps=10000000", *STOPPED, "--out", folder]
+    changes = ["train.steps=10000000", *STOPPED, "--out", folder, "--quiet"]
     running = process("train", recipe_file, *changes, start_new_session=True)
     wait_for(folder, 5, running)
     os.killpg(running.pid, signal.SIGTERM)

@@ -1,7 +1,8 @@
-"""The bar is drawn on a terminal and nowhere else; notices are printed in both."""
+"""A bar on a terminal, a line for each report elsewhere, neither if quiet; notices are printed in all."""
 
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,8 @@ def screen(monkeypatch):
     return make
 
 
-def drawn(*records, close=True):
-    bar = ProgressBar("dates")
+def drawn(*records, close=True, quiet=False):
+    bar = ProgressBar("dates", quiet)
     for record in records:
         bar(record)
     if close:
@@ -54,12 +55,38 @@ def test_a_terminal_shows_loss_speed_and_score(screen):
     assert shown.count(HIDE_CURSOR) == shown.count(SHOW_CURSOR) == 1
 
 
-def test_in_a_pipe_there_are_notices_alone(screen):
+NOTICE = Notice("data.train: skipped 1 row [b]: x")
+
+
+def test_in_a_pipe_each_report_is_a_line(screen):
     screen(terminal=False)
-    shown = drawn(
-        STEP, Eval(1, {"loss": 0.7}), CheckpointSaved(1, Path("x")), Notice("data.train: skipped 1 row [b]: x")
-    )
-    assert shown == "data.train: skipped 1 row [b]: x\n"
+    evaluated = replace(STEP, step=1220, valid={"loss": 0.7, "exact_match": 0.875})
+    shown = drawn(NOTICE, STEP, Eval(1220, {"loss": 0.7}), evaluated, CheckpointSaved(1220, Path("x")))
+    assert shown.splitlines() == [
+        NOTICE.text,
+        "dates: step 1,200 (25%), loss 0.5, lr 0.01, 34,567 tokens/s",
+        "dates: step 1,220 (25%), loss 0.5, lr 0.01, 34,567 tokens/s, valid loss 0.7, valid exact_match 0.875",
+    ]
+
+
+def test_a_notice_in_a_pipe_is_one_line(screen, monkeypatch):
+    screen(terminal=False)
+    monkeypatch.setenv("COLUMNS", "20")
+    assert drawn(NOTICE) == f"{NOTICE.text}\n"
+
+
+def test_a_line_is_there_at_once(screen):
+    output = screen(terminal=False)
+    flushed = []
+    output.flush = lambda: flushed.append(output.getvalue())
+    drawn(STEP)
+    assert any("step 1,200" in text for text in flushed)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_quiet_leaves_notices_alone(screen, terminal):
+    screen(terminal)
+    assert drawn(STEP, Eval(1, {"loss": 0.7}), NOTICE, quiet=True) == f"{NOTICE.text}\n"
 
 
 def test_a_terminal_shows_notices_too(screen):

@@ -27,7 +27,7 @@ ColumnsOption = Annotated[
     list[str] | None,
     typer.Option("--columns", metavar="FIELD=COLUMN,…", help="The file's columns, by name or number: text=review."),
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress: notices and results alone.")]
 PrecisionOption = Annotated[str, typer.Option("--precision", help="fp32, bf16, or on the CPU int8.")]
 
 MAX_LABELS = 30  # of a confusion matrix that is printed whole

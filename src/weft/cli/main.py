@@ -95,6 +95,7 @@ def train_command(
         bool,
         typer.Option("--plan", help="Train a few steps, save nothing, and estimate the time and memory of the run."),
     ] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Train a recipe, and evaluate its best model."""
     if plan:
@@ -107,7 +108,7 @@ def train_command(
 
     folder = out or Path("runs") / run_name(recipe)
     try:
-        pipeline = train(recipe, overrides or [], folder, resume, ProgressBar(run_name(recipe)))
+        pipeline = train(recipe, overrides or [], folder, resume, ProgressBar(run_name(recipe), quiet))
     except Interrupted as stop:
         sys.stderr.write(f"{stop} in {folder}: continue with --resume\n")
         raise typer.Exit(stop.exit_code) from None
@@ -235,12 +236,13 @@ def compare_command(
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change to every recipe.")
     ] = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Train recipes with the same budget; print a table of results, and write report.html."""
     from weft.comparison import compare
     from weft.training.progress_bar import ProgressBar
 
-    result = compare(recipes, budget, out, changes or [], ProgressBar)
+    result = compare(recipes, budget, out, changes or [], lambda name: ProgressBar(name, quiet))
     print_table(*result.table(), title=f"{result.trained_for} of training each")
     print_table(*result.answers(), title="answers to unseen examples")
     typer.echo(f"learning curves and alignments: {out / 'report.html'}")
