@@ -7,7 +7,8 @@ import pytest
 
 import weft
 from tests.conftest import recipe_for, write_pairs
-from weft.comparison import compare
+from weft.comparison import _comparable, compare
+from weft.formats.pretrained import read_run
 from weft.training.reporting import Step, read_metrics
 
 
@@ -109,6 +110,19 @@ def test_recipes_must_have_the_same_task_and_data(recipe, tmp_path):
         with pytest.raises(weft.ConfigError, match="must have the same task and data"):
             compare([first, write(tmp_path, name, recipe, **changed)], "2", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_weights_may_set_the_length_of_sequences_unless_that_drops_examples(recipe, tmp_path):
+    recipe["model"] = {"name": "transformer", "width": 8, "heads": 2, "layers": 1, "ffn_width": 8}
+    recipe["model"] |= {"positions": "learned", "max_positions": 40}
+    recipe["task"]["decode"] = {"max_length": 20}
+    weft.train(recipe, ["train.steps=1"], tmp_path / "weights")
+    runs = [read_run(recipe), read_run(recipe, [f"model.weights={tmp_path / 'weights'}"])]
+    assert [run.data.max_length for run in runs] == [1024, 39]
+    assert _comparable(*runs)
+    assert _comparable(*reversed(runs))
+    drops = [run.model_copy(update={"data": run.data.model_copy(update={"truncation": "drop"})}) for run in runs]
+    assert not _comparable(*drops)
 
 
 def test_names_must_differ(recipe, tmp_path):

@@ -180,11 +180,11 @@ def compare(
     if len(set(names)) != len(names) or not names:
         raise ConfigError(f"compare: needs recipes with different names, but got {', '.join(names) or 'none'}")
     key, other = ("steps", "time") if str(budget).isdigit() else ("time", "steps")
-    limits = [f"train.{key}={budget}", f"train.{other}=null"]
+    limits = [f"train.{key}={budget}", f"train.{other}=null", "train.epochs=null"]
     runs = [
         read_run(recipe, [*overrides, *limits]) for recipe in recipes
     ]  # all are checked before the first is trained
-    if any((run.task, run.data) != (runs[0].task, runs[0].data) for run in runs):
+    if not all(_comparable(runs[0], run) for run in runs):
         raise ConfigError("compare: the recipes must have the same task and data, to compare their metrics")
     if not has_split(runs[0].data, data_for(runs[0].data, None)[1]):
         raise ConfigError("compare: the recipes need data.test or data.valid to be evaluated on")
@@ -198,6 +198,14 @@ def compare(
     )
     (Path(out) / "report.html").write_text(result.page(), encoding="utf-8")
     return result
+
+
+def _comparable(first: Run, other: Run) -> bool:
+    """Return whether two runs have the same task and data; `max_length` may be what pretrained weights allow."""
+    data = other.data
+    if data.truncation != "drop" and any(getattr(run.model, "weights", None) for run in (first, other)):
+        data = data.model_copy(update={"max_length": first.data.max_length})
+    return (first.task, first.data) == (other.task, data)
 
 
 def _train_contender(name: str, run: Run, out: Path, reporter: Callable[[str], Reporter] | None) -> ComparedRun:

@@ -8,16 +8,17 @@ from safetensors.torch import load_file
 from tests.notices import Told
 
 import weft
-from weft.config.schema import Run
+from weft.config.schema import Run, recipe_names
 from weft.data.samples import datasets as samples
-from weft.errors import CheckpointError, ConfigError
+from weft.errors import CheckpointError, ConfigError, DataError
 from weft.formats.pretrained import open_model, read_run
+from weft.tasks.factory import make_task
 
 DAYS = [("Montag", "de"), ("Monday", "en"), ("lundi", "fr"), ("Dienstag", "de"), ("Tuesday", "en"), ("mardi", "fr")]
 ROWS = [(split, {"text": text, "label": label}) for split in ("train", "valid", "test") for text, label in DAYS * 3]
 TAGGED = [(split, {"words": [row["text"]], "tags": [row["label"]]}) for split, row in ROWS]
 SAMPLE = {"sample": "days"}
-QUICK = {"steps": 2, "batch_tokens": 512, "lr": 1e-3, "device": "cpu"}
+QUICK = {"steps": 2, "eval_every": 1000, "batch_tokens": 512, "lr": 1e-3, "device": "cpu"}
 SMALL = {"name": "bert", "width": 16, "heads": 2, "layers": 2, "max_positions": 120}
 FIRST = {
     "task": {"name": "classify"},
@@ -163,3 +164,66 @@ def rows(folder):
 def first_of(run):
     """Return the checkpoint of step 0: what the training started from."""
     return sorted(path for path in (run / "checkpoints").glob("step-*") if path.is_dir())[0]
+
+
+# The length of sequences: as the positions of the weights allow.
+
+
+def with_data(trained, **data):
+    return {**recipe(trained), "data": {**SAMPLE, **data}}
+
+
+def test_max_length_is_what_the_weights_allow(trained, tmp_path):
+    told = Told()
+    assert read_run(FIRST).data.max_length == 1024, "without weights it is not"
+    pipeline = weft.train(with_data(trained), out=tmp_path / "run", report=told)
+    special = pipeline.task.num_special_tokens
+    assert pipeline.run.data.max_length == 120 - special
+    positions = f"model.weights has 120 positions, of which {special} are for special tokens"
+    assert f"data.max_length: {120 - special}, as {positions}" in told.notices
+
+
+@pytest.mark.parametrize(("task", "special"), [("mlm", 0), ("tag", 2)])
+def test_a_task_that_counts_special_tokens_has_all_positions(trained, task, special):
+    assert read_run({**with_data(trained), "task": {"name": task}}).data.max_length == 120 - special
+
+
+@pytest.mark.parametrize(
+    ("data", "max_length"),
+    [
+        ({"max_length": 50}, 50),
+        ({"max_length": 128, "truncation": "cut"}, 117),
+        ({"max_length": 128, "truncation": "error"}, 128),  # what is too long is found when the data is read
+    ],
+)
+def test_what_is_said_stays_unless_it_is_too_long_and_may_be_cut(trained, data, max_length):
+    assert read_run(with_data(trained, **data)).data.max_length == max_length
+
+
+@pytest.mark.parametrize("data", [{}, {"max_length": 500, "truncation": "cut"}])
+def test_a_run_resumes_with_the_length_that_it_had(trained, tmp_path, data):
+    weights = shutil.copytree(trained, tmp_path / "weights", symlinks=True)
+    weft.train(with_data(weights, **data), out=tmp_path / "run")
+    shutil.rmtree(weights)
+    resumed = weft.train(with_data(weights, **data), ["train.steps=3"], tmp_path / "run", resume=True)
+    assert resumed.run.data.max_length == 117
+
+
+def test_more_positions_are_advised_only_where_the_weights_do_not_fix_them(trained, tmp_path):
+    data = {"train": str(tmp_path / "long.tsv"), "columns": {"text": 0, "label": 1}, "max_length": 500}
+    (tmp_path / "long.tsv").write_text(f"{'a' * 200}\tx\nb\ty\n")
+    for model, advised in ((recipe(trained)["model"], False), (SMALL, True)):
+        raw = {**FIRST, "data": data, "model": model}
+        with pytest.raises(DataError, match="set data.max_length to 117 and data.truncation to cut or drop") as error:
+            weft.train(raw, out=tmp_path / f"run-{advised}")
+        assert str(error.value).endswith("or raise model.max_positions") == advised
+
+
+TUNED = [name for name in recipe_names() if name.endswith("-bert") and name != "langid-bert"]
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_the_shipped_recipes_take_a_bert_with_few_positions(trained, name):
+    run = read_run(name, [f"model.weights={trained}"])
+    assert run.data.max_length <= 118
+    make_task(run)

@@ -6,6 +6,7 @@ import shutil
 import sys
 
 import pytest
+from tests.notices import Told
 
 import weft
 from weft.config.schema import Named, Run, read_recipe
@@ -18,8 +19,9 @@ def losses(folder):
     return [(row["step"], row["loss"]) for row in read_metrics(folder / "metrics.jsonl")]
 
 
-def train(recipe, folder, *overrides, resume=False):
-    return train_run(Run.parse(read_recipe(recipe, ["train.save_every=5", *overrides])), folder, resume)
+def train(recipe, folder, *overrides, resume=False, report=None):
+    changes = ["train.save_every=5", "train.eval_every=1000", *overrides]  # evaluated at the end alone
+    return train_run(Run.parse(read_recipe(recipe, changes)), folder, resume, report)
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def test_resuming_a_run_that_patience_ended_changes_nothing(recipe, tmp_path):
     changes = ["train.steps=500", "train.eval_every=2", "train.lr=1e-9", "train.patience=2"]
     train(recipe, tmp_path / "run", *changes)
     before = losses(tmp_path / "run")
-    train(recipe, tmp_path / "run", *changes, resume=True)
+    assert ", ended by train.patience=2; train afresh" in said(recipe, tmp_path / "run", *changes)[0]
     assert losses(tmp_path / "run") == before
 
 
@@ -67,8 +69,40 @@ def test_a_changed_recipe_is_refused_with_the_reason(recipe, trained, override):
 
 def test_another_budget_is_refused_where_the_schedule_hangs_on_it(recipe, tmp_path):
     train(recipe, tmp_path / "run", "train.schedule=cosine")
-    with pytest.raises(weft.CheckpointError, match=r"train.steps was 12 and is 24 now"):
+    reason = r"train.steps was 12 and is 24 now \(1 such in all\), and train.schedule=cosine depends on the budget"
+    with pytest.raises(weft.CheckpointError, match=rf"{reason}.*; set it back, or train afresh in another --out"):
         train(recipe, tmp_path / "run", "train.schedule=cosine", "train.steps=24", resume=True)
+
+
+TRANSFORMER = {"name": "transformer", "width": 16, "heads": 2, "layers": 1, "ffn_width": 16}
+
+
+def test_the_way_on_from_a_spent_schedule_is_a_run_from_its_weights(recipe, tmp_path):
+    recipe["model"], run = TRANSFORMER, tmp_path / "run"
+    changes = ["train.warmup=0.1", "train.steps=4"]
+    train(recipe, run, *changes)
+    way = f"start a new run from its weights: model.weights={run} and another --out"
+    with pytest.raises(weft.CheckpointError, match="train.warmup=0.1, a share, depends on the budget") as error:
+        train(recipe, run, *changes, "train.steps=8", resume=True)
+    assert str(error.value).endswith(way)
+    assert said(recipe, run, *changes)[-1].endswith(f"at step 4 (train.steps=4); to train further, {way}")
+    weft.train(recipe, [*changes, "train.steps=2", f"model.weights={run}"], tmp_path / "new")  # what both say to do
+
+
+def said(recipe, folder, *overrides):
+    listener = Told()
+    train(recipe, folder, *overrides, resume=True, report=listener)
+    return listener.notices
+
+
+@pytest.mark.parametrize("steps", [10, 5])
+def test_resuming_with_no_larger_budget_says_that_nothing_was_done(recipe, trained, steps):
+    finished = f"--resume: nothing was done: {trained} is finished, at step 10 (train.steps={steps})"
+    assert said(recipe, trained, f"train.steps={steps}") == [f"{finished}; give a larger budget to go on"]
+
+
+def test_resuming_with_a_larger_budget_says_nothing_of_the_kind(recipe, trained):
+    assert said(recipe, trained, "train.steps=12") == []
 
 
 def test_changed_data_is_refused_with_the_reason(recipe, trained, pairs_file):

@@ -60,13 +60,13 @@ os.register_at_fork(after_in_child=_close_locks)
 class Store:
     """The directory of one run; `keep` is the number of newest checkpoints kept, beside `last` and `best`.
 
-    With `every`, only steps that are a multiple of it count: a checkpoint saved on a signal does not displace one.
+    Only checkpoints for which `is_regular` is true count: one saved on a signal does not displace them.
     """
 
-    def __init__(self, root: Path, keep: int = 2, every: int | None = None) -> None:
+    def __init__(self, root: Path, keep: int = 2, is_regular: Callable[[Path], bool] | None = None) -> None:
         self.root = Path(root)
         self.keep = keep
-        self.every = every or 1
+        self.is_regular = is_regular or (lambda folder: True)
         self._checkpoints = self.root / "checkpoints"
         self._lock: int | None = None
 
@@ -159,7 +159,7 @@ class Store:
         return folder
 
     def _prune(self) -> None:
-        regular = [folder for folder in self._oldest_first() if order(folder)[0] % self.every == 0]
+        regular = [folder for folder in self._oldest_first() if self.is_regular(folder)]
         linked = [target for link in ("last", "best") if (target := self._target(link))]
         retained = {folder.resolve() for folder in [*regular[-self.keep :], *linked]}
         folders = [*self._newest_first(), *self._checkpoints.glob("average-*")]

@@ -46,6 +46,16 @@ class Pretrained(Named):
 
     weights: str | None = None
 
+    @property
+    def position_limit(self) -> int | None:
+        """The number of tokens in a sequence that the weights have positions for; None: there is no limit."""
+        return None
+
+
+def position_remedy(model: Named) -> str:
+    """Return the remedy of too few positions, to end an error with: none where pretrained weights fix them."""
+    return "" if getattr(model, "weights", None) else ", or raise model.max_positions"
+
 
 def _seconds(value: object) -> object:
     """Read `90`, `90s`, `15m` or `2h` as seconds."""
@@ -58,6 +68,7 @@ def _seconds(value: object) -> object:
 _S = TypeVar("_S", bound=BaseModel)
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Every = Literal["epoch"] | Annotated[int, Field(ge=1)]  # so many steps, or the end of each epoch
 Column = StrictInt | StrictStr
 Source = str | list[str]  # a path (a glob pattern reads all that match), or a list of parallel files
 
@@ -95,8 +106,10 @@ class Train(Section):
     """The budget, the optimizer, and the checkpoints to keep."""
 
     steps: int | None = Field(None, ge=1)
+    epochs: float | None = Field(None, gt=0)  # passes over the training data
     time: Seconds | None = None
-    batch_tokens: int = Field(4096, ge=1)
+    batch_tokens: int | None = Field(4096, ge=1)  # None: batch_size is given
+    batch_size: int | None = Field(None, ge=1)  # items in a batch, in place of batch_tokens
     accumulate: int = Field(1, ge=1)
     optimizer: Literal["adamw", "adam", "adagrad", "sgd", "asgd"] = "adamw"
     lr: float = Field(1e-3, gt=0)
@@ -117,21 +130,40 @@ class Train(Section):
     deterministic: bool = False
     device: str = "auto"
     report_every: int = Field(20, ge=1)
-    eval_every: int | None = Field(None, ge=1)  # None: only at the end
-    save_every: int | None = Field(None, ge=1)  # None: with each evaluation
+    eval_every: Every | None = None  # None: see `weft.training.budget`
+    save_every: Every | None = None  # None: with each evaluation
     keep: int = Field(2, ge=1)  # checkpoints kept beside the best
     average: int | None = Field(None, ge=2)  # at the end, the mean of the last so many checkpoints is evaluated, too
     metric: str | None = None  # selects the best model; None: the task's own
     patience: int | None = Field(None, ge=1)  # evaluations without improvement before stopping early
     bad_steps: int = Field(5, ge=1)  # updates skipped for a loss that is not finite, before an error
 
+    @model_validator(mode="before")
+    @classmethod
+    def _batch_unit(cls, raw: Any) -> Any:
+        """Leave the default of batch_tokens out where batch_size is given."""
+        if isinstance(raw, Mapping) and raw.get("batch_size") is not None and "batch_tokens" not in raw:
+            return {**raw, "batch_tokens": None}
+        return raw
+
     @model_validator(mode="after")
     def _some_budget(self) -> "Train":
-        if self.steps is None and self.time is None:
-            raise ValueError("needs a budget: give train.steps, or train.time such as 15m")
+        if self.steps is None and self.epochs is None and self.time is None:
+            raise ValueError("needs a budget: give train.steps, train.epochs, or train.time such as 15m")
+        if self.batch_size is not None and self.batch_tokens is not None:
+            raise ValueError(
+                f"batches have batch_size={self.batch_size} items or batch_tokens={self.batch_tokens} tokens, not "
+                "both: set train.batch_tokens=null or train.batch_size=null"
+            )
+        if self.batch_size is None and self.batch_tokens is None:
+            raise ValueError("needs the size of a batch: give train.batch_tokens or train.batch_size")
         if self.optimizer == "asgd" and self.eval_every is None:
             raise ValueError("optimizer asgd starts averaging by the results of evaluations: give train.eval_every")
         return self
+
+    def tokens_per_batch(self, width: int) -> int:
+        """Return the tokens in a batch of sequences that have `width` tokens each."""
+        return self.batch_tokens or (self.batch_size or 1) * width
 
 
 class Run(Section):

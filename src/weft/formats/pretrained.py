@@ -14,7 +14,7 @@ import torch
 
 from weft.checkpoint import contents
 from weft.checkpoint.store import Store, resolve_checkpoint, verify_checkpoint
-from weft.config.schema import Run, expand_preset, read_recipe, read_section
+from weft.config.schema import Pretrained, Run, expand_preset, read_recipe, read_section
 from weft.data.readers.lines import plural
 from weft.errors import CheckpointError, ConfigError, WeftError
 from weft.formats.huggingface.folder import describe_hf, is_hf, load_hf
@@ -65,21 +65,42 @@ def read_run(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] = 
     raw = read_recipe(recipe, overrides)
     model = raw.get("model")
     if isinstance(model, Mapping) and model.get("weights") is not None:
-        run = _resumed_run(resumed) or _read_weights_key(model["weights"], describe_model)[0]
+        run, tokenizer = _describe_resumed(resumed) or _read_weights_key(model["weights"], describe_model)
         raw = {
             **raw,
             "model": _complete_model(expand_preset(model), run),
             "tokenizer": _complete_tokenizer(raw.get("tokenizer"), run),
         }
+        return _with_max_length(Run.parse(raw), tokenizer)
     return Run.parse(raw)
 
 
-def _resumed_run(out: Path | None) -> Run | None:
-    """Return the recipe of the last checkpoint in a directory; None if there is none that can be read."""
+def _describe_resumed(out: Path | None) -> tuple[Run, Tokenizer] | None:
+    """Return recipe and tokenizer of the last checkpoint in a directory; None if there is none that can be read."""
     with suppress(WeftError):  # resuming will raise it
         last = None if out is None else Store(out).last()
-        return None if last is None else contents.read_saved_run(last)
+        return None if last is None else describe_model(last)
     return None
+
+
+def _with_max_length(run: Run, tokenizer: Tokenizer) -> Run:
+    """Set `data.max_length` to what the weights allow where it is not given, or larger and long texts may be cut."""
+    limit, data = max_length_of_weights(run, tokenizer), run.data
+    given = "max_length" in data.model_fields_set
+    if limit is None or (given and (data.max_length <= limit or data.truncation == "error")):
+        return run
+    return run.model_copy(update={"data": data.model_copy(update={"max_length": limit})})
+
+
+def max_length_of_weights(run: Run, tokenizer: Tokenizer) -> int | None:
+    """Return the largest `data.max_length` for the positions of pretrained weights; None where there is no limit."""
+    positions = run.model.position_limit if isinstance(run.model, Pretrained) and run.model.weights else None
+    task_class = resolve("task", run.task.name)
+    if positions is None or not issubclass(task_class, Task):
+        return None
+    task: Task = task_class(run.task)
+    task.tokenizer = tokenizer
+    return max(1, positions - task.num_special_tokens)
 
 
 def started_tokenizer(run: Run) -> Tokenizer | None:

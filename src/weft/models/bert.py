@@ -50,6 +50,11 @@ class BERTConfig(StackConfig):
     pooler: Literal["tanh", "relu", "gelu", "none"] = "tanh"  # activation of the pooler
     eps: float = Field(1e-12, ge=0)  # of the layer norms
 
+    @property
+    def position_limit(self) -> int:
+        """The learned positions from `offset` on."""
+        return self.max_positions - self.offset
+
     @model_validator(mode="after")
     def _check(self) -> "BERTConfig":
         if self.shared and self.pruned_heads:
@@ -110,7 +115,7 @@ class BERT(Model):
     @property
     def max_positions(self) -> int:
         """The maximum length: the learned positions from `offset` on."""
-        return self.config.max_positions - self.config.offset
+        return self.config.position_limit
 
     def prune_unused(self, needs: Collection[Role]) -> None:
         """Drop the masked-LM head unless that role is needed."""

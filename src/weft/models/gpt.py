@@ -44,6 +44,11 @@ class GPTConfig(StackConfig):
     norm: Literal["pre", "post"] = "pre"
     max_positions: int = Field(1024, ge=1)  # number of learned positions
 
+    @property
+    def position_limit(self) -> int:
+        """The learned positions."""
+        return self.max_positions
+
 
 class GPT(Model):
     """Embeddings and positions, blocks, and, as a language model, the output. Its state is the key-value cache."""

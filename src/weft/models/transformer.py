@@ -62,6 +62,11 @@ class TransformerConfig(Pretrained):
     bias: bool = False  # of the output projection: how frequent each word is
     pruned_heads: PrunedHeads = Field({})
 
+    @property
+    def position_limit(self) -> int | None:
+        """The learned positions; None: sinusoidal ones have no end."""
+        return self.max_positions if self.positions == "learned" else None
+
     @model_validator(mode="after")
     def _check(self) -> "TransformerConfig":
         check_heads(self.width, self.heads)
@@ -225,7 +230,7 @@ class Transformer(Model):
     @property
     def max_positions(self) -> int | None:
         """The number of learned positions; None with sinusoidal ones."""
-        return self.config.max_positions if isinstance(self.positions, Learned) else None
+        return self.config.position_limit
 
     def step(self, ids: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
         """Append one token to each hypothesis, ids (B,); return the logits (B, V) of the next one, and the state."""

@@ -23,12 +23,21 @@ def make_loader(run: Run, task: Task, body: Model, data: PackedItems, world: Wor
     """Return the loader: batches of similar lengths, or of one static shape if the run is compiled."""
     train, pin = run.train, world.device.type == "cuda" and run.data.workers > 0
     loader: Loader[Batch] = Loader(
-        data, task.collate, train.batch_tokens, train.seed, world.rank, world.size, run.data.workers, pin
+        data,
+        task.collate,
+        train.tokens_per_batch(1),  # of items, each counts as one
+        train.seed,
+        world.rank,
+        world.size,
+        run.data.workers,
+        pin,
+        unit="tokens" if train.batch_tokens else "items",
     )
     loader.sampler = task.sampler(data, run, world.size) if isinstance(task, StreamReading) else None
     lengths = task.sequence_lengths(data) if isinstance(task, StaticBatches) else None
     static_shape = loader.sampler.static_shape if loader.sampler else None
-    reason = _why_not_compiled(run, task, body, lengths is not None or static_shape is not None, world.device)
+    static = static_shape is not None or (lengths is not None and train.batch_size is None)
+    reason = _why_not_compiled(run, task, body, static, world.device)
     if train.compile and reason:
         raise ConfigError(f"train.compile: {reason}; leave it out, or set it to false")
     if not reason and train.compile is not False and isinstance(task, StaticBatches):
@@ -46,6 +55,8 @@ def _why_not_compiled(run: Run, task: Task, body: Model, static: bool, device: t
         return "needs Triton, and a GPU of Ampere or newer"
     if not body.supports_compile:
         return f"the model {run.model.name!r} does not go into one graph"
+    if not static and run.train.batch_size is not None:
+        return "batches of train.batch_size items have no one shape; give train.batch_tokens"
     if not static:
         return f"the batches of the task {run.task.name!r} have no one shape"
     return ""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.checkpoint import contents
-from weft.config.schema import Run, Train
+from weft.config.schema import Every, Run, Train
 from weft.data.batching.loader import Loader, Position
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError
@@ -28,6 +28,7 @@ from weft.tasks.factory import make_task, resolve_run
 from weft.tasks.inference import evaluate
 from weft.tasks.prepare import read_evaluation_data
 from weft.tasks.pretrained_embeddings import check_vectors
+from weft.training.budget import EVALUATIONS
 from weft.training.distributed import join_world, leave_world
 from weft.training.finetuning import check_tuning
 from weft.training.flops import TrainingCost, peak_flops
@@ -44,7 +45,7 @@ EXAMPLES = 64  # of the validation data on which an evaluation is timed
 class RunEstimate:
     """The estimated cost of a run; `step` is the mean cost of an update, over all processes."""
 
-    train: Train
+    train: Train  # with its epochs as steps
     place: str  # the device, and how many processes
     parameters: int
     vocabulary: tuple[int, ...]  # sizes: the source's and, if it has its own, the target's
@@ -101,7 +102,9 @@ class RunEstimate:
 
     def _budget(self) -> str:
         if self.train.steps is not None and self.steps == self.train.steps:
-            return f"train.steps{', or fewer by train.patience' if self.train.patience else ''}"
+            by_epochs = self.train.epochs is not None and self.steps / self.epoch > self.train.epochs - 0.05
+            fewer = ", or fewer by train.patience" if self.train.patience else ""
+            return f"train.{'epochs' if by_epochs else 'steps'}{fewer}"
         return f"train.time, {_format_duration(self.train.time or 0)}, at this speed"
 
     def _memory(self) -> str:
@@ -110,7 +113,13 @@ class RunEstimate:
 
     @property
     def _evaluations(self) -> int:
-        return 0 if self.evaluation is None else math.ceil(self.steps / (self.train.eval_every or self.steps))
+        if self.evaluation is None:
+            return 0
+        every = self.train.eval_every
+        return EVALUATIONS if every is None else math.ceil(self.steps / self._interval(every))
+
+    def _interval(self, every: Every) -> float:
+        return self.epoch if every == "epoch" else every
 
     def _times(self) -> list[list[str]]:
         rows = [
@@ -130,7 +139,8 @@ class RunEstimate:
 
     def _checkpoints(self) -> tuple[str, str]:
         train = self.train
-        written = 1 + max(1, self._evaluations) + (self.steps // train.save_every if train.save_every else 0)
+        saved = int(self.steps / self._interval(train.save_every)) if train.save_every else 0
+        written = 1 + max(1, self._evaluations) + saved
         at_once = min(max(train.keep, train.average or 0) + 2, written)  # with the best, and the one being written
         total = _format_si(at_once * self.checkpoint, "B")
         return total, f"at most {at_once} at a time, {_format_si(self.checkpoint, 'B')} each"
@@ -179,7 +189,7 @@ def _measure(trainer: Trainer, start: float) -> RunEstimate:
     frozen = _bytes({name: value for name, value in head.named_parameters() if not value.requires_grad})  # no gradient
     tokenizer, memory = trainer.task.tokenizer, _peak_memory(world.device)
     return RunEstimate(
-        train=run.train,
+        train=trainer.train,
         place=f"{world.device}, {world.size} processes" if world.size > 1 else str(world.device),
         parameters=sum(parameter.numel() for parameter in head.parameters()),
         vocabulary=tuple(map(len, dict.fromkeys([tokenizer, tokenizer.target]))),

@@ -44,9 +44,9 @@ def regular_checkpoints(trainer: Trainer) -> list[Path]:
     Those saved on a signal are left out, so that a resumed run has the same average as one without interruption.
     """
     assert trainer.store
-    every, end = trainer.save_every, trainer.progress.step
+    end = trainer.progress.step
     steps = {order(folder)[0]: folder for folder in trainer.store.checkpoints()}
-    regular = {step for step in steps if every and 0 < step < end and step % every == 0}
+    regular = {step for step, folder in steps.items() if 0 < step < end and trainer.is_regular(folder)}
     return [folder for step, folder in steps.items() if step in regular or step == end]
 
 

@@ -92,7 +92,12 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 def schedule_uses_budget(train: Train) -> bool:
     """Return whether another budget would change the learning rate of the steps before its end."""
-    return train.schedule in ("warmup-linear", "cosine", "exponential") or 0 < train.warmup < 1
+    return schedule_decays(train) or 0 < train.warmup < 1
+
+
+def schedule_decays(train: Train) -> bool:
+    """Return whether the schedule itself falls with the share of the budget that is spent."""
+    return train.schedule in ("warmup-linear", "cosine", "exponential")
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:

@@ -13,11 +13,11 @@ from weft.checkpoint import contents
 from weft.checkpoint.averaging import read_average_info
 from weft.checkpoint.contents import Progress
 from weft.checkpoint.store import Store, verify_or_offer
-from weft.config.schema import Run
+from weft.config.schema import Pretrained, Run, Train, position_remedy
 from weft.config.yaml import write_yaml
 from weft.data.batching.packed_items import PackedItems
 from weft.errors import CheckpointError, ConfigError, DataError
-from weft.formats.pretrained import start_from_weights, started_tokenizer
+from weft.formats.pretrained import max_length_of_weights, start_from_weights, started_tokenizer
 from weft.models.base import Model, SelfFitted
 from weft.tasks.base import Task
 from weft.tasks.capabilities import CustomEvaluation, SelfFitting
@@ -33,12 +33,13 @@ from weft.training.compile import make_loader
 from weft.training.distributed import World, join_world, leave_world
 from weft.training.final_averaging import try_average
 from weft.training.finetuning import check_tuning, frozen, reinitialized
-from weft.training.optim import schedule_uses_budget
+from weft.training.optim import schedule_decays, schedule_uses_budget
 from weft.training.process_state import seed_all
 from weft.training.reporting import MetricsFile, Notice, Reporter, Reporters, TensorBoard
 from weft.training.self_fitting import FitLoop
 from weft.training.trainer import Evaluate, Trainer
 
+BUDGET = {"train.steps", "train.epochs", "train.time"}
 FREE = {"data.workers", "train.keep"}  # recipe keys that may change on resume, since they do not affect the result
 
 
@@ -77,6 +78,8 @@ def train_run(
             check_vectors(run)
         tokenizer = load_tokenizer(run.tokenizer, folder) if folder else known or make_tokenizer(run, task)
         trainer = make_trainer(run, task, tokenizer, world, store, stack, folder, report, resume)
+        if folder and trainer.progress.done:
+            trainer.report(Notice(_finished_notice(trainer, folder)))
         progress = trainer.fit()
         if run.train.average and world.main and isinstance(trainer, Trainer):
             try_average(trainer, run.train.average)
@@ -96,10 +99,7 @@ def make_tokenizer(run: Run, task: Task) -> Tokenizer:
 
 def _make_store(run: Run, out: Path) -> Store:
     """Return the store of a run; it keeps the checkpoints that `train.average` needs."""
-    train = run.train
-    if not train.average:
-        return Store(out, train.keep)
-    return Store(out, max(train.keep, train.average), train.save_every or train.eval_every)
+    return Store(out, max(run.train.keep, run.train.average or 0))
 
 
 def _resume_from(store: Store, run: Run, resume: bool) -> Path | None:
@@ -118,15 +118,45 @@ def _resume_from(store: Store, run: Run, resume: bool) -> Path | None:
 
 def check_recipe(then: dict[str, Any], now: Run, folder: Path) -> None:
     """Refuse to resume with another recipe, except for keys that do not affect the steps already made."""
-    free = FREE if schedule_uses_budget(now.train) else FREE | {"train.steps", "train.time"}
+    free = FREE if schedule_uses_budget(now.train) else FREE | BUDGET
     with suppress(ConfigError):  # keys that the old recipe lacks take today's defaults
         then = Run.parse(then, trust=False).dump()
     changed = {key: pair for key, pair in contents.differences(then, now.dump()).items() if key not in free}
     for key, (old, new) in changed.items():
+        reason, remedy = "", "train afresh in another --out"
+        if key in BUDGET:
+            setting = _budget_dependent(now.train)
+            reason = f", and {setting} depends on the budget: the steps already made would have had another lr"
+            remedy = _train_on(now, folder)
         raise CheckpointError(
             f"{folder}: the recipe has changed since this checkpoint was written: {key} was {old!r} and is "
-            f"{new!r} now ({len(changed)} such in all); set it back, or train afresh in another --out"
+            f"{new!r} now ({len(changed)} such in all){reason}; set it back, or {remedy}"
         )
+
+
+def _budget_dependent(train: Train) -> str:
+    """Return the setting that makes the learning rate depend on the budget."""
+    return f"train.schedule={train.schedule}" if schedule_decays(train) else f"train.warmup={train.warmup:g}, a share,"
+
+
+def _train_on(run: Run, folder: Path) -> str:
+    """Return the way to train further from a checkpoint's weights: a new run, if its model can start from them."""
+    if not isinstance(run.model, Pretrained):
+        return "train afresh in another --out"
+    return f"start a new run from its weights: model.weights={folder.parent.parent} and another --out"
+
+
+def _finished_notice(trainer: Trainer | FitLoop, folder: Path) -> str:
+    """Return why a resumed run has nothing left to do, and how to go on."""
+    run, step = trainer.run, trainer.progress.step
+    budget = {key.partition(".")[2]: getattr(run.train, key.partition(".")[2]) for key in sorted(BUDGET)}
+    given = ", ".join(f"train.{name}={value:g}" for name, value in budget.items() if value is not None)
+    done = f"--resume: nothing was done: {folder.parent.parent} is finished, at step {step:,}"
+    if isinstance(trainer, Trainer) and trainer.spent() < 1:
+        return f"{done}, ended by train.patience={run.train.patience}; {_train_on(run, folder)}"
+    if schedule_uses_budget(run.train) and not isinstance(trainer, FitLoop):
+        return f"{done} ({given}); to train further, {_train_on(run, folder)}"
+    return f"{done} ({given}); give a larger budget to go on"
 
 
 def make_trainer(
@@ -151,6 +181,7 @@ def make_trainer(
     _, head = build(run, tokenizer, task)
     freeze_notice = stack.enter_context(frozen(head, run.train))
     start_notice = None if folder else _load_pretrained(run, head, tokenizer, trained_vocab)
+    length_notice = None if folder else _length_notice(run, tokenizer)
     packed, data_notice = pack_split(run.data, "train", task, tokenizer, store.root if store else None)
     valid, valid_notice = _read_validation(run, task)
     _check_lengths(run, task, head.body, {"train": packed, **({"valid": valid.items} if valid else {})})
@@ -159,7 +190,7 @@ def make_trainer(
     afresh = f"{store.root}: there is no checkpoint to go on from: training starts afresh" if store else ""
     resume_notice = afresh if resume and not folder else ""
     train_notice = data_notice and f"data.train: {data_notice}"
-    for message in (train_notice, start_notice, freeze_notice, resume_notice, valid_notice):
+    for message in (train_notice, start_notice, length_notice, freeze_notice, resume_notice, valid_notice):
         if message:
             reporters(Notice(message))
     head.to(world.device)
@@ -185,6 +216,15 @@ def _load_pretrained(run: Run, head: Head, tokenizer: Tokenizer, trained_vocab: 
         return start_from_weights(run, head) or start_from_vectors(run, tokenizer, head.body, trained_vocab)
 
 
+def _length_notice(run: Run, tokenizer: Tokenizer) -> str:
+    """Return a notice if `data.max_length` is as large as the pretrained weights allow; "" otherwise."""
+    limit, positions = max_length_of_weights(run, tokenizer), getattr(run.model, "position_limit", 0)
+    if limit != run.data.max_length:
+        return ""
+    less = f", of which {positions - limit} are for special tokens" if positions > limit else ""
+    return f"data.max_length: {limit}, as model.weights has {positions} positions{less}"
+
+
 def _check_lengths(run: Run, task: Task, body: Model, splits: Mapping[str, PackedItems]) -> None:
     """Refuse sequences longer than the model has positions, before training rather than in the middle of it."""
     max_positions = getattr(body, "max_positions", None)
@@ -195,7 +235,7 @@ def _check_lengths(run: Run, task: Task, body: Model, splits: Mapping[str, Packe
     if generates and max_length > max_positions:
         raise ConfigError(
             f"task.decode.max_length: {max_length} tokens may be written, but the model learns {max_positions} "
-            f"positions; set it to {max_positions} or less, or raise model.max_positions"
+            f"positions; set it to {max_positions} or less{position_remedy(run.model)}"
         )
     for split, data in splits.items():
         longest = task.max_sequence_length(data) or 0
@@ -203,7 +243,7 @@ def _check_lengths(run: Run, task: Task, body: Model, splits: Mapping[str, Packe
             raise DataError(
                 f"data.{split}: a sequence has {longest} tokens, its mark included, but the model learns "
                 f"{max_positions} positions; set data.max_length to {max_positions - task.num_special_tokens} and "
-                "data.truncation to cut or drop, or raise model.max_positions"
+                f"data.truncation to cut or drop{position_remedy(run.model)}"
             )
 
 

@@ -1,9 +1,10 @@
 """Training loop of models with a `fit` of their own (`weft.models.base.SelfFitted`): n-gram counts, word2vec.
 
-`train.steps` is the number of passes over the data. After each complete pass there is a checkpoint, and a resumed run
-makes the remaining passes.
+`train.steps` and `train.epochs` are both the number of passes over the data. After each complete pass there is a
+checkpoint, and a resumed run makes the remaining passes.
 """
 
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,12 @@ class FitLoop:
     def __post_init__(self) -> None:
         if self.world.size > 1:
             raise ConfigError(f"model.name: {self.run.model.name!r} is fitted by one process; leave torchrun out")
+        epochs = self.run.train.epochs
+        if epochs is not None and epochs != int(epochs):
+            raise ConfigError(
+                f"train.epochs: {self.run.model.name!r} is fitted in whole passes over the data, but is {epochs:g} "
+                f"instead; try {math.ceil(epochs)}"
+            )
         for key in ("average", "patience", "freeze", "layer_decay", "reinit"):
             if getattr(self.run.train, key) != Train.model_fields[key].default:
                 raise ConfigError(f"train.{key}: {self.run.model.name!r} is fitted, not trained; leave it out")
@@ -67,7 +74,13 @@ class FitLoop:
         """Return whether the budget of passes or of time is used up."""
         train, progress = self.run.train, self.progress
         by_time = train.time is not None and progress.elapsed >= train.time
-        return by_time or (train.steps is not None and progress.step >= train.steps)
+        return by_time or progress.step >= self._passes
+
+    @property
+    def _passes(self) -> int:
+        """The budget in passes over the data."""
+        given = [value for value in (self.run.train.steps, self.run.train.epochs) if value is not None]
+        return int(min(given, default=ENDLESS))
 
     def fit(self) -> Progress:
         """Train until the budget is spent; after a signal, the last complete pass is what remains."""
@@ -89,7 +102,7 @@ class FitLoop:
     def _budget(self) -> FitBudget:
         train, progress = self.run.train, self.progress
         return FitBudget(
-            passes=ENDLESS if train.steps is None else train.steps,
+            passes=self._passes,
             seconds=train.time,
             lr=train.lr,
             seed=train.seed,

@@ -20,16 +20,18 @@ from torch import Tensor
 from weft.checkpoint import contents
 from weft.checkpoint.averaging import read_average_info
 from weft.checkpoint.contents import Progress
+from weft.checkpoint.manifest import order
 from weft.checkpoint.store import Store
-from weft.config.schema import Run
+from weft.config.schema import Every, Run
 from weft.data.batching.loader import LoadedBatch, Loader
-from weft.errors import TrainingError
+from weft.errors import CheckpointError, TrainingError
 from weft.nn.kernels.self_test import try_kernels
 from weft.nn.rnn.cells import lacking_half_kernels
 from weft.tasks.base import Task
 from weft.tasks.batch import Batch
 from weft.tasks.head import Head
 from weft.training import asgd
+from weft.training.budget import EVALUATIONS, resolve_budget
 from weft.training.deferred_loss import DeferredLoss
 from weft.training.distributed import World
 from weft.training.finetuning import layer_lr_factors
@@ -58,7 +60,9 @@ class Trainer:
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
-        self.train = self.run.train
+        self._resolve_budget()
+        if self.store and self.train.average:
+            self.store.is_regular = self.is_regular
         self.wrapped = self.world.wrap(self.head)
         # Evaluation uses the uncompiled head.
         self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.static_shape else self.wrapped
@@ -72,6 +76,13 @@ class Trainer:
         self._late = self.world.device.type == "cuda" and self.train.optimizer != "adagrad"
         self._carry: Any = None  # recurrent state for the next batch of the same streams (truncated BPTT)
         self._averaged: list[float] | None = None  # the rank of `best`, where it is an average of checkpoints
+        self._spent_earlier = 0.0  # the share of the budget that was used before the last step
+
+    def _resolve_budget(self) -> None:
+        """Set `train`, the recipe's section with its epochs as steps, from the progress so far."""
+        self.train = resolve_budget(
+            self.run.train, self.loader, self.progress, self.world.size, evaluates=self.evaluate is not None
+        )
 
     def fit(self) -> Progress:
         """Train until the budget or the patience is spent; on a signal, save and raise `Interrupted`."""
@@ -116,7 +127,7 @@ class Trainer:
 
     def update(self, batches: Iterator[LoadedBatch[Batch]]) -> None:
         """Read the next batches and make one update; its time counts towards the budget."""
-        began = time.perf_counter()
+        began, self._spent_earlier = time.perf_counter(), self.spent()
         loaded = list(islice(batches, self.train.accumulate))
         self._step(loaded)
         if self._due():
@@ -223,26 +234,42 @@ class Trainer:
 
     def _due(self) -> bool:
         """Return whether a report, an evaluation or a checkpoint follows this step."""
-        step, train = self.progress.step, self.train
-        intervals = (train.report_every, train.eval_every, self.save_every)
-        return self.spent() >= 1 or any(step % interval == 0 for interval in intervals if interval)
+        intervals = (self.train.report_every, self.train.eval_every, self.train.save_every)
+        return self.spent() >= 1 or any(map(self._is_multiple, intervals))
+
+    def _is_multiple(self, every: Every | None) -> bool:
+        """Return whether the last step ended an epoch, or is a multiple of so many steps."""
+        if every == "epoch":
+            return self.loader.ends_epoch(self.progress.position, self.train.accumulate * self.world.size)
+        return every is not None and self.progress.step % every == 0
+
+    def _evaluation_due(self) -> bool:
+        """Return whether the validation data is due by `train.eval_every`, else by the share of the budget."""
+        if self.train.eval_every is None and self.evaluate is not None:
+            return int(EVALUATIONS * self.spent()) > int(EVALUATIONS * self._spent_earlier)
+        return self._is_multiple(self.train.eval_every)
 
     def _after_step(self) -> None:
         """Report, evaluate and save if due; at the end of training all three are."""
-        step, train = self.progress.step, self.train
         ends = self.spent() >= 1
-        evaluates = ends or (train.eval_every is not None and step % train.eval_every == 0)
-        saves = step % (self.save_every or step + 1) == 0
-        better = self._report(evaluates) if evaluates or step % train.report_every == 0 else False
+        evaluates = ends or self._evaluation_due()
+        saves = self._is_multiple(self.train.save_every) if self.train.save_every else evaluates
+        better = self._report(evaluates) if evaluates or self._is_multiple(self.train.report_every) else False
         self.progress.done = ends or self._out_of_patience()
         if better or saves or self.progress.done:
             is_best = better and self.progress.best == self.best_rank()
             self.save(best=is_best or (self.progress.done and self.evaluate is None))
 
-    @property
-    def save_every(self) -> int | None:
-        """Steps between checkpoints; None: only at the end."""
-        return self.train.save_every or self.train.eval_every
+    def is_regular(self, folder: Path) -> bool:
+        """Return whether a checkpoint is one of `train.save_every`, or else of `train.eval_every`."""
+        every = self.train.save_every or self.train.eval_every
+        if every != "epoch":
+            return every is not None and order(folder)[0] % every == 0
+        try:
+            position = contents.load_progress(folder).position
+        except CheckpointError:
+            return False  # it is damaged
+        return self.loader.ends_epoch(position, self.train.accumulate * self.world.size)
 
     def best_rank(self) -> list[float] | None:
         """Return the rank of the best model so far; that of an earlier, smaller budget may be a checkpoint average."""
@@ -330,6 +357,7 @@ class Trainer:
         about = read_average_info(best) if best else None
         self._averaged = about.rank if about else None
         contents.check_data(folder, self.progress.data, digest)
+        self._resolve_budget()
         # With a larger budget training continues.
         self.progress.done = self.progress.done and (self.spent() >= 1 or self._out_of_patience())
         if restore_rng_state(contents.load_random(folder), self.world):

@@ -1,4 +1,4 @@
-"""Batches by token budget: bucketed by length, shuffled by seed and epoch, sharded by rank, resumable to the batch.
+"""Batches by token budget or item count: bucketed by length, shuffled by seed and epoch, sharded by rank, resumable.
 
 The order of an epoch depends on (seed, epoch) alone. A position is (epoch, batch), so resuming draws the order of one
 epoch and reads none of the earlier data: its cost does not depend on the number of steps done.
@@ -6,8 +6,8 @@ epoch and reads none of the earlier data: its cost does not depend on the number
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from weft.data.batching.packed_items import PackedItems
 from weft.data.batching.static_shape import StaticShape, split_by_room
 
 B = TypeVar("B")
+Unit = Literal["tokens", "items"]
 CollateFn = Callable[[Sequence[tuple[np.ndarray, ...]], np.random.Generator], B]
 
 # Batches whose items are sorted by length together: enough to match lengths, few enough to shuffle.
@@ -55,23 +56,26 @@ def plan_static_shape(lengths: np.ndarray, shape: StaticShape, seed: int, epoch:
     return split_by_room(np.random.default_rng((seed, epoch)).permutation(lengths.shape[1]), lengths, shape.room)
 
 
-def plan_batches(data: PackedItems, budget: int, seed: int | None, epoch: int = 0) -> list[np.ndarray]:
-    """Return batches of at most `budget` tokens, bucketed by length.
+def plan_batches(
+    data: PackedItems, budget: int, seed: int | None, epoch: int = 0, unit: Unit = "tokens"
+) -> list[np.ndarray]:
+    """Return batches of at most `budget` tokens, or items, bucketed by length.
 
     Without a seed, batches are sorted by length, and items of equal length by a hash of their content: the batches do
     not depend on the order of the items.
     """
     rng = np.random.default_rng((seed, epoch)) if seed is not None else None
     order = rng.permutation(len(data)) if rng else np.arange(len(data))
+    sizes = data.sizes if unit == "tokens" else np.ones(len(data), np.int64)
     bucket_size = len(data)
     if rng and len(data):
-        bucket_size = max(1, int(BUCKET_BATCHES * budget / max(1.0, float(data.sizes.mean()))))
+        bucket_size = max(1, int(BUCKET_BATCHES * budget / max(1.0, float(sizes.mean()))))
     batches: list[np.ndarray] = []
     for start in range(0, len(order), max(bucket_size, 1)):
         bucket = order[start : start + bucket_size]
         keys = data.shapes[:, bucket] if rng else (data.keys, *data.shapes)
         bucket = bucket[np.lexsort(keys)]
-        batches += _split_by_budget(bucket, data.sizes[bucket], budget)
+        batches += _split_by_budget(bucket, sizes[bucket], budget)
     if rng:
         return [batches[index] for index in rng.permutation(len(batches))]
     return batches
@@ -122,6 +126,8 @@ class Loader(Generic[B]):
     lengths: np.ndarray | None = None  # (sides, items), for batches of a static shape
     static_shape: StaticShape | None = None
     sampler: SpanSampler | None = None  # where the data is one token stream: samples spans of it
+    unit: Unit = "tokens"  # of `budget`
+    _num_batches: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def batch_indices(self, start: Position) -> Iterator[BatchIndex]:
         """Yield this rank's batches: one of every `world` batches, in an order common to all ranks."""
@@ -145,8 +151,18 @@ class Loader(Generic[B]):
         if self.sampler is not None:
             return list(self.sampler.epoch(self.seed, number, self.world))
         if self.static_shape is None or self.lengths is None:
-            return plan_batches(self.data, self.budget, self.seed, number)
+            return plan_batches(self.data, self.budget, self.seed, number, self.unit)
         return plan_static_shape(self.lengths, self.static_shape, self.seed, number)
+
+    def num_batches(self, epoch: int) -> int:
+        """Return the number of batches in one epoch, for all ranks; it may differ a little between epochs."""
+        if epoch not in self._num_batches:
+            self._num_batches[epoch] = len(self.epoch(epoch))
+        return self._num_batches[epoch]
+
+    def ends_epoch(self, position: Position, count: int) -> bool:
+        """Return whether one of the last `count` batches before a position was the last of its epoch."""
+        return position.batch == self.num_batches(position.epoch) or (position.epoch > 0 and position.batch < count)
 
     def stream(self, start: Position = Position()) -> Iterator[LoadedBatch[B]]:  # noqa: B008
         """Return an iterator of batches; worker processes, if any, prefetch them into shared memory."""

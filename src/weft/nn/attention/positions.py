@@ -88,5 +88,5 @@ def check_position(length: int, longest: int) -> None:
     if length > longest:
         raise DataError(
             f"a sequence has {length} tokens, but the model has learned {longest} positions; shorten it "
-            "(data.max_length, max_length), or train with a larger model.max_positions"
+            "(data.max_length, max_length), or use a model with more positions"
         )

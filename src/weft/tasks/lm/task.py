@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from weft.config.schema import Named, Run, Section
+from weft.config.schema import Named, Run, Section, position_remedy
 from weft.data.batching.lm_stream import BPTTSegments, LMWindows, SpanSampler, TokenStream
 from weft.data.batching.packed_items import PackedItems
 from weft.data.corpus.format import CorpusSplit
@@ -121,7 +121,7 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
         ):
             raise ConfigError(
                 f"data.max_length: windows of {run.data.max_length} tokens, but the model learns {max_positions} "
-                f"positions; set it to {max_positions} or less, or raise model.max_positions"
+                f"positions; set it to {max_positions} or less{position_remedy(run.model)}"
             )
         self.longest = run.data.max_length
         if self.config.stride is not None and self.config.stride > self.longest:
@@ -140,6 +140,11 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
         if self.fitted:
             return (), ()
         return () if self.directions == ("backward",) else before, () if self.directions == ("forward",) else after
+
+    @property
+    def num_special_tokens(self) -> int:
+        """Zero: `data.max_length` counts bos, and eos is only a target."""
+        return 0
 
     def char_ids(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
         """Return the characters of tokens: as in the vocabulary, of unknown ones as in the text."""
@@ -205,8 +210,8 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
             return None
         stream = self._stream(data.ids)
         if self.sequences == "bptt":
-            return BPTTSegments.of(stream, self.config.bptt, run.train.batch_tokens, world)
-        return LMWindows.of(stream, self.longest, run.train.batch_tokens)
+            return BPTTSegments.of(stream, self.config.bptt, run.train.tokens_per_batch(self.config.bptt), world)
+        return LMWindows.of(stream, self.longest, run.train.tokens_per_batch(self.longest))
 
     def _stream(self, ids: np.ndarray) -> TokenStream:
         return TokenStream(ids, self.tokenizer.specials.bos, self.tokenizer.specials.eos)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from weft.config.schema import Named, Run, Share
+from weft.config.schema import Named, Run, Share, position_remedy
 from weft.data.batching.lm_stream import Spans, SpanSampler, SpanSource
 from weft.data.batching.loader import plan_batches
 from weft.data.batching.mlm_sequences import (
@@ -125,7 +125,7 @@ class MLM(StreamReading, TeacherForcing, PreparedEvaluation):
         if max_length is not None and self.longest > max_length:
             raise ConfigError(
                 f"data.max_length: sequences of {self.longest} tokens, but the model reads {max_length}; set it to "
-                f"{max_length} or less, or raise model.max_positions"
+                f"{max_length} or less{position_remedy(run.model)}"
             )
         if self.longest < 6:
             raise ConfigError(f"data.max_length: must have room for specials and words, 6 at least: got {self.longest}")
@@ -228,7 +228,11 @@ class MLM(StreamReading, TeacherForcing, PreparedEvaluation):
         """Return how to read documents: in windows of the stream, or in segment pairs; None for `documents`."""
         if self.config.sequences == "documents":
             return None
-        return self._pairs(data, run.train.batch_tokens) if self.pairs else self._windows(data, run.train.batch_tokens)
+        if not self.pairs:
+            return self._windows(data, run.train.tokens_per_batch(self.longest))
+        if run.train.batch_tokens is None:
+            raise ConfigError("train.batch_size: sentence pairs are batched by tokens; give train.batch_tokens instead")
+        return self._pairs(data, run.train.batch_tokens)
 
     def _windows(self, data: PackedItems, tokens: int) -> MLMWindows:
         specials = self.tokenizer.specials
