@@ -78,3 +78,13 @@ def test_a_plan_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match="--plan: measures updates"):
         estimate_run(Run.parse(recipe(tmp_path)), print)
+
+
+def test_epochs_are_whole_passes(tmp_path):
+    recipe = {"task": {"name": "lm"}, "data": {"sample": "pydoc"}, "tokenizer": {"name": "words"}}
+    recipe |= {"model": {"name": "ngram"}, "train": {"epochs": 1.5}}
+    message = "train.epochs: 'ngram' is fitted in whole passes over the data, but is 1.5 instead; try 2"
+    with pytest.raises(weft.ConfigError, match=message):
+        weft.train(recipe, [], tmp_path / "refused")
+    weft.train(recipe, ["train.epochs=1"], tmp_path / "run")
+    assert (tmp_path / "run/last").readlink().name.startswith("step-00000001")
