@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -152,11 +153,16 @@ class Quick(ast.NodeTransformer):
 
 
 def train(recipe, overrides=(), out=None, resume=False, report=None, quick=False):
-    return weft.train(recipe, [*overrides, *shortened(recipe, quick)], out, resume, report)
+    return weft.train(recipe, added(overrides, shortened(recipe, quick)), out, resume, report)
 
 
 def compare_quickly(recipes, budget, out, overrides=(), reporter=None):
-    return weft.compare(recipes, "3", out, [*overrides, *shortened(recipes[0], True)], reporter)
+    return weft.compare(recipes, "3", out, added(overrides, shortened(recipes[0], True)), reporter)
+
+
+def added(overrides, more):
+    """Give overrides and more of them, as a list or, where they are one, as a mapping."""
+    return read_recipe(overrides, more) if isinstance(overrides, Mapping) else [*overrides, *more]
 
 
 def shortened(recipe, quick):

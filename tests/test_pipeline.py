@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -38,6 +39,106 @@ def test_an_example_is_a_text_a_mapping_or_the_tasks_own(reverser):
         assert texts(answers) == [word[::-1]]
         assert set(answers[0]) == {"text", "score"}
     assert reverser([]) == []
+
+
+def test_predict_is_the_name_of_a_call(reverser):
+    options = {"beam": 2, "num_return_sequences": 2}
+    assert reverser.predict(WORDS[:3], options) == reverser(WORDS[:3], options)
+    assert reverser.predict(WORDS[0]) == reverser.predict([WORDS[0]]) == reverser([(WORDS[0],)])
+    assert list(reverser.answers(WORDS[0])) == reverser(WORDS[0])
+
+
+def test_the_docstring_shows_every_method(reverser):
+    methods = {name for name in vars(weft.Pipeline) if not name.startswith("_")} - set(reverser.__dataclass_fields__)
+    shown = set(re.findall(r"pipeline\.(\w+)|`(\w+)`", weft.Pipeline.__doc__))
+    assert methods <= {name for pair in shown for name in pair}
+    assert {"predict", "embed", "save"} <= methods
+
+
+@pytest.fixture(scope="module")
+def pair_recipe(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pairs")
+    rows = [("same", "aa", "aa"), ("other", "aa", "bb"), ("same", "b", "b"), ("other", "b", "a")]
+    (folder / "train.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    return {
+        "task": {"name": "classify"},
+        "data": {"train": str(folder / "train.tsv"), "columns": {"label": 0, "text": 1, "pair": 2}},
+        "tokenizer": {"name": "characters"},
+        "model": {"name": "rnn", "width": 8},
+        "train": {"steps": 3, "device": "cpu"},
+    }
+
+
+@pytest.fixture(scope="module")
+def pair_classifier(pair_recipe, tmp_path_factory):
+    return weft.train(pair_recipe, out=tmp_path_factory.mktemp("pair_run") / "run")
+
+
+def test_a_pair_is_a_tuple(pair_classifier):
+    by_name = pair_classifier({"text": "aa", "pair": "bb"})
+    for asked in ([("aa", "bb")], ("aa", "bb"), [["aa", "bb"]]):
+        assert pair_classifier(asked) == by_name
+    assert len(pair_classifier([("aa", "bb"), ("b", "b"), "a"])) == 3
+    assert pair_classifier(["aa", "bb"]) == pair_classifier("aa") + pair_classifier("bb") != by_name
+    with pytest.raises(
+        weft.DataError, match=r"example 2: a tuple holds text, pair, but got 3 values: \('a', 'b', 'c'\)"
+    ):
+        pair_classifier([("aa", "bb"), ("a", "b", "c")])
+
+
+def test_to_a_task_without_pairs_a_tuple_is_several_texts(reverser):
+    assert reverser(tuple(WORDS[:2])) == reverser(WORDS[:2])
+    with pytest.raises(weft.DataError, match="example 1: a tuple holds text, but got 2 values"):
+        reverser([("ab", "ba")])
+
+
+def test_a_dataframe_gives_a_dataframe(reverser, pair_classifier):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"text": WORDS[:3], "year": [1, 2, 3]}, index=["x", "y", "z"])
+    found = reverser.predict(frame)
+    assert isinstance(found, pandas.DataFrame)
+    assert list(found.index) == ["x", "y", "z"]
+    assert list(found.columns) == ["text", "score"]
+    assert found.to_dict("records") == reverser(WORDS[:3])
+    assert list(reverser.answers(frame)) == reverser(frame["text"]) == reverser(WORDS[:3])
+    pairs = pandas.DataFrame({"pair": ["bb", None], "text": ["aa", "a"], "label": ["same", "no label of it"]})
+    assert pair_classifier(pairs).to_dict("records") == pair_classifier([("aa", "bb"), "a"])
+    assert len(reverser(frame[:0])) == 0
+
+
+def test_a_dataframe_is_evaluated_on(reverser):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"text": WORDS, "target": TARGETS})
+    assert reverser.evaluate(frame) == pytest.approx(reverser.evaluate())
+    with pytest.raises(weft.DataError, match="example 1: target: required"):
+        reverser.evaluate(frame[["text"]])
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (["texts"], "the column 'texts' is no field; did you mean 'text'"),
+        (["text", "pairs"], "the column 'pairs' is no field; did you mean 'pair'"),
+        (["sentence"], "its columns are 'sentence', but an example has the fields text, pair; rename them"),
+        ([], "its columns are none, but"),
+    ],
+)
+def test_columns_that_are_no_fields_are_named(pair_classifier, columns, said):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({column: ["a", "b"] for column in columns})
+    with pytest.raises(weft.DataError, match=said):
+        pair_classifier(frame)
+
+
+def test_a_dataframe_is_no_list_of_texts(pair_classifier):
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(weft.DataError, match="embed: takes texts, but got a DataFrame; give one of its columns"):
+        pair_classifier.embed(pandas.DataFrame({"text": WORDS}))
+
+
+def test_pandas_is_not_imported_by_weft():
+    code = "import sys, weft; weft.Pipeline; sys.exit('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -344,6 +445,15 @@ def test_what_an_evaluation_skips_is_told(reverser, tmp_path):
 
 def test_overrides_reach_a_run_that_is_given(recipe, tmp_path):
     assert weft.train(Run.parse(recipe), ["train.steps=1"], tmp_path / "run").run.train.steps == 1
+
+
+@pytest.mark.parametrize("overrides", [{"train.steps": 1}, {"train": {"steps": 1}}, "train.steps=1"])
+def test_overrides_are_a_mapping_too(recipe, tmp_path, overrides):
+    assert weft.train(recipe, overrides, tmp_path / "run").run.train.steps == 1
+    limited = weft.load(tmp_path / "run", overrides={"task.decode": {"max_length": 2}})
+    assert limited.run.task.decode.max_length == 2
+    with pytest.raises(weft.CheckpointError, match="was trained with model.width=.*leave that override out"):
+        weft.load(tmp_path / "run", overrides={"model": {"width": 6}})
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Comparison of recipes trained at one budget: metrics, parameters, time, speed; learning curves and attention maps."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -10,7 +10,7 @@ from weft.analysis.attention import legend
 from weft.analysis.render.charts import line_chart
 from weft.analysis.render.page import details, heading, page, table
 from weft.checkpoint.store import Store
-from weft.config.schema import Run
+from weft.config.schema import Overrides, Run, read_recipe
 from weft.data.readers.examples import Skipped
 from weft.data.truncation import TruncationPolicy
 from weft.errors import CheckpointError, ConfigError, RoleError
@@ -169,21 +169,24 @@ class Comparison:
 
 
 def compare(
-    recipes: Sequence[str | Path],
+    recipes: str | Path | Sequence[str | Path],
     budget: str | int,
     out: str | Path,
-    overrides: Iterable[str] = (),
+    overrides: Overrides = (),
     reporter: Callable[[str], Reporter] | None = None,
 ) -> Comparison:
-    """Train each recipe at one budget (`60s`, `5m`, or a number of steps) in a folder of `out`; write `report.html`."""
+    """Train each recipe at one budget (`60s`, `5m`, or a number of steps) in a folder of `out`; write `report.html`.
+
+    `overrides` change every recipe: `["train.seed=2"]` or `{"train.seed": 2}`.
+    """
+    recipes = [recipes] if isinstance(recipes, str | Path) else recipes
     names = [run_name(recipe) for recipe in recipes]
     if len(set(names)) != len(names) or not names:
         raise ConfigError(f"compare: needs recipes with different names, but got {', '.join(names) or 'none'}")
     key, other = ("steps", "time") if str(budget).isdigit() else ("time", "steps")
     limits = [f"train.{key}={budget}", f"train.{other}=null", "train.epochs=null"]
-    runs = [
-        read_run(recipe, [*overrides, *limits]) for recipe in recipes
-    ]  # all are checked before the first is trained
+    # All are checked before the first is trained.
+    runs = [read_run(read_recipe(recipe, overrides), limits) for recipe in recipes]
     if not all(_comparable(runs[0], run) for run in runs):
         raise ConfigError("compare: the recipes must have the same task and data, to compare their metrics")
     if not has_split(runs[0].data, data_for(runs[0].data, None)[1]):

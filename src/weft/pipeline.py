@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel
 
 from weft.analysis.attention import Attention, views_of
 from weft.analysis.gradient_flow import GradientNorms, gradient_norms
 from weft.analysis.layer_probing import LayerScores, choices_for, probing_task, score_layers
 from weft.checkpoint import contents
 from weft.checkpoint.store import save_folder
-from weft.config.schema import Run
+from weft.config.schema import Overrides, Run
 from weft.data.corpus.format import find_corpus, read_manifest
 from weft.data.readers.column_mapping import ColumnSpec
 from weft.data.truncation import TruncationPolicy
@@ -29,6 +28,7 @@ from weft.tasks.base import Answer, Task
 from weft.tasks.batch import Batch
 from weft.tasks.capabilities import ErrorAnalysis, TeacherForcing, TextStreaming
 from weft.tasks.corpus.reuse import prepared_split
+from weft.tasks.dataframe import answers_frame, frame_examples, is_dataframe
 from weft.tasks.encoding import EvaluationData
 from weft.tasks.factory import num_parameters
 from weft.tasks.head import Head
@@ -45,7 +45,7 @@ from weft.tasks.lm.minimal_pairs import MinimalPairsResult, evaluate_minimal_pai
 from weft.tasks.lm.task import LM
 from weft.tasks.mlm.task import MLM
 from weft.tasks.prepare import check_answer, data_for, has_split, labelled_fields, read_evaluation_data
-from weft.tasks.requests import Request, check_overrides, parse_example, read_options
+from weft.tasks.requests import Request, check_overrides, is_single, parse_example, read_options
 from weft.text_embedding import Combine, Embedder, EmbeddingOptions, LayerSelection, Pool
 from weft.tokenization.trainable import Tokenizer
 from weft.training.distributed import pick_device
@@ -58,7 +58,38 @@ SPECIAL_TOKENS = 2  # at the beginning and end of a text, not counted by data.ma
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A callable from examples to answers: `pipeline(["Thursday, January 12, 2023"])`."""
+    """A trained model with its task and tokenizer: from examples to answers, metrics, vectors and attention.
+
+    Answers are lists, in the order of the examples; one example needs no list around it:
+
+        pipeline(["May 1, 1990", "June 2"])         the answers; `predict` is the same
+        pipeline({"text": "May 1, 1990"})           an example by its fields
+        pipeline([("A man eats.", "He sleeps.")])   pairs of texts, as tuples
+        pipeline(df)                                a pandas DataFrame; the answers are one, too
+        pipeline("May 1, 1990", {"beam": 5})        options of the task's decoding
+        pipeline.answers(lines)                     the answers to a stream, one by one
+        pipeline.stream("The function")             pieces of one answer, while it is generated
+        pipeline.outputs(["May 1, 1990"])           the head's raw outputs
+
+        pipeline.evaluate("dev.tsv")                metrics on a file, a sample, examples or the recipe's own data
+        pipeline.evaluate_in_detail()               the metrics and the confusion matrix
+        pipeline.embed(["one text"], pool="mean")   vectors, float32 (B, D)
+        pipeline.embedder(pool="cls").all(texts)    the same with the options chosen once
+        pipeline.layer_scores("langid")             how much each layer knows of some labels
+        pipeline.log_probs(["a text"])              the log-probabilities of texts under a language model
+        pipeline.minimal_pairs("blimp")             the share of minimal pairs that it gets right
+
+        pipeline.attention("May 1, 1990").weights   where each step of the answer looked, (T, S)
+        pipeline.gradients("May 1, 1990")           how far back the gradient reaches
+        pipeline.teacher_forced("May 1, 1990")      tokens, and the batch that feeds the model its own answer
+        pipeline.read(batch)                        the tokens of a batch, as strings
+        pipeline.example("May 1, 1990")             an example, parsed and checked
+
+        pipeline.save("mine")                       a checkpoint, which `weft.load` reads
+        pipeline.write(folder)                      the same into a folder that exists
+
+    `about`, `parameters`, `device` and `has_data` say what it is; `run` is its recipe.
+    """
 
     run: Run
     task: Task
@@ -69,13 +100,22 @@ class Pipeline:
     trained: int = 0  # parameters before int8 quantization, which replaces them by buffers
 
     def __call__(self, examples: Request | Iterable[Request], options: Mapping[str, Any] | None = None) -> list[Answer]:
-        """Return the answers to examples: plain texts, or mappings with the fields of the task's example."""
-        single = isinstance(examples, str | Mapping | BaseModel)
-        return list(self.answers([examples] if single else examples, options))  # type: ignore[list-item, arg-type]
+        """Return the answers to examples, as `predict` does."""
+        return self.predict(examples, options)
+
+    def predict(self, examples: Request | Iterable[Request], options: Mapping[str, Any] | None = None) -> list[Answer]:
+        """Return the answers to examples, a list; of one example, which needs no list around it, a list of one.
+
+        An example is a text, a mapping with the fields of the task's example, or a tuple of their values, such as a
+        pair of texts. A pandas DataFrame, whose columns are fields, gives a DataFrame: the answers' fields are its
+        columns, and the index is the same.
+        """
+        answers = self.answers(examples, options)
+        return answers_frame(examples, answers) if is_dataframe(examples) else list(answers)
 
     def answers(
         self,
-        examples: Iterable[Request | DataError],
+        examples: Request | Iterable[Request | DataError],
         options: Mapping[str, Any] | None = None,
         start: int = 0,
         on_error: Literal["raise", "return"] = "raise",
@@ -88,18 +128,28 @@ class Pipeline:
         `limit`, of `truncation_policy`, says what happens to texts that are too long, and counts them.
         """
         parsed_options, limit = read_options(self.task, options), limit or self.truncation_policy()
+        several = self._several(examples)
         if on_error == "raise":
-            parsed = (self.example(example, number) for number, example in enumerate(examples, start + 1))
+            parsed = (self.example(example, number) for number, example in enumerate(several, start + 1))
             return predict(self.task, self.head, parsed, limit, parsed_options, start=start)
         if on_error != "return":
             raise ConfigError(f"on_error: must be 'raise' or 'return', but is {on_error!r} instead")
-        tried = (self._example_or_error(example, number) for number, example in enumerate(examples, start + 1))
-        found = predict_or_errors(self.task, self.head, tried, limit, parsed_options, start)
-        return ({"error": str(answer)} if isinstance(answer, DataError) else answer for answer in found)
+        tried = (self._example_or_error(example, number) for number, example in enumerate(several, start + 1))
+        results = predict_or_errors(self.task, self.head, tried, limit, parsed_options, start)
+        return ({"error": str(answer)} if isinstance(answer, DataError) else answer for answer in results)
+
+    def _several(self, examples: Any) -> Iterable[Request]:
+        """Return examples one by one: of a DataFrame its rows, of a single example itself."""
+        if is_dataframe(examples):
+            return frame_examples(self.task, examples)
+        config = self.run.task
+        pairs = bool(getattr(config, "pairs", False) or getattr(config, "symmetric", False))
+        pairs = pairs or "pair" in (self.run.data.columns or {})
+        return [examples] if is_single(self.task, examples, pairs) else examples
 
     def outputs(self, examples: Iterable[Request]) -> Iterator[list[Any]]:
         """Yield the raw outputs of the head for each example, from which the task makes an answer."""
-        parsed = (self.example(example, number) for number, example in enumerate(examples, 1))
+        parsed = (self.example(example, number) for number, example in enumerate(self._several(examples), 1))
         pairs = outputs(self.task, self.head, parsed, self.truncation_policy(), read_options(self.task, None))
         return (output for _, output in pairs)
 
@@ -171,9 +221,7 @@ class Pipeline:
 
         Defaults are the model's own pooling, or else `pool="mean"`, not normalized. See `weft.text_embedding`.
         """
-        return self.embedder(pool, layers, combine, normalize, truncate).all(
-            [texts] if isinstance(texts, str) else texts
-        )
+        return self.embedder(pool, layers, combine, normalize, truncate).all(_as_texts(texts, "embed"))
 
     def embedder(
         self,
@@ -195,7 +243,7 @@ class Pipeline:
     def layer_scores(
         self,
         data: str | Path | Mapping[str, Any],
-        overrides: Iterable[str] = (),
+        overrides: Overrides = (),
         choices: Sequence[tuple[LayerSelection, Combine]] = (),
         pool: Pool = "mean",
         tell: Callable[[str], object] | None = None,
@@ -211,17 +259,18 @@ class Pipeline:
         run, task = probing_task(data, overrides, self.run, self.head, self.tokenizer, columns)
         return score_layers(run, self.head, task, layer_choices, pool, tell)
 
-    def log_probs(self, texts: Sequence[str]) -> list[float]:
-        """Return the log-probability of each text, from its beginning to its end, under a language model.
+    def log_probs(self, texts: str | Iterable[str]) -> list[float]:
+        """Return the log-probability of each text, from its beginning to its end, under a language model: a list.
 
         Of a masked language model (mlm) it is the pseudo-log-likelihood: each token is masked in turn.
         """
         if not isinstance(self.task, LM | MLM):
             raise RoleError(f"task: {self.run.task.name!r} gives texts no probability; a language model (lm) does")
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise DataError(f"log_probs: takes a list of texts, but got {repr(texts)[:60]}; for one text give [text]")
+        texts = list(_as_texts(texts, "log_probs"))
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise DataError(f"log_probs: takes texts, but got {repr(wrong[0])[:60]}; give strings")
         with torch.inference_mode():
-            return self.task.log_probs(self.head.eval(), list(texts))
+            return self.task.log_probs(self.head.eval(), texts)
 
     def minimal_pairs(self, folder: str | Path) -> MinimalPairsResult:
         """Return the accuracy on minimal pairs (BLiMP): the share in which the right sentence is more probable."""
@@ -315,7 +364,8 @@ class Pipeline:
         """Read and encode labelled examples; return them and a notice on skipped rows."""
         if data is None or isinstance(data, str | Path):
             return read_evaluation_data(*data_for(self.run.data, data, columns, labelled_fields(self.task)), self.task)
-        examples = [(f"example {number}", self.example(item, number)) for number, item in enumerate(data, 1)]
+        rows = frame_examples(self.task, data, with_labels=True) if is_dataframe(data) else data
+        examples = [(f"example {number}", self.example(item, number)) for number, item in enumerate(rows, 1)]
         for place, example in examples:
             check_answer(self.task, place, example)
         limit = TruncationPolicy(self.run.data.max_length, self.run.data.truncation)
@@ -361,13 +411,14 @@ class Pipeline:
 
 def train(
     recipe: str | Path | Mapping[str, Any] | Run,
-    overrides: Iterable[str] = (),
+    overrides: Overrides = (),
     out: str | Path | None = None,
     resume: bool = False,
     report: Reporter | None = None,
 ) -> Pipeline:
     """Train a recipe, given by path, name or mapping, in the directory `out`; return its best model.
 
+    `overrides` change the recipe: `["train.steps=10"]`, `{"train.steps": 10}` or `{"train": {"steps": 10}}`.
     With several seeds (`train.seeds`) each is trained in a folder of `out`, and the best of all is returned.
     """
     folder = Path(out) if out is not None else Path("runs") / run_name(recipe)
@@ -377,6 +428,13 @@ def train(
         return _make_pipeline(train_seeds(run, folder, resume, report, _evaluate))
     check_single(folder)
     return _make_pipeline(train_run(run, folder, resume, report))
+
+
+def _as_texts(texts: str | Iterable[str], method: str) -> Iterable[str]:
+    """Return texts; of one text, a list of it."""
+    if is_dataframe(texts):
+        raise DataError(f"{method}: takes texts, but got a DataFrame; give one of its columns, such as df['text']")
+    return [texts] if isinstance(texts, str) else texts
 
 
 def _make_pipeline(trained: Trained) -> Pipeline:
@@ -398,14 +456,14 @@ def load(
     path: str | Path,
     device: str = "auto",
     trust: bool = False,
-    overrides: Iterable[str] = (),
+    overrides: Overrides = (),
     precision: str = "fp32",
 ) -> Pipeline:
     """Load a run's directory, one of its checkpoints or a Hugging Face directory.
 
     `trust` allows a checkpoint to run classes from outside weft.
-    `overrides` change its recipe as far as the weights allow, such as `model.pruned_heads={3: [1, 5]}`. `precision` is
-    that of inference: fp32, bf16, or on the CPU int8.
+    `overrides`, as those of `train`, change its recipe as far as the weights allow, such as
+    `{"model.pruned_heads": {3: [1, 5]}}`. `precision` is that of inference: fp32, bf16, or on the CPU int8.
     """
     if "\0" in str(path):
         raise CheckpointError(f"{str(path)!r}: no folder has such a name; give a run's directory")

@@ -46,6 +46,36 @@ def test_overrides_reach_in_and_are_typed():
 
 
 @pytest.mark.parametrize(
+    "overrides",
+    [
+        "train.lr=3e-5",
+        ["train.lr=3e-5"],
+        {"train.lr": 3e-5},
+        {"train": {"lr": 3e-5}},
+    ],
+)
+def test_overrides_are_strings_or_a_mapping(overrides):
+    raw = read_recipe(RECIPE, overrides)
+    assert raw == {**RECIPE, "train": {"steps": 10, "lr": 3e-5}}
+    assert "lr" not in RECIPE["train"]
+
+
+def test_a_dotted_key_replaces_and_nested_mappings_merge():
+    recipe = {**RECIPE, "data": {"train": "a.tsv", "columns": {"text": 0}}}
+    merged = read_recipe(recipe, {"data": {"columns": {"target": 1}}, "task": {"decode": {"beam": 2}}})
+    assert merged["data"] == {"train": "a.tsv", "columns": {"text": 0, "target": 1}}
+    assert merged["task"] == {"name": "translate", "decode": {"beam": 2}}
+    assert read_recipe(recipe, {"data.columns": {"target": 1}})["data"]["columns"] == {"target": 1}
+    pruned = {"cross.3": [1, 5]}
+    assert read_recipe(recipe, {"model": {"pruned_heads": pruned}})["model"]["pruned_heads"] == pruned
+    assert recipe["data"]["columns"] == {"text": 0}
+
+
+def test_a_path_is_a_value(tmp_path):
+    assert read_recipe(RECIPE, {"data": {"train": tmp_path}})["data"]["train"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("train.stesp=3", "train.stesp: unknown key; did you mean 'steps'?"),
@@ -164,10 +194,12 @@ def test_what_is_no_path_is_no_recipe(name):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("train.lr=1", r"overrides: must be a list, such as \['train.lr=3e-5'\], but is 'train.lr=1' instead"),
-        (None, "overrides: must be a list, .*but is None instead"),
+        (None, r"overrides: must be a list, such as \['train.lr=3e-5'\], or a mapping, .*but is None instead"),
         (3, "overrides: must be a list, .*but is 3 instead"),
-        ({"train.lr": 1}, "overrides: must be a list, .*but is {'train.lr': 1} instead"),
+        ("train.lr", "'train.lr': an override is key=value"),
+        ({3: 1}, "overrides: 3: a key is dotted, such as 'train.lr'"),
+        ({"train..lr": 1}, "overrides: 'train..lr': a key is dotted"),
+        ({"train.steps.x": 1}, "'train.steps.x': train.steps is 10, which has no keys"),
         ([3], "3: an override is key=value"),
         ([None], "None: an override is key=value"),
     ],

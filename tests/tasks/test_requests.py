@@ -1,10 +1,13 @@
+"""Requests: an example as a text, its fields by name or its values in a tuple; the options of a call."""
+
 import pytest
 
 from weft.config.schema import Named
-from weft.errors import ConfigError
+from weft.errors import ConfigError, DataError
+from weft.registry import resolve
 from weft.tasks.lm.head import ContinuationConfig
 from weft.tasks.lm.task import LM, LMConfig
-from weft.tasks.requests import check_overrides, read_options
+from weft.tasks.requests import check_overrides, is_single, parse_example, read_options
 from weft.tasks.translate import Translate, TranslateConfig
 
 
@@ -68,3 +71,52 @@ def test_language_models_sample_unless_they_are_asked_not_to():
     saved = LMConfig.model_validate(LMConfig(name="lm", decode=ContinuationConfig(sample=False)).model_dump())
     LM(saved).options().check_effective("task.decode")
     assert isinstance(saved, Named)
+
+
+def make(name, **settings):
+    cls = resolve("task", name)
+    return cls(cls.Config(name=name, **settings))
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "fields"),
+    [
+        (make("classify"), ("a", "b"), {"text": "a", "pair": "b"}),
+        (make("classify", multiple=True), ("a", "b"), {"text": "a", "pair": "b"}),
+        (make("classify", regression=True), ("a",), {"text": "a"}),
+        (make("span"), ("who?", "Ann."), {"question": "who?", "passage": "Ann."}),
+        (make("choice"), ("a", ["b", "c"]), {"text": "a", "choices": ["b", "c"]}),
+        (make("translate"), ("a",), {"text": "a"}),
+        (make("tag"), ("Ann", "sings"), {"words": ["Ann", "sings"]}),
+        (make("tag"), ["Ann", "sings", "on"], {"words": ["Ann", "sings", "on"]}),
+    ],
+)
+def test_a_tuple_has_the_fields_in_their_order(task, values, fields):
+    assert parse_example(task, values, 1) == task.Example(**fields)
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "said"),
+    [
+        (make("span"), ("q", "p", "x"), "example 4: a tuple holds question, passage, but got 3 values"),
+        (make("span"), ("q",), "example 4: passage: Field required"),
+        (make("tag"), ("Ann", 3), "example 4: words.1: Input should be a valid string, but is 3"),
+        (make("classify"), (), "example 4: text: Field required"),
+    ],
+)
+def test_a_tuple_that_does_not_fit_is_refused(task, values, said):
+    with pytest.raises(DataError, match=said):
+        parse_example(task, values, 4)
+
+
+def test_which_requests_are_one_example():
+    span, classify = make("span"), make("classify")
+    assert is_single(span, ("who?", "Ann."), pairs=False)
+    assert is_single(classify, ("a", "b"), pairs=True)
+    assert is_single(classify, "a", pairs=False)
+    assert is_single(classify, {"text": "a"}, pairs=False)
+    for several in (("a", "b"), ["a", "b"], [("a", "b")], ()):
+        assert not is_single(classify, several, pairs=False)
+    for several in (("a", "b", "c"), ["a", "b"], (("a", "b"), ("c", "d"))):
+        assert not is_single(classify, several, pairs=True)
+    assert not is_single(span, ('{"question": "q", "passage": "p"}', '{"question": "r", "passage": "p"}'), pairs=False)

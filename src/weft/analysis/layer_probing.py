@@ -8,7 +8,7 @@ The data is encoded once: all layers of each text (pooled), or of each word (its
 unlinked temporary file, from which the features of every choice are made. Memory use does not grow with the data.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from weft.analysis.logistic_regression import LogisticProbe, row_blocks, temporary_array
-from weft.config.schema import Data, Named, Run, Train, read_recipe, read_section, recipe_names
+from weft.config.schema import Data, Named, Overrides, Run, Train, read_recipe, read_section, recipe_names
 from weft.data.batching.loader import plan_batches
 from weft.data.batching.packed_items import PackedItems, pack
 from weft.data.readers.column_mapping import ColumnSpec
@@ -141,7 +141,7 @@ def score_layers(
 
 def probing_task(
     data: str | Path | Mapping[str, Any],
-    overrides: Iterable[str],
+    overrides: Overrides,
     run: Run,
     head: Head,
     tokenizer: Tokenizer,

@@ -6,7 +6,7 @@ There is no pickle anywhere: tensors are safetensors, the rest is YAML and JSON.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from weft.config.schema import Run, read_recipe
+from weft.config.schema import Overrides, Run, read_recipe
 from weft.config.yaml import read_yaml, write_yaml
 from weft.data.batching.loader import Position
 from weft.errors import CheckpointError
@@ -98,14 +98,12 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, head: nn.Module) -> dict
     return tensors
 
 
-def read_saved_run(folder: Path, trust: bool = False, overrides: Iterable[str] = ()) -> Run:
+def read_saved_run(folder: Path, trust: bool = False, overrides: Overrides = ()) -> Run:
     """Read a checkpoint's recipe and apply overrides; classes from outside weft are imported only with `trust`."""
     return run_with_overrides(read_recipe_of(folder), folder, trust, overrides)
 
 
-def run_with_overrides(
-    recipe: Mapping[str, Any], folder: Path, trust: bool = False, overrides: Iterable[str] = ()
-) -> Run:
+def run_with_overrides(recipe: Mapping[str, Any], folder: Path, trust: bool = False, overrides: Overrides = ()) -> Run:
     """Validate a checkpoint's recipe with overrides, which must be compatible with its weights."""
     run = Run.parse(read_recipe(recipe, overrides), trust)
     if overrides:

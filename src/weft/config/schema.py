@@ -6,7 +6,7 @@ expanded: a run has its values.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -70,6 +70,7 @@ Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Every = Literal["epoch"] | Annotated[int, Field(ge=1)]  # so many steps, or the end of each epoch
 Column = StrictInt | StrictStr
+Overrides = str | Iterable[str] | Mapping[str, Any]  # key=value, one or several, or keys and their values
 Source = str | list[str]  # a path (a glob pattern reads all that match), or a list of parallel files
 
 
@@ -253,24 +254,61 @@ def _shipped(folder: str) -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in files("weft").joinpath(folder).iterdir())
 
 
-def read_recipe(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """Return a recipe by its path or the name of one that ships with weft, with `key=value` overrides applied."""
+def read_recipe(recipe: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> dict[str, Any]:
+    """Return a recipe by its path or the name of one that ships with weft, with overrides applied."""
     if isinstance(recipe, Mapping):
         raw: Any = _deep_copy(recipe)
     else:
         raw = read_yaml(_recipe_text(recipe), str(recipe))
     if not isinstance(raw, dict):
         raise ConfigError(f"{recipe}: must be a mapping with the keys {', '.join(Run.model_fields)}, but is {raw!r}")
-    if isinstance(overrides, str | Mapping) or not isinstance(overrides, Iterable):
-        raise ConfigError(f"overrides: must be a list, such as ['train.lr=3e-5'], but is {overrides!r} instead")
-    for override in overrides:
-        apply_override(raw, override)
+    apply_overrides(raw, overrides)
     return raw
 
 
+def apply_overrides(raw: dict[str, Any], overrides: Overrides) -> None:
+    """Change a recipe in place by `key=value` strings, or by a mapping: {"train.lr": 3e-5} or {"train": {"lr": 3e-5}}.
+
+    A dotted key replaces its value; nested mappings are merged with the recipe's own, key by key.
+    """
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            _apply_value(raw, key, value)
+        return
+    if not isinstance(overrides, Iterable):
+        raise ConfigError(
+            "overrides: must be a list, such as ['train.lr=3e-5'], or a mapping, such as {'train.lr': 3e-5}, "
+            f"but is {overrides!r} instead"
+        )
+    for override in [overrides] if isinstance(overrides, str) else overrides:
+        apply_override(raw, override)
+
+
+def _apply_value(raw: dict[str, Any], dotted: object, value: Any) -> None:
+    """Set one dotted key to a value; a section, whose key has no dot, is merged."""
+    keys = dotted.split(".") if isinstance(dotted, str) else [""]
+    if not all(keys):
+        raise ConfigError(f"overrides: {dotted!r}: a key is dotted, such as 'train.lr'")
+    if len(keys) == 1 and isinstance(value, Mapping):
+        _merge(raw, keys[0], value)
+    else:
+        _enter(raw, keys, dotted)[keys[-1]] = _deep_copy(value)
+
+
+def _merge(raw: dict[str, Any], key: Any, value: Any) -> None:
+    """Set a key; a mapping is merged with the one that is there."""
+    if isinstance(value, Mapping) and isinstance(raw.get(key), dict):
+        for inner, part in value.items():
+            _merge(raw[key], inner, part)
+    else:
+        raw[key] = _deep_copy(value)
+
+
 def _deep_copy(raw: Any) -> Any:
-    """Copy nested mappings: an override must not change the caller's."""
-    return {key: _deep_copy(value) for key, value in raw.items()} if isinstance(raw, Mapping) else raw
+    """Copy nested mappings, since an override must not change the caller's; a `Path` becomes a string."""
+    if isinstance(raw, Mapping):
+        return {key: _deep_copy(value) for key, value in raw.items()}
+    return str(raw) if isinstance(raw, Path) else raw
 
 
 def _recipe_text(recipe: str | Path) -> str:
@@ -293,9 +331,14 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
     keys = dotted.split(".")
     if not equals or not all(keys):
         raise ConfigError(f"{override!r}: an override is key=value, such as train.lr=3e-5")
+    _enter(raw, keys, override)[keys[-1]] = read_yaml(text, override)
+
+
+def _enter(raw: dict[str, Any], keys: Sequence[str], override: object) -> dict[str, Any]:
+    """Return the mapping that holds the last of `keys`; sections that are missing are made."""
     mapping = raw
     for depth, key in enumerate(keys[:-1]):
         mapping = mapping.setdefault(key, {})
         if not isinstance(mapping, dict):
             raise ConfigError(f"{override!r}: {'.'.join(keys[: depth + 1])} is {mapping!r}, which has no keys")
-    mapping[keys[-1]] = read_yaml(text, override)
+    return mapping

@@ -12,6 +12,7 @@ from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
+from weft.config.schema import Overrides
 from weft.errors import ConfigError
 from weft.estimators.inputs import InputError, check_lengths, read_sentences, read_texts, set_text_tags
 from weft.estimators.persistence import EstimatorInfo, json_parameters, read_estimator_info, save_estimator
@@ -29,8 +30,9 @@ class _TrainedEstimator(BaseEstimator):  # type: ignore[misc]
 
     `model` is a path, a name on the hub or a `weft.Pipeline` to fine-tune; or a mapping, the model section of a recipe,
     to train from scratch; None is a small model from scratch. `overrides` are changes to the recipe as on the command
-    line, such as `["train.schedule=cosine", "data.truncation=cut"]`. The share `validation` of the examples is held
-    out, to keep the best of several evaluated models. The run's directory is `out`, by default a temporary one.
+    line, such as `["train.schedule=cosine", "data.truncation=cut"]`, or a mapping. The share `validation` of the
+    examples is held out, to keep the best of several evaluated models. The run's directory is `out`, by default a
+    temporary one.
     """
 
     _task: ClassVar[str]
@@ -46,7 +48,7 @@ class _TrainedEstimator(BaseEstimator):  # type: ignore[misc]
         lr: float | None = None,
         batch_tokens: int = 2048,
         validation: float = 0.0,
-        overrides: Sequence[str] = (),
+        overrides: Overrides = (),
         seed: int = 1,
         device: str = "auto",
         out: str | Path | None = None,

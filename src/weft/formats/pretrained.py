@@ -5,7 +5,7 @@ path of the weights; what the recipe itself sets must be compatible. Then the bo
 own weights are initialized. This happens only when a training starts: a checkpoint is self-contained.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ import torch
 
 from weft.checkpoint import contents
 from weft.checkpoint.store import Store, resolve_checkpoint, verify_checkpoint
-from weft.config.schema import Pretrained, Run, expand_preset, read_recipe, read_section
+from weft.config.schema import Overrides, Pretrained, Run, expand_preset, read_recipe, read_section
 from weft.data.readers.lines import plural
 from weft.errors import CheckpointError, ConfigError, WeftError
 from weft.formats.huggingface.folder import describe_hf, is_hf, load_hf
@@ -31,7 +31,7 @@ NOT_INHERITED = ("weights", "vectors")  # where a model's weights came from; not
 OVERRIDABLE = ("drop", "pruned_heads", "pooler")  # settings that may differ from those of the weights
 
 
-def open_model(path: str | Path, trust: bool = False, overrides: Iterable[str] = ()) -> tuple[Run, Task, Head]:
+def open_model(path: str | Path, trust: bool = False, overrides: Overrides = ()) -> tuple[Run, Task, Head]:
     """Load a run's directory, a checkpoint, a Hugging Face directory, or a model by its name on the hub."""
     folder = _resolve_folder(path)
     if is_hf(folder):
@@ -57,7 +57,7 @@ def _resolve_folder(path: str | Path) -> Path:
     return folder if is_hf(folder) else resolve_checkpoint(folder)
 
 
-def read_run(recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), resumed: Path | None = None) -> Run:
+def read_run(recipe: str | Path | Mapping[str, Any], overrides: Overrides = (), resumed: Path | None = None) -> Run:
     """Read and validate a recipe; what it leaves out is completed from `model.weights`.
 
     If its training resumes in the directory `resumed`, that completes it: the weights may no longer exist.

@@ -78,6 +78,11 @@ class Task(TextInput):
         """The maximum number of special tokens in a sequence; `data.max_length` does not count them."""
         return 1
 
+    @property
+    def input_fields(self) -> tuple[str, ...]:
+        """The fields that a prediction reads, in the order in which a tuple gives them."""
+        return tuple(name for name in self.Example.model_fields if name not in self.label_fields)
+
     def configure(self, config: Named) -> None:
         """Set the configuration and what depends on it; called again once `resolve_config` has completed it."""
         self.config = config
@@ -106,6 +111,16 @@ class Task(TextInput):
                 f"{place}: must be JSON, since it has several fields: {self.json_example}; but is {text[:60]!r}"
             )
         return value
+
+    def parse_sequence(self, values: Sequence[Any], place: str) -> Mapping[str, Any]:
+        """Return a tuple or list of values as the fields of an example without labels, in their order."""
+        fields = self.input_fields
+        if len(values) > len(fields):
+            raise DataError(
+                f"{place}: a tuple holds {', '.join(fields)}, but got {len(values)} values: {str(values)[:60]}; "
+                "give the fields of an example by name, as a mapping"
+            )
+        return dict(zip(fields, values, strict=False))
 
     def texts(self, example: Any) -> tuple[Iterable[str], Iterable[str]]:
         """Return the texts that train the tokenizer, of the source side and of the target side: the text field."""

@@ -10,13 +10,21 @@ from weft.decoding.config import DecodingConfig
 from weft.errors import ConfigError, DataError
 from weft.tasks.base import Task
 
-Request = str | Mapping[str, Any] | BaseModel  # the forms of an example in a request
+# The forms of an example in a request: a text, its fields by name or, in a tuple or list, in their order.
+Request = str | Mapping[str, Any] | BaseModel | tuple[Any, ...] | list[Any]
 SHOWN = 200  # characters of the input that an error message repeats
 
 
 def parse_example(task: Task, request: Request, number: int) -> Any:
-    """Return a validated example: a plain text is the task's first field, or JSON if it needs several fields."""
-    raw = task.parse_text(request, f"example {number}") if isinstance(request, str) else request
+    """Return a validated example: a plain text is the task's first field, or JSON if it needs several fields.
+
+    A tuple or list has the values of several fields, such as a pair of texts; for `tag` it is the words of a sentence.
+    """
+    raw: Any = request
+    if isinstance(request, str):
+        raw = task.parse_text(request, f"example {number}")
+    elif isinstance(request, tuple | list):
+        raw = task.parse_sequence(request, f"example {number}")
     try:
         example = task.Example.model_validate(raw)
     except ValidationError as error:
@@ -32,6 +40,18 @@ def parse_example(task: Task, request: Request, number: int) -> Any:
     if reason := task.unavailable_answer(example):
         raise DataError(f"example {number}: {reason}")
     return example
+
+
+def is_single(task: Task, asked: object, pairs: bool) -> bool:
+    """Return whether a request is one example rather than several.
+
+    A tuple of texts is one example if the task needs several fields or, with `pairs`, if it is a pair of texts.
+    """
+    if not isinstance(asked, tuple):
+        return isinstance(asked, str | Mapping | BaseModel)
+    is_pair = len(asked) == 2 and all(isinstance(value, str) for value in asked)
+    needs_fields = bool(task.json_example) and bool(asked) and isinstance(asked[0], str)
+    return (is_pair and pairs) or (needs_fields and not asked[0].lstrip().startswith("{"))
 
 
 def read_options(task: Task, options: Mapping[str, Any] | None) -> Section:

@@ -6,7 +6,7 @@ has those of its whole word. `crf: true` scores whole sequences of tags (`weft.n
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
 from typing import Any, ClassVar, Literal
@@ -160,6 +160,10 @@ class Tag(LabelTask, StaticBatches, LabelPrediction, ErrorAnalysis):
     def _encode_texts(self, texts: Sequence[str]) -> list[Item]:
         examples, untruncated = [TagExample(text=text) for text in texts], TruncationPolicy(sys.maxsize, "error")
         return [items[0] for items in self.encode_batch(examples, self.tokenizer, untruncated)]
+
+    def parse_sequence(self, values: Sequence[Any], place: str) -> Mapping[str, Any]:
+        """Return a tuple or list of strings as the words of a sentence."""
+        return {"words": list(values)}
 
     def encode_batch(
         self, examples: Sequence[TagExample], tokenizer: Tokenizer, limit: TruncationPolicy

@@ -371,10 +371,11 @@ def test_a_prepared_corpus_is_judged_as_its_text_is(tmp_path):
     assert read.evaluate() == pytest.approx(plain.evaluate())
 
 
-@pytest.mark.parametrize("texts", ["the cat", [3]])
-def test_what_is_no_list_of_texts_has_no_probability(run, texts):
-    with pytest.raises(DataError, match="log_probs: takes a list of texts"):
-        weft.load(run, "cpu").log_probs(texts)
+def test_one_text_needs_no_list_and_what_is_no_text_has_no_probability(run):
+    pipeline = weft.load(run, "cpu")
+    assert pipeline.log_probs("the cat") == pipeline.log_probs(["the cat"])
+    with pytest.raises(DataError, match="log_probs: takes texts, but got 3; give strings"):
+        pipeline.log_probs(["the cat", 3])
 
 
 def test_pairs_take_the_place_of_data(run, tmp_path):

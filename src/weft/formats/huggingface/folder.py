@@ -4,7 +4,7 @@ A model's `HFMapping` has the names of its configuration and weights there; this
 What a family has and ours lacks is an error, never ignored.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from weft.checkpoint.atomic_io import new_folder, wrap_os_errors
 from weft.checkpoint.contents import copy_into_head, differences, run_with_overrides
 from weft.checkpoint.manifest import CHECKPOINT_MANIFEST
-from weft.config.schema import Named, Run, read_section
+from weft.config.schema import Named, Overrides, Run, read_section
 from weft.errors import CheckpointError, ConfigError, did_you_mean
 from weft.formats.huggingface.families import FAMILIES, MODEL_NAMES
 from weft.formats.huggingface.heads import detect_head, head_name, read_task, write_task
@@ -34,7 +34,7 @@ def is_hf(folder: Path) -> bool:
     )
 
 
-def load_hf(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Task, Head]:
+def load_hf(folder: Path, overrides: Overrides = ()) -> tuple[Run, Task, Head]:
     """Load a Hugging Face directory; nothing is written."""
     run, tokenizer, family, weight_files = _describe(folder, overrides)
     with _config_errors(folder):
@@ -49,7 +49,7 @@ def describe_hf(folder: Path) -> tuple[Run, Tokenizer]:
     return run, tokenizer
 
 
-def _describe(folder: Path, overrides: Iterable[str] = ()) -> tuple[Run, Tokenizer, HFMapping, WeightFiles]:
+def _describe(folder: Path, overrides: Overrides = ()) -> tuple[Run, Tokenizer, HFMapping, WeightFiles]:
     config = read_json(folder / "config.json")
     family = _family_of(folder, config)
     weight_files = find_weights(folder, family)

@@ -125,6 +125,11 @@ class Classify(LabelTask, StaticBatches, LabelPrediction, ErrorAnalysis):
     config: ClassifyConfig
     kind: SingleLabel
 
+    @property
+    def input_fields(self) -> tuple[str, ...]:
+        """A text or a pair of texts."""
+        return ("text", "pair")
+
     def configure(self, config: Any) -> None:
         """Set the labels and the kind of target."""
         super().configure(config)

@@ -101,6 +101,11 @@ class Span(StaticBatches, TeacherForcing, ErrorAnalysis):
     num_token_arrays = 1
     config: SpanConfig
 
+    @property
+    def input_fields(self) -> tuple[str, ...]:
+        """A question and a passage."""
+        return ("question", "passage")
+
     def check(self, run: Run) -> None:
         """Raise an error for a `longest` that leaves no room for a passage beside the question."""
         if run.data.max_length <= self.config.max_question_length:
