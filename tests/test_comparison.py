@@ -7,7 +7,8 @@ import pytest
 
 import weft
 from tests.conftest import recipe_for, write_pairs
-from weft.comparison import _comparable, compare
+from weft.comparison import _check_same_task, compare
+from weft.config.schema import Run, read_recipe
 from weft.formats.pretrained import read_run
 from weft.training.reporting import Step, read_metrics
 
@@ -103,11 +104,21 @@ def test_a_page_that_loads_would_be_caught(tag):
 
 def test_recipes_must_have_the_same_task_and_data(recipe, tmp_path):
     first = write(tmp_path, "a", recipe)
-    for name, changed in (
-        ("task", {"task": {"name": "translate", "label_smoothing": 0.1}}),
-        ("data", {"data": {**recipe["data"], "max_length": 77}}),
+    for name, changed, said in (
+        ("task", {"task": {"name": "translate", "label_smoothing": 0.1}}, "task.label_smoothing is 0.0 in a and 0.1"),
+        ("data", {"data": {**recipe["data"], "max_length": 77}}, "data.max_length is 1024 in a and 77 in data; set it"),
+        (
+            "other",
+            {"task": {"name": "lm"}, "model": {"name": "rnn"}},
+            "task.name is 'translate' in a and 'lm' in other;",
+        ),
+        (
+            "both",
+            {"data": {**recipe["data"], "max_length": 77, "truncation": "cut"}},
+            "max_length is 1024 in a and 77 in both .data.truncation differ as well.",
+        ),
     ):
-        with pytest.raises(weft.ConfigError, match="must have the same task and data"):
+        with pytest.raises(weft.ConfigError, match=f"must have the same task and data, .*but .*{said}"):
             compare([first, write(tmp_path, name, recipe, **changed)], "2", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -119,10 +130,19 @@ def test_weights_may_set_the_length_of_sequences_unless_that_drops_examples(reci
     weft.train(recipe, ["train.steps=1"], tmp_path / "weights")
     runs = [read_run(recipe), read_run(recipe, [f"model.weights={tmp_path / 'weights'}"])]
     assert [run.data.max_length for run in runs] == [1024, 39]
-    assert _comparable(*runs)
-    assert _comparable(*reversed(runs))
+    _check_same_task(dict(zip("ab", runs, strict=True)))
+    _check_same_task(dict(zip("ab", reversed(runs), strict=True)))
     drops = [run.model_copy(update={"data": run.data.model_copy(update={"truncation": "drop"})}) for run in runs]
-    assert not _comparable(*drops)
+    with pytest.raises(weft.ConfigError, match="data.max_length is 1024 in a and 39 in b"):
+        _check_same_task(dict(zip("ab", drops, strict=True)))
+
+
+def test_a_heads_dropout_is_no_difference_of_the_task():
+    runs = {name: Run.parse(read_recipe("langid", {"task.dropout": rate})) for name, rate in (("a", 0.1), ("b", 0.5))}
+    assert runs["a"].task != runs["b"].task
+    _check_same_task(runs)
+    with pytest.raises(weft.ConfigError, match="but task.label_smoothing is 0.0 in a and 0.2 in c"):
+        _check_same_task({**runs, "c": Run.parse(read_recipe("langid", {"task.label_smoothing": 0.2}))})
 
 
 def test_names_must_differ(recipe, tmp_path):

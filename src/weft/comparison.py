@@ -1,6 +1,6 @@
 """Comparison of recipes trained at one budget: metrics, parameters, time, speed; learning curves and attention maps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 from weft.analysis.attention import legend
 from weft.analysis.render.charts import line_chart
 from weft.analysis.render.page import details, heading, page, table
+from weft.checkpoint.contents import differences
 from weft.checkpoint.store import Store
 from weft.config.schema import Overrides, Run, read_recipe
 from weft.data.readers.examples import Skipped
@@ -187,8 +188,7 @@ def compare(
     limits = [f"train.{key}={budget}", f"train.{other}=null", "train.epochs=null"]
     # All are checked before the first is trained.
     runs = [read_run(read_recipe(recipe, overrides), limits) for recipe in recipes]
-    if not all(_comparable(runs[0], run) for run in runs):
-        raise ConfigError("compare: the recipes must have the same task and data, to compare their metrics")
+    _check_same_task(dict(zip(names, runs, strict=True)))
     if not has_split(runs[0].data, data_for(runs[0].data, None)[1]):
         raise ConfigError("compare: the recipes need data.test or data.valid to be evaluated on")
     for folder in (Path(out) / name for name in names):
@@ -203,12 +203,28 @@ def compare(
     return result
 
 
-def _comparable(first: Run, other: Run) -> bool:
-    """Return whether two runs have the same task and data; `max_length` may be what pretrained weights allow."""
-    data = other.data
-    if data.truncation != "drop" and any(getattr(run.model, "weights", None) for run in (first, other)):
-        data = data.model_copy(update={"max_length": first.data.max_length})
-    return (first.task, first.data) == (other.task, data)
+def _check_same_task(runs: Mapping[str, Run]) -> None:
+    """Raise an error if the recipes differ in task or data; how a head is regularised by dropout is no difference."""
+    (first, first_run), *others = runs.items()
+    for name, run in others:
+        sections = ({"task": side.task.model_dump(), "data": side.data.model_dump()} for side in (first_run, run))
+        allowed = {"task.dropout", *(["data.max_length"] if _length_may_differ(first_run, run) else [])}
+        changed = {key: values for key, values in differences(*sections).items() if key not in allowed}
+        if changed:
+            key = "task.name" if "task.name" in changed else next(iter(changed))
+            here, there = changed[key]
+            others_too = [] if key == "task.name" else [other for other in changed if other != key]
+            more = f" ({', '.join(others_too)} differ as well)" if others_too else ""
+            raise ConfigError(
+                f"compare: the recipes must have the same task and data, to compare their metrics, but {key} is "
+                f"{here!r} in {first} and {there!r} in {name}{more}; set it to one value in both"
+            )
+
+
+def _length_may_differ(first: Run, other: Run) -> bool:
+    """Return whether `max_length` may be what pretrained weights allow, and no example is left out for it."""
+    weights = any(getattr(run.model, "weights", None) for run in (first, other))
+    return weights and other.data.truncation != "drop"
 
 
 def _train_contender(name: str, run: Run, out: Path, reporter: Callable[[str], Reporter] | None) -> ComparedRun:

@@ -41,5 +41,10 @@ class TrainingError(WeftError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown name: the most similar known name or, if none is similar, all of them."""
     known = sorted(known)
-    matches = get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {matches[0]!r}?" if matches else f"known: {', '.join(known)}"
+    match = nearest(name, known)
+    return f"did you mean {match!r}?" if match is not None else f"known: {', '.join(known)}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the most similar known name; None if none is similar."""
+    return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=0.6)), None)

@@ -83,6 +83,12 @@ def test_a_path_is_a_value(tmp_path):
         ("model.name=seq2sqe", "model.name: there is no model 'seq2sqe'; did you mean 'seq2seq'?"),
         ("task.name=translat", "did you mean 'translate'?"),
         ("tokenizer.name=bpee", "tokenizer.name: there is no tokenizer 'bpee'; did you mean 'bpe'?"),
+        ("train.workers=2", "train.workers: unknown key; it is data.workers"),
+        ("train.beam=2", "train.beam: unknown key; it is task.decode.beam"),
+        ("task.beam=2", "task.beam: unknown key; it is task.decode.beam"),
+        ("data.size=2", "data.size: unknown key; it is tokenizer.size"),
+        ("data.zebra=2", "data.zebra: unknown key; known: "),
+        ("tokenizer={name: bpe, seed: 2}", "tokenizer.seed: unknown key; it is train.seed or task.decode.seed"),
         ("train.lr=-1", "train.lr: should be greater than 0, but is -1 instead"),
         ("train.steps=many", "train.steps: should be a valid integer"),
         ("train.optimizer=adm", "should be 'adamw', 'adam', 'adagrad', 'sgd' or 'asgd', but is 'adm' instead"),
@@ -141,6 +147,14 @@ def test_every_shipped_recipe_parses():
 def test_a_missing_recipe_gets_a_suggestion(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'dates'"):
         read_recipe("datse")
+    (tmp_path / "mine.yaml").write_text("- 1\n")
+    with pytest.raises(ConfigError, match=r"did you mean '.*/mine\.yaml'\?"):
+        read_recipe(tmp_path / "mien.yaml")
+    with pytest.raises(ConfigError, match=r"did you mean 'dates'\?"):
+        read_recipe("dates.yaml")
+    for far in (tmp_path / "zzz.yaml", tmp_path / "gone" / "zzz.yaml", "zzzz"):
+        with pytest.raises(ConfigError, match="neither a file nor a recipe that ships with weft; weft models lists"):
+            read_recipe(far)
     with pytest.raises(ConfigError, match="cannot be read as a recipe"):
         read_recipe(tmp_path)
     (tmp_path / "list.yaml").write_text("- 1\n")

@@ -110,6 +110,19 @@ def test_a_device_that_is_not_there_is_refused_with_the_remedy(name):
         pick_device(name)
 
 
+@pytest.mark.parametrize(("name", "near"), [("gpu", "cuda"), ("GPU:1", "cuda"), ("cuad", "cuda"), ("CPU", "cpu")])
+def test_a_misspelt_device_gets_a_suggestion(name, near):
+    with pytest.raises(ConfigError, match=f"there is no such device .did you mean '{near}'"):
+        pick_device(name)
+
+
+@pytest.mark.parametrize("name", ["zebra", "cuda:99", "cpu:x"])
+def test_where_no_device_is_near_there_is_none(name):
+    with pytest.raises(ConfigError, match="cannot be used here") as error:
+        pick_device(name)
+    assert "did you mean" not in str(error.value)
+
+
 def test_a_device_is_checked_before_data_is_read(recipe, tmp_path):
     recipe["data"] = {"train": "nowhere.tsv"}
     with pytest.raises(ConfigError, match="'gpu' cannot be used here"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.console import JsonOption, ModelArg, OverridesArg, TrustOption, print_table, tell
+from weft.cli.describe import copy_recipe, show
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,14 +21,32 @@ tokenizer_app = typer.Typer(help="Train a tokenizer, or show the tokens of a tex
 
 
 def models(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="A recipe, preset, model, task, tokenizer, or the section data or train."),
+    ] = None,
+    copy: Annotated[
+        Path | None, typer.Option("--copy", metavar="FILE", help="Write the recipe NAME to a file, to change it.")
+    ] = None,
     as_json: JsonOption = False,
     kernels: Annotated[
         bool, typer.Option("--kernels", help="List what computes each operation on this machine instead, and why.")
     ] = False,
 ) -> None:
-    """List what is ready to use: recipes, sizes of models (presets), models, tasks, tokenizers."""
+    """List what is ready to use: recipes, sizes of models (presets), models, tasks, tokenizers; or show one of them.
+
+    Of a recipe or a preset, its YAML; of a model, a task, a tokenizer or a section, its options.
+    """
+    if kernels and (name or copy):
+        raise ConfigError(f"--kernels: lists operations, but {name or copy} is given as well; leave one out")
     if kernels:
         _print_kernels(as_json)
+        return
+    if copy:
+        copy_recipe(name, copy)
+        return
+    if name:
+        show(name, as_json)
         return
     from weft.config.schema import expand_preset, preset_names, read_preset, read_recipe, recipe_names
     from weft.config.yaml import write_yaml

@@ -28,14 +28,22 @@ RENAMED = {  # keys of recipes before 0.1 -> their new names, of which a section
 }
 
 
-def describe_errors(errors: Iterable[Any], schema: type[BaseModel], raw: object, section: str) -> Iterator[str]:
-    """Yield one message per wrong key of a section; of the members of a union, the errors of the deepest key."""
+Schemas = Mapping[str, type[BaseModel]]  # of the sections of a recipe, by name
+
+
+def describe_errors(
+    errors: Iterable[Any], schema: type[BaseModel], raw: object, section: str, schemas: Schemas | None = None
+) -> Iterator[str]:
+    """Yield one message per wrong key of a section; of the members of a union, the errors of the deepest key.
+
+    `schemas` are those of all sections, among which the place of a key that is in the wrong one is looked up.
+    """
     errors_by_key: dict[tuple[str, ...], list[Any]] = {}
     for error in errors:
         errors_by_key.setdefault(_key_path(error, raw), []).append(error)
     for keys, own_errors in errors_by_key.items():
         if not any(other[: len(keys)] == keys != other for other in errors_by_key):
-            yield f"{'.'.join([section, *keys])}: {_describe(own_errors, schema)}"
+            yield f"{'.'.join([section, *keys])}: {_describe(own_errors, schema, schemas or {})}"
 
 
 def _key_path(error: Any, raw: Any) -> tuple[str, ...]:
@@ -53,12 +61,15 @@ def _numbered(raw: object) -> Iterable[tuple[int, Any]]:
     return enumerate(raw) if isinstance(raw, list | tuple) else ()
 
 
-def _describe(errors: Sequence[Any], schema: type[BaseModel]) -> str:
+def _describe(errors: Sequence[Any], schema: type[BaseModel], schemas: Schemas) -> str:
     first = errors[0]
     if first["type"] == "extra_forbidden":
         key, fields = str(first["loc"][-1]), _fields_at(schema, first["loc"][:-1])
         renamed = next((new for new in RENAMED.get(key, ()) if new in fields), None)
-        return f"was renamed to {renamed!r}" if renamed else f"unknown key; {did_you_mean(key, fields)}"
+        if renamed:
+            return f"was renamed to {renamed!r}"
+        places = [place for name, other in schemas.items() for place in _places_of(key, other, name)]
+        return f"unknown key; {'it is ' + ' or '.join(places) if places else did_you_mean(key, fields)}"
     if first["type"] == "missing":
         return "required, but not given"
     message = " or ".join(
@@ -69,6 +80,16 @@ def _describe(errors: Sequence[Any], schema: type[BaseModel]) -> str:
     choices = re.findall(r"'([^']*)'", first["ctx"]["expected"]) if first["type"] == "literal_error" else []
     hint = f"; {did_you_mean(str(first['input']), choices)}" if choices and len(errors) == 1 else ""
     return f"{message}, but is {first['input']!r} instead{hint}"
+
+
+def _places_of(key: str, schema: type[BaseModel], prefix: str) -> Iterator[str]:
+    """Yield the dotted names under which a schema, or one inside it, has a key."""
+    for name, field in schema.model_fields.items():
+        inner = field.annotation
+        if name == key:
+            yield f"{prefix}.{name}"
+        elif isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _places_of(key, inner, f"{prefix}.{name}")
 
 
 def _message(error: Any) -> str:

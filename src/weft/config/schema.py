@@ -7,6 +7,7 @@ expanded: a run has its values.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -25,7 +26,7 @@ from pydantic import (
 
 from weft.config.error_messages import describe_errors
 from weft.config.yaml import read_yaml
-from weft.errors import ConfigError, did_you_mean
+from weft.errors import ConfigError, WeftError, did_you_mean, nearest
 from weft.registry import Kind, resolve
 
 
@@ -44,7 +45,7 @@ class Named(Section):
 class Pretrained(Named):
     """The section of a model that may start from pretrained weights: a directory, or a name on the hub."""
 
-    weights: str | None = None
+    weights: str | None = None  # the model to start from: a directory, or a name on the hub
 
     @property
     def position_limit(self) -> int | None:
@@ -78,9 +79,9 @@ class Data(Section):
     """The sources of examples, and the treatment of bad and long ones."""
 
     sample: str | None = None  # a data set that ships with weft, with train, valid and test
-    train: Source | None = None
-    valid: Source | None = None
-    test: Source | None = None
+    train: Source | None = None  # a file, a glob pattern of files, a prepared corpus, or a list of parallel files
+    valid: Source | None = None  # the same, for the evaluations of a training
+    test: Source | None = None  # the same, for the evaluation at the end and `weft evaluate`
     format: Literal["txt", "tsv", "csv", "jsonl", "conll", "squad", "parquet"] | None = None  # None: by the ending
     # A field of the task's example -> its column, by name or number; several make a list.
     columns: dict[str, Column | Annotated[list[Column], Field(min_length=1)]] | None = None
@@ -88,10 +89,11 @@ class Data(Section):
         "lines"  # txt: what a row is (weft.data.readers.documents)
     )
     header: bool | None = None  # None: there is one if a column goes by name
-    on_bad_rows: Literal["error", "skip"] = "error"
+    on_bad_rows: Literal["error", "skip"] = "error"  # skip: leave a row that cannot be read out, with a notice
     max_length: int = Field(1024, ge=1)  # tokens in one sequence
+    # of a longer sequence: refuse, cut, drop, or read it in windows
     truncation: Literal["error", "cut", "drop", "window"] = "error"
-    max_line_bytes: int = Field(1 << 24, ge=1, lt=2**31)
+    max_line_bytes: int = Field(1 << 24, ge=1, lt=2**31)  # a longer line is a bad row
     workers: int = Field(0, ge=0)  # processes that collate batches ahead of the trainer
 
     @model_validator(mode="after")
@@ -106,31 +108,32 @@ class Data(Section):
 class Train(Section):
     """The budget, the optimizer, and the checkpoints to keep."""
 
-    steps: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1)  # the budget in updates; or give `time`
     epochs: float | None = Field(None, gt=0)  # passes over the training data
-    time: Seconds | None = None
+    time: Seconds | None = None  # the budget in time: 90s, 15m or 2h
     batch_tokens: int | None = Field(4096, ge=1)  # None: batch_size is given
     batch_size: int | None = Field(None, ge=1)  # items in a batch, in place of batch_tokens
-    accumulate: int = Field(1, ge=1)
-    optimizer: Literal["adamw", "adam", "adagrad", "sgd", "asgd"] = "adamw"
-    lr: float = Field(1e-3, gt=0)
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    weight_decay: float = Field(0.0, ge=0)
+    accumulate: int = Field(1, ge=1)  # batches for each update, in each process
+    optimizer: Literal["adamw", "adam", "adagrad", "sgd", "asgd"] = "adamw"  # asgd: SGD, averaged in the end
+    lr: float = Field(1e-3, gt=0)  # the peak of the learning rate
+    betas: tuple[Share, Share] = (0.9, 0.999)  # of Adam
+    weight_decay: float = Field(0.0, ge=0)  # on matrices; vectors, such as biases, have none
+    # of the learning rate
     schedule: Literal["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential"] = "constant"
     warmup: float = Field(0.0, ge=0)  # steps, or below 1 a share of the budget
     decay: float = Field(0.01, gt=0, le=1)  # exponential: the share of lr that is left at the end
     asgd_after: int = Field(5, ge=1)  # evaluations without improvement before asgd begins to average
-    clip: float | None = Field(1.0, gt=0)
+    clip: float | None = Field(1.0, gt=0)  # the largest norm of the gradient; None: no limit
     freeze: Literal["body"] | StrictInt | None = None  # the body, or its first layer groups (embeddings, layers)
     layer_decay: float = Field(1.0, gt=0, le=1)  # the learning rate of a layer group, as a share of the one above it
     reinit: int = Field(0, ge=0)  # top layers of pretrained weights to re-initialize
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16"] = "fp32"  # bf16: the forward pass under autocast
     compile: bool | None = None  # None: on CUDA in bf16, where model and task support it
-    seed: int = Field(1, ge=0, lt=2**32)
+    seed: int = Field(1, ge=0, lt=2**32)  # of weights, order and dropout
     seeds: int = Field(1, ge=1)  # number of runs, with the seeds seed, seed + 1, …
-    deterministic: bool = False
-    device: str = "auto"
-    report_every: int = Field(20, ge=1)
+    deterministic: bool = False  # use PyTorch's deterministic kernels only
+    device: str = "auto"  # auto (a GPU if there is one), cpu, cuda or cuda:1
+    report_every: int = Field(20, ge=1)  # steps between rows of metrics.jsonl
     eval_every: Every | None = None  # None: see `weft.training.budget`
     save_every: Every | None = None  # None: with each evaluation
     keep: int = Field(2, ge=1)  # checkpoints kept beside the best
@@ -184,10 +187,10 @@ class Run(Section):
             raise ConfigError(f"{unknown[0]}: not a section of a recipe; {did_you_mean(unknown[0], cls.model_fields)}")
         return cls(
             task=_named("task", raw, trust),
-            data=read_section(Data, raw.get("data", {}), "data"),
+            data=read_section(Data, raw.get("data", {}), "data", raw),
             tokenizer=_named("tokenizer", raw, trust),
-            model=_named("model", {"model": expand_preset(raw.get("model"))}, trust),
-            train=read_section(Train, raw.get("train", {}), "train"),
+            model=_named("model", {**raw, "model": expand_preset(raw.get("model"))}, trust),
+            train=read_section(Train, raw.get("train", {}), "train", raw),
         )
 
     def dump(self) -> dict[str, Any]:
@@ -199,15 +202,30 @@ def _named(kind: Kind, raw: Mapping[str, Any], trust: bool) -> Any:
     section = raw.get(kind)
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
         raise ConfigError(f"{kind}.name: must say which {kind}, but is {section!r} instead; add {kind}: {{name: ...}}")
-    return read_section(resolve(kind, section["name"], trust).Config, section, kind)
+    return read_section(resolve(kind, section["name"], trust).Config, section, kind, raw if trust else None)
 
 
-def read_section(schema: type[_S], raw: object, section: str) -> _S:
-    """Validate `raw` by `schema`; an error names the key in `section`, the value and the remedy."""
+def read_section(schema: type[_S], raw: object, section: str, recipe: Mapping[str, Any] | None = None) -> _S:
+    """Validate `raw` by `schema`; an error names the key in `section`, the value and the remedy.
+
+    With the whole `recipe`, a key that belongs to another section is told which.
+    """
     try:
         return schema.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError("\n".join(describe_errors(error.errors(), schema, raw, section))) from None
+        schemas = {} if recipe is None else _schemas(recipe)
+        raise ConfigError("\n".join(describe_errors(error.errors(), schema, raw, section, schemas))) from None
+
+
+def _schemas(recipe: Mapping[str, Any]) -> dict[str, type[BaseModel]]:
+    """Return the schema of each section of a recipe, as far as its names are known."""
+    schemas: dict[str, type[BaseModel]] = {"data": Data, "train": Train}
+    kinds: tuple[Kind, ...] = ("task", "tokenizer", "model")
+    for kind in kinds:
+        with suppress(WeftError, KeyError, TypeError):  # what is wrong there is an error of its own
+            section = recipe[kind]
+            schemas[kind] = resolve(kind, (expand_preset(section) if kind == "model" else section)["name"]).Config
+    return schemas
 
 
 def expand_preset(model: Any) -> Any:
@@ -240,9 +258,13 @@ def read_preset(name: object) -> dict[str, Any]:
     """Return a preset: the section of a model, including its name."""
     if name not in preset_names():
         raise ConfigError(f"model.preset: there is no preset {name!r}; {did_you_mean(str(name), preset_names())}")
-    text = files("weft").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
-    preset: dict[str, Any] = read_yaml(text, f"presets/{name}.yaml")
+    preset: dict[str, Any] = read_yaml(shipped_text("presets", str(name)), f"presets/{name}.yaml")
     return preset
+
+
+def shipped_text(folder: Literal["recipes", "presets"], name: str) -> str:
+    """Return the YAML of a recipe or a preset that ships with weft, with its comments."""
+    return files("weft").joinpath(folder, f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def recipe_names() -> list[str]:
@@ -315,14 +337,22 @@ def _recipe_text(recipe: str | Path) -> str:
     path = Path(recipe)
     try:
         if not path.is_file() and str(recipe) in recipe_names():
-            return files("weft").joinpath("recipes", f"{recipe}.yaml").read_text(encoding="utf-8")
+            return shipped_text("recipes", str(recipe))
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(
-            f"{recipe}: neither a file nor a recipe that ships with weft; {did_you_mean(str(recipe), recipe_names())}"
-        ) from None
+        near = _nearest_recipe(path)
+        hint = f"did you mean {near!r}?" if near else "weft models lists those"
+        raise ConfigError(f"{recipe}: neither a file nor a recipe that ships with weft; {hint}") from None
     except (OSError, ValueError) as error:  # also an invalid path, or text that is not UTF-8
         raise ConfigError(f"{str(recipe)[:200]!r}: cannot be read as a recipe: {error}") from None
+
+
+def _nearest_recipe(path: Path) -> str | None:
+    """Return the recipe whose name resembles a path's: a file of the same folder, or one that ships with weft."""
+    files_there = path.parent.glob("*.y*ml") if path.parent.is_dir() else ()
+    by_stem = {name: name for name in recipe_names()} | {file.stem: str(file) for file in files_there}
+    near = nearest(path.stem, by_stem)  # by stems: "a.yaml" and "b.yaml" are not alike
+    return None if near is None else by_stem[near]
 
 
 def apply_override(raw: dict[str, Any], override: str) -> None:

@@ -18,8 +18,8 @@ class DecodingConfig(Section):
 
     beam: int = Field(1, ge=1, le=100_000)  # 1: greedy, or sampled
     # Hypotheses returned a sequence: the best of the beam, or independent samples.
-    num_return_sequences: int = Field(1, ge=1, le=100_000)
-    length_penalty: Literal["none", "gnmt", "average"] = "gnmt"
+    num_return_sequences: int = Field(1, ge=1, le=100_000)  # answers: the best of the beam, or so many samples
+    length_penalty: Literal["none", "gnmt", "average"] = "gnmt"  # what a score is divided by
     alpha: float = Field(0.6, ge=0, le=10)  # of the length penalty; average with 1 is the mean a token
     max_length: int = Field(256, ge=1, le=100_000)  # tokens produced, eos included
     min_length: int = Field(0, ge=0)  # tokens produced before eos is allowed
@@ -29,11 +29,11 @@ class DecodingConfig(Section):
     repetition_penalty: float = Field(1.0, gt=0, le=100)  # of tokens read or written before; 1: none
     no_repeat_ngram_size: int = Field(0, ge=0, le=100_000)  # n-grams of this size occur once; 0: any number of times
     bad_words: tuple[Annotated[str, Field(min_length=1)], ...] = ()  # texts whose tokens are never written
-    sample: bool = False
-    temperature: float = Field(1.0, gt=0, le=100, allow_inf_nan=False)
-    top_k: int | None = Field(None, ge=1)
-    top_p: float | None = Field(None, gt=0, le=1)
-    seed: int = Field(0, ge=0)
+    sample: bool = False  # draw tokens rather than take the best
+    temperature: float = Field(1.0, gt=0, le=100, allow_inf_nan=False)  # below 1 sharper, above 1 flatter
+    top_k: int | None = Field(None, ge=1)  # draw from the k best tokens
+    top_p: float | None = Field(None, gt=0, le=1)  # draw from the best tokens of at least this probability in all
+    seed: int = Field(0, ge=0)  # of the draws
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "DecodingConfig":

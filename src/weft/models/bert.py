@@ -41,7 +41,7 @@ class BERTConfig(StackConfig):
 
     place: ClassVar[str] = "encoder"
 
-    activation: Activation = "gelu"
+    activation: Activation = "gelu"  # of the feed-forward layers
     max_positions: int = Field(512, ge=1)  # number of learned positions
     offset: int = Field(0, ge=0)  # the position of the first token
     segments: int = Field(2, ge=0)  # number of segment embeddings; below 2 segment ids are ignored

@@ -43,12 +43,13 @@ from weft.tokens import Tokens
 class CNNConfig(Named):
     """`width` is the total number of filters, shared equally among the filter widths `kernels`, in tokens."""
 
-    width: int = Field(300, ge=1)
-    kernels: tuple[int, ...] = (3, 4, 5)
+    width: int = Field(300, ge=1)  # number of filters in all
+    kernels: tuple[int, ...] = (3, 4, 5)  # filter widths, in tokens, which share the filters equally
     embedding: int | None = Field(None, ge=1)  # None: `width`
     vectors: str | None = None  # a file of word vectors to initialise the embeddings
+    # nonstatic: vectors are trained; static: they are not
     channels: Literal["nonstatic", "static", "multichannel"] = "nonstatic"
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(0.0, ge=0, lt=1)  # on the embeddings
 
     @model_validator(mode="after")
     def _check(self) -> "CNNConfig":

@@ -44,11 +44,11 @@ class ELMoConfig(Pretrained):
 
     embedding: int = Field(16, ge=1)  # of a character
     filters: dict[int, int] = Field({1: 32, 2: 32, 3: 64, 4: 128, 5: 256, 6: 512, 7: 1024})  # filters by width
-    activation: Literal["relu", "tanh"] = "relu"
-    highways: int = Field(2, ge=0)
-    width: int = Field(1024, ge=2)
-    cells: int = Field(4096, ge=1)
-    layers: int = Field(2, ge=1)
+    activation: Literal["relu", "tanh"] = "relu"  # after the character convolution
+    highways: int = Field(2, ge=0)  # number of highway layers
+    width: int = Field(1024, ge=2)  # of a layer; half for each direction
+    cells: int = Field(4096, ge=1)  # size of an LSTM cell before projection
+    layers: int = Field(2, ge=1)  # of LSTMs, in each direction
     clip: float = Field(3.0, ge=0)  # clipping of cells and projections; 0: none
     residual: bool = True  # around each layer but the first
     dropout: float = Field(0.1, ge=0, lt=1)  # on the input of each layer and of the softmax

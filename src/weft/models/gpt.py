@@ -40,8 +40,8 @@ class GPTConfig(StackConfig):
 
     place: ClassVar[str] = "decoder"
 
-    activation: Activation = "gelu-tanh"
-    norm: Literal["pre", "post"] = "pre"
+    activation: Activation = "gelu-tanh"  # of the feed-forward layers
+    norm: Literal["pre", "post"] = "pre"  # layer norm before or after each sub-layer
     max_positions: int = Field(1024, ge=1)  # number of learned positions
 
     @property

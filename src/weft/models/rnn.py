@@ -50,21 +50,22 @@ class RNNConfig(Pretrained):
     these has its own rate; with `variational`, one mask is drawn for each sequence and used at all its steps.
     """
 
-    cell: Literal["elman", "jordan", "lstm", "peephole", "gru"] = "lstm"
-    width: int = Field(256, ge=2)
-    layers: int = Field(1, ge=1)
-    direction: Literal["forward", "backward", "both"] = "forward"
+    cell: Literal["elman", "jordan", "lstm", "peephole", "gru"] = "lstm"  # the recurrent cell
+    width: int = Field(256, ge=2)  # of a layer's hidden states; with both directions, half for each
+    layers: int = Field(1, ge=1)  # number of layers
+    direction: Literal["forward", "backward", "both"] = "forward"  # in which the text is read
     apart: bool = False  # both: directions are concatenated at the output only, not after each layer
+    # over a layer's own earlier states
     attention: Literal["none", "cosine", "additive", "general", "dot", "scaled-dot"] = "none"
     embedding: int | None = Field(None, ge=1)  # None: `width`
     vectors: str | None = None  # a file of word vectors to initialise the embeddings
     channels: Channels = "nonstatic"  # static: vectors are not trained
     chars: int = Field(0, ge=0)  # filters of the character CNN beside the word embedding; 0: none
-    dropout: Share = 0.0
+    dropout: Share = 0.0  # on the first input, between layers and on the output
     dropout_input: Share | None = None  # on the first layer's input
     dropout_hidden: Share | None = None  # between layers
     dropout_output: Share | None = None  # on the output projection's input
-    variational: bool = False
+    variational: bool = False  # one dropout mask for all steps of a sequence
     dropout_embed: Share = 0.0  # of whole words (embedding dropout)
     dropout_recurrent: Share = 0.0  # of the recurrent weights (DropConnect)
     residual: bool = False  # around each layer whose input and output widths are equal

@@ -52,13 +52,13 @@ class StackConfig(Pretrained):
 
     place: ClassVar[str]  # the name of its attention: "encoder" or "decoder"
 
-    width: int = Field(768, ge=1)
-    heads: int = Field(12, ge=1)
-    layers: int = Field(12, ge=1)
+    width: int = Field(768, ge=1)  # of the hidden states
+    heads: int = Field(12, ge=1)  # attention heads a layer; they divide `width`
+    layers: int = Field(12, ge=1)  # number of blocks
     ffn_width: int | None = Field(None, ge=1, validate_default=True)  # inside the feed-forward layers; None: 4 width
-    dropout: float = Field(0.1, ge=0, lt=1)
+    dropout: float = Field(0.1, ge=0, lt=1)  # on embeddings and sub-layers
     tie: bool = True  # one matrix for the embeddings and the output (Press & Wolf 2017)
-    pruned_heads: PrunedHeads = Field({})
+    pruned_heads: PrunedHeads = Field({})  # heads left out: {3: [1, 5]} in layer 3
 
     @field_validator("ffn_width")
     @classmethod

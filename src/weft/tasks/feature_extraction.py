@@ -20,7 +20,7 @@ from weft.tokenization.trainable import Tokenizer
 class EmbedConfig(Named):
     """`pooler`: whether the body has the layers that only its pooled output uses, such as BERT's pooler."""
 
-    pooler: bool = True
+    pooler: bool = True  # whether the body keeps layers that only its pooled output uses
 
 
 class EmbedExample(base.Example):

@@ -48,7 +48,7 @@ class LabelConfig(Named):
 
     labels: tuple[Label, ...] | None = None  # None: those of the training data, in alphabetical order
     weights: Literal["balanced"] | dict[Label, float] | None = None  # of labels in the loss; 1 for a label not named
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)  # probability spread over all labels in the loss
     dropout: float = Field(0.1, ge=0, lt=1)  # on the body's output
     unknown: float = Field(0.0, ge=0, lt=1)  # probability that a token is replaced by the unknown token, in training
     layers: MixedLayers = "last"  # of the body: mix is a weighted sum of all of them, a list of those named

@@ -36,7 +36,7 @@ class Neighbours(Section):
 class SkipgramConfig(Named):
     """`neighbours`: the default of calls."""
 
-    neighbours: int = Field(10, ge=1)
+    neighbours: int = Field(10, ge=1)  # how many an answer has
 
 
 class SkipgramExample(base.Example):

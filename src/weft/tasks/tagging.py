@@ -43,7 +43,7 @@ class TagConfig(LabelConfig):
     """`scheme`: whether tags mark entities (B-DAY, I-DAY, O), so that F1 is of entities, or are independent labels."""
 
     scheme: Literal["auto", "bio", "plain"] = "auto"  # auto: bio, if all labels are O or begin with B-, I-, E- or S-
-    crf: bool = False
+    crf: bool = False  # a conditional random field over the tags
 
     @model_validator(mode="after")
     def _check_crf(self) -> "TagConfig":

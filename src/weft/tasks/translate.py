@@ -30,7 +30,7 @@ from weft.tokens import Tokens
 class TranslateConfig(Named):
     """Label smoothing, and the default decoding options."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)  # probability spread over all tokens in the loss
     lowercase: bool = False  # metrics ignore case
     unknown: bool = False  # whether the unknown token may be generated
     decode: DecodingConfig = DecodingConfig()

@@ -46,10 +46,10 @@ class TokenizerConfig(Named):
     for both roles. `num_separators` is the number of eos tokens between the two texts of a pair: RoBERTa has 2.
     """
 
-    lowercase: bool = False
-    specials: dict[str, str] | None = None
-    num_separators: int = Field(1, ge=1, le=2)
-    target: dict[str, Any] | None = None
+    lowercase: bool = False  # lower-case texts first
+    specials: dict[str, str] | None = None  # strings of the special tokens, by role: {bos: <s>}
+    num_separators: int = Field(1, ge=1, le=2)  # eos tokens between the texts of a pair; RoBERTa has 2
+    target: dict[str, Any] | None = None  # the tokenizer section of the target side, if it has its own
 
     @field_validator("specials")
     @classmethod

@@ -66,10 +66,10 @@ class Words(Tokenizer):
     class Config(TokenizerConfig):
         """Vocabulary size, minimum count, and whether all digits are replaced by 0: 1987 and 2012 are then one word."""
 
-        size: int = Field(30_000, ge=4, le=10_000_000)
-        min_count: int = Field(1, ge=1)
-        zeros: bool = False
-        split: Literal["punctuation", "whitespace"] = "punctuation"
+        size: int = Field(30_000, ge=4, le=10_000_000)  # of the vocabulary, special tokens included
+        min_count: int = Field(1, ge=1)  # rarer ones are unknown
+        zeros: bool = False  # read all digits as 0
+        split: Literal["punctuation", "whitespace"] = "punctuation"  # punctuation: marks are words of their own
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
@@ -150,8 +150,9 @@ class Characters(Tokenizer):
     class Config(TokenizerConfig):
         """Vocabulary size (none: all characters), and minimum count."""
 
+        # of the vocabulary, special tokens included; None: all characters
         size: int | None = Field(None, ge=4, le=10_000_000)
-        min_count: int = Field(1, ge=1)
+        min_count: int = Field(1, ge=1)  # rarer ones are unknown
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
@@ -215,8 +216,8 @@ class BPE(Tokenizer):
     class Config(TokenizerConfig):
         """Vocabulary size, including alphabet and special tokens."""
 
-        size: int = Field(8_000, ge=4, le=10_000_000)
-        bytes: bool = True
+        size: int = Field(8_000, ge=4, le=10_000_000)  # of the vocabulary, special tokens included
+        bytes: bool = True  # byte-level as in GPT-2; false: over characters
 
     @classmethod
     def special_tokens_map(cls, config: Config) -> Mapping[str, str]:
@@ -279,7 +280,7 @@ class WordPiece(Tokenizer):
     class Config(TokenizerConfig):
         """Vocabulary size, including alphabet and special tokens; `lowercase` also strips accents."""
 
-        size: int = Field(30_000, ge=6, le=10_000_000)
+        size: int = Field(30_000, ge=6, le=10_000_000)  # of the vocabulary, special tokens included
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
@@ -323,7 +324,7 @@ class Unigram(Tokenizer):
     class Config(TokenizerConfig):
         """Vocabulary size, including alphabet and special tokens."""
 
-        size: int = Field(8_000, ge=4, le=10_000_000)
+        size: int = Field(8_000, ge=4, le=10_000_000)  # of the vocabulary, special tokens included
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from weft.errors import ConfigError
+from weft.errors import ConfigError, nearest
+
+_DEVICE_WORDS = {"gpu": "cuda", "nvidia": "cuda", "processor": "cpu"}  # what a device is also called
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,20 @@ def pick_device(name: str, place: str = "train.device") -> torch.device:
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # kernels, graphs and events use the current device
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        near = _nearest_device(name)
+        reason = f"there is no such device (did you mean {near!r}?)" if near else str(error).splitlines()[0]
         raise ConfigError(f"{place}: {name!r} cannot be used here: {reason}; try auto or cpu") from None
     return device
+
+
+def _nearest_device(name: str) -> str | None:
+    """Return the device that an unknown name stands for or resembles; None for PyTorch's own names."""
+    kind = name.partition(":")[0].lower()
+    try:
+        torch.device(kind)
+    except RuntimeError:
+        return _DEVICE_WORDS.get(kind) or nearest(kind, ("auto", "cpu", "cuda"))
+    return kind if kind != name.partition(":")[0] else None
 
 
 def join_world(device: str) -> World:

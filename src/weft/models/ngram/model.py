@@ -54,11 +54,11 @@ BUFFERS = ("orders", "words", "first", "logp", "codes", "values")
 class NGramConfig(Named):
     """`order` is n; `at_once` is the number of words sorted in memory at a time, the rest is on disk."""
 
-    order: int = Field(5, ge=1, le=64)
-    smoothing: Literal["kneser-ney", "add-k", "mle"] = "kneser-ney"
-    k: float = Field(1.0, gt=0)
+    order: int = Field(5, ge=1, le=64)  # n, the length of the longest n-grams
+    smoothing: Literal["kneser-ney", "add-k", "mle"] = "kneser-ney"  # interpolated modified Kneser-Ney, add-k or none
+    k: float = Field(1.0, gt=0)  # add-k: what is added to each count
     prune: tuple[Annotated[int, Field(ge=0)], ...] = ()  # thresholds by order: counts up to these are dropped
-    at_once: int = Field(1 << 24, ge=1)
+    at_once: int = Field(1 << 24, ge=1)  # words sorted in memory at a time; the rest is on disk
 
     @model_validator(mode="after")
     def _check(self) -> "NGramConfig":

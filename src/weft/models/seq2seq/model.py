@@ -52,20 +52,21 @@ class Seq2SeqConfig(Named):
     With one vocabulary for both sides `vectors` initialises the embeddings of both; with two, those of the source.
     """
 
-    cell: Literal["elman", "jordan", "lstm", "peephole", "gru"] = "lstm"
-    width: int = Field(256, ge=2)
-    layers: int = Field(1, ge=1)
+    cell: Literal["elman", "jordan", "lstm", "peephole", "gru"] = "lstm"  # of encoder and decoder
+    width: int = Field(256, ge=2)  # of embeddings and states; it is even
+    layers: int = Field(1, ge=1)  # of the encoder, and of the decoder
     embedding: int | None = Field(None, ge=1)  # None: `width`
     vectors: str | None = None  # a file of word vectors to initialise the embeddings
     target_vectors: str | None = None  # the same for the target's own vocabulary
     channels: Channels = "nonstatic"  # static: vectors are not trained
+    # the score function; none: one fixed vector
     attention: Literal["none", "cosine", "additive", "location", "general", "dot", "scaled-dot"] = "additive"
     place: Literal["before", "after"] = "before"  # of the attention, relative to the cell
     input_feeding: bool = False  # place: after; the readout h~ is an input of the next step
     locations: int = Field(256, ge=1)  # location: how many source positions it can attend to
     feedback: bool = True  # False: the decoder's input is v at every step, not its own output
-    dropout: float = Field(0.0, ge=0, lt=1)
-    bridge: bool = True
+    dropout: float = Field(0.0, ge=0, lt=1)  # on embeddings, between layers and on the readout
+    bridge: bool = True  # a dense layer between encoder and decoder
     tie: bool = False  # one matrix for the target's embeddings and the output (Press & Wolf 2017)
 
     @model_validator(mode="after")

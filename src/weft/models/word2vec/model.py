@@ -52,13 +52,13 @@ from weft.tokens import Tokens
 class Word2VecConfig(Named):
     """`window` is the maximum number of context words on a side; `subsample` is t of eq. 5, and 0 keeps all words."""
 
-    width: int = Field(100, ge=1)
-    method: Literal["skipgram", "cbow"] = "skipgram"
-    window: int = Field(5, ge=1, le=1000)
-    context: Literal["both", "left"] = "both"
-    negatives: int = Field(5, ge=1, le=1000)
-    subsample: float = Field(1e-3, ge=0)
-    exponent: float = Field(0.75, ge=0, le=1)
+    width: int = Field(100, ge=1)  # of the vectors
+    method: Literal["skipgram", "cbow"] = "skipgram"  # predict the context from the word, or the word from its context
+    window: int = Field(5, ge=1, le=1000)  # the maximum number of context words on a side
+    context: Literal["both", "left"] = "both"  # left: the words before alone
+    negatives: int = Field(5, ge=1, le=1000)  # noise words drawn for each context word
+    subsample: float = Field(1e-3, ge=0)  # t of eq. 5; 0 keeps all frequent words
+    exponent: float = Field(0.75, ge=0, le=1)  # of the counts in the noise distribution
     vectors: str | None = None  # a file of word vectors to initialise from
 
 

@@ -50,10 +50,11 @@ class ClassifyConfig(LabelConfig):
     every question must be a pair of texts.
     """
 
-    multiple: bool = False
+    multiple: bool = False  # a text may have several labels, or none
+    # multiple: the probability above which a label is predicted
     threshold: float = Field(DEFAULT_THRESHOLD, gt=0, lt=1)
-    regression: bool = False
-    symmetric: bool = False
+    regression: bool = False  # the label is a number
+    symmetric: bool = False  # pairs are encoded in both orders
     pairs: bool | None = None  # None: if the training data are pairs
 
     @model_validator(mode="after")

@@ -31,7 +31,7 @@ class ContinuationConfig(DecodingConfig):
     temperature: float = Field(0.7, gt=0, le=100, allow_inf_nan=False)
     top_p: float | None = Field(0.95, gt=0, le=1)
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()  # an empty string would match everywhere
-    logprobs: bool = False
+    logprobs: bool = False  # whether answers have each token's log-probability
 
 
 @dataclass(frozen=True)

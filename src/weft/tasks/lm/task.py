@@ -54,6 +54,7 @@ from weft.tokens import Tokens
 class LMConfig(Named):
     """`stride`: in `windows`, the distance of two windows in evaluation: if smaller, each token has more context."""
 
+    # what is read at a time; None: by what the model can do
     sequences: Literal["documents", "windows", "bptt"] | None = None
     bptt: int = Field(64, ge=1)  # in `bptt`, tokens a row and batch
     stride: int | None = Field(None, ge=1)  # None: the window size, data.max_length

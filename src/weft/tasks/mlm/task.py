@@ -66,11 +66,11 @@ class MLMConfig(Named):
     segment pairs that are made shorter.
     """
 
-    sequences: Literal["windows", "documents"] = "windows"
-    mask_probability: float = Field(0.15, gt=0, lt=1)
-    whole_words: bool = False
+    sequences: Literal["windows", "documents"] = "windows"  # documents end to end, or each by itself
+    mask_probability: float = Field(0.15, gt=0, lt=1)  # the share of tokens chosen
+    whole_words: bool = False  # choose all tokens of a word together
     next_sentence: bool | None = None  # None: in windows, if the model has segment embeddings
-    short_sequence_probability: Share = 0.1
+    short_sequence_probability: Share = 0.1  # the share of segment pairs that are made shorter
 
 
 class MLMExample(base.Example):
