@@ -1,6 +1,7 @@
 """Comparison of recipes trained at one budget: metrics, parameters, time, speed; learning curves and attention maps."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -160,13 +161,12 @@ class Comparison:
 
     def _alignments(self) -> list[str]:
         """Draw the attention weights of the models that have attention, for the first example."""
-        examples, figures = self.unseen()[:1], []
+        examples, attentions = self.unseen()[:1], {}
         for contender in self.contenders if examples else []:
-            try:
-                figures += contender.pipeline.attention(examples[0]).figures(contender.name)
-            except RoleError:
-                continue
-        return [heading("Alignment"), legend(), *figures] if figures else []
+            with suppress(RoleError):
+                attentions[contender.name] = contender.pipeline.attention(examples[0])
+        figures = [figure for name, attention in attentions.items() for figure in attention.figures(name)]
+        return [heading("Alignment"), legend(list(attentions.values())), *figures] if figures else []
 
 
 def compare(

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,6 +97,12 @@ def test_places_are_explained_where_there_are_several():
         [look(("encoder", 0, 2), ("cross", 0, 2), ("own", 0, 2))]
     )
     assert "Cross:" not in legend([look(("cross", 0, 2))])
+
+
+def test_the_legend_explains_a_space():
+    view = View("self", 0, [0], np.ones((1, 2, 2)) / 2, ["the", " cat"], ["the", " cat"])
+    assert "␣ is a space." in legend([Attention("the cat", {}, "", [view])])
+    assert "␣" not in legend([Attention("the cat", {}, "", [replace(view, rows=["a", "b"], columns=["a", "b"])])])
 
 
 def test_plain_data_are_json_with_short_numbers():

@@ -5,7 +5,15 @@ import sys
 
 import pytest
 
-from weft.cli.console import MAX_LABELS, print_confusion, print_metrics, print_report, print_table, write_errors
+from weft.cli.console import (
+    MAX_LABELS,
+    fit_columns,
+    print_confusion,
+    print_metrics,
+    print_report,
+    print_table,
+    write_errors,
+)
 from weft.errors import ConfigError
 from weft.tasks.classification_report import ClassificationReport
 from weft.tasks.metrics import ConfusionMatrix, Tally
@@ -71,3 +79,40 @@ def test_errors_that_cannot_be_written_say_so(tmp_path):
         write_errors(tmp_path / "taken", [])
     write_errors(tmp_path / "errors.jsonl", [{"text": "ü"}, {}])
     assert (tmp_path / "errors.jsonl").read_text(encoding="utf-8") == '{"text": "ü"}\n{}\n'
+
+
+ROWS = [["model.attention", "additive", "the score function; none: one fixed vector"], ["model.tie", "false", "yes"]]
+
+
+@pytest.fixture
+def terminal(monkeypatch, capsys):
+    def lines(width):
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        print_table(["key", "default", "meaning"], ROWS)
+        plain = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)  # without bold and the like
+        return [line.rstrip() for line in plain.splitlines() if line.strip()]
+
+    return lines
+
+
+@pytest.mark.parametrize("width", [45, 60, 79, 200])
+def test_a_table_fits_the_terminal_and_breaks_no_word(terminal, width):
+    lines = terminal(width)
+    assert max(map(len, lines)) <= width
+    words = {word for line in lines for word in line.split()}
+    assert {word for row in ROWS for cell in row for word in cell.split()} <= words
+    assert (len(lines) > 4) == (width < 75)
+
+
+def test_in_a_terminal_too_narrow_for_columns_rows_are_lists(terminal):
+    lines = terminal(30)
+    assert lines[:2] == ["key: model.attention", "default: additive"]
+    assert max(map(len, lines)) <= 30
+
+
+def test_columns_share_the_room_that_words_leave():
+    assert fit_columns([["a", "bb"], ["c", "dddd ee"]], 100) == [1, 7]
+    assert fit_columns([["a", "bb"], ["c", "dddd ee"]], 12) == [1, 5]
+    assert fit_columns([["a", "bb"], ["c", "dddd ee"]], 11) == [1, 4]
+    assert fit_columns([["a", "bb"], ["c", "dddd ee"]], 10) is None

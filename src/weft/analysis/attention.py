@@ -10,6 +10,7 @@ import numpy as np
 
 from weft.analysis.render.heatmaps import alignments, cell_side
 from weft.analysis.render.page import answer_html, page, paragraph
+from weft.analysis.render.svg import symbols_note
 from weft.errors import ConfigError
 from weft.nn.attention.capture import Maps
 
@@ -111,7 +112,7 @@ class Attention:
 
 
 def legend(attentions: Sequence[Attention] = ()) -> str:
-    """Return a paragraph on how to read a map and, if there are several places, what they mean."""
+    """Return a paragraph on how to read a map, on its symbols and, if there are several places, what they mean."""
     meanings = {
         "encoder": " Encoder: self-attention of the source.",
         "decoder": " Decoder: causal self-attention of the output.",
@@ -119,9 +120,10 @@ def legend(attentions: Sequence[Attention] = ()) -> str:
     }
     places = dict.fromkeys(view.place for attention in attentions for view in attention.views)
     explanation = "".join(meanings.get(place, "") for place in places) if len(places) > 1 else ""
+    tokens = (token for one in attentions for view in one.views for token in (*view.rows, *view.columns))
     return paragraph(
         "Each row is a query token, each column a key token; a cell's colour is the attention weight. "
-        f"Every map has its own scale, from 0 to its largest weight.{explanation}"
+        f"Every map has its own scale, from 0 to its largest weight.{symbols_note(tokens)}{explanation}"
     )
 
 

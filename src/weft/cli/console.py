@@ -11,6 +11,8 @@ import typer
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from weft.tasks.classification_report import ClassificationReport
     from weft.tasks.lm.minimal_pairs import MinimalPairsResult
     from weft.tasks.metrics import ConfusionMatrix
@@ -95,24 +97,56 @@ def print_confusion(matrix: "ConfusionMatrix") -> None:
 
 
 def print_table(headers: list[str], rows: list[list[str]], title: str | None = None, section: int = 0) -> None:
-    """Print a table; columns of numbers are right-aligned, and a blank line follows row number `section`."""
+    """Print a table; columns of numbers are right-aligned, and a blank line follows row number `section`.
+
+    In a narrow terminal cells are wrapped at words.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    # Text, not str: a name may look like rich's markup, such as [red].
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(headers))]
-    for header, right in zip(headers, numeric, strict=True):
-        table.add_column(Text(header), justify="right" if right else "left", overflow="fold")
-    for number, row in enumerate(rows, 1):
-        table.add_row(*(Text(cell) for cell in row), end_section=number == section)
     # In a pipe there is no terminal width to fit, so rows are not wrapped.
     console = Console(width=None if sys.stdout.isatty() else 10_000)
     if title:  # not the table's own title, which is wrapped to the table's width
         console.print(Text(title, style="italic"))
+    widths = fit_columns([headers, *rows], console.width)
+    if widths is None:
+        _print_records(console, headers, rows)
+        return
+    # Text, not str: a name may look like rich's markup, such as [red].
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(headers))]
+    for header, right, width in zip(headers, numeric, widths, strict=True):
+        table.add_column(Text(header), justify="right" if right else "left", overflow="fold", width=width)
+    for number, row in enumerate(rows, 1):
+        table.add_row(*(Text(cell) for cell in row), end_section=number == section)
     console.print(table)
+
+
+def fit_columns(rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
+    """Return a width for each column of a table, so that it fits `room` and no word is broken; None if it cannot."""
+    from rich.cells import cell_len
+
+    columns = list(zip(*rows, strict=True))
+    widest = [max(map(cell_len, column)) for column in columns]
+    least = [max((cell_len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+    free = room - 3 * len(columns) - sum(least)  # three: a space on each side, and one between
+    if free < 0:
+        return None
+    wanted = [most - fewest for most, fewest in zip(widest, least, strict=True)]
+    share = min(1.0, free / max(1, sum(wanted)))
+    return [fewest + int(share * more) for fewest, more in zip(least, wanted, strict=True)]
+
+
+def _print_records(console: "Console", headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table that is too wide for the terminal row by row, a line a cell."""
+    from rich.text import Text
+
+    for row in rows:
+        for header, cell in zip(headers, row, strict=True):
+            console.print(Text.assemble((f"{header}: ", "bold"), cell))
+        console.print()
 
 
 def _is_number(cell: str) -> bool:

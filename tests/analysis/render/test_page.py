@@ -96,7 +96,7 @@ def everything(words: list[str]) -> str:
         charts.line_chart({a: [(0, 1.0), (1, 2.0)], b: [(0, 2.0)], c: []}, d, e, title=f, percent=True),
         charts.line_chart({m: [(0, 1.0), (3, 2.0)]}, m, m, log_y=True),
         charts.line_chart({}, m, m, title=g),
-        page.reply(f),
+        page.answer_html(f),
         heatmaps.alignment(np.eye(2, 3), [a, b, c], [d, e], title=h),
         heatmaps.alignments(np.ones((2, 15, 20)), [(0, 0), (1, 0)], [i] * 20, [j] * 15, k),
         matrix_plots.MatrixPlot(h, np.eye(3, 4), j, k).html(),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.analysis.render.svg import encode_data, visible
+from weft.analysis.render.svg import encode_data, symbols_note, visible
 
 quick = settings(deadline=None, derandomize=True, max_examples=60)
 
@@ -42,3 +42,9 @@ def test_data_comes_back_and_cannot_end_its_script(value: dict) -> None:
 def test_plain_json_could_end_its_script() -> None:
     assert "</script>" in json.dumps("</script>")
     assert "\u2028" in json.dumps("\u2028", ensure_ascii=False)
+
+
+def test_the_symbols_that_are_shown_are_explained():
+    assert symbols_note(["the", " cat", "\n"]) == " In the tokens, ␣ is a space, ⏎ is the end of a line."
+    assert symbols_note(["", "\t"]) == " In the tokens, ⇥ is a tab, ∅ is an empty token."
+    assert symbols_note(["the", "cat"]) == ""

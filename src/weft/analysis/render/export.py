@@ -15,7 +15,7 @@ from weft.analysis.positions import Positions
 from weft.analysis.render.charts import line_chart
 from weft.analysis.render.page import answer_html, details, heading, page, paragraph, table
 from weft.analysis.render.png import Tell, check_plots, draw_lines, draw_maps, draw_matrices
-from weft.analysis.render.svg import visible
+from weft.analysis.render.svg import symbols_note, visible
 from weft.errors import ConfigError
 
 ENDINGS = (".html", ".png", ".json")
@@ -81,6 +81,7 @@ def render_gradients(results: Sequence[TextGradients], ending: str, title: str, 
     intro = paragraph(
         "The norm of the gradient of the last step's loss with respect to the input of each earlier step. Where a line "
         "falls towards earlier steps, the gradient vanishes; where it rises, it explodes."
+        + symbols_note(token for result in results for norms in result.gradients for token in norms.tokens)
     )
     return page(title, [intro, *(part for result in results for part in _gradient_parts(result))], about).encode()
 

@@ -16,7 +16,7 @@ from weft.errors import DataError
 
 _SHADES = 50
 _CELLS = (13, 42)  # smallest and largest side of a cell
-_MAX_SIDE = 560  # of a map, within these limits
+_MAX_SIDE = 760  # of a map, within these limits: with its labels, the page's width
 _SMALL = 200  # cells: up to so many are given to a screen reader one by one
 
 

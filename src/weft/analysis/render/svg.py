@@ -6,7 +6,7 @@ The values that the pointer and the arrow keys show are beside the drawing, as J
 
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from weft.analysis.render.page import escaped
 
@@ -58,6 +58,14 @@ def encode_data(value: object) -> str:
     """Return JSON in ASCII that can neither close nor open an element inside a script element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def symbols_note(tokens: Iterable[str]) -> str:
+    """Return a sentence on the symbols that stand for invisible characters in `tokens`; empty if there are none."""
+    meanings = {"␣": "a space", "⏎": "the end of a line", "⇥": "a tab", "∅": "an empty token"}
+    shown = "".join(visible(token) for token in tokens)
+    parts = [f"{symbol} is {meaning}" for symbol, meaning in meanings.items() if symbol in shown]
+    return f" In the tokens, {', '.join(parts)}." if parts else ""
 
 
 def visible(token: str) -> str:
