@@ -61,7 +61,7 @@ def pair_recipe(tmp_path_factory):
     rows = [("same", "aa", "aa"), ("other", "aa", "bb"), ("same", "b", "b"), ("other", "b", "a")]
     (folder / "train.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
     return {
-        "task": {"name": "classify"},
+        "task": {"name": "classify", "pairs": False},  # a single text is allowed, too
         "data": {"train": str(folder / "train.tsv"), "columns": {"label": 0, "text": 1, "pair": 2}},
         "tokenizer": {"name": "characters"},
         "model": {"name": "rnn", "width": 8},

@@ -68,6 +68,7 @@ class Pipeline:
         pipeline(df)                                a pandas DataFrame; the answers are one, too
         pipeline("May 1, 1990", {"beam": 5})        options of the task's decoding
         pipeline.answers(lines)                     the answers to a stream, one by one
+        pipeline.truncation_policy("cut")           what happens to long texts, for `answers(…, limit=)`
         pipeline.stream("The function")             pieces of one answer, while it is generated
         pipeline.outputs(["May 1, 1990"])           the head's raw outputs
 
@@ -467,7 +468,7 @@ def load(
     """
     if "\0" in str(path):
         raise CheckpointError(f"{str(path)!r}: no folder has such a name; give a run's directory")
-    overrides = list(overrides)
+    overrides = overrides if isinstance(overrides, str | Mapping) else list(overrides)
     run, task, head = open_model(path, trust, overrides)
     check_overrides(task, overrides)
     head.to(pick_device(device, "device")).eval()

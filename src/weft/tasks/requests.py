@@ -1,11 +1,11 @@
 """Validation of requests: an example, given as a text or by its fields, and the options of a call."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from weft.config.schema import Section, apply_override, read_section
+from weft.config.schema import Overrides, Section, apply_overrides, read_section
 from weft.decoding.config import DecodingConfig
 from weft.errors import ConfigError, DataError
 from weft.tasks.base import Task
@@ -74,12 +74,11 @@ def check_effective(options: Section, section: str, given: Collection[str] | Non
         options.check_effective(section, given)
 
 
-def check_overrides(task: Task, overrides: Iterable[str]) -> None:
+def check_overrides(task: Task, overrides: Overrides) -> None:
     """Raise an error for overrides of `task.decode` that have no effect."""
     raw: dict[str, Any] = {}
-    for override in overrides:
-        if override.startswith("task."):
-            apply_override(raw, override)
-    decode = raw.get("task", {}).get("decode")
+    apply_overrides(raw, overrides)
+    section = raw.get("task")
+    decode = section.get("decode") if isinstance(section, Mapping) else None
     if isinstance(decode, Mapping):
         check_effective(task.options(), "task.decode", decode)
