@@ -70,6 +70,17 @@ _S = TypeVar("_S", bound=BaseModel)
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Every = Literal["epoch"] | Annotated[int, Field(ge=1)]  # so many steps, or the end of each epoch
+
+
+def _delimiter(value: object) -> object:
+    """Read one character; a tab may be written `\\t` or `tab`, as a shell passes it."""
+    character = "\t" if value in ("\\t", "tab") else value
+    if not isinstance(character, str) or len(character) != 1 or character in '\r\n"\0':
+        raise ValueError("must be one character such as ';', '|' or '\\t', and not a quote or a line end")
+    return character
+
+
+Delimiter = Annotated[str, BeforeValidator(_delimiter)]
 Column = StrictInt | StrictStr
 Overrides = str | Iterable[str] | Mapping[str, Any]  # key=value, one or several, or keys and their values
 Source = str | list[str]  # a path (a glob pattern reads all that match), or a list of parallel files
@@ -83,6 +94,7 @@ class Data(Section):
     valid: Source | None = None  # the same, for the evaluations of a training
     test: Source | None = None  # the same, for the evaluation at the end and `weft evaluate`
     format: Literal["txt", "tsv", "csv", "jsonl", "conll", "squad", "parquet"] | None = None  # None: by the ending
+    delimiter: Delimiter | None = None  # between the columns of csv and tsv; None: a comma, a tab
     # A field of the task's example -> its column, by name or number; several make a list.
     columns: dict[str, Column | Annotated[list[Column], Field(min_length=1)]] | None = None
     documents: Literal["lines", "every-line", "blank", "file"] = (

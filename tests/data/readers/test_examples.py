@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from weft.config.schema import Data
+from weft.config.schema import Data, read_section
 from weft.data.readers.examples import Place, Skipped, read_examples, read_rows
 from weft.data.readers.lines import read_lines
 from weft.errors import ConfigError, DataError, WeftError
@@ -729,3 +729,104 @@ def test_a_reader_that_is_left_early_closes_its_file(write):
     iterator = read_rows(write("a.txt", "one\ntwo\n"), settings_of(), ["text"])
     next(iterator)
     del iterator  # an open file would warn here, and warnings are errors
+
+
+# Files as they are distributed
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ";"), ("a.csv", "\\t"), ("a.tsv", "|"), ("a.csv", "tab")])
+def test_a_delimiter_of_ones_own(write, name, delimiter):
+    mark = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
+    path = write(name, f"text{mark}label\na, b{mark}A\n")
+    columns = {"text": "text", "label": "label"}
+    assert rows(path, ["text", "label"], delimiter=delimiter, columns=columns) == [{"text": "a, b", "label": "A"}]
+
+
+def test_only_csv_has_quotes_whatever_the_delimiter(write):
+    content = 'text;label\n"a; ""b""";A\n'
+    assert rows(write("a.csv", content), ["text"], delimiter=";") == [{"text": 'a; "b"'}]
+    tsv = rows(write("a.tsv", content), ["text"], delimiter=";", header=True, columns={"text": 1})
+    assert tsv == [{"text": ' ""b"""'}]
+
+
+@pytest.mark.parametrize("delimiter", ["", ";;", '"', "\n", "\r", 7])
+def test_a_delimiter_is_one_character(delimiter):
+    with pytest.raises(ConfigError, match=r"data\.delimiter: must be one character such as ';'"):
+        read_section(Data, {"train": "a.csv", "delimiter": delimiter}, "data")
+
+
+def test_a_delimiter_is_for_tables(write):
+    told = fails(write("a.jsonl", '{"text": "a"}\n'), error=ConfigError, delimiter=";")
+    assert "data.delimiter: is for csv and tsv, but this is jsonl; leave it out" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.csv", "text\tlabel\na\tA\n", "is it tab-separated? set data.format: tsv"),
+        ("a.csv", "text;label\na;A\n", """is ';' the separator? set data.delimiter: ";\""""),
+        ("a.tsv", "a,A\nb,B\n", "is it comma-separated? set data.format: csv"),
+        ("a.tsv", "a|A\nb|B\n", """is '|' the separator? set data.delimiter: "|\""""),
+    ],
+)
+def test_an_error_hints_at_the_delimiter_that_the_file_has(write, name, content, told):
+    assert told in fails(write(name, content), ["text", "label"])
+
+
+def test_no_hint_where_the_delimiter_is_right(write):
+    assert "separated?" not in fails(write("a.csv", "text;,other\na,A\n"), ["text", "label"])
+
+
+@pytest.mark.parametrize(("name", "extra"), [("a.csv", '"x, y",z'), ("a.csv", "x,z"), ("a.tsv", "x\tz")])
+def test_columns_beyond_those_that_are_named_are_passed_over_and_counted(write, name, extra):
+    mark = "," if name == "a.csv" else "\t"
+    path, skipped = write(name, f"a{mark}A\nb{mark}B{mark}{extra}\n"), Skipped()
+    data = settings_of(header=False, columns={"text": 0, "label": 1})
+    read = [row for _, row in read_rows(path, data, ["text", "label"], skipped)]
+    assert read == [{"text": "a", "label": "A"}, {"text": "b", "label": "B"}]
+    assert str(skipped) == f"1 row with more columns than line 1, the first: {path}:2"
+    assert "expected 2 as in line 1" in fails(path, ["text", "label"], header=False)  # not where none is named
+
+
+def test_a_row_may_lack_columns_that_are_not_read_unless_a_header_names_them(write):
+    path = write("a.tsv", "text\tlabel\tid\nb\tB\n")
+    assert rows(path, ["text"], columns={"text": 0}) == [{"text": "text"}, {"text": "b"}]
+    assert "got 2 columns, expected 3 as in line 1" in fails(path, ["text"], columns={"text": "text"})
+    assert "got 2 columns, expected 3 as in line 1" in fails(path, ["text"], columns={"text": 2})
+
+
+def test_a_file_whose_ending_names_no_format_is_read_as_the_training_data_is(write):
+    path = write("emerging.test.annotated", "Rome\tB-location\n\n")
+    test = Data(train="train.conll")
+    assert [row for _, row in read_rows(path, test, ["words", "tags"])] == [{"words": ["Rome"], "tags": ["B-location"]}]
+    for train in ("train.data", ["a.en", "a.fr"]):
+        with pytest.raises(ConfigError, match=r"annotated: its ending names no format; set data\.format to one of txt"):
+            list(read_rows(path, Data(train=train), ["words", "tags"]))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"PK\x03\x04" + bytes(40), "is a binary file, a zip archive or an Office document, not text; unpack it"),
+        (gzip.compress(b"a,b\n"), "is a binary file, gzip, not text; let its name end with .gz"),
+        (b"\x80\x04\x95" + bytes(range(256)) * 4, "is a binary file, not text; export it as csv"),
+    ],
+)
+def test_a_binary_file_is_called_one_even_if_bad_rows_are_skipped(write, content, told):
+    path = write("a.csv", content)
+    assert told in fails(path, ["text"])
+    assert told in fails(path, ["text"], on_bad_rows="skip")
+
+
+def test_text_with_a_few_control_characters_is_no_binary_file(write):
+    path = write("a.txt", b"good\x01 line of a text as it is\n" * 20 + b"NUL\0 here\n")
+    assert len(skips(path)[0]) == 20
+
+
+def test_empty_cells_are_counted(write):
+    path, skipped = write("a.tsv", "a\tA\n\tB\n\tC\n"), Skipped()
+    assert len(list(read_rows(path, settings_of(), ["text", "label"], skipped))) == 3
+    assert str(skipped) == f"2 rows with an empty text, the first: {path}:2"
+    full = Skipped()
+    list(read_rows(write("b.tsv", "a\tA\n"), settings_of(), ["text", "label"], full))
+    assert str(full) == ""

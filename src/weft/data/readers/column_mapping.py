@@ -12,7 +12,8 @@
 
 Optional fields may be missing: any of them by name, the last of them by position. A tsv or csv file has a header line
 if a column is given by name; `data.header` overrides: `true` skips the header where columns are given by number,
-`false` means that there is none. Where `data.columns` is given, other columns are not read.
+`false` means that there is none. Where `data.columns` is given, other columns are not read: a row may have more of them
+than the first one (STS-B's rows do), which is counted.
 
 A field may be a list of several columns: `choices: [2, 3, 4, 5]`. Readers treat each as a field of its own, `choices.0`
 and so on; they are joined when a row is read.
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.config.schema import Data
-from weft.data.readers.lines import BadRow, plural
+from weft.data.readers.lines import BadRow, Oddities, plural
 from weft.errors import ConfigError, DataError, did_you_mean
 
 Row = dict[str, Any]
@@ -41,9 +42,13 @@ class Columns:
     given: Mapping[str, int | str] | None
     header: bool | None
     lists: Mapping[str, Sequence[str]]  # list field -> the field of each of its columns
+    delimiter: str | None  # of tables; None: that of the format
+    oddities: Oddities  # counted while reading
 
     @classmethod
-    def of(cls, data: Data, fields: Sequence[str], required: frozenset[str]) -> "Columns":
+    def of(
+        cls, data: Data, fields: Sequence[str], required: frozenset[str], oddities: Oddities | None = None
+    ) -> "Columns":
         """Return the columns of a recipe, after checking `data.columns` against the fields."""
         for field in data.columns or {}:
             if field not in fields:
@@ -56,7 +61,15 @@ class Columns:
         if missing:
             raise ConfigError(f"data.columns: the task needs {missing[0]!r} too; add {missing[0]}: <its column>")
         needed = required.union(*(lists[field] for field in lists if field in required)).difference(lists)
-        return cls(fields, needed, given or None, data.header, lists)
+        return cls(
+            fields,
+            needed,
+            given or None,
+            data.header,
+            lists,
+            data.delimiter,
+            Oddities() if oddities is None else oddities,
+        )
 
     def has_header(self, by_name: bool) -> bool:
         """Return whether a table has a header line; `by_name`: whether its format maps columns by name by default."""
@@ -179,11 +192,13 @@ class ColumnLayout:
         self.picks: ColumnPicks = []
         self.width = 0
         self.first = 0  # the line that set the layout
+        self.min_width = 0  # of a row
 
     def read_header(self, number: int, names: Sequence[str], by_name: bool) -> None:
         """Set the layout from a header."""
         self.picks = self.columns.from_header(names, f"{self.path}:{number}", by_name)
         self.first, self.width = number, len(names)
+        self.min_width = self.width
 
     def width_error(self, number: int, width: int) -> BadRow | None:
         """Return the error for a row of `width` columns, if any; the first valid row sets the layout."""
@@ -193,7 +208,12 @@ class ColumnLayout:
             except BadRow as error:
                 return error
             self.first, self.width = number, width
+            self.min_width = width if self.columns.given is None else 1 + max(index for _, index in self.picks)
         if width == self.width:
+            return None
+        if self.columns.given is not None and width >= self.min_width:
+            kind = "more" if width > self.width else "fewer"
+            self.columns.oddities.add(f"with {kind} columns than line {self.first}", f"{self.path}:{number}")
             return None
         return BadRow(
             f"{self.path}:{number}: got {plural(width, 'column')}, expected {self.width} as in line {self.first}; "

@@ -1,10 +1,10 @@
 """Reader of data files: `read_rows` yields dicts, `read_examples` instances of a task's schema, each with its location.
 
 A source is a path, a glob pattern (its files in sorted order), or a list of parallel files, read in lock-step, line by
-line. The format is given by the file's extension or by `data.format`: txt, tsv, csv, jsonl, conll (and .conllu), squad
-(of .json), each also .gz or .zst, and parquet. Where `data.columns` is omitted, csv, jsonl, squad and parquet map
-columns by the names of the fields; tsv, conll and parallel files by their order; a line of txt is the single field (in
-full: `weft.data.readers.column_mapping`).
+line. The format is given by `data.format`, by the file's extension, or else by that of `data.train`: txt, tsv, csv,
+jsonl, conll (and .conllu), squad (of .json), each also .gz or .zst, and parquet. Where `data.columns` is omitted, csv,
+jsonl, squad and parquet map columns by the names of the fields; tsv, conll and parallel files by their order; a line of
+txt is the single field (in full: `weft.data.readers.column_mapping`).
 
 All formats but squad are streamed: memory is bounded by `data.max_line_bytes`, however large the file. A bad row raises
 a `DataError` that begins with `file:line`, or with `data.on_bad_rows: skip` is skipped and counted. An error of a whole
@@ -23,7 +23,7 @@ from weft.config.schema import Data
 from weft.data.readers.column_mapping import Columns, NumberedRows, Row, join_list_fields
 from weft.data.readers.documents import read_documents
 from weft.data.readers.formats import FORMAT_READERS, read_parallel
-from weft.data.readers.lines import BadRow, FileSlice, check_file, plural
+from weft.data.readers.lines import BadRow, FileSlice, Oddities, check_file, plural
 from weft.errors import ConfigError, DataError
 
 E = TypeVar("E", bound=BaseModel)
@@ -42,10 +42,11 @@ class Place(NamedTuple):
 
 @dataclass
 class Skipped:
-    """Rows skipped by `data.on_bad_rows: skip`: their number, and the errors of the first ones."""
+    """Rows skipped by `data.on_bad_rows: skip`: their number, the errors of the first ones; and what is odd."""
 
     count: int = 0
     reasons: list[str] = field(default_factory=list)
+    oddities: Oddities = field(default_factory=Oddities)
 
     def add(self, error: DataError) -> None:
         """Count one skipped row."""
@@ -55,23 +56,25 @@ class Skipped:
 
     def __str__(self) -> str:
         if not self.count:
-            return ""
+            return str(self.oddities)
         more = ["..."] if self.count > len(self.reasons) else []
-        return f"skipped {plural(self.count, 'row')}: {'; '.join(self.reasons + more)}"
+        odd = [str(self.oddities)] if self.oddities.counts else []
+        return f"skipped {plural(self.count, 'row')}: {'; '.join(self.reasons + more + odd)}"
 
 
 def read_rows(
     source: str | list[str], data: Data, fields: Sequence[str], skipped: Skipped | None = None
 ) -> Iterator[tuple[Place, Row]]:
     """Return an iterator of rows as dicts of `fields`, all of which must be in the data."""
-    columns = Columns.of(data, fields, frozenset(fields))
-    return _iter_rows(source, data, columns, Skipped() if skipped is None else skipped)
+    skipped = Skipped() if skipped is None else skipped
+    columns = Columns.of(data, fields, frozenset(fields), skipped.oddities)
+    return _iter_rows(source, data, columns, skipped)
 
 
 def read_examples(source: str | list[str], data: Data, schema: type[E], skipped: Skipped) -> Iterator[tuple[Place, E]]:
     """Return an iterator of rows validated by `schema`; fields with a default may be missing from the data."""
     required = frozenset(name for name, info in schema.model_fields.items() if info.is_required())
-    columns = Columns.of(data, list(schema.model_fields), required)
+    columns = Columns.of(data, list(schema.model_fields), required, skipped.oddities)
     return _iter_examples(source, data, columns, schema, skipped)
 
 
@@ -102,6 +105,9 @@ def _iter_rows(source: str | list[str], data: Data, columns: Columns, skipped: S
                 empty = False
                 if columns.lists:
                     row = join_list_fields(row, columns.lists)
+                if "" in row.values() and data.documents != "every-line":
+                    empty_field = next(field for field, value in row.items() if value == "")
+                    skipped.oddities.add(f"with an empty {empty_field}", f"{name}:{line}")
                 yield tuple.__new__(Place, (name, line)), row  # Place(name, line), in half the time
         if empty and not (isinstance(name, FileSlice) and not name.whole):
             raise _no_rows_error(name, skipped, before)
@@ -140,6 +146,7 @@ def resolve_files(source: str, data: Data) -> tuple[list[str], list[str]]:
     paths = _expand_glob(source)
     formats = [_file_format(path, data) for path in paths]
     _check_header(formats, data)
+    _check_delimiter(formats, data)
     return paths, formats
 
 
@@ -165,8 +172,15 @@ def format_of_extension(extension: str) -> str | None:
     return format if format in FORMAT_READERS else None
 
 
+def format_by_ending(path: str) -> str | None:
+    """Return the format that the ending of a file's name stands for; None if it stands for none."""
+    return format_of_extension(file_extension(path))
+
+
 def _file_format(path: str, data: Data) -> str:
-    format = data.format or format_of_extension(file_extension(path))
+    # A file without such an ending, such as emerging.test.annotated, is like those that the run is trained on.
+    trained_on = format_by_ending(data.train) if isinstance(data.train, str) else None
+    format = data.format or format_by_ending(path) or trained_on
     if format is None:
         raise ConfigError(f"{path}: its ending names no format; set data.format to one of {', '.join(FORMAT_READERS)}")
     if format == "parquet" and path.lower().endswith((".gz", ".zst")):
@@ -186,6 +200,7 @@ def _check_parallel(paths: list[str], data: Data) -> None:
             )
         check_file(path)
     _check_header(["txt"], data)
+    _check_delimiter(["txt"], data)
 
 
 def _check_plain_text(formats: list[str], data: Data) -> None:
@@ -197,6 +212,14 @@ def _check_plain_text(formats: list[str], data: Data) -> None:
 def _check_header(formats: list[str], data: Data) -> None:
     if data.header and (other := set(formats) - {"tsv", "csv"}):
         raise ConfigError(f"data.header: must be left out, since {min(other)} has no header line, but is true instead")
+
+
+def _check_delimiter(formats: list[str], data: Data) -> None:
+    if data.delimiter and (other := set(formats) - {"tsv", "csv"}):
+        raise ConfigError(
+            f"data.delimiter: is for csv and tsv, but this is {min(other)}; leave it out, or set data.format: csv, or "
+            "tsv where quotes are ordinary characters"
+        )
 
 
 def _validation_message(error: ValidationError) -> str:

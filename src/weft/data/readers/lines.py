@@ -11,6 +11,7 @@ import io
 import stat
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,26 @@ if TYPE_CHECKING:
 
 LINE_OVERHEAD = 100  # bytes of a Python string besides its text: bounds a record of many short lines
 _BUFFER = 1 << 18
+_HEAD = 4096  # bytes by which a binary file is told from text
+_SHORT = 64  # bytes that are too few for that: a NUL byte is then an error of its line
+_CONTROL = bytes(code for code in range(32) if chr(code) not in "\t\n\r\f\v\x1b")
+_UNPACK = "unpack it, and give the file inside"
+_EXPORT = "export the table as csv"
+_BINARY_FORMATS = (
+    (b"PK\x03\x04", "a zip archive or an Office document", f"{_UNPACK}, or {_EXPORT}"),
+    (b"\xd0\xcf\x11\xe0", "an Office document", _EXPORT),
+    (b"%PDF-", "a PDF", "extract its text: pdftotext FILE"),
+    (b"\x1f\x8b", "gzip", "let its name end with .gz"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "let its name end with .zst"),
+    (b"\xfd7zXZ", "xz", "unpack it: xz -d FILE"),
+    (b"BZh91AY", "bzip2", "unpack it: bzip2 -d FILE"),
+    (b"7z\xbc\xaf", "a 7z archive", _UNPACK),
+    (b"PAR1\x15", "parquet", "set data.format: parquet"),
+    (b"ARROW1\0", "Arrow", "write it as parquet"),
+    (b"SQLite format 3", "an SQLite database", _EXPORT),
+    (b"\x89HDF", "HDF5", _EXPORT),
+    (b"\x93NUMPY", "a NumPy array", "write texts and labels as csv or jsonl"),
+)
 _BOMS = {  # UTF-32 first: its byte-order mark begins with that of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -46,6 +67,23 @@ class FileSlice(str):
     def whole(self) -> bool:
         """Return whether the slice is the whole file."""
         return self.stop is None
+
+
+@dataclass
+class Oddities:
+    """What is odd about rows that are read all the same: for each kind its count, and the place of the first."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def add(self, kind: str, place: str) -> None:
+        """Count one row; `kind` continues `3 rows` as in `3 rows with an empty text`."""
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        self.first.setdefault(kind, place)
+
+    def __str__(self) -> str:
+        parts = (f"{plural(n, 'row')} {kind}, the first: {self.first[kind]}" for kind, n in self.counts.items())
+        return "; ".join(parts)
 
 
 class BadRow(DataError):  # noqa: N818 (yielded as a value in a stream of rows, before it is raised)
@@ -85,6 +123,7 @@ def read_lines(path: str, limit: int) -> Iterator[tuple[int, str | BadRow]]:
         with _open(path) as stream:
             if not first:
                 _skip_bom(path, stream)
+                _check_text(path, stream)
             while raw := stream.readline(limit + 2):  # room for \r\n; a longer line is read without its newline
                 number += 1
                 if len(raw) > limit and len(raw.removesuffix(b"\n").removesuffix(b"\r")) > limit:
@@ -148,6 +187,23 @@ def _skip_bom(path: str, stream: io.BufferedReader) -> None:
             raise DataError(f"{path}: is {name}, not UTF-8; convert it: iconv -f {name} -t UTF-8 '{path}' > new")
     if head.startswith(codecs.BOM_UTF8):
         stream.read(len(codecs.BOM_UTF8))
+
+
+def _check_text(path: str, stream: io.BufferedReader) -> None:
+    """Raise if a file begins as a known binary format does, or with more control characters than text has."""
+    head = stream.peek(_HEAD)[:_HEAD]
+    for magic, kind, remedy in _BINARY_FORMATS:
+        if head.startswith(magic):
+            raise DataError(f"{path}: is a binary file, {kind}, not text; {remedy}")
+    if len(head) >= _SHORT and _looks_binary(head):
+        raise DataError(f"{path}: is a binary file, not text; export it as csv, tsv, jsonl or plain text in UTF-8")
+
+
+def _looks_binary(head: bytes) -> bool:
+    """Return whether there are NUL bytes beside many other control characters, which UTF-16 does not have."""
+    nuls = head.count(0)
+    controls = len(head) - len(head.translate(None, _CONTROL)) - nuls
+    return nuls > 0 and controls > 0.05 * (len(head) - nuls)
 
 
 def _discard_line(raw: bytes, stream: io.BufferedReader) -> None:

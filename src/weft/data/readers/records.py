@@ -118,7 +118,9 @@ class RecordColumns(Columns):
             for field, column in (self.given or {}).items()
             if field in self.required or column in (numbers if isinstance(column, int) else columns)
         }
-        return Columns(self.fields, self.required, present or None, self.header, self.lists)
+        return Columns(
+            self.fields, self.required, present or None, self.header, self.lists, self.delimiter, self.oddities
+        )
 
 
 def read_records(

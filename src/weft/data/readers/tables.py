@@ -6,27 +6,30 @@ from collections.abc import Iterator
 
 from weft.data.readers.column_mapping import ColumnLayout, Columns, NumberedRows
 from weft.data.readers.lines import LINE_OVERHEAD, BadRow, chomp, read_lines
+from weft.errors import DataError
 
 Cells = Iterator[tuple[int, list[str] | BadRow]]
 
 
 def read_tsv(path: str, columns: Columns, limit: int) -> NumberedRows:
     """Return the rows of a tab-separated file; there is no quoting."""
-    return _read_table(path, _tsv_cells(path, limit), columns, by_name=False)
+    delimiter = columns.delimiter or "\t"
+    return _read_table(path, split_lines(path, limit, delimiter), columns, "tsv", delimiter)
 
 
-def _tsv_cells(path: str, limit: int) -> Cells:
+def split_lines(path: str, limit: int, delimiter: str = "\t") -> Cells:
+    """Yield the cells of each line that is not empty; quotes are ordinary characters."""
     for number, line in read_lines(path, limit):
         if isinstance(line, BadRow):
             yield number, line
         elif text := chomp(line):
-            yield number, text.split("\t")
+            yield number, text.split(delimiter)
 
 
 def read_csv(path: str, columns: Columns, limit: int) -> NumberedRows:
     """Return the rows of a csv file (RFC 4180): a quoted value may contain commas, newlines and doubled quotes."""
-    csv.field_size_limit(max(csv.field_size_limit(), limit))  # global to the process, so it is never lowered
-    return _read_table(path, _csv_cells(path, limit), columns, by_name=True)
+    delimiter = columns.delimiter or ","
+    return _read_table(path, parse_records(path, limit, delimiter), columns, "csv", delimiter)
 
 
 class _Record:
@@ -62,9 +65,11 @@ class _Record:
         self.pushed_back.extendleft(reversed(self.consumed[1:]))
 
 
-def _csv_cells(path: str, limit: int) -> Cells:
+def parse_records(path: str, limit: int, delimiter: str = ",") -> Cells:
+    """Yield the cells of each csv record that is not empty."""
+    csv.field_size_limit(max(csv.field_size_limit(), limit))  # global to the process, so it is never lowered
     record = _Record(read_lines(path, limit), limit)
-    reader = csv.reader(record, strict=True)
+    reader = csv.reader(record, delimiter=delimiter, strict=True)
     while True:
         record.start()
         try:
@@ -88,22 +93,38 @@ def _quote_error(path: str, consumed: list[tuple[int, str | BadRow]], error: csv
     problem = "unclosed quote" if last > first or "end of data" in str(error) else "stray quote"
     until = f" by line {last}" if last > first else ""
     return BadRow(
-        f"{path}:{first}: {problem}: {error}{until}; close the quote, and double one that is inside a quoted value"
+        f"{path}:{first}: {problem}: {error}{until}; close the quote, and double one that is inside a quoted value; "
+        "if quotes are ordinary characters here, set data.format: tsv, and data.delimiter"
     )
 
 
-def _read_table(path: str, records: Cells, columns: Columns, by_name: bool) -> NumberedRows:
-    layout = ColumnLayout(path, columns)
+def _read_table(path: str, records: Cells, columns: Columns, format: str, delimiter: str) -> NumberedRows:
+    layout, by_name = ColumnLayout(path, columns), format == "csv"
     if columns.has_header(by_name):
         number, names = next(records, (0, []))
         if isinstance(names, BadRow):
             raise names
         if names:
-            layout.read_header(number, names, by_name)
+            try:
+                layout.read_header(number, names, by_name)
+            except DataError as error:
+                raise DataError(f"{error}{delimiter_hint(names, format, delimiter)}") from None
     for number, cells in records:
         if isinstance(cells, BadRow):
             yield number, cells
         elif len(cells) != layout.width and (bad := layout.width_error(number, len(cells))):
-            yield number, bad
+            hint = delimiter_hint(cells, format, delimiter)
+            yield number, BadRow(f"{bad}{hint}") if hint else bad
         else:
             yield number, {field: cells[index] for field, index in layout.picks}
+
+
+def delimiter_hint(cells: list[str], format: str, delimiter: str) -> str:
+    """Return a hint at another delimiter that is more frequent in a row than the one it was split by, else nothing."""
+    text = delimiter.join(cells)
+    other = next((mark for mark in "\t;|," if mark != delimiter and text.count(mark) >= len(cells)), None)
+    if other == "\t":
+        return '; is it tab-separated? set data.format: tsv, or where values are quoted data.delimiter: "\\t"'
+    if other == "," and format == "tsv":
+        return "; is it comma-separated? set data.format: csv"
+    return f'; is {other!r} the separator? set data.delimiter: "{other}"' if other else ""
