@@ -1,7 +1,7 @@
 """What is ready to use: `weft models`, `weft data` and `weft tokenizer`."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.console import JsonOption, ModelArg, OverridesArg, TrustOption, print_table, tell
+from weft.cli.data_check import data_check
 from weft.cli.describe import copy_recipe, show
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.tasks.corpus.build import SplitProgress
 
-data_app = typer.Typer(help="List, show and prepare data.", no_args_is_help=True)
+data_app = typer.Typer(help="List, check, show and prepare data.", no_args_is_help=True)
+data_app.command("check")(data_check)
 tokenizer_app = typer.Typer(help="Train a tokenizer, or show the tokens of a text.", no_args_is_help=True)
 
 
@@ -99,13 +101,14 @@ def data_list(as_json: JsonOption = False) -> None:
 @data_app.command("show")
 def data_show(
     name: Annotated[str, typer.Argument(metavar="SAMPLE|RECIPE", help="A sample, or a recipe's file or name.")],
+    overrides: OverridesArg = None,
     split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "train",
     rows: Annotated[int, typer.Option("--rows", "-n", help="How many; 0 for all.", min=0)] = 10,
 ) -> None:
     """Print rows of a split as JSON, one a line: the examples as the task reads them."""
     if split not in ("train", "valid", "test"):
         raise ConfigError(f"--split: must be train, valid or test, but is {split!r} instead")
-    for row in islice(_read_rows(name, split), rows or None):
+    for row in islice(_read_rows(name, split, overrides or []), rows or None):
         typer.echo(json.dumps(row, ensure_ascii=False))
 
 
@@ -221,15 +224,15 @@ def tokenizer_show(
     )
 
 
-def _read_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
+def _read_rows(name: str, split: str, overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
     from weft.data.readers.examples import Skipped
     from weft.data.samples.datasets import SAMPLES, read_sample
     from weft.formats.pretrained import read_run
     from weft.tasks.factory import make_task
     from weft.tasks.prepare import read_split
 
-    if name in SAMPLES:
+    if name in SAMPLES and not overrides:
         return (row for _, row in read_sample(name, split))
-    run = read_run(name)
+    run = read_run(name, overrides)
     examples = read_split(run.data, split, make_task(run), Skipped())
     return (example.model_dump(exclude_none=True) for _, example in examples)

@@ -143,14 +143,15 @@ def _open_files(source: str | list[str], data: Data, columns: Columns) -> Iterat
 
 def resolve_files(source: str, data: Data) -> tuple[list[str], list[str]]:
     """Return the files that match a path or a glob pattern, and the format of each."""
-    paths = _expand_glob(source)
+    paths = expand_glob(source)
     formats = [_file_format(path, data) for path in paths]
     _check_header(formats, data)
     _check_delimiter(formats, data)
     return paths, formats
 
 
-def _expand_glob(source: str) -> list[str]:
+def expand_glob(source: str) -> list[str]:
+    """Return the files that match a path or a glob pattern, sorted; raise if there is none."""
     if not glob.has_magic(source) or Path(source).exists():
         check_file(source)
         return [source]

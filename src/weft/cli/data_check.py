@@ -1,0 +1,183 @@
+"""`weft data check`: what is in a data file or in a recipe's data, before anything is trained."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli.console import JsonOption, OverridesArg, print_table
+from weft.errors import ConfigError, WeftError
+
+if TYPE_CHECKING:
+    from weft.data.profile import ColumnProfile, FileProfile
+    from weft.data.proposal import Proposal
+
+TASKS = ("classify", "tag", "translate", "lm", "span")  # that can be proposed
+_MAX_LABELS = 20  # that are printed
+
+
+@dataclass
+class DataCheck:
+    """The profiles of the splits, a proposal, and whether the task can read them."""
+
+    task: dict[str, Any]
+    profiles: dict[str, "FileProfile"]
+    section: dict[str, Any]  # the recipe's data section
+    fields: dict[Any, str] = field(default_factory=dict)  # column -> the field that it is read as
+    # `train and valid` -> rows of the second that are in the first
+    shared: dict[str, int] = field(default_factory=dict)
+    read: dict[str, str] = field(default_factory=dict)  # split -> what the task reads of it
+
+
+def data_check(
+    name: Annotated[str, typer.Argument(metavar="FILE|RECIPE", help="A data file or a pattern, or a recipe.")],
+    overrides: OverridesArg = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what is in a data file: columns, lengths, labels, duplicates, what is odd; and the data section for it."""
+    from weft.data.readers.lines import plural
+
+    check = check_data(name, overrides or [])
+    if as_json:
+        splits = {split: profile.to_dict() for split, profile in check.profiles.items()}
+        result = {"task": check.task, "splits": splits, "shared": check.shared, "read": check.read}
+        typer.echo(json.dumps({**result, "data": check.section}, ensure_ascii=False))
+        return
+    for split, profile in check.profiles.items():
+        _print_profile(split, profile, check)
+    for pair, rows in check.shared.items():
+        if rows:
+            typer.echo(f"in both {pair}: {plural(rows, 'row')} with the same text")
+    _print_section(check)
+
+
+def check_data(name: str, overrides: Sequence[str]) -> DataCheck:
+    """Return what is in a file or in a recipe's data; a file's task is proposed."""
+    from weft.config.schema import Data, read_section
+    from weft.data.profile import profile_sample, profile_source
+    from weft.data.samples.datasets import SPLITS
+
+    raw = _read_raw(name, overrides)
+    data = read_section(Data, raw.get("data", {}), "data")
+    profiles: dict[str, FileProfile] = {}
+    if data.sample is not None:
+        for split in SPLITS:
+            profiles[split] = profile_sample(data.sample, split, profiles.get("train"))
+        check = DataCheck(raw.get("task", {}), profiles, {"sample": data.sample})
+    else:
+        sources = {split: source for split in SPLITS if (source := getattr(data, split))}
+        for split, source in sources.items():
+            profiles[split] = profile_source(source, data, profiles.get("train"))
+        check = _check_files(raw, profiles, sources)
+    check.shared = _shared_rows(profiles)
+    check.read = _read_as_task(check, raw["data"] if "task" in raw else check.section)
+    return check
+
+
+def _check_files(raw: dict[str, Any], profiles: dict[str, "FileProfile"], sources: dict[str, Any]) -> DataCheck:
+    """Return the check of files, with the task and the columns that the recipe has or else that are proposed."""
+    from weft.data.proposal import Proposal, column_fields, propose
+
+    task, given = raw.get("task") or {}, raw["data"]
+    try:
+        proposal = propose(profiles["train"], task.get("name") if task.get("name") in TASKS else None)
+    except WeftError:
+        if not task and "columns" not in given:
+            raise
+        proposal = Proposal(task.get("name", "classify"), {})
+    section = _section(given, proposal, profiles, sources)
+    fields = column_fields(given.get("columns") or proposal.columns)
+    return DataCheck(task or _task_section(proposal), profiles, section, fields)
+
+
+def _read_raw(name: str, overrides: Sequence[str]) -> dict[str, Any]:
+    from weft.config.schema import read_recipe, recipe_names
+
+    if Path(name).suffix in (".yaml", ".yml") or (name in recipe_names() and not Path(name).is_file()):
+        return read_recipe(name, overrides)
+    for override in overrides:
+        if not override.startswith(("data.", "task.")):
+            raise ConfigError(
+                f"{override!r}: a file has no recipe to change; give keys of data, such as data.format=tsv"
+            )
+    return read_recipe({"data": {"train": name}}, overrides)
+
+
+def _task_section(proposal: "Proposal") -> dict[str, Any]:
+    return {"name": proposal.task, **({"regression": True} if proposal.regression else {})}
+
+
+def _section(
+    given: dict[str, Any], proposal: "Proposal", profiles: dict[str, "FileProfile"], sources: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the data section: what is given, completed by what the file needs."""
+    proposed = proposal.data_section(profiles["train"], sources)
+    if "columns" in given:
+        proposed = {key: value for key, value in proposed.items() if key not in ("columns", "header")}
+    return {**proposed, **{key: value for key, value in given.items() if key not in sources}}
+
+
+def _shared_rows(profiles: dict[str, "FileProfile"]) -> dict[str, int]:
+    names = list(profiles)
+    pairs = [(first, second) for i, first in enumerate(names) for second in names[i + 1 :]]
+    return {f"{first} and {second}": profiles[first].shared_rows(profiles[second]) for first, second in pairs}
+
+
+def _read_as_task(check: DataCheck, section: dict[str, Any]) -> dict[str, str]:
+    """Return what the task reads of each split: the number of examples, or the error."""
+    from weft.config.schema import Data, read_section
+    from weft.data.readers.examples import Skipped
+    from weft.registry import resolve
+    from weft.tasks.prepare import read_split
+
+    found = {}
+    for split in check.profiles:
+        skipped = Skipped()
+        try:
+            task_class = resolve("task", check.task["name"])
+            task = task_class(read_section(task_class.Config, check.task, "task"))
+            count = sum(1 for _ in read_split(read_section(Data, section, "data"), split, task, skipped))
+            found[split] = f"{count:,} examples of {check.task['name']}"
+        except WeftError as error:
+            found[split] = f"cannot be read as it is set: {error}"
+    return found
+
+
+def _print_profile(split: str, profile: "FileProfile", check: DataCheck) -> None:
+    headers = ["column", "field", "type", "words", "characters", "values", "empty", "examples"]
+    rows = [
+        _column_row(column, check.fields.get(column.name, check.fields.get(number, "")))
+        for number, column in enumerate(profile.columns)
+    ]
+    print_table(headers, rows, title=f"{split}: {profile.source}: {profile.layout.describe()}; {profile.rows:,} rows")
+    for column in profile.columns:
+        if column.labels:
+            typer.echo(f"{column.name}: {_label_counts(column)}")
+    for warning in profile.warnings():
+        typer.echo(f"odd: {warning}")
+    typer.echo(f"{split}: {check.read[split]}\n")
+
+
+def _column_row(column: "ColumnProfile", field: str) -> list[str]:
+    words, characters = column.words, column.characters
+    values = "many" if column.values is None else f"{len(column.values):,}"
+    lengths = [f"{part.median:,} / {part.p95:,} / {part.max:,}" if part.max else "" for part in (words, characters)]
+    examples = " | ".join(example.replace("\n", " ") for example in column.examples)
+    return [str(column.name), field, column.kind, *lengths, values, f"{column.empty:,}", examples]
+
+
+def _label_counts(column: "ColumnProfile") -> str:
+    shown = ", ".join(f"{label} {count:,}" for label, count in column.labels.most_common(_MAX_LABELS))
+    more = len(column.labels) - _MAX_LABELS
+    return shown + (f" and {more:,} more" if more > 0 else "")
+
+
+def _print_section(check: DataCheck) -> None:
+    from weft.data.proposal import flow_yaml, write_section
+
+    typer.echo("words and characters: median / 95 % / max. For a recipe:\n")
+    typer.echo(f"task: {flow_yaml(check.task)}")
+    typer.echo(write_section("data", check.section))

@@ -1,0 +1,97 @@
+"""The task and the columns that a file is for."""
+
+import pytest
+
+from weft.config.schema import Data
+from weft.config.yaml import read_yaml
+from weft.data.profile import profile_source
+from weft.data.proposal import propose, write_section
+from weft.errors import DataError
+
+N = range(12)
+STSB = "".join(f"main-news\tMSR\t2012\t{n:04}\t{n % 5}.250\tA man no. {n} walks.\tA man {n} goes.\n" for n in N)
+MRPC = "Quality\t#1 ID\t#1 String\t#2 String\n" + "".join(
+    f'{n % 2}\t{70 + n}\tHe said "no" {n} times.\tHe said no {n}.\n' for n in N
+)
+SICK = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n" + "".join(
+    f"{n}\tA man no. {n} walks.\tA man {n} goes.\t{n / 4}\t{'NEUTRAL' if n % 3 else 'ENTAILMENT'}\n" for n in N
+)
+COLA = "".join(f"gj04\t{n % 2}\t{'*' if n % 2 == 0 else ''}\tThe sailors rode no. {n}.\n" for n in N)
+REVIEWS = "review;stars\n" + "".join(f"A film, no. {n};{n % 3}\n" for n in N)
+PAIRS = "".join(f"good day {n}\tbonjour {n}\n" for n in N)
+TOKENS = "".join(f"He{n} PRP B-NP\nruns{n} VBZ B-VP\n\n" for n in N)
+SPANS = "".join(f'{{"question": "Who {n}?", "context": "It is me {n}.", "answers": ["me"]}}\n' for n in N)
+SNLI = "".join(
+    f'{{"gold_label": "{"yes" if n % 2 else "no"}", "sentence1": "A man {n} walks.", "sentence2": "He {n} runs."}}\n'
+    for n in N
+)
+FILES = {
+    "STS-B": ("a.csv", STSB, "classify", {"format": "tsv", "columns": {"text": 5, "pair": 6, "label": 4}}),
+    "MRPC": ("a.tsv", MRPC, "classify", {"columns": {"text": "#1 String", "pair": "#2 String", "label": "Quality"}}),
+    "SICK": (
+        "a.txt",
+        SICK,
+        "classify",
+        {"format": "tsv", "columns": {"text": "sentence_A", "pair": "sentence_B", "label": "entailment_judgment"}},
+    ),
+    "SNLI": (
+        "a.jsonl",
+        SNLI,
+        "classify",
+        {"columns": {"text": "sentence1", "pair": "sentence2", "label": "gold_label"}},
+    ),
+    "CoLA": ("a.tsv", COLA, "classify", {"columns": {"text": 3, "label": 1}}),
+    "reviews": ("a.csv", REVIEWS, "classify", {"delimiter": ";", "columns": {"text": "review", "label": "stars"}}),
+    "pairs": ("fra.txt", PAIRS, "translate", {"format": "tsv", "columns": {"text": 0, "target": 1}}),
+    "tokens": ("a.txt", TOKENS, "tag", {"format": "conll", "columns": {"words": 0, "tags": 2}}),
+    "prose": ("a.txt", "It was a day.\nIt was a night, too.\n", "lm", {}),
+    "spans": (
+        "a.jsonl",
+        SPANS,
+        "span",
+        {"columns": {"question": "question", "passage": "context", "answers": "answers"}},
+    ),
+}
+
+
+@pytest.fixture
+def profiled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def read(name, content):
+        (tmp_path / name).write_text(content)
+        return profile_source(name, Data(train="x"))
+
+    return read
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_the_task_the_columns_and_the_section_to_paste(profiled, case):
+    name, content, task, section = FILES[case]
+    profile = profiled(name, content)
+    proposal = propose(profile)
+    assert proposal.task == task
+    assert proposal.regression == (case == "STS-B")
+    proposed = proposal.data_section(profile, {"train": name})
+    assert proposed == {"train": name, **section}
+    assert read_yaml(write_section("data", proposed), "x") == {"data": proposed}
+    Data(**proposed)
+
+
+def test_a_task_that_is_given_chooses_the_columns(profiled):
+    profile = profiled("a.tsv", MRPC)
+    assert propose(profile, "translate").columns == {"text": "#1 String", "target": "#2 String"}
+    assert set(propose(profile, "lm").columns) == {"text"}
+
+
+def test_columns_that_a_task_lacks_are_told(profiled):
+    profile = profiled("a.txt", "one text\nand another\n")
+    with pytest.raises(DataError, match=r"a.txt: classify needs a column of text and one of labels .* 0 \(text\)"):
+        propose(profile, "classify")
+    with pytest.raises(DataError, match=r"--task: nothing can be proposed for 'clasify'; did you mean 'classify'"):
+        propose(profile, "clasify")
+
+
+def test_yaml_quotes_what_yaml_would_read_as_something_else():
+    section = {"train": "my data, 1.csv", "delimiter": "\t", "columns": {"text": "#1", "label": "no", "pair": "1"}}
+    assert read_yaml(write_section("data", section), "x") == {"data": section}
