@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TASKS = ("classify", "tag", "translate", "lm", "span")  # that can be proposed
 _MAX_LABELS = 20  # that are printed
+_CANNOT = "cannot be read as it is set"
 
 
 @dataclass
@@ -30,6 +31,11 @@ class DataCheck:
     # `train and valid` -> rows of the second that are in the first
     shared: dict[str, int] = field(default_factory=dict)
     read: dict[str, str] = field(default_factory=dict)  # split -> what the task reads of it
+
+    @property
+    def unread(self) -> bool:
+        """Whether the task stops at a row of some split."""
+        return any(told.startswith(_CANNOT) for told in self.read.values())
 
 
 def data_check(
@@ -54,8 +60,8 @@ def data_check(
     _print_section(check)
 
 
-def check_data(name: str, overrides: Sequence[str]) -> DataCheck:
-    """Return what is in a file or in a recipe's data; a file's task is proposed."""
+def check_data(name: str, overrides: Sequence[str], task: str | None = None) -> DataCheck:
+    """Return what is in a file or in a recipe's data; a file's task is proposed, unless it is given."""
     from weft.config.schema import Data, read_section
     from weft.data.profile import profile_sample, profile_source
     from weft.data.samples.datasets import SPLITS
@@ -71,21 +77,23 @@ def check_data(name: str, overrides: Sequence[str]) -> DataCheck:
         sources = {split: source for split in SPLITS if (source := getattr(data, split))}
         for split, source in sources.items():
             profiles[split] = profile_source(source, data, profiles.get("train"))
-        check = _check_files(raw, profiles, sources)
+        check = _check_files(raw, profiles, sources, task)
     check.shared = _shared_rows(profiles)
     check.read = _read_as_task(check, raw["data"] if "task" in raw else check.section)
     return check
 
 
-def _check_files(raw: dict[str, Any], profiles: dict[str, "FileProfile"], sources: dict[str, Any]) -> DataCheck:
+def _check_files(
+    raw: dict[str, Any], profiles: dict[str, "FileProfile"], sources: dict[str, Any], name: str | None
+) -> DataCheck:
     """Return the check of files, with the task and the columns that the recipe has or else that are proposed."""
     from weft.data.proposal import Proposal, column_fields, propose
 
     task, given = raw.get("task") or {}, raw["data"]
     try:
-        proposal = propose(profiles["train"], task.get("name") if task.get("name") in TASKS else None)
+        proposal = propose(profiles["train"], task["name"] if task.get("name") in TASKS else name)
     except WeftError:
-        if not task and "columns" not in given:
+        if not task:
             raise
         proposal = Proposal(task.get("name", "classify"), {})
     section = _section(given, proposal, profiles, sources)
@@ -99,7 +107,7 @@ def _read_raw(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     if Path(name).suffix in (".yaml", ".yml") or (name in recipe_names() and not Path(name).is_file()):
         return read_recipe(name, overrides)
     for override in overrides:
-        if not override.startswith(("data.", "task.")):
+        if not override.startswith("data."):
             raise ConfigError(
                 f"{override!r}: a file has no recipe to change; give keys of data, such as data.format=tsv"
             )
@@ -142,7 +150,7 @@ def _read_as_task(check: DataCheck, section: dict[str, Any]) -> dict[str, str]:
             count = sum(1 for _ in read_split(read_section(Data, section, "data"), split, task, skipped))
             found[split] = f"{count:,} examples of {check.task['name']}"
         except WeftError as error:
-            found[split] = f"cannot be read as it is set: {error}"
+            found[split] = f"{_CANNOT}: {error}"
     return found
 
 

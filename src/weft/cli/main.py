@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft import __version__
-from weft.cli import catalog, embed, look, vectors
+from weft.cli import catalog, embed, init, look, vectors
 from weft.cli.console import (
     ColumnsOption,
     DeviceOption,
@@ -248,6 +248,7 @@ def compare_command(
     typer.echo(f"learning curves and alignments: {out / 'report.html'}")
 
 
+app.command()(init.init)
 app.command()(embed.embed)
 app.command()(embed.layers)
 app.command()(catalog.models)
