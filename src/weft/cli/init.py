@@ -115,6 +115,7 @@ def _classify(check: DataCheck, size: DataSize) -> StarterRecipe:
     pair = "pair" in check.fields.values()
     width = 64 if size.rows < 2000 else 128 if size.rows < 20_000 else 300
     model: dict[str, Any] = {"name": "rnn", "cell": "lstm", "direction": "both", "width": width, "embedding": width}
+    model["dropout"] = 0.1 if size.by_characters else 0.3
     tokenizer: dict[str, Any] = {"name": "words", "size": 20_000, "lowercase": True}
     note, lr = "a bidirectional LSTM over words, as in the recipe sst2", 2e-3
     if size.by_characters:
