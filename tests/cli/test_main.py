@@ -112,7 +112,7 @@ COMMANDS = {
         "--trust",
         "--device",
     ],
-    "models": ["--json", "--kernels"],
+    "models": ["NAME", "--json", "--kernels", "--copy"],
     "convert": ["FROM", "TO"],
     "average": ["RUN|CHECKPOINT", "--out", "--last"],
     "data list": ["--json"],
@@ -202,7 +202,7 @@ def test_wrong_usage_exits_with_2_and_says_how(run, arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "gone.yaml"], ["gone.yaml: neither a file nor a recipe", "known: ", "dates"]),
+        (["train", "gone.yaml"], ["gone.yaml: neither a file nor a recipe", "weft models lists those"]),
         (["train", "date"], ["did you mean 'dates'?"]),
         (["train", "dates", "train.stesp=3"], ["train.stesp: unknown key; did you mean 'steps'?"]),
         (["train", "dates", "train.steps"], ["an override is key=value"]),
