@@ -297,7 +297,7 @@ def test_what_is_unknown_is_read_by_its_letters(trained):
     first, second = pipeline.log_probs(["the unheard sat", "the unhoard sat"])
     assert first != second
     batch = pipeline.task.collate(
-        pipeline.task.encode(pipeline.example("the zebra"), pipeline.tokenizer, pipeline._limit()), None
+        pipeline.task.encode(pipeline.example("the zebra"), pipeline.tokenizer, pipeline.truncation_policy()), None
     )
     assert bytes(sign for sign in batch.tokens.chars[2].tolist() if sign < 256) == b"zebra"
 

@@ -99,7 +99,7 @@ def test_learned_positions_refuse_a_longer_text():
         made.check(tokens_of(lengths))
     said = (
         r"a sequence has 6 tokens, but the model has learned 5 positions; shorten it \(data.max_length, max_length\), "
-        "or train with a larger model.max_positions"
+        "or use a model with more positions"
     )
     with pytest.raises(DataError, match=said):
         made.check(tokens_of([2, 6, 5]))
