@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from weft.cli import catalog
-from weft.cli import main as cli
 from weft.tasks.corpus.build import SplitProgress
 
 RECIPE = {
@@ -29,17 +28,8 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def weft(folder, monkeypatch, capfd):
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["weft", *words])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        return (code, *capfd.readouterr())
-
-    return run
+def weft(folder, run_weft):
+    return run_weft
 
 
 def test_a_table_says_what_was_made_and_the_folder_trains(weft, folder):

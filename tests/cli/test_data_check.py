@@ -1,11 +1,9 @@
 """`weft data check` on the command line, and `weft data show` with changes."""
 
 import json
-import sys
 
 import pytest
 
-from weft.cli import main as cli
 from weft.config.schema import Data
 from weft.config.yaml import read_yaml
 
@@ -19,22 +17,11 @@ RECIPE = {
 
 
 @pytest.fixture
-def weft(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
+def weft(tmp_path, run_weft):
     (tmp_path / "a.csv").write_text("review;stars\n" + "".join(f"A film, no. {n};{n % 2}\n" for n in range(12)))
     (tmp_path / "b.csv").write_text("review;stars\nA film, no. 3;1\nAnother film;0\n")
     (tmp_path / "recipe.yaml").write_text(json.dumps(RECIPE))
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["weft", *words])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        return (code, *capfd.readouterr())
-
-    return run
+    return run_weft
 
 
 def test_a_file_is_shown_with_the_section_to_paste(weft):

@@ -1,30 +1,17 @@
 """`weft models NAME`: what a name stands for, and a recipe to start from."""
 
 import json
-import sys
 from collections import Counter
 
 import pytest
 
-from weft.cli import main as cli
 from weft.cli.describe import known_names
 from weft.config.schema import read_preset, read_recipe
 
 
 @pytest.fixture
-def weft(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["weft", *words])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        return (code, *capfd.readouterr())
-
-    return run
+def weft(run_weft):
+    return run_weft
 
 
 def test_a_recipe_and_a_preset_are_shown_as_they_are_written(weft):

@@ -2,12 +2,10 @@
 
 import csv
 import json
-import sys
 from itertools import islice
 
 import pytest
 
-from weft.cli import main as cli
 from weft.cli.init import DataSize, propose_recipe
 from weft.config.schema import Run
 from weft.config.yaml import read_yaml
@@ -15,19 +13,8 @@ from weft.data.samples.datasets import read_sample
 
 
 @pytest.fixture
-def weft(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["weft", *map(str, words)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        return (code, *capfd.readouterr())
-
-    return run
+def weft(run_weft):
+    return run_weft
 
 
 def rows_of(sample, split="train", count=120):

@@ -157,7 +157,7 @@ def test_a_command_or_an_argument_that_is_missing_above_is_caught():
     assert commands(group) == {**table_of_commands(), "data shuffle": {"FROM", "TO"}}
     group = typer.main.get_command(cli.app)
     group.commands["models"].params.append(group.commands["compare"].params[1])
-    assert commands(group) == {**table_of_commands(), "models": {"--json", "--kernels", "--budget"}}
+    assert commands(group) == {**table_of_commands(), "models": {"NAME", "--json", "--kernels", "--copy", "--budget"}}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
