@@ -147,7 +147,7 @@ def test_each_token_has_a_vector(pipeline):
 
 
 @pytest.mark.isa
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(order=st.permutations(range(len(TEXTS))), pool=st.sampled_from(["mean", "max", "last", "pooler"]))
 def test_a_text_has_the_same_vector_in_any_company(order, pool):
     pipeline = _bert()
@@ -156,7 +156,7 @@ def test_a_text_has_the_same_vector_in_any_company(order, pool):
 
 
 @pytest.mark.isa
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(order=st.lists(st.integers(0, len(TEXTS) - 1), min_size=1, max_size=60))
 def test_it_is_the_same_to_the_last_bit_in_any_order(order):
     pipeline = _bert()

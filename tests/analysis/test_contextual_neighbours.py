@@ -117,7 +117,7 @@ def test_only_the_best_are_kept_and_little_is_held(monkeypatch):
         sizes.append(sum(len(use.ids) for use in uses))
         return vectors_of(self, uses)
 
-    monkeypatch.setattr(neighbours, "BUDGET", 20)
+    monkeypatch.setattr(neighbours, "BATCH_TOKENS", 20)
     monkeypatch.setattr(NeighbourSearch, "_vectors", watched)
     few = search(task, head, top=3)
     assert max(sizes) <= 20 < sum(sizes)

@@ -116,7 +116,7 @@ def test_sums_are_made_in_double_precision(tmp_path):
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(values=st.lists(floats, min_size=1, max_size=5), copies=st.integers(2, 6))
 def test_the_mean_of_like_ones_is_each_of_them(tmp_path_factory, values, copies):
     folder = tmp_path_factory.mktemp("copies")

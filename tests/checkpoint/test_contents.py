@@ -212,8 +212,8 @@ def test_a_recipe_that_cannot_be_read_is_refused(tmp_path):
 
 
 def test_other_data_are_refused(tmp_path):
-    contents.check_data(tmp_path, "a" * 64, "a" * 64)
+    contents.check_corpus_digest(tmp_path, "a" * 64, "a" * 64)
     with pytest.raises(
         CheckpointError, match=r"data has changed.*its digest was aaaaaaaaaaaa, and is now bbbbbbbbbbbb"
     ):
-        contents.check_data(tmp_path, "a" * 64, "b" * 64)
+        contents.check_corpus_digest(tmp_path, "a" * 64, "b" * 64)

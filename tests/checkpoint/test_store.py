@@ -536,7 +536,7 @@ def test_a_whole_checkpoint_is_verified(whole: Path) -> None:
     assert verify_checkpoint(elsewhere) == manifest
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=75, deadline=None, derandomize=True)
 @given(st.sampled_from([*FILES, CHECKPOINT_MANIFEST]), st.integers(0, 2**32), st.integers(0, 7))
 def test_each_flipped_bit_is_refused(whole: Path, name: str, where: int, bit: int) -> None:
     path = whole / name

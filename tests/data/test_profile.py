@@ -8,7 +8,7 @@ import pytest
 
 from weft.config.schema import Data
 from weft.data import profile as profiles
-from weft.data.profile import Lengths, profile_sample, profile_source
+from weft.data.profile import TextLengths, profile_sample, profile_source
 from weft.errors import DataError
 
 
@@ -23,16 +23,16 @@ def profiled(tmp_path):
 
 
 def test_lengths_are_quantiles():
-    assert Lengths.of(Counter(range(1, 101))) == Lengths(50, 95, 100)
-    assert Lengths.of(Counter([3])) == Lengths(3, 3, 3)
-    assert Lengths.of(Counter()) == Lengths(0, 0, 0)
+    assert TextLengths.of(Counter(range(1, 101))) == TextLengths(50, 95, 100)
+    assert TextLengths.of(Counter([3])) == TextLengths(3, 3, 3)
+    assert TextLengths.of(Counter()) == TextLengths(0, 0, 0)
 
 
 def test_columns_have_types_lengths_and_labels(profiled):
     rows = "".join(f"{n},the film no. {n},{n / 2},{'AB'[n % 2]}\n" for n in range(30))
     profile = profiled("a.csv", "id,text,score,label\n" + rows)
     assert [column.kind for column in profile.columns] == ["id", "text", "number", "label"]
-    assert (profile.rows, profile.column("text").words) == (30, Lengths(4, 4, 4))
+    assert (profile.rows, profile.column("text").words) == (30, TextLengths(4, 4, 4))
     assert profile.column("label").labels == {"A": 15, "B": 15}
     assert profile.column("text").labels == {}
     assert profile.warnings() == []

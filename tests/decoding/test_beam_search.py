@@ -15,7 +15,7 @@ from weft.tokens import Tokens
 
 EOS = 0
 BIASES = ["none", "gnmt", "average"]
-steady = settings(max_examples=60, deadline=None, derandomize=True)
+steady = settings(max_examples=30, deadline=None, derandomize=True)
 
 
 def penalty(options: DecodingConfig, length: int) -> float:

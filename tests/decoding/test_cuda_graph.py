@@ -31,7 +31,7 @@ from weft.tokens import Tokens
 
 EOS = 0
 NEVER = float("-inf")
-steady = settings(max_examples=100, deadline=None, derandomize=True)
+steady = settings(max_examples=50, deadline=None, derandomize=True)
 needs_gpu = pytest.mark.skipif(
     not (torch.cuda.is_available() and dispatch.has_triton()), reason="needs CUDA and Triton"
 )

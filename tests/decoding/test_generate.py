@@ -15,7 +15,7 @@ from weft.errors import ConfigError, WeftError
 from weft.tokens import Tokens
 
 EOS = 0
-steady = settings(max_examples=60, deadline=None, derandomize=True)
+steady = settings(max_examples=30, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**32)
 prompts = st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=5)
 

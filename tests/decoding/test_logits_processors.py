@@ -20,7 +20,7 @@ from weft.decoding.logits_processors import (
 from weft.errors import ConfigError
 from weft.tokens import Tokens
 
-steady = settings(max_examples=60, deadline=None, derandomize=True)
+steady = settings(max_examples=30, deadline=None, derandomize=True)
 rows = st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=12)
 
 

@@ -14,7 +14,7 @@ from weft.tokens import Tokens
 
 EOS = 0
 PROMPT = Tokens.pack([[1]])
-steady = settings(max_examples=80, deadline=None, derandomize=True)
+steady = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 def searched(model: Any, options: DecodingConfig, forbid: tuple[int, ...] = ()) -> list[Any]:

@@ -15,7 +15,7 @@ from weft.models.seq2seq.model import Seq2Seq, Seq2SeqConfig
 from weft.nn.attention.capture import capture
 from weft.tokens import Tokens, char_ids
 
-quick = settings(deadline=None, derandomize=True, max_examples=20)
+quick = settings(deadline=None, derandomize=True, max_examples=12)
 VOCAB, TARGET_VOCAB = 11, 7
 ROWS, STEPS, SOURCES = 3, 5, 4  # equally long: a grid then has no empty place, which torch would count
 SCORES = ["cosine", "additive", "location", "general", "dot", "scaled-dot"]

@@ -24,7 +24,7 @@ from weft.nn.layers.quantization import lower
 from weft.testing import PROPERTIES, check_model
 from weft.tokens import Tokens
 
-quick = settings(deadline=None, derandomize=True, max_examples=20)
+quick = settings(deadline=None, derandomize=True, max_examples=12)
 VOCAB, EOS = 13, 0
 SMALL = {"width": 12, "heads": 3, "layers": 2, "max_positions": 40}
 RAGGED = [4, 1, 19, 2, 19]

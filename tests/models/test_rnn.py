@@ -21,7 +21,7 @@ from weft.nn.rnn.time_major import TimeMajor
 from weft.testing import check_model
 from weft.tokens import Tokens
 
-quick = settings(deadline=None, derandomize=True, max_examples=20)
+quick = settings(deadline=None, derandomize=True, max_examples=12)
 
 VOCAB = 7
 RAGGED = [4, 1, 6, 3]

@@ -25,7 +25,7 @@ from weft.nn.attention.multihead import MultiHeadAttention
 from weft.testing import PROPERTIES, check_model
 from weft.tokens import Tokens
 
-quick = settings(deadline=None, derandomize=True, max_examples=20)
+quick = settings(deadline=None, derandomize=True, max_examples=12)
 VOCAB, TARGET_VOCAB = 13, 11
 SMALL = {"width": 12, "heads": 3, "layers": 2, "ffn_width": 20}
 RAGGED = [(4, 3), (1, 18), (19, 1), (2, 2)]

@@ -19,7 +19,7 @@ from weft.tasks.capabilities import WrongAnswer
 from weft.tasks.multiple_choice import Choice, ChoiceConfig, ChoiceExample
 
 quick = settings(
-    deadline=None, derandomize=True, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, derandomize=True, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 LIMIT = TruncationPolicy(1024, "error")
 ROWS = [

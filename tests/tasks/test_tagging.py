@@ -125,7 +125,7 @@ word = st.text(st.characters(exclude_categories=("Cs",)), max_size=8) | st.sampl
 
 @given(st.lists(word, min_size=1, max_size=6))
 @example(["the", "", " ", " dog", "dog ", "\n", "東京", "</s>"])
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_words_of_byte_level_bpe_are_those_of_transformers(spaced, words):
     ours, theirs = spaced
     task = tagger("A B")

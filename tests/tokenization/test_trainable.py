@@ -58,7 +58,7 @@ MORE = [
 ]
 CORPUS = LINES + MORE + [f"the {' '.join(SPELT)} is spelt" for _ in range(30)]
 
-quick = settings(derandomize=True, deadline=None, max_examples=40, database=None)
+quick = settings(derandomize=True, deadline=None, max_examples=20, database=None)
 texts = st.text(max_size=60)
 likely = st.lists(
     st.sampled_from([*SPELT, "the ", "THE", " ", "\n", "[", "<", "é", "🙂", "ａ", "½", "▁"]), max_size=12

@@ -119,7 +119,7 @@ def check_ids(case, text):
 
 @pytest.mark.parametrize("case", CASES)
 def test_id_for_id(case):
-    @settings(derandomize=True, deadline=None, max_examples=120, database=None)
+    @settings(derandomize=True, deadline=None, max_examples=60, database=None)
     @given(texts)
     def each(text):
         check_ids(case, text)

@@ -8,7 +8,7 @@ from weft.errors import DataError
 from weft.tokenization.trainable import Tokenizer, Words
 from weft.tokenization.whitespace import WordTable
 
-quick = settings(deadline=None, derandomize=True, max_examples=60)
+quick = settings(deadline=None, derandomize=True, max_examples=30)
 WHITE = [chr(code) for code in range(0x110000) if chr(code).isspace() and not 0x1C <= code <= 0x1F]
 TEXTS = ["the cat <unk> sat", "na\u00efve \u6771\u4eac \U0001f642 . the", "a a\u0301 \u00c5", "</s> a", "x" * 300]
 

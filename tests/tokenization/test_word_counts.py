@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from weft.tokenization.word_counts import count_units, repeat_units
 
-quick = settings(derandomize=True, deadline=None, max_examples=100, database=None)
+quick = settings(derandomize=True, deadline=None, max_examples=50, database=None)
 
 
 @quick

@@ -26,7 +26,7 @@ from weft.tasks.head import Head
 from weft.tasks.lm.task import LM
 from weft.tokens import Tokens, char_ids
 
-BUDGET = 8192  # tokens in a batch
+BATCH_TOKENS = 8192  # tokens in a batch
 _CONTEXT = 60  # characters shown on either side of the word
 _DIGITS = 6
 
@@ -154,7 +154,7 @@ def _batches(uses: Iterable[_Use]) -> Iterator[list[_Use]]:
     """Group uses into batches of at most `BUDGET` tokens."""
     batch, size = list[_Use](), 0
     for use in uses:
-        if batch and size + len(use.ids) > BUDGET:
+        if batch and size + len(use.ids) > BATCH_TOKENS:
             yield batch
             batch, size = [], 0
         batch.append(use)

@@ -269,7 +269,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
 
 
-def check_data(folder: Path, saved: str, current: str) -> None:
+def check_corpus_digest(folder: Path, saved: str, current: str) -> None:
     """Raise an error if the data to resume on has another digest than before."""
     if saved != current:
         raise CheckpointError(

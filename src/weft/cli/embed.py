@@ -164,12 +164,17 @@ def _json_line(embedder: "Embedder", text: str, vectors: "np.ndarray") -> str:
     return json.dumps({"text": text, "vector": numbers}, ensure_ascii=False)
 
 
-Write = Callable[[BinaryIO, "Embedder", Iterable[str]], None]
+WriteVectors = Callable[[BinaryIO, "Embedder", Iterable[str]], None]
 
 
-def _writer_for(out: Path, pool: str | None) -> Write:
+def _writer_for(out: Path, pool: str | None) -> WriteVectors:
     """Return the writer of a file by its ending; raise an error before a model is loaded."""
-    writers: dict[str, Write] = {".npy": _write_npy, ".npz": _write_npz, ".tsv": _write_tsv, ".jsonl": _write_jsonl}
+    writers: dict[str, WriteVectors] = {
+        ".npy": _write_npy,
+        ".npz": _write_npz,
+        ".tsv": _write_tsv,
+        ".jsonl": _write_jsonl,
+    }
     if out.suffix not in writers:
         endings = ", ".join(writers)
         raise ConfigError(f"--out: {str(out)!r} must end in {endings}; {did_you_mean(out.suffix, writers)}")

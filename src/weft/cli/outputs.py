@@ -96,26 +96,26 @@ class AnswerFile:
             yield columns | {names[field]: value for field, value in answer.items()}
 
 
-Rows = Callable[[], Iterable[Row]]  # the rows, from the first again with each call
+TableRows = Callable[[], Iterable[Row]]  # the rows, from the first again with each call
 
 
-def _write_jsonl(file: BinaryIO, names: list[str], rows: Rows) -> None:
+def _write_jsonl(file: BinaryIO, names: list[str], rows: TableRows) -> None:
     file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n".encode() for row in rows())
 
 
-def _write_csv(file: BinaryIO, names: list[str], rows: Rows) -> None:
+def _write_csv(file: BinaryIO, names: list[str], rows: TableRows) -> None:
     text = TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
     csv.writer(text, lineterminator="\n").writerows(_table(names, rows))
     text.detach()
 
 
-def _write_tsv(file: BinaryIO, names: list[str], rows: Rows) -> None:
+def _write_tsv(file: BinaryIO, names: list[str], rows: TableRows) -> None:
     """Write lines of cells between tabs; tabs and line ends inside a cell, which tsv has not, become spaces."""
     for row in _table(names, rows):
         file.write(("\t".join(re.sub(r"[\t\r\n]+", " ", cell) for cell in row) + "\n").encode())
 
 
-def _table(names: list[str], rows: Rows) -> Iterator[list[str]]:
+def _table(names: list[str], rows: TableRows) -> Iterator[list[str]]:
     """Yield the header, and the cells of each row as text."""
     yield names
     for row in rows():
@@ -138,7 +138,7 @@ def _import_pyarrow() -> Any:
     return pyarrow
 
 
-def _write_parquet(file: BinaryIO, names: list[str], rows: Rows) -> None:
+def _write_parquet(file: BinaryIO, names: list[str], rows: TableRows) -> None:
     """Write typed columns; one whose values have no common type is written as JSON text."""
     arrow = _import_pyarrow()
     types = {name: arrow.null() for name in names}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weft.pipeline import Pipeline
     from weft.tasks.base import Answer
 
-Write = Callable[[Record, "Answer"], object]
+WriteAnswer = Callable[[Record, "Answer"], object]
 
 
 def question_records(file: Path, pipeline: "Pipeline", columns: ColumnSpec | None) -> "Iterator[Record]":
@@ -41,7 +41,7 @@ def answer_records(
     records: Iterable[Record],
     options: Mapping[str, Any],
     limit: TruncationPolicy,
-    write: Write,
+    write: WriteAnswer,
     strict: bool,
     advance: Callable[[int], object],
 ) -> None:
@@ -77,7 +77,7 @@ def _tell_errors(errors: int, rows: int, first: str) -> None:
     tell(f"{plural(errors, 'row')} of {rows:,} could not be answered; the first: {first}")
 
 
-def print_answers(pipeline: "Pipeline", as_json: bool, alternatives: bool = False) -> Write:
+def print_answers(pipeline: "Pipeline", as_json: bool, alternatives: bool = False) -> WriteAnswer:
     """Return what prints an answer: as JSON, or as text, where an error is an empty line and a message on stderr.
 
     With `alternatives`, text has the other candidates too.

@@ -26,10 +26,10 @@ from weft.data.samples.datasets import read_sample
 from weft.errors import DataError
 
 MAX_DISTINCT = 2000  # values of a column that are counted
-MAX_LABELS = 200  # of a column of labels
+MAX_COUNTED_LABELS = 200  # of a column of labels
 MAX_DIGESTS = 20_000_000  # rows that are compared
 FIRST_ROWS = 1000  # by which the columns of text are found
-EXAMPLES = 2
+NUM_EXAMPLES_SHOWN = 2
 _LONG_TEXT = 20_000  # characters
 _FEW_ROWS = 5  # too few for labels to be repeated
 # Tags of HTML and its entities; not the special tokens of a corpus, such as <unk>.
@@ -41,7 +41,7 @@ _MOJIBAKE = re.compile("Ã[\u0080-\u00bf\u0152-\u2122]|â€[\u0080-\u00bf\u0152
 
 
 @dataclass(frozen=True)
-class Lengths:
+class TextLengths:
     """Quantiles of lengths."""
 
     median: int
@@ -49,7 +49,7 @@ class Lengths:
     max: int
 
     @classmethod
-    def of(cls, histogram: Counter[int]) -> "Lengths":
+    def of(cls, histogram: Counter[int]) -> "TextLengths":
         """Return the quantiles of a histogram, length -> how many."""
         return cls(_quantile(histogram, 0.5), _quantile(histogram, 0.95), max(histogram, default=0))
 
@@ -81,14 +81,14 @@ class ColumnProfile:
     string_lists: int = 0
 
     @property
-    def words(self) -> Lengths:
+    def words(self) -> TextLengths:
         """The number of words of a value; of a list, of its items."""
-        return Lengths.of(self.word_lengths)
+        return TextLengths.of(self.word_lengths)
 
     @property
-    def characters(self) -> Lengths:
+    def characters(self) -> TextLengths:
         """The number of characters of a value."""
-        return Lengths.of(self.char_lengths)
+        return TextLengths.of(self.char_lengths)
 
     @property
     def labels(self) -> Counter[str]:
@@ -131,7 +131,7 @@ class ColumnProfile:
                 self.values = None
 
     def _show(self, text: str) -> None:
-        if len(self.examples) < EXAMPLES and text[:60] not in self.examples:
+        if len(self.examples) < NUM_EXAMPLES_SHOWN and text[:60] not in self.examples:
             self.examples.append(text[:60])
 
     def finish(self) -> None:
@@ -143,13 +143,13 @@ class ColumnProfile:
         if self.string_lists < self.lists:
             return "list"
         items = sum(length * times for length, times in self.word_lengths.items())
-        few = self.values is not None and len(self.values) <= min(MAX_LABELS, max(2, items // 5))
+        few = self.values is not None and len(self.values) <= min(MAX_COUNTED_LABELS, max(2, items // 5))
         return "tags" if few else "words"
 
     def _scalar_kind(self) -> str:
         distinct = self.rows if self.values is None else len(self.values)
         few_rows = self.rows <= _FEW_ROWS and self.words.max <= 1
-        repeated = distinct <= min(MAX_LABELS, max(2, self.rows // 3)) and self.words.max <= 6
+        repeated = distinct <= min(MAX_COUNTED_LABELS, max(2, self.rows // 3)) and self.words.max <= 6
         repeated = repeated and (distinct < self.rows or few_rows)
         if self.numbers == self.rows:
             few = self.integers == self.rows and repeated and distinct <= 20

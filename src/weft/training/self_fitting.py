@@ -66,7 +66,7 @@ class FitLoop:
             return
         contents.load_weights(folder, self.head)
         self.progress = contents.load_progress(folder)
-        contents.check_data(folder, self.progress.data, digest)
+        contents.check_corpus_digest(folder, self.progress.data, digest)
         self.progress.done = self.progress.done and self._spent  # with a larger budget training continues
 
     @property

@@ -356,7 +356,7 @@ class Trainer:
         best = self.store.best() if self.store else None
         about = read_average_info(best) if best else None
         self._averaged = about.rank if about else None
-        contents.check_data(folder, self.progress.data, digest)
+        contents.check_corpus_digest(folder, self.progress.data, digest)
         self._resolve_budget()
         # With a larger budget training continues.
         self.progress.done = self.progress.done and (self.spent() >= 1 or self._out_of_patience())

@@ -12,7 +12,7 @@ from weft.analysis.render import charts, page
 from weft.analysis.render.charts import line_chart
 from weft.analysis.render.heatmaps import alignment
 
-quick = settings(deadline=None, derandomize=True, max_examples=60)
+quick = settings(deadline=None, derandomize=True, max_examples=30)
 BAD = [math.nan, math.inf, -math.inf, 1e300]
 FALLING = [(float(step), 5 * math.exp(-step / 100) + 0.3) for step in range(0, 1000, 10)]
 

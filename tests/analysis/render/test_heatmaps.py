@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 from weft.analysis.render.heatmaps import alignment, alignments
 from weft.errors import DataError
 
-quick = settings(deadline=None, derandomize=True, max_examples=60)
+quick = settings(deadline=None, derandomize=True, max_examples=30)
 TWELVE = [(layer, head) for layer in range(12) for head in range(12)]
 
 

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 
 from weft.analysis.render.matrix_plots import MatrixPlot
 
-quick = settings(deadline=None, derandomize=True, max_examples=60)
+quick = settings(deadline=None, derandomize=True, max_examples=30)
 
 
 def grid(values):

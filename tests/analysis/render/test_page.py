@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from weft.analysis.render import charts, heatmaps, matrix_plots, page, svg
 from weft.errors import DataError
 
-quick = settings(deadline=None, derandomize=True, max_examples=60)
+quick = settings(deadline=None, derandomize=True, max_examples=30)
 NASTY = [
     "<img src=x onerror=alert(1)>",
     '" onload="alert(1)',

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from weft.analysis.render.svg import encode_data, symbols_note, visible
 
-quick = settings(deadline=None, derandomize=True, max_examples=60)
+quick = settings(deadline=None, derandomize=True, max_examples=30)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_a_span_is_read_where_it_lies():
     assert np.shares_memory(stream.item(3, 9)[0], stream.ids)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.integers(1, 200), st.integers(1, 17), st.integers(1, 90), st.integers(0, 3))
 def test_packs_are_of_one_shape_and_read_nothing_twice(size, longest, tokens, epoch):
     packs = LMWindows.of(TokenStream(np.arange(size, dtype=np.int32), -1, -2), longest, tokens)
@@ -55,7 +55,7 @@ def test_packs_differ_from_epoch_to_epoch_and_hang_on_the_seed():
     assert (seeded != first).any()
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.integers(8, 300), st.integers(1, 9), st.integers(1, 60), st.integers(1, 3), st.integers(0, 3))
 def test_rows_of_streams_go_on_where_they_ended(size, bptt, tokens, world, epoch):
     streams = BPTTSegments.of(TokenStream(np.arange(size, dtype=np.int32), -1, -2), bptt, tokens, world)

@@ -79,7 +79,7 @@ def test_without_a_seed_batches_do_not_depend_on_the_order_of_the_items(order):
     assert batches(order) == batches(range(40))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 150))
 def test_resuming_gives_the_same_batches(done):
     data = packed(LENGTHS)

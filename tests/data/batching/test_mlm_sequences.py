@@ -41,7 +41,7 @@ def special_tokens(begins=True, ends=()):
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(6, 20), st.integers(1, 90), st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_windows_are_of_one_shape_and_read_what_is_there(sizes, longest, tokens, epoch):
     ids, _ = corpus(sizes)
     windows = MLMWindows.of(SequenceStream(ids, BOS, EOS), longest, tokens)
@@ -64,7 +64,7 @@ def test_windows_are_of_one_shape_and_read_what_is_there(sizes, longest, tokens,
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(6, 20))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_to_judge_by_all_is_read(sizes, longest):
     ids, _ = corpus(sizes)
     windows = MLMWindows.of(SequenceStream(ids, BOS, EOS), longest, 64)
@@ -83,7 +83,7 @@ def test_a_window_does_not_begin_with_two_signs():
 
 
 @given(sizes_of_documents, st.integers(2, 30), st.sampled_from([0.0, 0.1, 0.9]), st.integers(0, 5))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_pieces_are_the_documents_cut_up(sizes, room, shorter, seed):
     ids, starts = corpus(sizes)
     rng = np.random.default_rng(seed)
@@ -113,7 +113,7 @@ def test_as_many_pieces_are_full_as_can_be_and_some_are_cut_again():
 
 
 @given(sizes_of_documents, st.integers(2, 30), st.integers(0, 5))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_partner_is_of_another_document(sizes, room, seed):
     _, starts = corpus([*sizes, 5, 9])
     rng = np.random.default_rng(seed)
@@ -141,7 +141,7 @@ def test_one_document_has_no_pairs():
 
 
 @given(st.lists(st.integers(3, 90), min_size=2, max_size=12), st.integers(6, 40), st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_what_follows_follows_and_what_does_not_is_of_another_document(sizes, longest, epoch):
     ids, starts = corpus(sizes)
     sampler = SentencePairs.of(DocumentStream(ids, starts), longest, 3, 200, 0.1)

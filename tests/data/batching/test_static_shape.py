@@ -20,7 +20,7 @@ def drawn(items=3000, sides=2, longest=60, seed=0):
     st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=60),
     st.integers(1, 400),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_item_is_in_one_batch_and_every_batch_fits(pairs, budget):
     lengths = np.array(pairs).T
     frame = StaticShape.of(lengths, budget)

@@ -66,7 +66,7 @@ def make_corpus(folder, *parts, dtypes=None):
     return folder
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(documents, min_size=1, max_size=4), st.sampled_from([None, 1, 2]))
 def test_parts_joined_are_what_pack_makes_of_all(tmp_path_factory, parts, counted):
     shards = open_split(make_corpus(tmp_path_factory.mktemp("c"), *parts), "train", counted)

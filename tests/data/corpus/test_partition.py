@@ -35,7 +35,7 @@ def as_whole(path, data):
         return [], skipped
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(texts, endings, st.booleans(), st.sampled_from(["lines", "every-line", "blank"]), st.integers(1, 60))
 def test_a_row_is_never_torn_at_any_cut(tmp_path_factory, text, ending, mark, documents, limit):
     path = tmp_path_factory.mktemp("cut") / "text.txt"

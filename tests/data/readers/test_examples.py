@@ -22,7 +22,7 @@ from weft.data.readers.lines import read_lines
 from weft.errors import ConfigError, DataError, WeftError
 
 HARD = settings(
-    max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+    max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
 
 

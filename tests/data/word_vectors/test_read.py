@@ -12,7 +12,7 @@ from weft.data.word_vectors.write import vector_format, write_vectors
 from weft.errors import ConfigError, DataError
 
 QUICK = settings(
-    max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+    max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
 GLOVE = "the 0.125 -0.5 1e-3\nof 1 2 3\nParis 4 5 6\nparis 7 8 9\n. . . 0.25 0.5 0.75\n"
 

@@ -346,7 +346,7 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path):
 
 # Tokenizers.
 
-quick = settings(derandomize=True, deadline=None, max_examples=150, database=None)
+quick = settings(derandomize=True, deadline=None, max_examples=75, database=None)
 pieces = st.sampled_from(["the ", "lambda", " ", "\n", "é", "🙂", "東", "\x00", "x" * 40, "'s", "½", "\u200d", "1,2"])
 
 

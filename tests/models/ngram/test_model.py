@@ -23,7 +23,7 @@ from weft.models.ngram.trie import CODES, NGramTables, code_values
 from weft.testing import check_model
 from weft.tokens import Tokens
 
-quick = settings(deadline=None, derandomize=True, max_examples=25)
+quick = settings(deadline=None, derandomize=True, max_examples=12)
 
 VOCAB = 7  # <unk> <s> </s> and four words
 documents = st.lists(st.lists(st.integers(3, VOCAB - 1), max_size=8), min_size=1, max_size=8)

@@ -24,7 +24,7 @@ from weft.nn.rnn.time_major import TimeMajor
 from weft.testing import PROPERTIES, check_model
 from weft.tokens import Tokens
 
-quick = settings(deadline=None, derandomize=True, max_examples=25)
+quick = settings(deadline=None, derandomize=True, max_examples=12)
 VOCAB, TARGET_VOCAB = 11, 7
 lengths_of_pairs = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=4)
 

@@ -20,7 +20,7 @@ from weft.models.word2vec.model import Word2Vec, Word2VecConfig
 from weft.testing import check_model
 from weft.tokens import Tokens
 
-quick = settings(deadline=None, derandomize=True, max_examples=25)
+quick = settings(deadline=None, derandomize=True, max_examples=12)
 WIDTH = 2 * kernels.ROW
 
 

@@ -67,7 +67,7 @@ def live(choose, steps=8):
         state.check()
 
 
-@settings(deadline=None, derandomize=True, max_examples=80)
+@settings(deadline=None, derandomize=True, max_examples=40)
 @given(st.data(), st.sampled_from([1, 2, 64]))
 def test_every_state_keeps_what_it_has_read(data, room):
     with pytest.MonkeyPatch.context() as patch:

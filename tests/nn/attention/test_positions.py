@@ -12,7 +12,7 @@ from weft.errors import DataError
 from weft.nn.attention.positions import Learned, Sinusoidal, check_position, positions_of
 from weft.tokens import Tokens
 
-quick = settings(deadline=None, derandomize=True, max_examples=40)
+quick = settings(deadline=None, derandomize=True, max_examples=20)
 
 
 def tokens_of(lengths):

@@ -15,7 +15,7 @@ def scored(score, query, memory):
     return score(query[:, None], score.keys(memory))[:, 0]
 
 
-quick = settings(deadline=None, derandomize=True, max_examples=50)
+quick = settings(deadline=None, derandomize=True, max_examples=25)
 
 
 def draw(*shape: int) -> torch.Tensor:

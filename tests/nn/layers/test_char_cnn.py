@@ -12,7 +12,7 @@ from weft.nn.layers.char_cnn import CharCNN
 from weft.testing import check_model
 from weft.tokens import CHAR_PAD, MAX_WORD_CHARS, NUM_CHARS, WORD_BEGIN, WORD_END, Tokens, char_ids
 
-quick = settings(deadline=None, derandomize=True, max_examples=40)
+quick = settings(deadline=None, derandomize=True, max_examples=20)
 words = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), min_size=1, max_size=6)
 
 

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from weft.nn.layers.crf import CRF
 from weft.nn.layers.losses import cross_entropy_sum
 
-quick = settings(deadline=None, derandomize=True, max_examples=40)
+quick = settings(deadline=None, derandomize=True, max_examples=20)
 ragged = st.lists(st.integers(0, 5), min_size=1, max_size=5)
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from weft.nn.layers.losses import binary_cross_entropy_sum, cross_entropy_sum, read_out_sum, squared_error_sum
 from weft.nn.transformer.output_projection import OutputProjection
 
-quick = settings(deadline=None, derandomize=True, max_examples=50)
+quick = settings(deadline=None, derandomize=True, max_examples=25)
 
 
 @quick

@@ -32,7 +32,7 @@ def equation(mix, layers):
     return mix.scale * sum(share * layer for share, layer in zip(shares, layers, strict=True))
 
 
-@settings(deadline=None, derandomize=True, max_examples=20)
+@settings(deadline=None, derandomize=True, max_examples=12)
 @given(st.integers(1, 5), st.integers(0, 9))
 def test_it_is_the_equation(count, seed):
     mix, layers = drawn(count, seed)

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from weft.nn.rnn import cells as rnn_cells
 from weft.nn.rnn.cells import Cell, at_last, make_cell
 
-quick = settings(deadline=None, derandomize=True, max_examples=25)
+quick = settings(deadline=None, derandomize=True, max_examples=12)
 
 INPUTS, WIDTH = 3, 4
 RAGGED = [4, 1, 7, 3, 7]

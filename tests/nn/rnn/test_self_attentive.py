@@ -15,7 +15,7 @@ from weft.nn.kernels import dispatch
 from weft.nn.rnn.cells import make_cell
 from weft.nn.rnn.self_attentive import LSTMN
 
-quick = settings(deadline=None, derandomize=True, max_examples=20)
+quick = settings(deadline=None, derandomize=True, max_examples=12)
 
 INPUTS, WIDTH = 3, 4
 RAGGED, GAPS = [4, 1, 6, 3], [0, 3, 0, 5, 1]

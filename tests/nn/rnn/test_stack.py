@@ -13,7 +13,7 @@ from weft.nn.rnn.stack import RecurrentStack
 from weft.nn.rnn.time_major import TimeMajor
 from weft.tokens import Tokens
 
-quick = settings(deadline=None, derandomize=True, max_examples=20)
+quick = settings(deadline=None, derandomize=True, max_examples=12)
 
 INPUTS, WIDTH = 5, 4
 RAGGED = [4, 1, 6, 3, 6]

@@ -11,7 +11,7 @@ from torch import nn
 from weft.nn.rnn.time_major import TimeMajor
 from weft.tokens import Tokens
 
-quick = settings(deadline=None, derandomize=True, max_examples=50)
+quick = settings(deadline=None, derandomize=True, max_examples=25)
 
 ragged = st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any)
 

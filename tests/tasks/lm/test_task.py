@@ -111,7 +111,7 @@ def test_windows_of_a_stream_see_as_far_back_as_the_stride_leaves_them(stride):
 
 
 @given(st.lists(st.text("abc ", max_size=12), min_size=1, max_size=4))
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_a_text_alone_is_as_likely_as_in_company(texts):
     task, head = build_task(recipe())
     together = task.log_probs(head, texts)

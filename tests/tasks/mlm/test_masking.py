@@ -40,7 +40,7 @@ def due(count, share):
 
 
 @given(st.lists(st.integers(2, 60), min_size=1, max_size=12), st.sampled_from([0.05, 0.15, 0.5]), st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_each_sequence_has_exactly_its_share_and_no_special_is_chosen(lengths, share, seed):
     ids, sizes = texts(lengths, seed)
     at = choose_positions(ids, sizes, masking_vocabulary(), share, False, np.random.default_rng(seed))
@@ -89,7 +89,7 @@ def words_of(ids, sizes, vocabulary):
 
 
 @given(st.lists(st.integers(3, 60), min_size=1, max_size=12), st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_whole_words_are_whole_and_fill_the_share_as_far_as_they_can(lengths, seed):
     vocabulary = masking_vocabulary()
     ids, sizes = texts(lengths, seed)

@@ -25,7 +25,7 @@ from weft.tasks.qa.head import Candidate, SpanOptions, Window, WindowOutput, bes
 from weft.tasks.qa.task import Span, SpanConfig, SpanExample
 
 quick = settings(
-    deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, derandomize=True, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 LIMIT = TruncationPolicy(1024, "error")
 PASSAGE = "Ada wove the cloth in May . Bob sold it in June , and Eve wore it ."

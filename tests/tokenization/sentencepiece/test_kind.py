@@ -34,7 +34,7 @@ def check_ids(there, here, texts):
 
 
 def test_the_ids_are_transformers(both):
-    @settings(max_examples=50, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=25, deadline=None, derandomize=True, database=None)
     @given(MANY)
     def each(texts):
         check_ids(*both, texts)
@@ -53,7 +53,7 @@ def test_the_sides_turned_about_are_caught(both):
 def test_text_comes_back_as_transformers_has_it(both):
     there, here = both
 
-    @settings(max_examples=300, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=150, deadline=None, derandomize=True, database=None)
     @given(st.lists(st.integers(0, len(here) - 1), max_size=30))
     def each(ids):
         assert here.target.decode(ids) == there.decode(ids, skip_special_tokens=True)

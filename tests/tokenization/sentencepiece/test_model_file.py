@@ -57,7 +57,7 @@ def test_texts_are_cut_the_same(case):
     there, file = trained(case)
     here = Segmenter(file)
 
-    @settings(max_examples=50, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=25, deadline=None, derandomize=True, database=None)
     @given(MANY)
     def each(texts):
         for text in texts:
@@ -134,7 +134,7 @@ def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path, monkeypatch)
         read_spm(tmp_path / "it.spm")
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_bytes_that_were_changed_are_refused_or_read_and_never_more(data):
     """A truncated or modified model file either raises or is another valid model."""

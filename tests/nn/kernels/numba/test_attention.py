@@ -9,7 +9,7 @@ from tests import transformer_equations as paper
 from weft.nn.kernels.numba.attention import ragged_self_attention
 
 pytestmark = pytest.mark.isa
-quick = settings(deadline=None, derandomize=True, max_examples=30)
+quick = settings(deadline=None, derandomize=True, max_examples=15)
 
 
 def drawn(lengths, heads, size, seed=0, spread=1.0):

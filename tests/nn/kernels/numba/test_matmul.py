@@ -13,7 +13,7 @@ from weft.nn.kernels.numba.matmul import INT16, UINT8, Integers, PackedWeights, 
 from weft.nn.kernels.numba.microkernel import tile
 
 pytestmark = pytest.mark.isa
-quick = settings(deadline=None, derandomize=True, max_examples=30)
+quick = settings(deadline=None, derandomize=True, max_examples=15)
 shapes = st.tuples(st.integers(0, 40), st.integers(1, 70), st.integers(1, 90))  # M, N, K
 FORMS = [UINT8, INT16] if "ssse3" in microkernel.cpu_features() else [INT16]
 

@@ -13,7 +13,7 @@ from weft.nn.layers.activations import ACTIVATIONS
 from weft.nn.rnn.fused.codegen_numba import cached_njit
 
 pytestmark = pytest.mark.isa
-quick = settings(deadline=None, derandomize=True, max_examples=25)
+quick = settings(deadline=None, derandomize=True, max_examples=12)
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 70))
 forms = pytest.mark.parametrize("form", [UINT8, INT16], ids=["uint8", "int16"])
 

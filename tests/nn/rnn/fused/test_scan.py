@@ -15,7 +15,7 @@ from weft.nn.kernels import dispatch
 from weft.nn.rnn.cells import Cell, CellStage, make_cell
 from weft.nn.rnn.fused.scan import scan
 
-quick = settings(deadline=None, derandomize=True, max_examples=25)
+quick = settings(deadline=None, derandomize=True, max_examples=12)
 WIDTH = 3
 
 
