@@ -72,7 +72,7 @@ def test_a_metric_that_the_task_has_not_is_refused_before_training(recipe):
 @pytest.mark.parametrize("change", ["train.metric=bleu", "train.patience=3"])
 def test_what_goes_by_validation_data_needs_some(recipe, change):
     del recipe["data"]["valid"]
-    with pytest.raises(ConfigError, match="needs validation data to go by; add data.valid"):
+    with pytest.raises(ConfigError, match="needs validation data; add data.valid, or data.validation_fraction"):
         make_task(Run.parse(read_recipe(recipe, [change])))
 
 

@@ -93,6 +93,8 @@ class Data(Section):
     train: Source | None = None  # a file, a glob pattern of files, a prepared corpus, or a list of parallel files
     valid: Source | None = None  # the same, for the evaluations of a training
     test: Source | None = None  # the same, for the evaluation at the end and `weft evaluate`
+    # the share of the training rows that is held out for evaluations, in place of data.valid
+    validation_fraction: float | None = Field(None, gt=0, lt=1)
     format: Literal["txt", "tsv", "csv", "jsonl", "conll", "squad", "parquet"] | None = None  # None: by the ending
     delimiter: Delimiter | None = None  # between the columns of csv and tsv; None: a comma, a tab
     # A field of the task's example -> its column, by name or number; several make a list.
@@ -114,6 +116,10 @@ class Data(Section):
             raise ValueError("must say where the examples come from: give data.train, or data.sample")
         if self.sample is not None and self.train is not None:
             raise ValueError("takes data.sample or data.train, not both")
+        for key in ("sample", "valid") if self.validation_fraction is not None else ():
+            if getattr(self, key):
+                has = "has validation data of its own" if key == "sample" else "is validation data already"
+                raise ValueError(f"data.validation_fraction: data.{key} {has}; leave one of the two out")
         return self
 
 

@@ -66,6 +66,7 @@ class Task(TextInput):
     json_example: ClassVar[str] = ""  # of the object that a string must be, where one field is not enough
     label_fields: tuple[str, ...] = ()  # fields that are optional for prediction, required for training and evaluation
     label_details: tuple[str, ...] = ()  # fields that say more of the labels, and are nothing without them
+    stratify_by: str | None = None  # the field of the one label, of which held-out data has its share
     required_optional_fields: tuple[str, ...] = ()  # fields that are optional in a row, but not for this model
     num_token_arrays: int | None = None  # how many of an item's arrays, the first ones, are token ids; None: all
     uses_chars: bool = False  # whether the model reads the characters of tokens: `collate` must then set Tokens.chars

@@ -9,7 +9,7 @@ from weft.registry import resolve
 from weft.tasks.base import Task
 from weft.tasks.char_inputs import Spelling
 from weft.tasks.head import Head
-from weft.tasks.prepare import resolve_task_config
+from weft.tasks.prepare import has_split, resolve_task_config
 from weft.tasks.requests import check_effective
 from weft.tokenization.trainable import Tokenizer
 
@@ -49,8 +49,8 @@ def _check_metric(task: Task, run: Run) -> None:
     if metric is not None and _declares_metrics(task) and metric not in known:
         raise ConfigError(f"train.metric: the task has no metric {metric!r}; {did_you_mean(metric, known)}")
     for key in ("metric", "patience"):
-        if getattr(run.train, key) is not None and not (run.data.sample or run.data.valid):
-            raise ConfigError(f"train.{key}: needs validation data to go by; add data.valid")
+        if getattr(run.train, key) is not None and not has_split(run.data, "valid"):
+            raise ConfigError(f"train.{key}: needs validation data; add data.valid, or data.validation_fraction: 0.1")
 
 
 def _declares_metrics(task: Task) -> bool:

@@ -10,6 +10,7 @@ from weft.config.schema import Data, Named
 from weft.data.batching.packed_items import PackedItems, pack
 from weft.data.readers.column_mapping import ColumnSpec, join_list_fields, split_list_columns
 from weft.data.readers.examples import Skipped, read_examples
+from weft.data.readers.held_out import RowKind, read_held_out
 from weft.data.readers.records import read_as_recipe
 from weft.data.samples.datasets import SAMPLES, read_sample
 from weft.data.truncation import TruncationPolicy
@@ -22,7 +23,8 @@ from weft.tokenization.trainable import Tokenizer, train_tokenizer
 
 def has_split(data: Data, split: str) -> bool:
     """Return whether the recipe has this split."""
-    return data.sample is not None or getattr(data, split) is not None
+    held_out = split == "valid" and data.validation_fraction is not None
+    return held_out or data.sample is not None or getattr(data, split) is not None
 
 
 def data_for(
@@ -57,6 +59,9 @@ def read_split(data: Data, split: str, task: Task, skipped: Skipped) -> Iterator
     source = getattr(data, split)
     if prepared_folder(data, split):
         return refuse_prepared(data, split)
+    if data.validation_fraction is not None and split != "test":
+        rows = RowKind(task.Example, task.input_fields, task.stratify_by)
+        return _with_labels(read_held_out(data, split, rows, skipped), data, task, skipped)
     if not source:  # the recipe of a converted model has an empty list
         raise ConfigError(f"data.{split}: required here, but not given; add a file")
     return _with_labels(read_examples(source, data, task.Example, skipped), data, task, skipped)
@@ -109,7 +114,8 @@ def check_answer(task: Task, place: Any, example: Any) -> None:
 def resolve_task_config(data: Data, task: Task) -> Named:
     """Return the task's configuration with what is left to the training data, such as the labels."""
     task = prepared_task(data, task)
-    return task.resolve_config(example for _, example in read_split(data, "train", task, Skipped()))
+    whole = data.model_copy(update={"validation_fraction": None})  # labels and pairs are of all rows
+    return task.resolve_config(example for _, example in read_split(whole, "train", task, Skipped()))
 
 
 def fit_tokenizer(config: Named, data: Data, task: Task) -> Tokenizer:

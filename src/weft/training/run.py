@@ -16,6 +16,7 @@ from weft.checkpoint.store import Store, verify_or_offer
 from weft.config.schema import Pretrained, Run, Train, position_remedy
 from weft.config.yaml import write_yaml
 from weft.data.batching.packed_items import PackedItems
+from weft.data.readers.lines import plural
 from weft.errors import CheckpointError, ConfigError, DataError
 from weft.formats.pretrained import max_length_of_weights, start_from_weights, started_tokenizer
 from weft.models.base import Model, SelfFitted
@@ -281,6 +282,9 @@ def _read_validation(run: Run, task: Task) -> tuple[EvaluationData | None, str]:
     if not has_split(run.data, "valid") or prepared_folder(run.data, "valid"):
         return None, ""
     data, notice = read_evaluation_data(run.data, "valid", task)
+    if run.data.validation_fraction is not None:
+        held_out = f"{plural(len(data.examples), 'row')} of data.train held out for evaluations"
+        return data, f"data.validation_fraction: {'; '.join(part for part in (held_out, notice) if part)}"
     return data, notice and f"data.valid: {notice}"
 
 

@@ -136,6 +136,7 @@ class Classify(LabelTask, StaticBatches, LabelPrediction, ErrorAnalysis):
         super().configure(config)
         self.kind = kind = config.kind
         self.Example, self.label_fields, self.min_labels = kind.Example, (kind.label_field,), kind.min_labels
+        self.stratify_by = kind.label_field if type(kind) is SingleLabel else None
         self.metrics, self.metric = kind.metric_names(len(self.labels)), kind.metric
         self.orders = self.num_token_arrays = 2 if config.symmetric else 1
         self.required_optional_fields = ("pair",) if config.pairs else ()

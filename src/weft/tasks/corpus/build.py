@@ -93,6 +93,11 @@ def prepare(
     A `tokenizer` given, since it comes with pre-trained weights, is not trained.
     """
     make_task(run)  # an invalid recipe must leave no folder behind
+    if run.data.validation_fraction is not None:
+        raise ConfigError(
+            "data.validation_fraction: a prepared corpus has splits of its own; leave it out, and name the validation "
+            "data: data.valid"
+        )
     wanted = [split for split in splits if has_split(run.data, split)]
     for split in wanted:
         if folder := find_corpus(_source(run, split)):

@@ -28,7 +28,13 @@ def vocabulary(tokenizer: Tokenizer) -> str:
 
 def prepared_folder(data: Data, split: str) -> Path | None:
     """Return the folder of a prepared split, None if it is not prepared."""
-    return find_corpus(getattr(data, split)) if data.sample is None else None
+    folder = find_corpus(getattr(data, split)) if data.sample is None else None
+    if folder and split == "train" and data.validation_fraction is not None:
+        raise ConfigError(
+            f"data.validation_fraction: {folder} is prepared: it has tokens, but no rows that can be held out; "
+            "prepare validation data as well, and give it as data.valid"
+        )
+    return folder
 
 
 def prepared_tokenizer(config: Named, data: Data) -> Tokenizer | None:
