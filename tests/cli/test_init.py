@@ -6,8 +6,6 @@ from itertools import islice
 
 import pytest
 
-from weft.cli.init import DataSize, propose_recipe
-from weft.config.schema import Run
 from weft.config.yaml import read_yaml
 from weft.data.samples.datasets import read_sample
 
@@ -69,7 +67,25 @@ def write_questions():
     return "questions.jsonl"
 
 
+def write_choices():
+    rows = [
+        {"prompt": row["text"], "choice1": row["target"], "choice2": f"no. {n}", "label": n % 2}
+        for n, row in enumerate(rows_of("dates"))
+    ]
+    write_csv("choices.csv", rows)
+    return "choices.csv"
+
+
+def write_sentences():
+    with open("books.txt", "w", encoding="utf-8") as stream:
+        for n, row in enumerate(rows_of("pydoc", count=25)):
+            stream.write(f"No. {n}.\n{' '.join(row['text'].split())[:200]}.\nThe end.\n\n")
+    return "books.txt"
+
+
 FILES = {
+    "choice": (write_choices, {"name": "choice", "dropout": 0.3}),
+    "mlm": (write_sentences, {"name": "mlm"}),
     "classify": (write_langid, {"name": "classify", "dropout": 0.2}),
     "pairs": (write_pairs, {"name": "classify", "regression": True, "dropout": 0.5}),
     "translate": (write_dates, {"name": "translate"}),
@@ -86,7 +102,11 @@ def test_the_recipe_of_a_file_trains(weft, tmp_path, case):
     code, out, err = weft("init", file)
     assert (code, err) == (0, "")
     assert "weft train mine.yaml" in out
-    recipe = read_yaml((tmp_path / "mine.yaml").read_text(), "mine.yaml")
+    text = (tmp_path / "mine.yaml").read_text()
+    assert [
+        line for line in text.splitlines() if line.startswith(" ") and "  # " not in line
+    ] == []  # all have comments
+    recipe = read_yaml(text, "mine.yaml")
     assert recipe["task"] == task
     assert recipe["data"]["train"] == file
     code, out, err = weft("train", "mine.yaml", "train.steps=2", "train.eval_every=2", "train.device=cpu")
@@ -94,15 +114,32 @@ def test_the_recipe_of_a_file_trains(weft, tmp_path, case):
     assert (tmp_path / "runs" / "mine" / "best").exists()
 
 
-def test_validation_data_beside_the_file_is_found_and_else_missed_aloud(weft, tmp_path):
+def test_validation_data_beside_the_file_is_found_and_else_held_out(weft, tmp_path):
     weft("init", write_langid(), "-o", "one.yaml")
-    found = read_yaml((tmp_path / "one.yaml").read_text(), "one.yaml")
-    assert found["data"]["valid"] == "dev.csv"
-    assert found["train"]["eval_every"] > 0
-    weft("init", write_dates(), "-o", "two.yaml")
-    text = (tmp_path / "two.yaml").read_text()
-    assert "# No validation data is given" in text
-    assert "valid" not in read_yaml(text, "two.yaml")["data"]
+    recipe = read_yaml((tmp_path / "one.yaml").read_text(), "one.yaml")
+    assert recipe["data"]["valid"] == "dev.csv"
+    assert "validation_fraction" not in recipe["data"]
+    _, out, _ = weft("init", write_dates(), "-o", "two.yaml")
+    recipe = read_yaml((tmp_path / "two.yaml").read_text(), "two.yaml")
+    assert recipe["data"]["validation_fraction"] == 0.1
+    assert (recipe["train"]["patience"], "steps" in recipe["train"], "eval_every" in recipe["train"]) == (
+        3,
+        False,
+        False,
+    )
+    assert "weft evaluate runs/two\n" in out
+    weft("init", "train.csv", "data.validation_fraction=0.2", "-o", "three.yaml")
+    assert read_yaml((tmp_path / "three.yaml").read_text(), "x")["data"]["validation_fraction"] == 0.2
+
+
+def test_too_few_rows_to_hold_out_are_told(weft, tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\n" + "A fine film,1\nA dull one,0\n" * 4)
+    _, out, _ = weft("init", "a.csv")
+    text = (tmp_path / "mine.yaml").read_text()
+    assert "# Too few rows to hold some out for validation" in text
+    assert {"valid", "validation_fraction", "patience"}.isdisjoint(read_yaml(text, "x")["data"])
+    assert "patience" not in text
+    assert "weft evaluate runs/mine FILE" in out
 
 
 def test_what_is_odd_stands_in_the_recipe_and_rows_that_cannot_be_read_are_skipped(weft, tmp_path):
@@ -145,33 +182,3 @@ def test_a_task_that_is_given_is_taken(weft, tmp_path):
     assert weft("init", write_pairs(), "--task", "translate")[0] == 0
     recipe = read_yaml((tmp_path / "mine.yaml").read_text(), "mine.yaml")
     assert (recipe["task"]["name"], recipe["data"]["columns"]) == ("translate", {"text": 1, "target": 2})
-
-
-class Check:
-    """A check of data with a column of tags, of which there is nothing else to see."""
-
-    def __init__(self, task):
-        self.task, self.fields, self.profiles = {"name": task}, {0: "text", 1: "tags"}, {"train": self}
-
-    labels = ("B-LOC", "O")
-
-    def column(self, name):
-        return self
-
-
-@pytest.mark.parametrize("task", ["classify", "tag", "translate", "lm", "span"])
-@pytest.mark.parametrize("gpu", [False, True])
-@pytest.mark.parametrize("rows", [10, 1500, 10_000, 60_000, 3_000_000])
-@pytest.mark.parametrize(("words", "characters"), [(2.0, True), (20.0, False), (400.0, False)])
-def test_every_size_of_data_gets_a_valid_recipe(task, gpu, rows, words, characters):
-    size = DataSize(rows, words, int(20 * words), int(2 * words), characters, gpu)
-    recipe = propose_recipe(Check(task), size)
-    sections = {name: getattr(recipe, name) for name in ("task", "tokenizer", "model", "train")}
-    run = Run.parse({**sections, "data": {"train": "a.csv", **recipe.data}})
-    assert 100 <= run.train.steps <= 20_000
-    assert run.train.precision == ("bf16" if gpu else "fp32")
-
-
-def test_more_data_gets_a_larger_model():
-    models = [propose_recipe(Check("classify"), DataSize(n, 20, 40, 30, False, False)).model for n in (500, 50_000)]
-    assert models[0]["width"] < models[1]["width"]

@@ -25,7 +25,30 @@ SNLI = "".join(
     f'{{"gold_label": "{"yes" if n % 2 else "no"}", "sentence1": "A man {n} walks.", "sentence2": "He {n} runs."}}\n'
     for n in N
 )
+CODAH = "".join(f"o\tA man no. {n} walks and\tgoes {n} on.\tsits {n} down.\truns {n} off.\t{n % 3}\n" for n in N)
+SWAG = ",sent1,ending0,ending1,label\n" + "".join(f"{n},A man {n} is,by the {n}.,on the {n}.,{n % 2}\n" for n in N)
+HELLASWAG = "".join(
+    f'{{"ctx": "A man {n} walks", "label": {n % 3}, "endings": ["on {n}.", "off {n}.", "in {n}."]}}\n' for n in N
+)
+WINOGRANDE = "sentence,option1,option2,answer\n" + "".join(
+    f"A man {n} and _ walk.,the cat {n},the dog {n},{1 + n % 2}\n" for n in N
+)
+DOCUMENTS = "".join(f"A title\nA man {n} walks.\nHe goes on {n} times.\nHe sits.\n\n" for n in N)
 FILES = {
+    "CODAH": ("a.tsv", CODAH, "choice", {"columns": {"text": 1, "choices": [2, 3, 4], "label": 5}}),
+    "SWAG": (
+        "a.csv",
+        SWAG,
+        "choice",
+        {"columns": {"text": "sent1", "choices": ["ending0", "ending1"], "label": "label"}},
+    ),
+    "HellaSwag": (
+        "a.jsonl",
+        HELLASWAG,
+        "choice",
+        {"columns": {"text": "ctx", "choices": "endings", "label": "label"}},
+    ),
+    "documents": ("a.txt", DOCUMENTS, "mlm", {"documents": "blank"}),
     "STS-B": ("a.csv", STSB, "classify", {"format": "tsv", "columns": {"text": 5, "pair": 6, "label": 4}}),
     "MRPC": ("a.tsv", MRPC, "classify", {"columns": {"text": "#1 String", "pair": "#2 String", "label": "Quality"}}),
     "SICK": (
@@ -84,12 +107,36 @@ def test_a_task_that_is_given_chooses_the_columns(profiled):
     assert set(propose(profile, "lm").columns) == {"text"}
 
 
+def test_choices_that_are_not_numbered_from_0_are_not_taken_for_such(profiled):
+    profile = profiled("a.csv", WINOGRANDE)
+    assert propose(profile).task == "classify"
+    with pytest.raises(DataError, match="choice needs a text, choices .* and the number of the right one, from 0"):
+        propose(profile, "choice")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A man walks.\nHe sits.\n" * 9,
+        "A man\n\nwalks and\n\n" * 9,
+        "To be, or not to be\nThat is the question,\nWhether it is nobler\n\n" * 9,
+    ],
+)
+def test_lines_without_documents_of_sentences_are_for_a_language_model(profiled, text):
+    assert propose(profiled("a.txt", text)).task == "lm"
+
+
 def test_columns_that_a_task_lacks_are_told(profiled):
     profile = profiled("a.txt", "one text\nand another\n")
     with pytest.raises(DataError, match=r"a.txt: classify needs a column of text and one of labels .* 0 \(text\)"):
         propose(profile, "classify")
     with pytest.raises(DataError, match=r"--task: nothing can be proposed for 'clasify'; did you mean 'classify'"):
         propose(profile, "clasify")
+
+
+def test_comments_stand_in_one_column_but_for_long_lines():
+    section = write_section("data", {"a": 1, "bcd": 2, "long": "x" * 50, "e": 3}, {"a": "first", "bcd": "second"})
+    assert section.splitlines() == ["data:", "  a: 1    # first", "  bcd: 2  # second", f"  long: {'x' * 50}", "  e: 3"]
 
 
 def test_yaml_quotes_what_yaml_would_read_as_something_else():

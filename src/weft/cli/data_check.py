@@ -1,7 +1,7 @@
 """`weft data check`: what is in a data file or in a recipe's data, before anything is trained."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from weft.data.profile import ColumnProfile, FileProfile
     from weft.data.proposal import Proposal
 
-TASKS = ("classify", "tag", "translate", "lm", "span")  # that can be proposed
+TASKS = ("classify", "tag", "translate", "lm", "mlm", "span", "choice")  # that can be proposed
 _MAX_LABELS = 20  # that are printed
 _CANNOT = "cannot be read as it is set"
 
 
 @dataclass
 class DataCheck:
-    """The profiles of the splits, a proposal, and whether the task can read them."""
+    """The profiles of the splits, the proposed task and data section, and what the task reads of each split."""
 
     task: dict[str, Any]
     profiles: dict[str, "FileProfile"]
@@ -34,8 +34,8 @@ class DataCheck:
 
     @property
     def unread(self) -> bool:
-        """Whether the task stops at a row of some split."""
-        return any(told.startswith(_CANNOT) for told in self.read.values())
+        """Return whether the task stops at a row of some split."""
+        return any(result.startswith(_CANNOT) for result in self.read.values())
 
 
 def data_check(
@@ -54,6 +54,8 @@ def data_check(
         return
     for split, profile in check.profiles.items():
         _print_profile(split, profile, check)
+    if "valid" in check.read and "valid" not in check.profiles:
+        typer.echo(f"valid, held out of train: {check.read['valid']}\n")
     for pair, rows in check.shared.items():
         if rows:
             typer.echo(f"in both {pair}: {plural(rows, 'row')} with the same text")
@@ -135,23 +137,27 @@ def _shared_rows(profiles: dict[str, "FileProfile"]) -> dict[str, int]:
 
 
 def _read_as_task(check: DataCheck, section: dict[str, Any]) -> dict[str, str]:
-    """Return what the task reads of each split: the number of examples, or the error."""
+    """Return for each split the number of examples that the task reads, or the error."""
+    held_out = ["valid"] if section.get("validation_fraction") else []
+    results = {}
+    for split in [*check.profiles, *held_out]:
+        try:
+            results[split] = f"{count_examples(check.task, section, split):,} examples of {check.task['name']}"
+        except WeftError as error:
+            results[split] = f"{_CANNOT}: {error}"
+    return results
+
+
+def count_examples(task: Mapping[str, Any], section: Mapping[str, Any], split: str) -> int:
+    """Return the number of examples that a task reads of a split; raise at a row that it cannot read."""
     from weft.config.schema import Data, read_section
     from weft.data.readers.examples import Skipped
     from weft.registry import resolve
     from weft.tasks.prepare import read_split
 
-    found = {}
-    for split in check.profiles:
-        skipped = Skipped()
-        try:
-            task_class = resolve("task", check.task["name"])
-            task = task_class(read_section(task_class.Config, check.task, "task"))
-            count = sum(1 for _ in read_split(read_section(Data, section, "data"), split, task, skipped))
-            found[split] = f"{count:,} examples of {check.task['name']}"
-        except WeftError as error:
-            found[split] = f"{_CANNOT}: {error}"
-    return found
+    task_class = resolve("task", task["name"])
+    configured = task_class(read_section(task_class.Config, task, "task"))
+    return sum(1 for _ in read_split(read_section(Data, section, "data"), split, configured, Skipped()))
 
 
 def _print_profile(split: str, profile: "FileProfile", check: DataCheck) -> None:

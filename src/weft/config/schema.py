@@ -95,9 +95,11 @@ class Data(Section):
     test: Source | None = None  # the same, for the evaluation at the end and `weft evaluate`
     # the share of the training rows that is held out for evaluations, in place of data.valid
     validation_fraction: float | None = Field(None, gt=0, lt=1)
-    format: Literal["txt", "tsv", "csv", "jsonl", "conll", "squad", "parquet"] | None = None  # None: by the ending
+    format: Literal["txt", "tsv", "csv", "jsonl", "conll", "squad", "parquet"] | None = (
+        None  # of the files; None: by the ending
+    )
     delimiter: Delimiter | None = None  # between the columns of csv and tsv; None: a comma, a tab
-    # A field of the task's example -> its column, by name or number; several make a list.
+    # the column of each field of the task, by name or by number from 0; a list field has several
     columns: dict[str, Column | Annotated[list[Column], Field(min_length=1)]] | None = None
     documents: Literal["lines", "every-line", "blank", "file"] = (
         "lines"  # txt: what a row is (weft.data.readers.documents)
@@ -105,7 +107,7 @@ class Data(Section):
     header: bool | None = None  # None: there is one if a column goes by name
     on_bad_rows: Literal["error", "skip"] = "error"  # skip: leave a row that cannot be read out, with a notice
     max_length: int = Field(1024, ge=1)  # tokens in one sequence
-    # of a longer sequence: refuse, cut, drop, or read it in windows
+    # of longer sequences: refuse them, cut, drop, or read them in windows
     truncation: Literal["error", "cut", "drop", "window"] = "error"
     max_line_bytes: int = Field(1 << 24, ge=1, lt=2**31)  # a longer line is a bad row
     workers: int = Field(0, ge=0)  # processes that collate batches ahead of the trainer
@@ -129,14 +131,14 @@ class Train(Section):
     steps: int | None = Field(None, ge=1)  # the budget in updates; or give `time`
     epochs: float | None = Field(None, gt=0)  # passes over the training data
     time: Seconds | None = None  # the budget in time: 90s, 15m or 2h
-    batch_tokens: int | None = Field(4096, ge=1)  # None: batch_size is given
+    batch_tokens: int | None = Field(4096, ge=1)  # tokens in a batch; None: batch_size is given
     batch_size: int | None = Field(None, ge=1)  # items in a batch, in place of batch_tokens
     accumulate: int = Field(1, ge=1)  # batches for each update, in each process
     optimizer: Literal["adamw", "adam", "adagrad", "sgd", "asgd"] = "adamw"  # asgd: SGD, averaged in the end
     lr: float = Field(1e-3, gt=0)  # the peak of the learning rate
     betas: tuple[Share, Share] = (0.9, 0.999)  # of Adam
     weight_decay: float = Field(0.0, ge=0)  # on matrices; vectors, such as biases, have none
-    # of the learning rate
+    # how the learning rate changes
     schedule: Literal["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential"] = "constant"
     warmup: float = Field(0.0, ge=0)  # steps, or below 1 a share of the budget
     decay: float = Field(0.01, gt=0, le=1)  # exponential: the share of lr that is left at the end

@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 
 from weft.config.schema import Data
 from weft.data.readers.column_mapping import Columns
@@ -20,6 +20,7 @@ from weft.errors import DataError
 
 HEAD_LINES = 300
 _CONSISTENT = 0.9  # share of the rows that must have the same number of columns
+_SENTENCES = 0.75  # share of the lines that must end as sentences do; the others are headings
 _CONLLU_WIDTH = 10
 _SQUAD = ["question", "passage", "answers", "starts", "id", "title"]
 _DEFAULT_DELIMITERS = {"csv": ",", "tsv": "\t"}
@@ -34,6 +35,7 @@ class Layout:
     delimiter: str | None  # of csv and tsv
     header: bool
     names: tuple[ColumnName, ...]
+    sentences: bool = False  # txt: a sentence or paragraph a line, and blank lines between documents, as BERT reads it
 
     def describe(self) -> str:
         """Return the layout in words: `csv, separated by ';', with a header line`."""
@@ -66,7 +68,15 @@ def detect_layout(source: str | list[str], data: Data) -> Layout:
     format = data.format or _detect_format(path, head, data)
     if format in _DEFAULT_DELIMITERS:
         return _detect_table(format, head, data)
-    return Layout(format, None, False, _names(format, head))
+    return Layout(format, None, False, _names(format, head), format == "txt" and _has_documents(head))
+
+
+def _has_documents(head: Sequence[str]) -> bool:
+    """Return whether blank lines part documents of several lines, most of which end as sentences do."""
+    texts = [line.strip() for line in head if line.strip()]
+    documents = 1 + sum(1 for line, after in pairwise(head[:-1]) if not line.strip() and after.strip())
+    ended = sum(1 for text in texts if text.rstrip("\"'”’)").endswith((".", "!", "?", "…", "。")))
+    return documents > 1 and len(texts) >= 2 * documents and ended >= _SENTENCES * len(texts)
 
 
 def _parquet_names(path: str) -> list[str]:
@@ -195,9 +205,9 @@ def _detect_table(format: str, head: Sequence[str], data: Data) -> Layout:
     rows = _records(format, head, delimiter) or [[""]]
     named = any(isinstance(column, str) for column in (data.columns or {}).values())
     header = (named or _has_header(rows)) if data.header is None else data.header
-    names: Sequence[ColumnName] = rows[0] if header else range(_most_frequent([len(row) for row in rows])[0])
-    if len(set(names)) < len(names) or "" in names:
-        names = range(len(names))
+    names: Sequence[ColumnName] = range(_most_frequent([len(row) for row in rows])[0])
+    if header:  # a name that is empty, as that of pandas' index, or given twice names no column
+        names = [name if name and rows[0].count(name) == 1 else number for number, name in enumerate(rows[0])]
     return Layout(format, delimiter, header, tuple(names))
 
 

@@ -21,6 +21,13 @@ _LABEL_NAMES = (
 )
 _TAG_NAMES = r"(ner_?|pos_?|chunk_?)?tags?|labels?"
 _CONLLU_WIDTH = 10
+_COMMENT_COLUMN = 40  # lines that are longer do not shift the comments of the others
+# Columns of one choice each, such as ending0, choice_a, sol2; and lists of them.
+_ONE_CHOICE = r"(ending|choice|option|sol|solution|answer|alternative)[ _-]?([a-h]|\d)"
+_CHOICE_LIST = r"choices|options|endings"
+_QUESTION_NAMES = (r"text|context|ctx|startphrase|stem", r"question|prompt|premise|goal|sentence|.*question.*")
+_CHOICE_LABELS = (r"label|gold|target", r"answer|correct.*")
+_MIN_UNNAMED_CHOICES = 3  # of columns without names: fewer may be something else
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,9 @@ class Proposal:
         section: dict[str, Any] = dict(splits)
         if isinstance(source, str):
             section |= profile.layout.keys(source)
-        numbered = all(isinstance(column, int) for column in self.columns.values())
+        if self.task == "mlm" and profile.layout.sentences:
+            section["documents"] = "blank"
+        numbered = all(isinstance(column, int) for column in column_fields(self.columns))
         if profile.layout.header and numbered and self.columns:
             section["header"] = True
         default = profile.layout.format in ("txt", "squad", "parallel files") or (
@@ -56,6 +65,8 @@ def propose(profile: FileProfile, task: str | None = None) -> Proposal:
 def _guess_task(profile: FileProfile) -> str:
     names = {str(column.name).lower() for column in profile.columns}
     texts, labels = _texts(profile), _labels(profile)
+    if _choice_columns(profile):
+        return "choice"
     if profile.layout.format == "squad" or ("question" in names and names & {"passage", "context"}):
         return "span"
     if profile.layout.format == "conll" or (profile.of_kind("words") and profile.of_kind("tags")):
@@ -64,7 +75,7 @@ def _guess_task(profile: FileProfile) -> str:
         return "translate"
     if labels and texts:
         return "classify"
-    return "lm"
+    return "mlm" if profile.layout.sentences else "lm"
 
 
 def _texts(profile: FileProfile) -> list[ColumnProfile]:
@@ -150,12 +161,55 @@ def _span(profile: FileProfile) -> Proposal:
     return Proposal("span", {field: column.name for field, column in found.items() if column is not None})
 
 
+def _mlm(profile: FileProfile) -> Proposal:
+    return Proposal("mlm", _lm(profile).columns)
+
+
+def _choice(profile: FileProfile) -> Proposal:
+    columns = _choice_columns(profile)
+    if columns is None:
+        needed = "a text, choices (a list, or a column each such as choice1) and the number of the right one, from 0"
+        raise _no_columns(profile, "choice", needed)
+    return Proposal("choice", columns)
+
+
+def _choice_columns(profile: FileProfile) -> ColumnMap | None:
+    """Return the columns of a text, its choices and the right one; None if the file has none."""
+    choices, number = _choices(profile)
+    labels = [column for column in profile.of_kind("label", "number") if _numbers_choices(column, number)]
+    if not choices or not labels:
+        return None
+    names = column_fields({"choices": choices})
+    texts = [column for column in profile.of_kind("text", "label") if column.name not in names]
+    label = _named(labels, *_CHOICE_LABELS) or labels[-1]
+    text = _named(texts, *_QUESTION_NAMES) or next((column for column in texts if column.kind == "text"), None)
+    return {"text": text.name, "choices": choices, "label": label.name} if text is not None else None
+
+
+def _choices(profile: FileProfile) -> tuple[Any, int]:
+    """Return the column or the columns of choices, and how many choices there are; "" and 0 where there are none."""
+    if (column := _named(profile.of_kind("words", "tags"), _CHOICE_LIST)) is not None:
+        return column.name, column.words.max
+    texts = _texts(profile)
+    named = [column.name for column in texts if re.fullmatch(_ONE_CHOICE, str(column.name).strip().lower())]
+    if not named and not profile.layout.header and len(texts) > _MIN_UNNAMED_CHOICES:
+        named = [column.name for column in texts[1:]]
+    return (named, len(named)) if len(named) > 1 else ("", 0)
+
+
+def _numbers_choices(column: ColumnProfile, number: int) -> bool:
+    """Return whether the values of a column are the numbers of choices, from 0, and each choice is right somewhere."""
+    return {str(value) for value in column.values or ()} == {str(index) for index in range(number)}
+
+
 _CHOOSERS: dict[str, Callable[[FileProfile], Proposal]] = {
     "classify": _classify,
     "tag": _tag,
     "translate": _translate,
     "lm": _lm,
     "span": _span,
+    "mlm": _mlm,
+    "choice": _choice,
 }
 
 
@@ -167,9 +221,14 @@ def _no_columns(profile: FileProfile, task: str, needed: str) -> DataError:
     )
 
 
-def write_section(name: str, section: Mapping[str, Any]) -> str:
-    """Return a section of a recipe as YAML, a key a line; columns stay on one line."""
-    return "\n".join([f"{name}:", *(f"  {key}: {flow_yaml(value)}" for key, value in section.items())])
+def write_section(name: str, section: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
+    """Return a section of a recipe as YAML, a key a line, each with its comment; columns stay on one line."""
+    lines = {key: f"  {key}: {flow_yaml(value)}" for key, value in section.items()}
+    column = max((len(line) for line in lines.values() if len(line) <= _COMMENT_COLUMN), default=0)
+    for key, comment in (comments or {}).items():
+        if key in lines and comment:
+            lines[key] = f"{lines[key]:{column}}  # {comment}"
+    return "\n".join([f"{name}:", *lines.values()])
 
 
 def flow_yaml(value: Any) -> str:

@@ -45,7 +45,7 @@ class CNNConfig(Named):
 
     width: int = Field(300, ge=1)  # number of filters in all
     kernels: tuple[int, ...] = (3, 4, 5)  # filter widths, in tokens, which share the filters equally
-    embedding: int | None = Field(None, ge=1)  # None: `width`
+    embedding: int | None = Field(None, ge=1)  # width of the embeddings; None: `width`
     vectors: str | None = None  # a file of word vectors to initialise the embeddings
     # nonstatic: vectors are trained; static: they are not
     channels: Literal["nonstatic", "static", "multichannel"] = "nonstatic"

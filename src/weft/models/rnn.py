@@ -57,7 +57,7 @@ class RNNConfig(Pretrained):
     apart: bool = False  # both: directions are concatenated at the output only, not after each layer
     # over a layer's own earlier states
     attention: Literal["none", "cosine", "additive", "general", "dot", "scaled-dot"] = "none"
-    embedding: int | None = Field(None, ge=1)  # None: `width`
+    embedding: int | None = Field(None, ge=1)  # width of the embeddings; None: `width`
     vectors: str | None = None  # a file of word vectors to initialise the embeddings
     channels: Channels = "nonstatic"  # static: vectors are not trained
     chars: int = Field(0, ge=0)  # filters of the character CNN beside the word embedding; 0: none

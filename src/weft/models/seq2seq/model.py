@@ -55,7 +55,7 @@ class Seq2SeqConfig(Named):
     cell: Literal["elman", "jordan", "lstm", "peephole", "gru"] = "lstm"  # of encoder and decoder
     width: int = Field(256, ge=2)  # of embeddings and states; it is even
     layers: int = Field(1, ge=1)  # of the encoder, and of the decoder
-    embedding: int | None = Field(None, ge=1)  # None: `width`
+    embedding: int | None = Field(None, ge=1)  # width of the embeddings; None: `width`
     vectors: str | None = None  # a file of word vectors to initialise the embeddings
     target_vectors: str | None = None  # the same for the target's own vocabulary
     channels: Channels = "nonstatic"  # static: vectors are not trained

@@ -1,0 +1,62 @@
+"""The recipes that `weft init` starts from: one for every task and amount of data, valid and larger with more data."""
+
+import math
+
+import pytest
+
+from weft.cli.data_check import TASKS
+from weft.cli.starter import STARTERS, DataSize, propose_recipe
+from weft.config.schema import Run
+from weft.tasks.factory import make_task
+
+
+class Check:
+    """A check of data with a column of tags, of which there is nothing else to see."""
+
+    def __init__(self, task):
+        self.task, self.fields, self.profiles = {"name": task}, {0: "text", 1: "tags"}, {"train": self}
+
+    labels = ("B-LOC", "O")
+
+    def column(self, name):
+        return self
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("rows", [10, 10_000, 3_000_000])
+@pytest.mark.parametrize(("words", "characters"), [(2.0, True), (20.0, False), (400.0, False)])
+def test_every_size_of_data_gets_a_valid_recipe(task, gpu, rows, words, characters):
+    size = DataSize(rows, words, int(20 * words), int(2 * words), characters, gpu)
+    sections = propose_recipe(Check(task), size).sections
+    run = Run.parse({**sections, "data": {"train": "a.csv", "validation_fraction": 0.1, **sections["data"]}})
+    make_task(run)
+    assert 2 <= run.train.epochs <= 30
+    assert run.train.precision == ("bf16" if gpu else "fp32")
+
+
+def test_more_data_gets_a_larger_model():
+    models = [propose_recipe(Check("classify"), DataSize(n, 20, 40, 30, False, False)) for n in (500, 50_000)]
+    assert models[0].sections["model"]["width"] < models[1].sections["model"]["width"]
+
+
+def test_every_starter_is_chosen_by_some_data_and_has_a_size_for_all_of_it():
+    assert all(max(starter.sizes) == math.inf for starter in STARTERS.values())
+    notes = {
+        propose_recipe(Check(task), DataSize(rows, words, 40, 30, words < 3, False)).note
+        for task in TASKS
+        for rows in (100, 50_000)
+        for words in (2, 20, 400)
+    }
+    assert {note.removesuffix(", with a CRF") for note in notes} == {starter.note for starter in STARTERS.values()}
+
+
+def test_a_gpu_reads_larger_batches():
+    sizes = [DataSize(5000, 20, 40, 30, False, gpu) for gpu in (False, True)]
+    small, large = (propose_recipe(Check("classify"), size).sections["train"]["batch_size"] for size in sizes)
+    assert large == 2 * small
+
+
+def test_a_pretrained_model_is_advised_where_rows_are_few():
+    advised = [propose_recipe(Check("classify"), DataSize(n, 20, 40, 30, False, False)) for n in (500, 50_000)]
+    assert [recipe.advise_pretrained for recipe in advised] == [True, False]
