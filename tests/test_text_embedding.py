@@ -251,11 +251,34 @@ def test_unknown_words_alone_have_the_vector_nought_in_word2vec():
     assert not pipeline.embed(["zebra", "yak"], "last").any()
 
 
+def test_errors_are_kept_and_the_other_texts_have_their_vectors(bert):
+    long = " ".join(["the"] * 40)
+    texts = [TEXTS[0], long, weft.DataError("is broken"), 3, TEXTS[1]]
+    embedder = bert.embedder(on_error="nan")
+    vectors = embedder.all(texts)
+    np.testing.assert_allclose(vectors[[0, 4]], bert.embed([TEXTS[0], TEXTS[1]]), atol=1e-5)
+    assert np.isnan(vectors[1:4]).all()
+    assert list(embedder.errors) == [3, 4, 2]
+    assert "has 42 tokens" in str(embedder.errors[2])
+    assert str(embedder.errors[4]) == "must be a text, but is 3 instead"
+    assert [len(tokens) for tokens in bert.embedder("tokens", on_error="nan").all(texts)][1:4] == [0, 0, 0]
+    with pytest.raises(weft.DataError, match="text 3: is broken"):
+        bert.embed([TEXTS[0], TEXTS[1], texts[2]])
+
+
+@pytest.mark.parametrize(("truncation", "cuts"), [("cut", True), ("window", True), ("drop", False), ("error", False)])
+def test_the_recipe_says_whether_long_texts_are_cut(bert, truncation, cuts):
+    data = bert.run.data.model_copy(update={"truncation": truncation})
+    pipeline = replace(bert, run=bert.run.model_copy(update={"data": data}))
+    assert pipeline.embedder().truncate is cuts
+    assert pipeline.embedder(truncate=not cuts).truncate is not cuts
+
+
 def test_too_long_a_text_is_an_error_unless_it_is_to_be_cut(bert):
     words = TEXTS[0].split()
     long = [*TEXTS, " ".join(words * 4), " ".join(words * 5)]
     with pytest.raises(
-        weft.DataError, match=r"text 8: has 38 tokens, its marks among them, and 30 are read; .*truncate"
+        weft.DataError, match=r"text 8: has 38 tokens, special tokens included, and 30 are read; .*truncate"
     ):
         bert.embed(long)
     cut = " ".join((words * 4)[:28])
@@ -333,7 +356,7 @@ def test_a_wrong_pool_is_caught(bert, broken, monkeypatch):
 
 def test_an_order_that_is_lost_is_caught(bert, monkeypatch):
     true = embedding._TokenizedTexts
-    wrong = lambda ids, lengths, rows, chars: true(ids, lengths, rows[::-1], chars)  # noqa: E731
+    wrong = lambda ids, lengths, rows, *others: true(ids, lengths, rows[::-1], *others)  # noqa: E731
     monkeypatch.setattr(embedding, "_TokenizedTexts", wrong)
     with pytest.raises(AssertionError):
         test_a_vector_is_what_its_equation_says(bert, "mean")

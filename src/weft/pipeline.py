@@ -216,11 +216,12 @@ class Pipeline:
         layers: LayerSelection = -1,
         combine: Combine = "sum",
         normalize: bool | None = None,
-        truncate: bool = False,
+        truncate: bool | None = None,
     ) -> Any:
         """Return one vector per text, float32 (B, D); with `pool="tokens"` one per token, a list of (T, D).
 
-        Defaults are the model's own pooling, or else `pool="mean"`, not normalized. See `weft.text_embedding`.
+        Defaults are the model's own pooling, or else `pool="mean"`, not normalized. A text that is too long is cut if
+        the recipe cuts or windows such texts, and else an error; `truncate` overrides. See `weft.text_embedding`.
         """
         return self.embedder(pool, layers, combine, normalize, truncate).all(_as_texts(texts, "embed"))
 
@@ -230,16 +231,18 @@ class Pipeline:
         layers: LayerSelection = -1,
         combine: Combine = "sum",
         normalize: bool | None = None,
-        truncate: bool = False,
+        truncate: bool | None = None,
+        on_error: Literal["raise", "nan"] = "raise",
     ) -> Embedder:
-        """Return the embedder of texts, for one call or for a stream."""
+        """Return the embedder of texts, for one call or for a stream; the arguments are those of `embed`."""
         pooling = self.pooling or Pooling("mean")
         normalize = pooling.normalize if normalize is None else normalize
         options = EmbeddingOptions(pool or pooling.pool, layers, combine, normalize)
         max_positions = getattr(self.head.body, "max_positions", None)
         limits = (self.run.data.max_length + SPECIAL_TOKENS, max_positions, pooling.longest)
         longest = min(limit for limit in limits if limit is not None)
-        return Embedder(self.task, self.head, options, longest, truncate, pooling.lowercase)
+        truncate = self.run.data.truncation in ("cut", "window") if truncate is None else truncate
+        return Embedder(self.task, self.head, options, longest, truncate, pooling.lowercase, on_error)
 
     def layer_scores(
         self,

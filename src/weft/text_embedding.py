@@ -75,6 +75,7 @@ class _TokenizedTexts:
     lengths: np.ndarray  # (B,)
     rows: np.ndarray  # (texts given,)
     chars: list[list[np.ndarray]] | None
+    failed: list[int]  # of the texts given, those that have no vector
 
     def batches(self, budget: int) -> Iterator[Tokens]:
         """Yield batches of at most `budget` tokens, or one text; texts without tokens are left out."""
@@ -91,7 +92,11 @@ class _TokenizedTexts:
 
 
 class Embedder:
-    """Turns texts into vectors; `longest` is the maximum number of tokens of a text, special tokens included."""
+    """Turns texts into vectors; `longest` is the maximum number of tokens of a text, special tokens included.
+
+    With `on_error="nan"` a text that cannot be embedded has a vector of NaN, of tokens none, and its error is in
+    `errors`, by its number in the stream, from 1.
+    """
 
     def __init__(
         self,
@@ -101,6 +106,7 @@ class Embedder:
         longest: int | None = None,
         truncate: bool = False,
         lowercase: bool = False,
+        on_error: Literal["raise", "nan"] = "raise",
     ) -> None:
         check_encodes(head)
         self.task, self.head, self.choice = task, head.eval(), choice
@@ -108,12 +114,18 @@ class Embedder:
         self.before, self.after = task.special_token_affixes
         self.longest, self.truncate, self.lowercase = longest, truncate, lowercase
         self.cut = 0  # number of truncated texts
+        self.on_error = on_error
+        self.errors: dict[int, DataError] = {}
         weight = next(head.parameters())
         self._device, self._half = weight.device, weight.dtype is not torch.float32
         self._budget = BUDGET if self._device.type == "cpu" else BUDGET_ON_GPU
 
-    def stream(self, texts: Iterable[str]) -> Iterator[Any]:
-        """Yield the vectors (B, D) of some thousands of texts at a time; with pool tokens, a list of (T, D)."""
+    def stream(self, texts: Iterable[str | DataError]) -> Iterator[Any]:
+        """Yield the vectors (B, D) of some thousands of texts at a time; with pool tokens, a list of (T, D).
+
+        An error in the place of a text is treated as one of the text.
+        """
+        self.errors = {}
         max_chars = MAX_CHARS_PER_TOKEN_VECTORS if self.choice.pool == "tokens" else MAX_CHARS
         pending: deque[Future[_TokenizedTexts]] = deque()
         # The tokenizer releases the GIL: it runs one chunk ahead of the model.
@@ -125,7 +137,7 @@ class Embedder:
             while pending:
                 yield self._embed(pending.popleft().result())
 
-    def all(self, texts: Iterable[str]) -> Any:
+    def all(self, texts: Iterable[str | DataError]) -> Any:
         """Return the vectors of all texts: (B, D), or a list of (T, D)."""
         chunks = list(self.stream(texts))
         if self.choice.pool == "tokens":
@@ -141,11 +153,12 @@ class Embedder:
         """Return the tokens of a text, special ones included: those that `pool="tokens"` has vectors for."""
         return [self.task.tokenizer.token(id) for id in self._tokenize([text], 1).ids.tolist()]
 
-    def _tokenize(self, texts: list[str], first: int) -> _TokenizedTexts:
+    def _tokenize(self, chunk: Sequence[str | DataError], first: int) -> _TokenizedTexts:
         """Tokenize each distinct text and add special tokens; sort by length, longest first, then alphabetically.
 
         So batches do not depend on the order of the given texts, and neither do vectors, to the last bit.
         """
+        texts = [self._check_text(text, number) for number, text in enumerate(chunk, first)]
         texts = [text.lower() for text in texts] if self.lowercase else texts
         rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         distinct, row_of_text = list(rows), np.fromiter(map(rows.__getitem__, texts), np.int64, len(texts))
@@ -161,18 +174,35 @@ class Embedder:
         sorted_ids = chain.from_iterable(map(ids.__getitem__, order.tolist()))
         flat = self._add_specials(np.fromiter(sorted_ids, np.int64, int(lengths.sum())), lengths[order])
         chars = chars and [chars[row] for row in order.tolist()]
-        return _TokenizedTexts(flat, lengths[order] + num_specials, np.argsort(order)[row_of_text], chars)
+        failed = [row for row in range(len(chunk)) if first + row in self.errors]
+        return _TokenizedTexts(flat, lengths[order] + num_specials, np.argsort(order)[row_of_text], chars, failed)
+
+    def _check_text(self, text: object, number: int) -> str:
+        """Return a text, or an empty one in the place of what is none."""
+        if isinstance(text, str):
+            return text
+        is_error = isinstance(text, DataError)
+        self._fail(number, text if is_error else DataError(f"must be a text, but is {repr(text)[:60]} instead"))
+        return ""
+
+    def _fail(self, number: int, error: Any) -> None:
+        """Raise the error of a text, with its number, or keep it."""
+        if self.on_error == "raise":
+            raise DataError(f"text {number}: {error}")
+        self.errors[number] = error
 
     def _check_lengths(self, lengths: np.ndarray, room: int, first: int, num_specials: int) -> None:
-        """Count the texts that are too long; without `truncate`, raise an error that names the first."""
-        truncation = np.flatnonzero(lengths > room)
-        if not self.truncate:
-            number, size = first + int(truncation[0]), int(lengths[truncation[0]]) + num_specials
-            raise DataError(
-                f"text {number}: has {size:,} tokens, its marks among them, and {self.longest:,} are read; shorten it, "
-                "or have it cut with truncate=True (command line: --truncate)"
+        """Count the texts that are too long; without `truncate`, each of them is an error."""
+        too_long = np.flatnonzero(lengths > room).tolist()
+        if self.truncate:
+            self.cut += len(too_long)
+            return
+        for row in too_long:
+            message = (
+                f"has {int(lengths[row]) + num_specials:,} tokens, special tokens included, and {self.longest:,} are "
+                "read; shorten it, or have it cut with truncate=True (command line: --truncate)"
             )
-        self.cut += len(truncation)
+            self._fail(first + row, DataError(message))
 
     def _add_specials(self, flat: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the flat ids (N,) with special tokens around each text."""
@@ -197,9 +227,14 @@ class Embedder:
         flat = torch.cat(parts).cpu().numpy() if parts else np.zeros((0, self.width), np.float32)
         if self.choice.pool == "tokens":
             split = np.split(flat, texts.lengths.cumsum()[:-1]) if len(texts.lengths) else []
-            return [split[row] for row in texts.rows.tolist()]
+            vectors_of_texts = [split[row] for row in texts.rows.tolist()]
+            for row in texts.failed:
+                vectors_of_texts[row] = vectors_of_texts[row][:0]
+            return vectors_of_texts
         empty = np.zeros((len(texts.lengths) - len(flat), flat.shape[1]), np.float32)  # for texts without tokens
-        return np.concatenate([flat, empty])[texts.rows]
+        vectors = np.concatenate([flat, empty])[texts.rows]
+        vectors[texts.failed] = np.nan
+        return vectors
 
     def _encode(self, tokens: Tokens) -> Tensor:
         with torch.inference_mode():
@@ -271,15 +306,13 @@ def check_encodes(head: Head) -> None:
         )
 
 
-def _chunk_texts(texts: Iterable[str], max_chars: int) -> Iterator[tuple[int, list[str]]]:
+def _chunk_texts(texts: Iterable[Any], max_chars: int) -> Iterator[tuple[int, list[Any]]]:
     """Yield chunks of `CHUNK_SIZE` texts or `max_chars` characters, each with the number of its first text, from 1."""
-    chunk: list[str] = []
+    chunk: list[Any] = []
     num_chars = first = 0
     for text in texts:
-        if not isinstance(text, str):
-            raise DataError(f"text {first + len(chunk) + 1}: must be a text, but is {repr(text)[:60]} instead")
         chunk.append(text)
-        num_chars += len(text)
+        num_chars += len(text) if isinstance(text, str) else 0
         if len(chunk) == CHUNK_SIZE or num_chars >= max_chars:
             yield first + 1, chunk
             first, chunk, num_chars = first + len(chunk), [], 0

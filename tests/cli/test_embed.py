@@ -118,7 +118,7 @@ def test_vectors_of_tokens(run, bert, folder, tmp_path):
         (["a", "--pool", "men"], "pool: there is no 'men'; did you mean 'mean'"),
         (["a", "--layers", "x"], "layers: must be a layer such as -1"),
         (["a", "--combine", "add"], "combine: there is no 'add'"),
-        (["the " * 40], "text 1: has 42 tokens, its marks among them, and 30 are read"),
+        (["the " * 40], "example 1: has 42 tokens, special tokens included, and 30 are read"),
         (["--file", "gone.txt"], "gone.txt: there is no such file"),
         (["a", "-o", "/proc/none/x.npy"], "--out: /proc/none/x.npy cannot be written"),
     ],
@@ -131,11 +131,37 @@ def test_what_is_asked_wrongly_ends_with_2_and_leaves_nothing(run, folder, words
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_line_that_is_no_text_is_named(run, folder, tmp_path):
-    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"words": ["b"]}\n')
-    code, _, err = run("embed", folder, "--file", tmp_path / "bad.jsonl", "-o", tmp_path / "x.npy")
+BAD = '{"text": "a"}\n{"words": ["b"]}\n{"text": "' + "the " * 40 + '"}\n{"text": "a play"}\n'
+
+
+@pytest.mark.parametrize("ending", [".npy", ".npz", ".tsv", ".jsonl", ""])
+def test_every_row_has_its_vector_or_an_error_in_its_place(run, bert, folder, tmp_path, ending):
+    file, out = tmp_path / "bad.jsonl", tmp_path / f"x{ending}"
+    file.write_text(BAD)
+    code, printed, err = run("embed", folder, "--file", file, *(["-o", out] if ending else []))
+    assert code == 0
+    assert err.startswith(f"2 rows of 4 could not be embedded; the first: {file}:2: no 'text'")
+    expected = bert.embed(["a", "a play"])
+    if ending in (".jsonl", ""):
+        rows = [json.loads(line) for line in (out.read_text() if ending else printed).splitlines()]
+        assert [list(row) for row in rows] == [["text", "vector"], ["error"], ["error"], ["text", "vector"]]
+        assert rows[2]["error"].startswith(f"{file}:3: has 42 tokens")
+        np.testing.assert_allclose([rows[0]["vector"], rows[3]["vector"]], expected, atol=1e-5)
+    else:
+        vectors = read(out)
+        np.testing.assert_allclose(vectors[[0, 3]], expected, atol=1e-5)
+        assert np.isnan(vectors[[1, 2]]).all()
+
+
+def test_strict_stops_at_the_first_bad_row_and_writes_nothing(run, folder, tmp_path):
+    (tmp_path / "bad.jsonl").write_text(BAD)
+    code, _, err = run("embed", folder, "--file", tmp_path / "bad.jsonl", "-o", tmp_path / "x.npy", "--strict")
     assert code == 2
     assert "bad.jsonl:2: no 'text'" in err
+    (tmp_path / "bad.jsonl").write_text('{"words": ["b"]}\n')
+    code, _, err = run("embed", folder, "--file", tmp_path / "bad.jsonl", "-o", tmp_path / "x.npy")
+    assert code == 2
+    assert "not one of 1 row could be embedded; the first: " in err
     assert not (tmp_path / "x.npy").exists()
 
 

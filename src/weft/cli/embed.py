@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -58,14 +59,20 @@ def embed(
         bool | None,
         typer.Option("--normalize/--as-is", help="Scale vectors to length 1; by default as the model."),
     ] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Truncate texts that are too long.")] = False,
+    truncate: Annotated[
+        bool | None,
+        typer.Option(
+            "--truncate/--no-truncate", help="Whether texts that are too long are cut; by default as the recipe."
+        ),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that has no vector.")] = False,
     quiet: QuietOption = False,
     trust: TrustOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "fp32",
 ) -> None:
     """Print or write the vectors of texts, a file or stdin: one per text, with --pool tokens one per token."""
-    from weft.cli.inputs import parse_columns, read_stdin
+    from weft.cli.inputs import parse_columns, read_stdin, text_records
     from weft.cli.outputs import atomic_file
     from weft.cli.progress import RowProgress
     from weft.data.readers.lines import plural
@@ -76,16 +83,20 @@ def embed(
     pool_mode: Any = pool  # checked by Pipeline.embedder
     combine_mode: Any = combine
     pipeline = load(model, device, trust, (), precision)
-    embedder = pipeline.embedder(pool_mode, -1 if layers == "-1" else layers, combine_mode, normalize, truncate)
-    records = read_stdin() if file is None else text_rows(file, pipeline, column_names)
+    layer_choice = -1 if layers == "-1" else layers
+    embedder = pipeline.embedder(pool_mode, layer_choice, combine_mode, normalize, truncate, "nan")
+    records = text_records(texts) if texts else read_stdin()
+    if file is not None:
+        records = text_rows(file, pipeline, column_names)
     quiet = quiet or file is None or (out is None and sys.stdout.isatty())
     with RowProgress("embed", quiet) as progress:
-        inputs = progress.track(iter(texts) if texts else map(text_of, records))
+        rows = TextRows(progress.track(records), embedder, strict or bool(texts))
         if write is None or out is None:
-            _print_vectors(embedder, inputs)
+            _print_vectors(rows)
         else:
             with atomic_file(out) as target:
-                write(target, embedder, inputs)
+                write(target, rows)
+                rows.errors.summarize("be embedded")
             typer.echo(out)
     if embedder.cut:
         tell(f"truncated {plural(embedder.cut, 'text')} to {embedder.longest} tokens, special tokens included")
@@ -134,6 +145,57 @@ def text_rows(file: Path, pipeline: "Pipeline", columns: "ColumnSpec | None") ->
     return read_file(file, pipeline.run.data, fields, [] if has_words else fields, columns)
 
 
+class TextRows:
+    """The texts of rows and their vectors; of a row that has none, the error."""
+
+    def __init__(self, records: "Iterable[Record]", embedder: "Embedder", strict: bool) -> None:
+        from weft.cli.predict import RowErrors
+
+        self.embedder, self.errors, self._records = embedder, RowErrors(strict), records
+        self._places: deque[str] = deque()  # of the rows that are not embedded yet
+
+    def blocks(self) -> "Iterator[Any]":
+        """Yield the vectors of some thousands of rows at a time, with NaN where there is an error."""
+        done = 0
+        for vectors in self.embedder.stream(self._read(self._records)):
+            self._take_errors(len(vectors), done)
+            done += len(vectors)
+            yield vectors
+
+    def json_lines(self) -> "Iterator[list[str]]":
+        """Yield the rows that have been read so far, each as a JSON object."""
+        from weft.cli.inputs import read_chunks
+
+        for chunk in read_chunks(self._records):
+            texts = list(self._read(chunk))
+            vectors = self.embedder.all(texts)
+            errors = self._take_errors(len(texts), 0)
+            yield [
+                json.dumps({"error": errors[number]}, ensure_ascii=False)
+                if number in errors
+                else _json_line(self.embedder, str(text), vectors[number])
+                for number, text in enumerate(texts)
+            ]
+
+    def _read(self, records: "Iterable[Record]") -> "Iterator[str | DataError]":
+        for record in records:
+            self._places.append(record.place)
+            try:
+                yield text_of(record)
+            except DataError as error:
+                yield DataError(str(error).removeprefix(f"{record.place}: "))
+
+    def _take_errors(self, rows: int, done: int) -> dict[int, str]:
+        """Return the errors of the next rows, after `done` others in the stream, with their places."""
+        located = {}
+        for number in range(rows):
+            place, error = self._places.popleft(), self.embedder.errors.pop(done + number + 1, None)
+            if error is not None:
+                located[number] = f"{place}: {error}"
+            self.errors.count(located.get(number))
+        return located
+
+
 def text_of(record: "Record") -> str:
     """Return the text of a row."""
     if isinstance(record.request, DataError):
@@ -147,13 +209,11 @@ def text_of(record: "Record") -> str:
     return text
 
 
-def _print_vectors(embedder: "Embedder", texts: Iterable[str]) -> None:
+def _print_vectors(rows: TextRows) -> None:
     """Print one JSON object per text, as the texts arrive."""
-    from weft.cli.inputs import read_chunks
-
-    for chunk in read_chunks(texts):
-        for text, vectors in zip(chunk, embedder.all(chunk), strict=True):
-            typer.echo(_json_line(embedder, text, vectors))
+    for lines in rows.json_lines():
+        typer.echo("\n".join(lines))
+    rows.errors.summarize("be embedded")
 
 
 def _json_line(embedder: "Embedder", text: str, vectors: "np.ndarray") -> str:
@@ -164,7 +224,7 @@ def _json_line(embedder: "Embedder", text: str, vectors: "np.ndarray") -> str:
     return json.dumps({"text": text, "vector": numbers}, ensure_ascii=False)
 
 
-WriteVectors = Callable[[BinaryIO, "Embedder", Iterable[str]], None]
+WriteVectors = Callable[[BinaryIO, TextRows], None]
 
 
 def _writer_for(out: Path, pool: str | None) -> WriteVectors:
@@ -185,7 +245,7 @@ def _writer_for(out: Path, pool: str | None) -> WriteVectors:
     return writers[out.suffix]
 
 
-def _write_npy(file: BinaryIO, embedder: "Embedder", texts: Iterable[str]) -> None:
+def _write_npy(file: BinaryIO, rows: TextRows) -> None:
     """Write an array (B, D) batch by batch; the number of rows is written to the header at the end."""
     from numpy.lib.format import write_array_header_1_0
 
@@ -194,39 +254,36 @@ def _write_npy(file: BinaryIO, embedder: "Embedder", texts: Iterable[str]) -> No
         shape = {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
         write_array_header_1_0(file, shape)  # of a size that does not depend on the number of rows
 
-    width, rows = embedder.width, 0
-    write_header(rows)
-    for vectors in embedder.stream(texts):
+    width, written = rows.embedder.width, 0
+    write_header(written)
+    for vectors in rows.blocks():
         file.write(vectors.astype("<f4", copy=False).data)
-        rows += len(vectors)
-    write_header(rows)
+        written += len(vectors)
+    write_header(written)
 
 
-def _write_npz(file: BinaryIO, embedder: "Embedder", texts: Iterable[str]) -> None:
+def _write_npz(file: BinaryIO, rows: TextRows) -> None:
     """Write the array `vectors` (B, D); for tokens, `vectors` (N, D) and the offsets `starts` (B+1,) of the texts."""
     import numpy as np
 
-    vectors = embedder.all(texts)
-    if embedder.choice.pool != "tokens":
-        np.savez(file, vectors=vectors)
+    empty = np.zeros((0, rows.embedder.width), np.float32)
+    if rows.embedder.choice.pool != "tokens":
+        np.savez(file, vectors=np.concatenate([empty, *rows.blocks()]))
         return
+    vectors = [vectors for block in rows.blocks() for vectors in block]
     starts = np.cumsum([0, *map(len, vectors)])
-    empty = np.zeros((0, embedder.width), np.float32)
     np.savez(file, vectors=np.concatenate([empty, *vectors]), starts=starts)
 
 
-def _write_tsv(file: BinaryIO, embedder: "Embedder", texts: Iterable[str]) -> None:
+def _write_tsv(file: BinaryIO, rows: TextRows) -> None:
     """Write one line of numbers per text."""
     import numpy as np
 
-    for vectors in embedder.stream(texts):
+    for vectors in rows.blocks():
         np.savetxt(file, vectors, fmt="%.9g", delimiter="\t")
 
 
-def _write_jsonl(file: BinaryIO, embedder: "Embedder", texts: Iterable[str]) -> None:
+def _write_jsonl(file: BinaryIO, rows: TextRows) -> None:
     """Write one JSON object per text."""
-    from weft.cli.inputs import read_chunks
-
-    for chunk in read_chunks(texts):
-        lines = (_json_line(embedder, text, vectors) for text, vectors in zip(chunk, embedder.all(chunk), strict=True))
+    for lines in rows.json_lines():
         file.writelines(f"{line}\n".encode() for line in lines)

@@ -198,7 +198,7 @@ def predict_command(
     """Print or write a model's answers to texts, a file or stdin."""
     from weft.cli.inputs import parse_columns, read_stdin, text_records
     from weft.cli.outputs import AnswerFile
-    from weft.cli.predict import answer_records, print_answers, question_records
+    from weft.cli.predict import RowErrors, answer_records, print_answers, question_records
     from weft.cli.progress import RowProgress
 
     check_source(texts, file)
@@ -223,7 +223,8 @@ def predict_command(
     quiet = quiet or file is None or (out is None and sys.stdout.isatty())
     with RowProgress("predict", quiet) as progress, answers or nullcontext():
         write = print_answers(pipeline, as_json, bool(decoding)) if answers is None else answers.write
-        answer_records(pipeline, records, decoding, limit, write, strict or bool(texts), progress.advance)
+        errors = RowErrors(strict or bool(texts), printed=answers is None and not as_json)
+        answer_records(pipeline, records, decoding, limit, write, errors, progress.advance)
     if out is not None:
         typer.echo(out)
 

@@ -1,4 +1,4 @@
-"""What `weft predict` does with rows: an answer for each, printed or written, and a count of what went wrong."""
+"""Answers of `weft predict` to rows: one for each row, printed or written; rows with errors are counted."""
 
 import json
 import sys
@@ -25,6 +25,33 @@ if TYPE_CHECKING:
 WriteAnswer = Callable[[Record, "Answer"], object]
 
 
+class RowErrors:
+    """The number of rows, of those with an error, and the first error; if `strict`, it is raised.
+
+    With `printed`, each error has been printed already, and the summary does not repeat the first.
+    """
+
+    def __init__(self, strict: bool, printed: bool = False) -> None:
+        self.rows = self.errors = 0
+        self._first, self._strict, self._printed = "", strict, printed
+
+    def count(self, error: str | None) -> None:
+        """Count a row."""
+        self.rows += 1
+        if error is not None:
+            if self._strict:
+                raise DataError(error)
+            self.errors, self._first = self.errors + 1, self._first or error
+
+    def summarize(self, action: str) -> None:
+        """Print how many rows could not, for instance, `be answered`; raise an error if none could."""
+        first = "" if self._printed else f"; the first: {self._first}"
+        if self.errors and self.errors == self.rows:
+            raise DataError(f"not one of {plural(self.rows, 'row')} could {action}{first}")
+        if self.errors:
+            tell(f"{plural(self.errors, 'row')} of {self.rows:,} could not {action}{first}")
+
+
 def question_records(file: Path, pipeline: "Pipeline", columns: ColumnSpec | None) -> "Iterator[Record]":
     """Yield the rows of a file as questions of the model's task: labels, if there are any, are left out."""
     task, fields = pipeline.task, pipeline.task.Example.model_fields
@@ -42,39 +69,30 @@ def answer_records(
     options: Mapping[str, Any],
     limit: TruncationPolicy,
     write: WriteAnswer,
-    strict: bool,
+    errors: RowErrors,
     advance: Callable[[int], object],
 ) -> None:
-    """Write an answer for each row, and tell what was cut; the answer to a bad row is its error, if not `strict`."""
-    rows, errors, first = 0, 0, ""
+    """Write an answer for each row, and print what was cut; the answer to a bad row is its error."""
     for chunk in read_chunks(records):
-        answers = pipeline.answers([record.request for record in chunk], options, rows, "return", limit)
+        answers = pipeline.answers([record.request for record in chunk], options, errors.rows, "return", limit)
         for record, answer in zip(chunk, answers, strict=True):
-            rows += 1
             if answer.keys() == {"error"}:
-                answer = {"error": _locate(answer["error"], rows, record.place)}
-                if strict:
-                    raise DataError(answer["error"])
-                errors, first = errors + 1, first or answer["error"]
+                answer = {"error": _locate(answer["error"], errors.rows + 1, record.place)}
+                errors.count(answer["error"])
+            else:
+                errors.count(None)
             write(record, answer)
         sys.stdout.flush()
         advance(len(chunk))
     if str(limit):
         tell(str(limit))
-    if errors:
-        _tell_errors(errors, rows, first)
+    errors.summarize("be answered")
 
 
 def _locate(message: str, number: int, place: str) -> str:
     """Return an error with the place of its row in a file, in place of its number."""
     example = f"example {number}: "
     return f"{place}: {message.removeprefix(example)}" if message.startswith(example) else message
-
-
-def _tell_errors(errors: int, rows: int, first: str) -> None:
-    if errors == rows:
-        raise DataError(f"not one of {plural(rows, 'row')} could be answered; the first: {first}")
-    tell(f"{plural(errors, 'row')} of {rows:,} could not be answered; the first: {first}")
 
 
 def print_answers(pipeline: "Pipeline", as_json: bool, alternatives: bool = False) -> WriteAnswer:
