@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from weft.config.schema import Data, read_section
-from weft.data.readers.examples import Place, Skipped, read_examples, read_rows
+from weft.data.readers.examples import Place, Skipped, own_format, read_examples, read_rows, resolve_files
 from weft.data.readers.lines import read_lines
+from weft.data.readers.records import read_as_recipe
 from weft.errors import ConfigError, DataError, WeftError
 
 HARD = settings(
@@ -799,9 +800,16 @@ def test_a_file_whose_ending_names_no_format_is_read_as_the_training_data_is(wri
     path = write("emerging.test.annotated", "Rome\tB-location\n\n")
     test = Data(train="train.conll")
     assert [row for _, row in read_rows(path, test, ["words", "tags"])] == [{"words": ["Rome"], "tags": ["B-location"]}]
-    for train in ("train.data", ["a.en", "a.fr"]):
-        with pytest.raises(ConfigError, match=r"annotated: its ending names no format; set data\.format to one of txt"):
-            list(read_rows(path, Data(train=train), ["words", "tags"]))
+    valid = Data(train="train.data", valid="valid.conll")  # the first whose ending names one
+    assert list(read_rows(path, valid, ["words", "tags"])) == list(read_rows(path, test, ["words", "tags"]))
+    with pytest.raises(ConfigError, match=r"annotated: its ending names no format; set data\.format to one of txt"):
+        list(read_rows(path, Data(train="train.data"), ["words", "tags"]))
+
+
+@pytest.mark.parametrize("keys", [{"train": "a.conll"}, {"train": ["a.en", "a.fr"]}, {"train": "a", "format": "csv"}])
+def test_questions_and_training_data_have_one_rule_for_such_a_file(write, keys):
+    path, data = write("notes", "text\n"), Data(**keys)
+    assert read_as_recipe(data, path).format == resolve_files(path, data)[1][0] == own_format(data)
 
 
 @pytest.mark.parametrize(

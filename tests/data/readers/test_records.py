@@ -129,7 +129,7 @@ def test_a_file_is_streamed(tmp_path):
     ("own", "source", "format"),
     [
         ({"sample": "dates"}, "in.csv", "csv"),
-        ({"sample": "dates"}, "in.dat", None),
+        ({"sample": "dates"}, "in.dat", "txt"),
         ({"train": ["a.en", "a.fr"]}, "in.en", "txt"),
         ({"train": "part-*.jsonl.gz"}, "in", "jsonl"),
         ({"train": "a.conllu"}, "in.dat", "conll"),

@@ -178,10 +178,18 @@ def format_by_ending(path: str) -> str | None:
     return format_of_extension(file_extension(path))
 
 
+def own_format(data: Data) -> str | None:
+    """Return the format of the recipe's own files: that of a file whose ending names none (emerging.test.annotated).
+
+    It is `data.format`, or that of the first of train, valid and test whose ending names one; None: of a sample.
+    """
+    sources = [source for source in (data.train, data.valid, data.test) if source]
+    formats = ["txt" if isinstance(source, list) else format_by_ending(source) for source in sources]
+    return data.format or next((format for format in formats if format), None)
+
+
 def _file_format(path: str, data: Data) -> str:
-    # A file without such an ending, such as emerging.test.annotated, is like those that the run is trained on.
-    trained_on = format_by_ending(data.train) if isinstance(data.train, str) else None
-    format = data.format or format_by_ending(path) or trained_on
+    format = data.format or format_by_ending(path) or own_format(data)
     if format is None:
         raise ConfigError(f"{path}: its ending names no format; set data.format to one of {', '.join(FORMAT_READERS)}")
     if format == "parquet" and path.lower().endswith((".gz", ".zst")):

@@ -76,9 +76,9 @@ class Oddities:
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
 
-    def add(self, kind: str, place: str) -> None:
-        """Count one row; `kind` continues `3 rows` as in `3 rows with an empty text`."""
-        self.counts[kind] = self.counts.get(kind, 0) + 1
+    def add(self, kind: str, place: str, times: int = 1) -> None:
+        """Count rows, the first of them at `place`; `kind` continues `3 rows` as in `3 rows with an empty text`."""
+        self.counts[kind] = self.counts.get(kind, 0) + times
         self.first.setdefault(kind, place)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Rows of a file that a model is asked about: each whole, and its fields of the task.
+"""Rows of a file of questions to a trained model: all columns of each, and its fields of the task.
 
 `read_as_recipe` says how any file is read that is given to a trained model: by its ending and by the recipe's own
 `data.format`, `data.columns` and `data.header`, so that a file like the training data is understood. Training data has
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from weft.config.schema import Data
 from weft.data.readers.column_mapping import ColumnPicks, Columns, ColumnSpec, Row, join_list_fields
-from weft.data.readers.examples import file_extension, format_of_extension, resolve_files
+from weft.data.readers.examples import file_extension, format_of_extension, own_format, resolve_files
 from weft.data.readers.formats import FORMAT_READERS
 from weft.data.readers.lines import BadRow, chomp, read_lines
 from weft.errors import ConfigError, DataError
@@ -34,11 +34,12 @@ def read_as_recipe(data: Data, source: str, columns: ColumnSpec | None = None, f
     """Return the `data` section that reads another file than the recipe's.
 
     The file's ending names its format; where it names none, or one of the recipe's own files has the same, it is the
-    recipe's. The recipe's columns apply by name where columns have names, by number in its own format alone. `columns`,
-    by field, override them. Where columns go by name, `fields` that neither of them gives have columns of their name.
+    recipe's (`own_format`), or plain text where the recipe has no files. The recipe's columns apply by name where
+    columns have names, by number in its own format alone. `columns`, by field, override them. Where columns go by name,
+    `fields` that neither of them gives have columns of their name.
     """
-    own = _own_format(data)
-    format = _format_of(source, data) or own
+    own = own_format(data)
+    format = _format_of(source, data) or own or "txt"
     same = format == own or own is None
     base = data.columns if _fits(_flatten(data.columns), format, same) else None
     header = data.header if format in ("tsv", "csv") and same else None
@@ -53,24 +54,16 @@ def read_as_recipe(data: Data, source: str, columns: ColumnSpec | None = None, f
     return data.model_copy(update=update)
 
 
-def _own_format(data: Data) -> str | None:
-    """Return the format of the recipe's own files; None of a sample."""
-    for source in (source for source in (data.train, data.valid, data.test) if source):
-        if isinstance(source, list):
-            return "txt"
-        if format := data.format or format_of_extension(file_extension(source)):
-            return format
-    return data.format
-
-
 def _format_of(source: str, data: Data) -> str | None:
+    """Return the format by a file's ending; `data.format`, where the recipe's own files have the same ending."""
     extension = file_extension(source)
     own = [file_extension(path) for path in (data.train, data.valid, data.test) if isinstance(path, str)]
     return data.format if data.format and extension in own else format_of_extension(extension)
 
 
 def _flatten(columns: ColumnSpec | None) -> list[int | str]:
-    return [one for column in (columns or {}).values() for one in (column if isinstance(column, list) else [column])]
+    lists = (column if isinstance(column, list) else [column] for column in (columns or {}).values())
+    return [column for columns_of_field in lists for column in columns_of_field]
 
 
 def _fits(columns: Sequence[int | str], format: str | None, same: bool) -> bool:
@@ -129,7 +122,7 @@ def read_records(
     """Yield the rows of a file, with the fields of each that it has; a line of plain text is a text, blank or not."""
     own = {field: column for field, column in (data.columns or {}).items() if field in fields}
     data = read_as_recipe(data.model_copy(update={"columns": own or None}), source, columns, fields)
-    if data.format in (None, "txt"):
+    if data.format == "txt":
         if columns:
             raise ConfigError(f"data.columns: {source} is plain text, a text a line; end its name in .tsv or .csv")
         yield from _read_texts(source, data)
