@@ -38,9 +38,22 @@ def test_of_many_labels_the_most_frequent_errors_are_printed(capsys):
     predicted = [labels[1], *labels[1:]]
     print_confusion(ConfusionMatrix.of(labels, zip(labels, predicted, strict=True)))
     out = capsys.readouterr().out
-    assert "most frequent errors" in out
+    assert "most confused pairs, 1 of 1; --json has the confusion matrix of all labels" in out
     assert "label00" in out
     assert "label30" not in out
+
+
+@pytest.mark.parametrize(("columns", "whole"), [(60, False), (200, True)])
+def test_a_matrix_that_does_not_fit_the_terminal_is_its_most_confused_pairs(monkeypatch, capsys, columns, whole):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    labels = [f"label{number:02}" for number in range(12)]
+    print_confusion(ConfusionMatrix.of(labels, [("label03", "label07")] * 5 + [("label00", "label00")]))
+    out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    assert max(map(len, out.splitlines())) <= columns
+    assert (out.startswith("confusion matrix"), out.startswith("most confused pairs")) == (whole, not whole)
+    assert "label07" in out
+    assert ("label11" in out) == whole
 
 
 @pytest.mark.parametrize("columns", [48, 80])

@@ -100,7 +100,7 @@ def test_many_labels_are_shown_by_their_confusions(command, tmp_path):
     }
     weft.train(recipe, out="run")
     shown = command("evaluate", "run")
-    assert "most frequent errors" in shown
+    assert "most confused pairs, 30 of 30" in shown
     assert "is \\ said" not in shown
     assert len(json.loads(command("evaluate", "run", "--json"))["confusion"]["counts"]) == 31
 

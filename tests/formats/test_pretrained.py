@@ -219,6 +219,17 @@ def test_more_positions_are_advised_only_where_the_weights_do_not_fix_them(train
         assert str(error.value).endswith("or raise model.max_positions") == advised
 
 
+def test_a_longer_text_is_advised_only_where_the_weights_have_the_positions(trained, tmp_path):
+    (tmp_path / "long.tsv").write_text(f"{'a' * 200}\tx\nb\ty\n")
+    data = {"train": str(tmp_path / "long.tsv"), "columns": {"text": 0, "label": 1}}
+    for length, advice in (
+        ({}, r"set data.truncation: cut or drop \(model.weights has no more positions\)$"),
+        ({"max_length": 50}, "or raise data.max_length$"),
+    ):
+        with pytest.raises(DataError, match=advice):
+            weft.train({**recipe(trained), "data": {**data, **length}}, out=tmp_path / f"run-{len(length)}")
+
+
 TUNED = [name for name in recipe_names() if name.endswith("-bert") and name != "langid-bert"]
 
 

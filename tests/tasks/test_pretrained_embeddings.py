@@ -14,7 +14,7 @@ from weft.config.schema import Named, Run, read_recipe
 from weft.models.base import Model, Role
 from weft.tasks.factory import build, make_task, resolve_run
 from weft.tasks.prepare import fit_tokenizer
-from weft.tasks.pretrained_embeddings import learn_words, start_from_vectors
+from weft.tasks.pretrained_embeddings import check_vectors, learn_words, start_from_vectors
 from weft.tokenization.trainable import train_tokenizer
 from weft.training.run import train_run
 
@@ -155,6 +155,17 @@ def test_a_file_of_other_words_is_refused(recipe, vectors):
 
 
 # What does not fit
+
+
+def test_vectors_beside_pretrained_weights_are_refused(recipe, tmp_path):
+    recipe["model"] |= {"name": "rnn", "width": WIDTH, "weights": str(tmp_path / "gone")}
+    recipe["model"].pop("kernels", None)
+    with pytest.raises(
+        weft.ConfigError, match=r"model.vectors: the embeddings are those of model.weights, .*leave one"
+    ):
+        check_vectors(parsed(recipe))
+    del recipe["model"]["weights"]
+    check_vectors(parsed(recipe))
 
 
 def test_another_width_is_refused_with_both_numbers(recipe, tmp_path):

@@ -87,13 +87,16 @@ def print_pairs(result: "MinimalPairsResult", as_json: bool) -> None:
 
 
 def print_confusion(matrix: "ConfusionMatrix") -> None:
-    """Print a confusion matrix; of many labels, the most frequent errors."""
-    if len(matrix.labels) > MAX_LABELS:  # too large to read: --json has it whole
-        rows = [[true, predicted, str(count)] for true, predicted, count in matrix.mistakes()[:MAX_LABELS]]
-        print_table(["true", "predicted", "count"], rows, title="most frequent errors")
-        return
+    """Print a confusion matrix; of many labels, or if it is too wide for the terminal, the most frequent errors."""
+    headers = ["true \\ predicted", *matrix.labels]
     rows = [[label, *map(str, counts)] for label, counts in zip(matrix.labels, matrix.counts, strict=True)]
-    print_table(["true \\ predicted", *matrix.labels], rows, title="confusion matrix")
+    if len(matrix.labels) <= MAX_LABELS and fit_columns([headers, *rows], _terminal_width()) is not None:
+        print_table(headers, rows, title="confusion matrix")
+        return
+    mistakes = matrix.mistakes()
+    shown = [[true, predicted, str(count)] for true, predicted, count in mistakes[:MAX_LABELS]]
+    title = f"most confused pairs, {len(shown)} of {len(mistakes):,}; --json has the confusion matrix of all labels"
+    print_table(["true", "predicted", "count"], shown, title=title)
 
 
 def print_table(headers: list[str], rows: list[list[str]], title: str | None = None, section: int = 0) -> None:
@@ -106,8 +109,7 @@ def print_table(headers: list[str], rows: list[list[str]], title: str | None = N
     from rich.table import Table
     from rich.text import Text
 
-    # In a pipe there is no terminal width to fit, so rows are not wrapped.
-    console = Console(width=None if sys.stdout.isatty() else 10_000)
+    console = Console(width=_terminal_width())
     if title:  # not the table's own title, which is wrapped to the table's width
         console.print(Text(title, style="italic"))
     widths = fit_columns([headers, *rows], console.width)
@@ -122,6 +124,13 @@ def print_table(headers: list[str], rows: list[list[str]], title: str | None = N
     for number, row in enumerate(rows, 1):
         table.add_row(*(Text(cell) for cell in row), end_section=number == section)
     console.print(table)
+
+
+def _terminal_width() -> int:
+    """Return the width of the terminal; in a pipe there is none to fit, so rows are not wrapped."""
+    from rich.console import Console
+
+    return Console().width if sys.stdout.isatty() else 10_000
 
 
 def fit_columns(rows: Sequence[Sequence[str]], room: int) -> list[int] | None:

@@ -25,6 +25,7 @@ class TruncationPolicy:
     windowed: int = 0
     longest_seen: int = 0  # the length of the longest sequence seen
     notes: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # other changes by a task, and their counts
+    is_largest: bool = False  # whether the model's pretrained weights allow no larger `max_length`
     at_inference: bool = False  # whether the error asks the user to shorten the input, not to change the recipe
 
     def apply(self, ids: Ids, windows: bool = True) -> list[Ids]:
@@ -44,7 +45,8 @@ class TruncationPolicy:
         if self.policy == "window":
             self.windowed += 1
             return [ids[start : start + self.max_length] for start in range(0, len(ids), self.max_length)]
-        remedy = f"set data.truncation: {'cut, drop or window' if windows else 'cut or drop'}, or raise data.max_length"
+        remedy = f"set data.truncation: {'cut, drop or window' if windows else 'cut or drop'}"
+        remedy += " (model.weights has no more positions)" if self.is_largest else ", or raise data.max_length"
         if self.at_inference:
             remedy = (
                 f"shorten it, or set data.truncation: cut{' or window' if windows else ''} (weft predict --truncation)"

@@ -69,6 +69,7 @@ class Task(TextInput):
     stratify_by: str | None = None  # the field of the one label, of which held-out data has its share
     required_optional_fields: tuple[str, ...] = ()  # fields that are optional in a row, but not for this model
     num_token_arrays: int | None = None  # how many of an item's arrays, the first ones, are token ids; None: all
+    position_limit: int | None = None  # tokens in a sequence that pretrained weights have positions for; None: no limit
     uses_chars: bool = False  # whether the model reads the characters of tokens: `collate` must then set Tokens.chars
 
     def __init__(self, config: Named) -> None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from weft.config.schema import Run
+from weft.config.schema import Pretrained, Run
 from weft.errors import ConfigError, did_you_mean
 from weft.models.base import Model, Role, check_roles
 from weft.registry import resolve
@@ -25,6 +25,8 @@ def make_task(run: Run) -> Task:
     task.required_roles = task.roles_for(roles)
     check_roles(run.task.name, task.required_roles, run.model.name, roles)
     task.uses_chars = model.uses_chars(run.model)
+    if isinstance(run.model, Pretrained) and run.model.weights:
+        task.position_limit = run.model.position_limit
     _check(task, run)
     return task
 

@@ -136,16 +136,23 @@ def pack_split(
     """Encode a whole split to a memory-mapped file; return it and a report of what was skipped or cut."""
     if prepared := prepared_split(data, split, task, tokenizer):
         return prepared
-    skipped, limit = Skipped(), TruncationPolicy(data.max_length, data.truncation)
+    skipped, limit = Skipped(), _truncation_policy(data, task)
     examples = read_split(data, split, task, skipped)
     encoded = encode_all(examples, task, tokenizer, limit, skipped if data.on_bad_rows == "skip" else None)
     packed = pack((item for items in encoded for item in items), folder, num_token_arrays=task.num_token_arrays)
     return packed, summarize_skipped(split, len(packed), skipped, limit)
 
 
+def _truncation_policy(data: Data, task: Task) -> TruncationPolicy:
+    """Return what happens to long sequences; its error knows whether `data.max_length` can be larger."""
+    positions = task.position_limit
+    is_largest = positions is not None and data.max_length >= positions - task.num_special_tokens
+    return TruncationPolicy(data.max_length, data.truncation, is_largest=is_largest)
+
+
 def read_evaluation_data(data: Data, split: str, task: Task) -> tuple[EvaluationData, str]:
     """Return the examples of a split, encoded, without those skipped or dropped, and a report of these."""
-    skipped, limit = Skipped(), TruncationPolicy(data.max_length, data.truncation)
+    skipped, limit = Skipped(), _truncation_policy(data, task)
     examples = read_split(data, split, task, skipped)
     encoded = EvaluationData.of(task, examples, limit, skipped if data.on_bad_rows == "skip" else None)
     return encoded, summarize_skipped(split, len(encoded.examples), skipped, limit)

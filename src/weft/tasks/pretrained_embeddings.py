@@ -21,7 +21,12 @@ _KEYS = ("vectors", "target_vectors")
 
 
 def check_vectors(run: Run) -> None:
-    """Raise if a file is missing or its width does not match, before the tokenizer is trained."""
+    """Raise if a file is missing, its width does not match or pretrained weights are given, too; no data is read."""
+    for key in _vector_files(run) if getattr(run.model, "weights", None) else ():
+        raise ConfigError(
+            f"model.{key}: the embeddings are those of model.weights, {run.model.weights}, so the file would have no "  # type: ignore[attr-defined]
+            "effect; leave one of the two out"
+        )
     embedding_width = getattr(run.model, _width_key(run), None)
     if embedding_width is None:
         embedding_width = getattr(run.model, "width", None)

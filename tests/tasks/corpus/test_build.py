@@ -315,6 +315,15 @@ def test_what_was_skipped_or_cut_is_told_as_by_training(text, out):
     assert "dropped" in told
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_odd_is_told_as_by_training(tmp_path, out, workers):
+    rows = [{"text": "" if number % 40 == 3 else f"text {number}"} for number in range(400)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = parsed(lm_recipe(tmp_path / "a.jsonl"))
+    notice = prepare(run, out, workers=workers, size=1000).splits["train"].notice
+    assert notice == packed(run)[1] == f"10 rows with an empty text, the first: {tmp_path / 'a.jsonl'}:4"
+
+
 def test_where_nothing_is_left_it_is_an_error(tmp_path, out):
     path = tmp_path / "long.txt"
     path.write_text("too long for this\n" * 3)

@@ -51,6 +51,7 @@ class PartCounts(Section):
     dtype: str
     skipped: int
     reasons: tuple[str, ...]
+    oddities: tuple[tuple[str, int, str], ...] = ()  # kind of odd rows, their number, the place of the first
     cut: int
     dropped: int
     windowed: int

@@ -291,6 +291,8 @@ def _merge_parts(job: Job, parts: Sequence[PartCounts], out: Path) -> SplitManif
     skipped = Skipped(sum(part.skipped for part in parts), [reason for part in parts for reason in part.reasons][:5])
     limit, folder = TruncationPolicy(job.run.data.max_length, job.run.data.truncation), job.folder / "joined"
     for part in parts:
+        for kind, times, place in part.oddities:
+            skipped.oddities.add(kind, place, times)
         limit.add(
             TruncationPolicy(limit.max_length, limit.policy, part.cut, part.dropped, part.windowed, part.longest_seen)
         )

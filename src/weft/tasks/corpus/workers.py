@@ -77,6 +77,7 @@ def make_part(job: Job, task: Task, number: int) -> PartCounts:
 
 
 def _part_summary(lengths: Lengths, stats: _PartStats, dtype: str) -> PartCounts:
+    odd = stats.skipped.oddities
     return PartCounts(
         rows=tuple(stats.rows),
         documents=len(lengths.documents),
@@ -87,6 +88,7 @@ def _part_summary(lengths: Lengths, stats: _PartStats, dtype: str) -> PartCounts
         dtype=dtype,
         skipped=stats.skipped.count,
         reasons=tuple(stats.skipped.reasons),
+        oddities=tuple((kind, times, odd.first[kind]) for kind, times in odd.counts.items()),
         cut=stats.limit.cut,
         dropped=stats.limit.dropped,
         windowed=stats.limit.windowed,
