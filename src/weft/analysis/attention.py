@@ -1,6 +1,6 @@
 """Attention weights of one example: all captured layers and heads, with the tokens of rows and columns."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
@@ -105,7 +105,8 @@ class Attention:
 
     def _repr_html_(self) -> str:
         """Show it in a notebook, in an iframe, so that its style does not affect the notebook and its script runs."""
-        document = page(self.text, [answer_html(self.answer_line), self.html()], compact=True)
+        symbols = [paragraph(note)] if (note := symbols_note(_tokens([self])).strip()) else []
+        document = page(self.text, [answer_html(self.answer_line), *symbols, self.html()], compact=True)
         height = min(_MAX_HEIGHT, 130 + _estimate_height(list(self.places())))
         frame = f'sandbox="allow-scripts" width="100%" height="{height}" style="border:0" title="attention"'
         return f'<iframe {frame} srcdoc="{escape(document)}"></iframe>'
@@ -120,11 +121,15 @@ def legend(attentions: Sequence[Attention] = ()) -> str:
     }
     places = dict.fromkeys(view.place for attention in attentions for view in attention.views)
     explanation = "".join(meanings.get(place, "") for place in places) if len(places) > 1 else ""
-    tokens = (token for one in attentions for view in one.views for token in (*view.rows, *view.columns))
     return paragraph(
         "Each row is a query token, each column a key token; a cell's colour is the attention weight. "
-        f"Every map has its own scale, from 0 to its largest weight.{symbols_note(tokens)}{explanation}"
+        f"Every map has its own scale, from 0 to its largest weight.{symbols_note(_tokens(attentions))}{explanation}"
     )
+
+
+def _tokens(attentions: Sequence[Attention]) -> Iterator[str]:
+    """Yield the tokens of all maps."""
+    return (token for attention in attentions for view in attention.views for token in (*view.rows, *view.columns))
 
 
 def views_of(maps: Maps, source: Sequence[str], target: Sequence[str], read: Sequence[str]) -> list[View]:

@@ -61,6 +61,7 @@ def told(tab):
 
 def point_at(tab, row, column):
     """Put the pointer on a cell of the first map."""
+    tab.run(f"{one('.plot')}.scrollIntoView({{block: 'center'}})")  # an overview may stand above a map
     at = data(tab)
     left, top, *_ = box(tab, ".map svg")
     tab.point(left + at["left"] + (column + 0.5) * at["cell"], top + at["top"] + (row + 0.5) * at["cell"])

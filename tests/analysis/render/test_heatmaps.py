@@ -86,9 +86,20 @@ def test_cells_adapt_to_the_number_of_tokens() -> None:
     assert cell(5) > cell(25) > cell(60) >= 13
 
 
+def test_a_short_text_uses_the_pages_width_and_is_seen_whole() -> None:
+    def size(rows: int, columns: int) -> tuple[int, int]:
+        data = data_of(alignment(np.ones((rows, columns)), ["a"] * columns, ["b"] * rows))
+        return data["cell"] * columns, data["cell"] * rows
+
+    assert size(3, 5)[0] > 500
+    for rows, columns in ((3, 5), (6, 5), (5, 2), (2, 2)):
+        assert size(rows, columns)[1] <= 340
+    assert size(12, 3)[1] == 12 * 42  # a tall map has cells as before, and scrolls
+
+
 def test_labels_turn_only_where_they_are_wider_than_a_cell() -> None:
     assert "rotate(0)" in alignment(np.eye(3), list("abc"), list("abc"))
-    assert "rotate(-45)" in alignment(np.eye(3), ["a", "b", "agreement"], list("abc"))
+    assert "rotate(-45)" in alignment(np.eye(9), [*"abcdefgh", "agreement"], list("abcdefghi"))
     assert "rotate(-90)" in alignment(np.eye(60), ["agreement"] * 60, ["a"] * 60)
 
 

@@ -15,7 +15,10 @@ from weft.analysis.render.svg import figure, plot, shorten_label, svg, text_elem
 from weft.errors import DataError
 
 _SHADES = 50
-_CELLS = (13, 42)  # smallest and largest side of a cell
+_CELLS = (13, 42, 112)  # the side of a cell: the smallest, the largest of a tall map, the largest
+_FEW_ROWS_HEIGHT = 340  # of a map with large cells, so that it is seen whole
+_LARGE = 50  # side of a cell from which labels are in larger print
+_LARGE_PRINT = 4 / 3  # of the usual size: 16 px, as .large in page.css has it
 _MAX_SIDE = 760  # of a map, within these limits: with its labels, the page's width
 _SMALL = 200  # cells: up to so many are given to a screen reader one by one
 
@@ -50,7 +53,9 @@ def alignments(
 
 def cell_side(rows: int, columns: int) -> int:
     """Return the side of a cell in pixels."""
-    return max(_CELLS[0], min(_CELLS[1], _MAX_SIDE // max(rows, columns, 1)))
+    smallest, usual, largest = _CELLS
+    side = max(smallest, min(largest, _MAX_SIDE // max(rows, columns, 1)))
+    return side if side <= usual else max(usual, min(side, _FEW_ROWS_HEIGHT // rows))
 
 
 def _draw_map(
@@ -59,7 +64,7 @@ def _draw_map(
     """Return one map as SVG, and the position and size of its cells."""
     rows, columns = shares.shape
     cell = cell_side(rows, columns)
-    left = round(max(map(_label_width, target))) + 10
+    left = round(max(_label_width(token, cell) for token in target)) + 10
     top, right, column_labels = _column_labels(source, left, cell)
     height = top + rows * cell + 4
     row_labels = "".join(
@@ -72,13 +77,14 @@ def _draw_map(
     drawing += _sticky("y", right, top, column_labels) + _sticky("x", left, height, row_labels)
     drawing += _sticky("xy", left, top, "")
     description = f"{rows} rows, {target[0]} to {target[-1]}, by {columns} columns, {source[0]} to {source[-1]}"
-    image = svg(right, height, title, description, drawing, "small" if cell < 16 else "")
+    size = "small" if cell < 16 else "large" if cell >= _LARGE else ""
+    image = svg(right, height, title, description, drawing, size)
     return image, {"width": right, "left": left, "top": top, "cell": cell}
 
 
-def _label_width(token: str) -> float:
+def _label_width(token: str, cell: int) -> float:
     """Estimate the width of a label, which is bold when the pointer is on its row or column."""
-    return 1.12 * text_width(shorten_label(token))
+    return 1.12 * text_width(shorten_label(token)) * (_LARGE_PRINT if cell >= _LARGE else 1)
 
 
 def _sticky(axis: str, width: int, height: int, labels: str) -> str:
@@ -88,14 +94,15 @@ def _sticky(axis: str, width: int, height: int, labels: str) -> str:
 
 def _column_labels(source: Sequence[str], left: int, cell: int) -> tuple[int, int, str]:
     """Draw the source tokens along the top, rotated if wider than a cell; return (top, right, drawing)."""
-    widths = [_label_width(token) for token in source]
+    widths = [_label_width(token, cell) for token in source]
     angle = 0 if max(widths) <= cell - 4 else 45 if cell >= 22 else 90
     rise, run = math.sin(math.radians(angle)), math.cos(math.radians(angle))
-    top, right, drawing = round(max(widths) * rise) + 22, left + len(source) * cell + 4.0, ""
+    gap = 13 if cell >= _LARGE else 9  # between a label's middle and the map
+    top, right, drawing = round(max(widths) * rise) + 13 + gap, left + len(source) * cell + 4.0, ""
     for column, token in enumerate(source):
         x = left + (column + 0.5) * cell
         right = max(right, x + widths[column] * run + 4)
-        attributes = f'transform="translate({x:g} {top - 9}) rotate({-angle})"' + (
+        attributes = f'transform="translate({x:g} {top - gap}) rotate({-angle})"' + (
             "" if angle else ' text-anchor="middle"'
         )
         drawing += text_element(0, 0, shorten_label(token), f'data-label="" {attributes}')
