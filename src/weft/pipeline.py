@@ -356,11 +356,11 @@ class Pipeline:
         """Model, task and number of parameters, in a line."""
         return f"{self.run.model.name} for {self.run.task.name}, {self.parameters:,} parameters"
 
-    def example(self, asked: Request | DataError, number: int = 1) -> Any:
+    def example(self, request: Request | DataError, number: int = 1) -> Any:
         """Parse and check an example: a plain text is the task's first field, or JSON if the task needs several."""
-        if isinstance(asked, DataError):
-            raise asked
-        return parse_example(self.task, asked, number)
+        if isinstance(request, DataError):
+            raise request
+        return parse_example(self.task, request, number)
 
     def _evaluation_data(
         self, data: str | Path | Iterable[Request] | None, columns: ColumnSpec | None
@@ -388,9 +388,9 @@ class Pipeline:
             raise ConfigError(f"truncation: must be {', '.join(allowed)}, but is {policy!r} instead")
         return TruncationPolicy(data.max_length, policy, at_inference=True)
 
-    def _example_or_error(self, asked: Request | DataError, number: int) -> Any:
+    def _example_or_error(self, request: Request | DataError, number: int) -> Any:
         try:
-            return self.example(asked, number)
+            return self.example(request, number)
         except DataError as error:
             return error
 

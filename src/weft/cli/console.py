@@ -29,6 +29,11 @@ ColumnsOption = Annotated[
     list[str] | None,
     typer.Option("--columns", metavar="FIELD=COLUMN,…", help="The file's columns, by name or number: text=review."),
 ]
+TextsArg = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Read from stdin if none.")]
+FileOption = Annotated[
+    Path | None, typer.Option("--file", "-f", help="Rows like the training data's, or a text a line: .txt.")
+]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first row that has an error.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress: notices and results alone.")]
 PrecisionOption = Annotated[str, typer.Option("--precision", help="fp32, bf16, or on the CPU int8.")]
 

@@ -1,4 +1,4 @@
-"""`weft data check`: what is in a data file or in a recipe's data, before anything is trained."""
+"""`weft data check`: print the contents of a data file, or of a recipe's data, before anything is trained."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -12,11 +12,14 @@ import typer
 from weft.cli.console import (
     ColumnsOption,
     DeviceOption,
+    FileOption,
     JsonOption,
     ModelArg,
     OverridesArg,
     PrecisionOption,
     QuietOption,
+    StrictOption,
+    TextsArg,
     TrustOption,
     check_source,
     print_table,
@@ -44,10 +47,8 @@ _DIGITS = 6
 
 def embed(
     model: ModelArg,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Read from stdin if none.")] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Rows like the training data's, or a text a line: .txt.")
-    ] = None,
+    texts: TextsArg = None,
+    file: FileOption = None,
     columns: ColumnsOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help=".npy, .npz, .tsv or .jsonl; JSON lines on stdout if not given.")
@@ -65,7 +66,7 @@ def embed(
             "--truncate/--no-truncate", help="Whether texts that are too long are cut; by default as the recipe."
         ),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that has no vector.")] = False,
+    strict: StrictOption = False,
     quiet: QuietOption = False,
     trust: TrustOption = False,
     device: DeviceOption = "auto",

@@ -16,11 +16,14 @@ from weft.cli import catalog, embed, init, look, vectors
 from weft.cli.console import (
     ColumnsOption,
     DeviceOption,
+    FileOption,
     JsonOption,
     ModelArg,
     OverridesArg,
     PrecisionOption,
     QuietOption,
+    StrictOption,
+    TextsArg,
     TrustOption,
     check_errors_file,
     check_source,
@@ -170,10 +173,8 @@ def evaluate_command(
 @app.command("predict")
 def predict_command(
     model: ModelArg,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Read from stdin if none.")] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Rows like the training data's, or a text a line: .txt.")
-    ] = None,
+    texts: TextsArg = None,
+    file: FileOption = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Rows with their answers: .csv, .tsv, .jsonl or .parquet; if not, stdout."),
@@ -189,7 +190,7 @@ def predict_command(
         str | None,
         typer.Option("--truncation", help="Of texts that are too long: cut, window or error; if not, the recipe's."),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be answered.")] = False,
+    strict: StrictOption = False,
     quiet: QuietOption = False,
     trust: TrustOption = False,
     device: DeviceOption = "auto",

@@ -247,7 +247,7 @@ STARTERS = {
 
 @dataclass(frozen=True)
 class DataSize:
-    """What the choice of a model goes by."""
+    """The amount of training data, the lengths of its texts, and the machine, by which a starter is chosen."""
 
     rows: int
     words: float  # of a row, on average
@@ -267,7 +267,7 @@ class StarterRecipe:
 
 
 def measure_data(check: DataCheck, gpu: bool) -> DataSize:
-    """Return what the choice of a model goes by."""
+    """Return the amount of training data and the lengths of its texts."""
     texts = _text_columns(check)
     rows = check.profiles["train"].rows
     words = sum(length * times for column in texts for length, times in column.word_lengths.items()) / rows

@@ -52,11 +52,11 @@ def _as_yaml(meaning: str) -> str:
 
 def read_comments(schema: type[BaseModel]) -> dict[str, str]:
     """Return the comments of the fields of a schema and its bases, by key; {} where the source is not at hand."""
-    found: dict[str, str] = {}
+    comments: dict[str, str] = {}
     for base in reversed(schema.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel:
-            found |= dict(_comments_in(base))
-    return found
+            comments |= dict(_comments_in(base))
+    return comments
 
 
 def _comments_in(schema: type[BaseModel]) -> Iterator[tuple[str, str]]:

@@ -29,7 +29,7 @@ ColumnName = str | int
 
 @dataclass(frozen=True)
 class Layout:
-    """How a file is laid out; columns go by name, or by number from 0."""
+    """The format of a file, its delimiter, header line and columns, by name or by number from 0."""
 
     format: str
     delimiter: str | None  # of csv and tsv
@@ -119,15 +119,15 @@ def _detect_format(path: str, head: Sequence[str], data: Data) -> str:
 
 def _objects(head: Sequence[str]) -> list[dict[str, object]]:
     """Return the lines that are JSON objects."""
-    found = []
+    objects = []
     for line in head:
         try:
             value = json.loads(line) if line.lstrip().startswith("{") else None
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
-            found.append(value)
-    return found
+            objects.append(value)
+    return objects
 
 
 def _is_token(line: str) -> bool:
@@ -192,12 +192,12 @@ def _records(format: str, head: Sequence[str], delimiter: str) -> list[list[str]
     if format == "tsv":
         return [chomp(line).split(delimiter) for line in head if chomp(line)]
     rows = csv.reader(head, delimiter=delimiter)
-    found: list[list[str]] = []
+    records: list[list[str]] = []
     try:
-        found.extend(row for row in rows if row)
+        records.extend(row for row in rows if row)
     except csv.Error:  # a value beyond the limit, or a NUL byte
-        return found
-    return found[:-1] if len(head) == HEAD_LINES else found  # the last may go on beyond the head
+        return records
+    return records[:-1] if len(head) == HEAD_LINES else records  # the last may go on beyond the head
 
 
 def _detect_table(format: str, head: Sequence[str], data: Data) -> Layout:

@@ -163,7 +163,7 @@ class ColumnProfile:
 
 @dataclass
 class FileProfile:
-    """What is in a source of data."""
+    """The contents of a source of data: its layout and columns, bad and odd rows, digests to find duplicates."""
 
     source: str
     layout: Layout
@@ -194,14 +194,14 @@ class FileProfile:
 
     def warnings(self) -> list[str]:
         """Return what is odd, a sentence each."""
-        found = [str(self.skipped)] if str(self.skipped) else []
-        found += [
+        warnings = [str(self.skipped)] if str(self.skipped) else []
+        warnings += [
             f"{plural(count, 'row')} {kind}, the first: {self.oddities.first[kind]}"
             for kind, count in self.oddities.counts.items()
         ]
         if self.duplicates:
-            found.append(f"{plural(self.duplicates, 'row')} whose text occurred before")
-        return found + [told for column in self.columns for told in _column_warnings(column)]
+            warnings.append(f"{plural(self.duplicates, 'row')} whose text occurred before")
+        return warnings + [warning for column in self.columns for warning in _column_warnings(column)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the profile as JSON has it."""

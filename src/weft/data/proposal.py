@@ -1,4 +1,4 @@
-"""What a data file is for, proposed from its profile: the task, the fields' columns, the recipe's `data` section."""
+"""Proposal of a task for a data file, from its profile: the task, the columns of its fields, the `data` section."""
 
 import json
 import re
@@ -87,12 +87,12 @@ def _texts(profile: FileProfile) -> list[ColumnProfile]:
 
 def _labels(profile: FileProfile) -> list[ColumnProfile]:
     """Return the columns that can be labels, of at least two values; complete ones where there are any."""
-    found = [
+    candidates = [
         column
         for column in profile.of_kind("label", "number")
         if (column.values is None or len(column.values) > 1) and not str(column.name).lower().endswith("id")
     ]
-    return [column for column in found if not column.empty] or found
+    return [column for column in candidates if not column.empty] or candidates
 
 
 def _named(columns: Sequence[ColumnProfile], *patterns: str) -> ColumnProfile | None:
@@ -155,10 +155,10 @@ def _lm(profile: FileProfile) -> Proposal:
 
 def _span(profile: FileProfile) -> Proposal:
     names = {"question": "question", "passage": "passage|context", "answers": "answers?", "starts": "starts"}
-    found = {field: _named(profile.columns, pattern) for field, pattern in names.items()}
-    if not all(found[field] for field in ("question", "passage", "answers")):
+    columns = {field: _named(profile.columns, pattern) for field, pattern in names.items()}
+    if not all(columns[field] for field in ("question", "passage", "answers")):
         raise _no_columns(profile, "span", "question, passage (or context) and answers")
-    return Proposal("span", {field: column.name for field, column in found.items() if column is not None})
+    return Proposal("span", {field: column.name for field, column in columns.items() if column is not None})
 
 
 def _mlm(profile: FileProfile) -> Proposal:

@@ -66,8 +66,8 @@ def predict_or_errors(
     with frozen_weights():
         while chunk := list(islice(stream, INFERENCE_CHUNK)):
             encoded = _encode_or_errors(task, chunk, limit, offset)
-            found = _outputs_or_errors(task, head, encoded, options, offset)
-            for example, item_outputs in zip(chunk, found, strict=True):
+            outputs_or_errors = _outputs_or_errors(task, head, encoded, options, offset)
+            for example, item_outputs in zip(chunk, outputs_or_errors, strict=True):
                 yield item_outputs if isinstance(item_outputs, DataError) else task.answer(example, item_outputs)
             offset += len(chunk)
 
@@ -76,16 +76,17 @@ def _encode_or_errors(
     task: Task, chunk: Sequence[Any], limit: TruncationPolicy, offset: int
 ) -> list[list[Item] | DataError]:
     """Return the items of each example, encoded at once, or one by one where one of them is wrong."""
-    questions = [one if isinstance(one, DataError) else task.without_labels(one) for one in chunk]
+    questions = [example if isinstance(example, DataError) else task.without_labels(example) for example in chunk]
     chunk_limit = TruncationPolicy(limit.max_length, limit.policy)
     try:
-        valid = [one for one in questions if not isinstance(one, DataError)]
+        valid = [question for question in questions if not isinstance(question, DataError)]
         encoded = iter(task.encode_batch(valid, task.tokenizer, chunk_limit) if valid else ())
     except DataError:
-        return [_encode_or_error(task, one, limit, number) for number, one in enumerate(questions, offset + 1)]
+        numbered = enumerate(questions, offset + 1)
+        return [_encode_or_error(task, question, limit, number) for number, question in numbered]
     limit.add(chunk_limit)
-    items = [one if isinstance(one, DataError) else next(encoded) for one in questions]
-    return [one or _nothing_left_error(number, limit) for number, one in enumerate(items, offset + 1)]
+    results = [question if isinstance(question, DataError) else next(encoded) for question in questions]
+    return [result or _nothing_left_error(number, limit) for number, result in enumerate(results, offset + 1)]
 
 
 def _encode_or_error(task: Task, question: Any, limit: TruncationPolicy, number: int) -> list[Item] | DataError:
@@ -101,7 +102,7 @@ def _outputs_or_errors(
     task: Task, head: Head, encoded: Sequence[list[Item] | DataError], options: Section, offset: int
 ) -> list[list[Any] | DataError]:
     """Return each example's outputs or its error; examples that the head cannot answer are found by halving."""
-    items = [[] if isinstance(one, DataError) else one for one in encoded]
+    items = [[] if isinstance(result, DataError) else result for result in encoded]
     try:
         outputs = _example_outputs(task, head, items, options, None, offset)
     except DataError as error:
@@ -110,7 +111,7 @@ def _outputs_or_errors(
         half = len(encoded) // 2
         first = _outputs_or_errors(task, head, encoded[:half], options, offset)
         return first + _outputs_or_errors(task, head, encoded[half:], options, offset + half)
-    return [one if isinstance(one, DataError) else own for one, own in zip(encoded, outputs, strict=True)]
+    return [result if isinstance(result, DataError) else own for result, own in zip(encoded, outputs, strict=True)]
 
 
 def outputs(

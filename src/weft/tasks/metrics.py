@@ -162,8 +162,9 @@ def tally_entities(answers: Sequence[Sequence[str]], targets: Sequence[Sequence[
     """
     correct, predicted, gold = Counter[str](), Counter[str](), Counter[str]()
     for answer, target in zip(answers, targets, strict=True):
-        found, expected = set(entities(answer)), set(entities(target))
-        for counts, spans in ((correct, found & expected), (predicted, found), (gold, expected)):
+        predicted_spans, gold_spans = set(entities(answer)), set(entities(target))
+        correct_spans = predicted_spans & gold_spans
+        for counts, spans in ((correct, correct_spans), (predicted, predicted_spans), (gold, gold_spans)):
             counts.update(type_name for type_name, _, _ in spans)
     return {name: Tally(correct[name], predicted[name], gold[name]) for name in sorted({*predicted, *gold})}
 

@@ -42,16 +42,16 @@ def parse_example(task: Task, request: Request, number: int) -> Any:
     return example
 
 
-def is_single(task: Task, asked: object, pairs: bool) -> bool:
+def is_single(task: Task, request: object, pairs: bool) -> bool:
     """Return whether a request is one example rather than several.
 
     A tuple of texts is one example if the task needs several fields or, with `pairs`, if it is a pair of texts.
     """
-    if not isinstance(asked, tuple):
-        return isinstance(asked, str | Mapping | BaseModel)
-    is_pair = len(asked) == 2 and all(isinstance(value, str) for value in asked)
-    needs_fields = bool(task.json_example) and bool(asked) and isinstance(asked[0], str)
-    return (is_pair and pairs) or (needs_fields and not asked[0].lstrip().startswith("{"))
+    if not isinstance(request, tuple):
+        return isinstance(request, str | Mapping | BaseModel)
+    is_pair = len(request) == 2 and all(isinstance(value, str) for value in request)
+    needs_fields = bool(task.json_example) and bool(request) and isinstance(request[0], str)
+    return (is_pair and pairs) or (needs_fields and not request[0].lstrip().startswith("{"))
 
 
 def read_options(task: Task, options: Mapping[str, Any] | None) -> Section:

@@ -252,8 +252,8 @@ class Tag(LabelTask, StaticBatches, LabelPrediction, ErrorAnalysis):
         predicted, gold = [answer["tags"] for answer in answers], [self.right(example) for example in examples]
         if self.bio:
             return ClassificationReport.of(tally_entities(predicted, gold), "entity")
-        found, expected = ([[tag] for tag in chain.from_iterable(side)] for side in (predicted, gold))
-        return ClassificationReport.of(present(tally_labels(found, expected, self.labels)), "tag")
+        predicted_tags, gold_tags = ([[tag] for tag in chain.from_iterable(side)] for side in (predicted, gold))
+        return ClassificationReport.of(present(tally_labels(predicted_tags, gold_tags, self.labels)), "tag")
 
     def errors(self, answers: Sequence[Answer], examples: Sequence[TagExample]) -> list[WrongAnswer | None]:
         """Return the sentences with a wrong tag, each with the probability of its most confident wrong tag."""

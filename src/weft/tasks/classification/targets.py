@@ -224,7 +224,7 @@ class MultiLabel(SingleLabel):
         predicted = [set(answer["labels"]) for answer in answers]
         gold = [set(self.gold_labels(example)) for example in examples]
         pairs = zip(predicted, gold, strict=True)
-        samples = (Tally(len(found & expected), len(found), len(expected)) for found, expected in pairs)
+        samples = (Tally(len(answer & target), len(answer), len(target)) for answer, target in pairs)
         return ClassificationReport.of(tally_labels(predicted, gold, labels), samples=samples)
 
     def error(self, answer: Answer, example: Any) -> WrongAnswer | None:
