@@ -25,6 +25,7 @@ TABLE: dict[Kind, dict[str, str]] = {
     "task": {
         "choice": "weft.tasks.multiple_choice:Choice",
         "classify": "weft.tasks.classification.task:Classify",
+        "contrastive": "weft.tasks.contrastive:Contrastive",
         "embed": "weft.tasks.feature_extraction:Embed",
         "lm": "weft.tasks.lm.task:LM",
         "mlm": "weft.tasks.mlm.task:MLM",

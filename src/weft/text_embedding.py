@@ -33,6 +33,7 @@ from weft.errors import ConfigError, DataError, RoleError, did_you_mean
 from weft.models.base import Role
 from weft.nn.kernels.self_test import try_reading
 from weft.nn.layers.packed_linear import frozen_weights
+from weft.nn.layers.pooling import pool_tokens
 from weft.tasks.base import Task
 from weft.tasks.head import Head
 from weft.tasks.inference import map_in_threads
@@ -252,13 +253,10 @@ class Embedder:
 
 def pooled(states: Tensor, tokens: Tokens, pool: Pool, combine: Combine) -> Tensor:
     """Combine layers (L, N, D) and pool the tokens of each non-empty sequence: float32 (B, L·D or D)."""
-    if pool in ("cls", "last"):
-        states = states[:, tokens.starts[:-1].long() if pool == "cls" else tokens.starts[1:].long() - 1]
+    if pool == "cls" or pool == "last":
+        return combine_layers(pool_tokens(states, tokens, pool), combine)
     vectors = combine_layers(states, combine)
-    if pool not in ("mean", "max"):
-        return vectors
-    lengths = tokens.lengths.to(vectors.device, non_blocking=True)
-    return torch.segment_reduce(vectors, pool, lengths=lengths, axis=0, unsafe=True)
+    return pool_tokens(vectors, tokens, pool) if pool == "mean" or pool == "max" else vectors
 
 
 def combine_layers(states: Tensor, combine: Combine) -> Tensor:

@@ -189,7 +189,7 @@ def copy_into_head(head: nn.Module, tensors: dict[str, Tensor], folder: Path) ->
         if value.shape != tensors[name].shape and not (name in data_sized and value.ndim == tensors[name].ndim):
             shape, expected = tuple(tensors[name].shape), tuple(value.shape)
             raise CheckpointError(f"{folder}/model.safetensors: {name} must be {expected}, but is {shape} instead")
-        if value.dtype != tensors[name].dtype:
+        if value.dtype != tensors[name].dtype and not _upcasts(tensors[name].dtype, value.dtype):
             raise CheckpointError(
                 f"{folder}/model.safetensors: {name} must be {value.dtype}, but is {tensors[name].dtype} instead"
             )
@@ -199,6 +199,11 @@ def copy_into_head(head: nn.Module, tensors: dict[str, Tensor], folder: Path) ->
             value.copy_(tensors[name])
     if not all(body.is_consistent() for body in set(data_sized.values())):
         raise CheckpointError(f"{folder}/model.safetensors: its tables do not fit together; use another checkpoint")
+
+
+def _upcasts(stored: torch.dtype, needed: torch.dtype) -> bool:
+    """Return whether weights that were stored in half the bytes are read as float32: that loses nothing."""
+    return needed is torch.float32 and stored in (torch.bfloat16, torch.float16)
 
 
 def _data_sized_buffers(head: nn.Module) -> dict[str, Model]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
+import numpy as np
 from pydantic import BeforeValidator
 
 from weft.errors import DataError, did_you_mean
@@ -20,6 +21,19 @@ def read_label(value: object) -> str:
     if not value.strip():
         raise ValueError("must have a name, and not be blank")
     return value
+
+
+def parse_number(value: object, message: str) -> float:
+    """Parse a number that float32 can hold, also from a cell of a table; `message` says what the value must be."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(message)
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise ValueError(message) from None
+    if not abs(number) <= float(np.finfo(np.float32).max):
+        raise ValueError(f"{message}, and a finite one")
+    return number
 
 
 Label = Annotated[str, BeforeValidator(read_label)]

@@ -12,14 +12,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from weft.errors import CheckpointError
 from weft.formats.huggingface.tokenizer import CONFIG, read_json, write_json_object
+from weft.nn.layers.pooling import PoolingMode
 
-PoolingMode = Literal["mean", "cls", "max", "last"]
 _POOLS: Mapping[str, PoolingMode] = {"mean": "mean", "cls": "cls", "max": "max", "lasttoken": "last"}  # theirs -> ours
 _FLAGS = {
     "pooling_mode_cls_token": "cls",

@@ -54,5 +54,20 @@ def squared_error_sum(predictions: Tensor, targets: Tensor) -> Tensor:
     return errors.masked_fill(ignored, 0).square().sum()
 
 
+def contrastive_sum(
+    anchors: Tensor, candidates: Tensor, anchor_groups: Tensor, candidate_groups: Tensor, temperature: float
+) -> Tensor:
+    """Sum -log softmax(a_i · c / temperature) at c_i over the anchors (B, D): in-batch negatives (Gao et al. 2021).
+
+    The first B of the candidates (C, D) are the positives, in the order of the anchors; all vectors have length 1.
+    Other candidates of an anchor's own group, of the group numbers (B,) and (C,), are not negatives: they are left out.
+    """
+    with torch.autocast(anchors.device.type, enabled=False):  # bf16 would round the cosines to a percent
+        logits = _at_least_float32(anchors) @ _at_least_float32(candidates).T / temperature  # (B, C)
+    same = anchor_groups[:, None] == candidate_groups
+    logits = logits.masked_fill(same.fill_diagonal_(False), -torch.inf)
+    return F.cross_entropy(logits, torch.arange(len(anchors), device=logits.device), reduction="sum")
+
+
 def _at_least_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from torch import Tensor
 
 from weft.config.schema import Section
-from weft.data.labels import Label, Labels, balanced_class_weights
+from weft.data.labels import Label, Labels, balanced_class_weights, parse_number
 from weft.nn.layers.losses import binary_cross_entropy_sum, cross_entropy_sum, squared_error_sum
 from weft.tasks import base
 from weft.tasks.base import Answer
@@ -48,16 +48,7 @@ def _split_labels(value: object) -> object:
 
 def read_number(value: object) -> float:
     """Parse a number, also from a cell of a table."""
-    message = "must be a number, since task.regression is true"
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(message)
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        raise ValueError(message) from None
-    if not abs(number) <= float(np.finfo(np.float32).max):
-        raise ValueError(f"{message}, and a finite one")
-    return number
+    return parse_number(value, "must be a number, since task.regression is true")
 
 
 class ClassifyExample(base.Example):
