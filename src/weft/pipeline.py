@@ -27,6 +27,7 @@ from weft.nn.layers.quantization import lower
 from weft.tasks.base import Answer, Task
 from weft.tasks.batch import Batch
 from weft.tasks.capabilities import ErrorAnalysis, TeacherForcing, TextStreaming
+from weft.tasks.contrastive import Contrastive
 from weft.tasks.corpus.reuse import prepared_split
 from weft.tasks.dataframe import answers_frame, frame_examples, is_dataframe
 from weft.tasks.encoding import EvaluationData
@@ -97,7 +98,7 @@ class Pipeline:
     tokenizer: Tokenizer
     head: Head
     precision: str = "fp32"  # of inference
-    pooling: Pooling | None = None  # of a sentence-embedding model, if known
+    pooling: Pooling | None = None  # of a sentence-embedding model, where its folder or its task says it
     trained: int = 0  # parameters before int8 quantization, which replaces them by buffers
 
     def __call__(self, examples: Request | Iterable[Request], options: Mapping[str, Any] | None = None) -> list[Answer]:
@@ -220,8 +221,9 @@ class Pipeline:
     ) -> Any:
         """Return one vector per text, float32 (B, D); with `pool="tokens"` one per token, a list of (T, D).
 
-        Defaults are the model's own pooling, or else `pool="mean"`, not normalized. A text that is too long is cut if
-        the recipe cuts or windows such texts, and else an error; `truncate` overrides. See `weft.text_embedding`.
+        Defaults are the pooling that the model was trained with (task contrastive: normalized) or comes with, or else
+        `pool="mean"`, not normalized. A text that is too long is cut if the recipe cuts or windows such texts, and else
+        an error; `truncate` overrides. See `weft.text_embedding`.
         """
         return self.embedder(pool, layers, combine, normalize, truncate).all(_as_texts(texts, "embed"))
 
@@ -442,7 +444,13 @@ def _as_texts(texts: str | Iterable[str], method: str) -> Iterable[str]:
 
 
 def _make_pipeline(trained: Trained) -> Pipeline:
-    return Pipeline(trained.run, trained.task, trained.task.tokenizer, trained.head.eval())
+    task = trained.task
+    return Pipeline(trained.run, task, task.tokenizer, trained.head.eval(), pooling=_trained_pooling(task))
+
+
+def _trained_pooling(task: Task) -> Pooling | None:
+    """Return the pooling that a contrastive training used, with vectors of length 1, as its cosines have them."""
+    return Pooling(task.config.pool, normalize=True) if isinstance(task, Contrastive) else None
 
 
 def _evaluate(trained: Trained) -> dict[str, float]:
@@ -481,4 +489,5 @@ def load(
         )
     parameters = num_parameters(head)
     lower(head, precision)
-    return Pipeline(run, task, task.tokenizer, head, precision, read_pooling(find_model(path)), parameters)
+    pooling = read_pooling(find_model(path)) or _trained_pooling(task)
+    return Pipeline(run, task, task.tokenizer, head, precision, pooling, parameters)

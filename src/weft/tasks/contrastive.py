@@ -147,8 +147,8 @@ class Contrastive(CustomEvaluation):
         first = next(iter(examples), None)
         if first is not None and first.score is not None:
             raise DataError(
-                f"data.train: its pairs have a score, {first.score:g} the first, but the task 'contrastive' learns from "
-                "pairs that are alike; keep those, without the score (to learn scores: task classify, regression: true)"
+                f"data.train: its pairs have a score, the first {first.score:g}, but the task 'contrastive' learns from "
+                "pairs that are alike; keep those, without the score, or learn the scores by task classify, regression"
             )
         return self.config
 
