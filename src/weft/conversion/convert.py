@@ -8,7 +8,7 @@ The result is loaded again, and both models run on a sample; where `transformers
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from weft.conversion.parity import ParityCheck, compare_models
@@ -16,7 +16,9 @@ from weft.errors import CheckpointError
 from weft.formats.huggingface.folder import is_hf, save_hf
 from weft.formats.huggingface.hub import find_model
 from weft.formats.sentence_transformers import export_pooling, transformer_folder
-from weft.pipeline import load
+from weft.pipeline import Pipeline, load
+from weft.tasks.contrastive import Contrastive
+from weft.tasks.feature_extraction import Embed, EmbedConfig
 
 ARPA = (".arpa", ".arpa.gz")
 
@@ -65,10 +67,22 @@ def convert(source: str | Path, target: str | Path) -> ConversionReport:
     if is_hf(source_path):
         original.save(target_path)
         return ConversionReport(target_path, compare_models(original, load(target_path, device="cpu"), source_path))
+    original = _without_projection(original)
     save_hf(target_path, original.run, original.tokenizer, original.head)
     if original.pooling is not None:
         export_pooling(target_path, original.pooling, original.head.body.width)
     return ConversionReport(target_path, compare_models(original, load(target_path, device="cpu"), target_path))
+
+
+def _without_projection(pipeline: Pipeline) -> Pipeline:
+    """Return a model of sentence vectors as a bare encoder with its pooling; another model as it is."""
+    if not isinstance(pipeline.task, Contrastive) or pipeline.pooling is None:
+        return pipeline
+    config = EmbedConfig(name="embed", pooler=False)
+    task, run = Embed(config), pipeline.run.model_copy(update={"task": config})
+    task.tokenizer = pipeline.tokenizer
+    pooling = replace(pipeline.pooling, longest=pipeline.embedder().longest)
+    return replace(pipeline, run=run, task=task, head=task.head(pipeline.head.body).eval(), pooling=pooling)
 
 
 def _import_elmo_folder(folder: Path, target: Path) -> Path:

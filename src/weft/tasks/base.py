@@ -64,6 +64,7 @@ class Task(TextInput):
     lower_is_better: bool = False
     text_field: ClassVar[str] = "text"  # the field that a plain string given to `predict` fills
     json_example: ClassVar[str] = ""  # of the object that a string must be, where one field is not enough
+    json_fields: ClassVar[frozenset[str]] = frozenset()  # a string that is a JSON object of exactly these is parsed
     label_fields: tuple[str, ...] = ()  # fields that are optional for prediction, required for training and evaluation
     label_details: tuple[str, ...] = ()  # fields that say more of the labels, and are nothing without them
     stratify_by: str | None = None  # the field of the one label, of which held-out data has its share
@@ -101,18 +102,21 @@ class Task(TextInput):
         return self.config
 
     def parse_text(self, text: str, place: str) -> Mapping[str, Any]:
-        """Parse a plain string into the fields of an example."""
-        if not self.json_example:
-            return {self.text_field: text}
+        """Parse a plain string into the fields of an example: its text, or JSON where the task takes that."""
+        is_json = bool(self.json_example) or (bool(self.json_fields) and text.lstrip().startswith("{"))
         try:
-            value = json.loads(text)
+            value = json.loads(text) if is_json else None
         except (ValueError, RecursionError):
             value = None
-        if not isinstance(value, dict):
+        if self.json_example and not isinstance(value, dict):
             raise DataError(
                 f"{place}: must be JSON, since it has several fields: {self.json_example}; but is {text[:60]!r}"
             )
-        return value
+        return value if isinstance(value, dict) and self._takes(value) else {self.text_field: text}
+
+    def _takes(self, value: Mapping[str, Any]) -> bool:
+        """Return whether a JSON object is an example, and not a text that looks like one."""
+        return bool(self.json_example) or value.keys() == self.json_fields
 
     def parse_sequence(self, values: Sequence[Any], place: str) -> Mapping[str, Any]:
         """Return a tuple or list of values as the fields of an example without labels, in their order."""

@@ -89,7 +89,7 @@ class ContrastiveHead(Head):
         """Return the vector of each sequence, of length 1, in float32 or wider: (B, D)."""
         vectors = pool_tokens(self.body.encode(tokens)[0], tokens, self.pool)
         if self.training and self.projection is not None:
-            vectors = self.projection(vectors.to(self.projection.weight.dtype)).tanh()
+            vectors = self.projection(vectors).tanh()
         return F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
@@ -124,6 +124,7 @@ class Contrastive(CustomEvaluation):
     Example = ContrastiveExample
     metrics: tuple[str, ...] = ("spearman", "pearson", "accuracy", "alignment", "uniformity")
     metric: str = "accuracy"  # where the pairs of the validation data have scores, spearman
+    json_fields = frozenset({"text", "pair"})
     num_token_arrays: int = SIDES
     config: ContrastiveConfig
 
@@ -147,7 +148,7 @@ class Contrastive(CustomEvaluation):
         first = next(iter(examples), None)
         if first is not None and first.score is not None:
             raise DataError(
-                f"data.train: its pairs have a score, the first {first.score:g}, but the task 'contrastive' learns from "
+                f"data.train: its pairs have a score, the first {first.score:g}, but task 'contrastive' learns from "
                 "pairs that are alike; keep those, without the score, or learn the scores by task classify, regression"
             )
         return self.config

@@ -5,7 +5,6 @@ So a label's weight does not depend on the rest of its batch, and "balanced" wei
 scale. Labels are taken from the training data where the recipe lists none.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -151,23 +150,12 @@ class LabelTask(TeacherForcing):
     num_token_arrays: int = 1
     orders: int = 1  # sequences of tokens in an item; two where a pair is read in both orders
     min_labels: int = 2  # fewer leave nothing to learn
-    json_fields: ClassVar[frozenset[str]] = frozenset()  # a string that is a JSON object of exactly these is parsed
     config: LabelConfig
 
     def configure(self, config: Any) -> None:
         """Set the configuration and its labels."""
         super().configure(config)
         self.labels = Labels(config.labels or ())
-
-    def parse_text(self, text: str, place: str) -> Mapping[str, Any]:
-        """Return a string as the text, unless it is JSON with exactly the fields in `json_fields`."""
-        try:
-            value = json.loads(text) if text.lstrip().startswith("{") else None
-        except (ValueError, RecursionError):
-            value = None
-        return (
-            value if isinstance(value, dict) and value.keys() == self.json_fields else super().parse_text(text, place)
-        )
 
     def right(self, example: Any) -> Sequence[str]:
         """Return the gold labels of an example."""
