@@ -299,7 +299,8 @@ def group_sequences(sequences: Sequence[np.ndarray], pairs: int) -> np.ndarray:
 
     def root(node: int) -> int:
         while parents[node] != node:
-            node = parents[node] = parents[parents[node]]
+            parents[node] = parents[parents[node]]
+            node = parents[node]
         return node
 
     for text, positive in zip(nodes[:pairs], nodes[pairs : 2 * pairs], strict=True):

@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from weft.nn.layers.losses import binary_cross_entropy_sum, cross_entropy_sum, read_out_sum, squared_error_sum
+from weft.nn.layers.losses import (
+    binary_cross_entropy_sum,
+    contrastive_sum,
+    cross_entropy_sum,
+    read_out_sum,
+    squared_error_sum,
+)
 from weft.nn.transformer.output_projection import OutputProjection
 
 quick = settings(deadline=None, derandomize=True, max_examples=25)
@@ -107,3 +113,54 @@ def test_what_has_no_target_counts_for_nothing_and_sends_nothing_back(name):
     torch.testing.assert_close(grad, torch.autograd.grad(expected, scores)[0])
     assert not grad[3:].any()
     assert not torch.isclose(loss(scores, torch.cat([targets, targets[:2]])), expected)  # the control: they are read
+
+
+# In-batch negatives.
+
+
+def unit_vectors(rows, seed=0):
+    values = torch.randn(rows, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return F.normalize(values, dim=-1)
+
+
+def contrastive_by_definition(anchors, candidates, anchor_groups, candidate_groups, temperature):
+    """Sum the loss of each anchor, with a loop over its candidates (Gao et al. 2021, equations 1 and 5)."""
+    total = 0.0
+    for row, anchor in enumerate(anchors):
+        exps = [
+            (anchor @ candidate / temperature).exp()
+            for column, candidate in enumerate(candidates)
+            if column == row or candidate_groups[column] != anchor_groups[row]
+        ]
+        total = total - torch.log((anchor @ candidates[row] / temperature).exp() / sum(exps))
+    return total
+
+
+@quick
+@given(st.integers(1, 6), st.integers(0, 4), st.sampled_from([0.05, 0.5]), st.integers(0, 99))
+def test_the_contrastive_loss_is_its_definition(pairs, negatives, temperature, seed):
+    anchors, candidates = unit_vectors(pairs, seed), unit_vectors(pairs + negatives, seed + 1)
+    groups = torch.randint(3, (pairs + negatives,), generator=torch.Generator().manual_seed(seed))
+    given = anchors, candidates, groups[:pairs], groups, temperature
+    torch.testing.assert_close(contrastive_sum(*given), contrastive_by_definition(*given))
+
+
+def test_the_gradient_of_the_contrastive_loss_is_right_and_leaves_its_own_group_out():
+    anchors, candidates = (unit_vectors(rows, seed).requires_grad_() for rows, seed in ((3, 0), (4, 1)))
+    groups = torch.tensor([0, 1, 1]), torch.tensor([0, 1, 1, 0])
+    assert torch.autograd.gradcheck(lambda a, c: contrastive_sum(a, c, *groups, 0.5), (anchors, candidates))
+    (moved,) = torch.autograd.grad(contrastive_sum(anchors[:1], candidates, groups[0][:1], groups[1], 0.5), candidates)
+    assert moved.abs().sum(1).gt(0).tolist() == [True, True, True, False]  # the last is of the first one's group
+    alone = torch.arange(3), torch.arange(4)  # the negative control: nothing is left out
+    (moved,) = torch.autograd.grad(contrastive_sum(anchors[:1], candidates, alone[0][:1], alone[1], 0.5), candidates)
+    assert moved.abs().sum(1).gt(0).all()
+
+
+def test_cosines_keep_float32_under_autocast():
+    anchors, candidates = unit_vectors(64, 0).float(), unit_vectors(64, 1).float()
+    given = anchors, candidates, torch.arange(64), torch.arange(64), 0.05
+    expected = contrastive_sum(*given)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(contrastive_sum(*given), expected)
+        coarse = F.cross_entropy(anchors @ candidates.T / 0.05, torch.arange(64), reduction="sum")
+    assert not torch.isclose(coarse.float(), expected, rtol=1e-5, atol=0)  # the negative control
