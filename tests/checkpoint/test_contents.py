@@ -48,6 +48,17 @@ def test_weights_come_back(tmp_path, tie, attention):
     assert other.encoder.embed.weight is other.decoder.embed.weight
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_stored_in_half_the_bytes_are_read_as_float32(tmp_path, dtype):
+    model, other = seq2seq(1), seq2seq(2)
+    halved = {name: value.to(dtype).contiguous() for name, value in contents.weights(model).items()}
+    save_file(halved, tmp_path / MODEL)
+    contents.load_weights(tmp_path, other)
+    assert equal({name: value.float() for name, value in halved.items()}, contents.weights(other))
+    with pytest.raises(CheckpointError, match=f"must be torch.float64, but is {dtype} instead"):
+        contents.load_weights(tmp_path, other.double())
+
+
 def test_tied_weights_are_saved_once(tmp_path):
     save_weights(tmp_path, seq2seq(1, tie=True))
     names = load_file(tmp_path / MODEL)

@@ -141,6 +141,25 @@ def test_it_goes_into_a_checkpoint_and_back_out(bert, tmp_path):
     assert [key for key, value in config.items() if value is True] == ["pooling_mode_cls_token"]
 
 
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+def test_a_contrastive_model_is_written_with_the_pooling_that_was_trained(tmp_path, pool):
+    rows = tmp_path / "rows.txt"
+    rows.write_text("\n".join(filter(None, TEXTS)))
+    recipe = {
+        "task": {"name": "contrastive", "pool": pool},
+        "data": {"train": str(rows), "max_length": LONGEST - 2, "truncation": "cut"},
+        "tokenizer": {"name": "wordpiece", "size": 120},
+        "model": {"name": "bert", "width": 24, "heads": 2, "layers": 2, "max_positions": 60},
+        "train": {"steps": 2, "batch_size": 4, "device": "cpu"},
+    }
+    vectors = weft.train(recipe, out=tmp_path / "run").embed(TEXTS, truncate=True)
+    convert(tmp_path / "run", tmp_path / "theirs").demand()
+    assert read_pooling(tmp_path / "theirs") == Pooling(pool, True, LONGEST)
+    written = weft.load(tmp_path / "theirs", device="cpu")
+    np.testing.assert_allclose(written.embed(TEXTS, truncate=True), vectors, rtol=0, atol=1e-6)
+    assert written.run.task.name == "embed"
+
+
 @pytest.mark.parametrize("pooling", [Pooling("mean"), Pooling("last", True, 7, True), Pooling("max", False, 3)])
 def test_what_is_written_is_read_again(tmp_path, pooling):
     export_pooling(tmp_path, pooling, 8)
