@@ -307,6 +307,22 @@ def test_scores_are_not_trained_on(recipe, tmp_path):
     assert set(pipeline.evaluate()) == {"spearman", "pearson"}
 
 
+@pytest.mark.parametrize("metric", ["spearman", "pearson", "accuracy", "loss"])
+def test_a_metric_that_the_data_do_not_allow_is_refused_before_training(recipe, tmp_path, metric):
+    of_scores = metric in ("spearman", "pearson")
+    rows = [row if of_scores else {**row, "score": 2.5} for row in pair_rows()]
+    recipe["data"]["valid"] = write_rows(tmp_path / "valid.jsonl", rows)
+    reason = "its rows have no score to correlate with" if of_scores else "its pairs have scores, to correlate with"
+    with pytest.raises(ConfigError, match=f"train.metric: {metric} will not be given for data.valid: {reason}"):
+        weft.train(recipe, [f"train.metric={metric}"], tmp_path / "run")
+    examples = [ContrastiveExample(**row) for row in pair_rows()]
+    allowed = [] if of_scores else examples
+    scored = [example.model_copy(update={"score": 1.0}) for example in examples]
+    assert made(recipe)[0].unavailable_metric(metric, allowed or scored) == ""
+    with pytest.raises(ConfigError, match="train.metric: the task has no metric 'uniformity'"):
+        made(recipe, "train.metric=uniformity")  # alone it selects nothing: random vectors are the most uniform
+
+
 @pytest.mark.parametrize("score", ["much", True, "inf", None])
 def test_a_score_is_a_number(score):
     if score is None:

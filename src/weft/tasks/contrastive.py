@@ -38,6 +38,7 @@ from weft.tasks.capabilities import CustomEvaluation, Metrics
 from weft.tasks.encoding import EvaluationData
 from weft.tasks.head import Head, Sums
 from weft.tasks.inference import map_in_threads
+from weft.tasks.lm.scoring import device_of
 from weft.tasks.metrics import pearson, spearman
 from weft.tasks.text_pairs import TextTokens, add_special_tokens, tokenize_texts
 from weft.tokenization.trainable import Tokenizer
@@ -46,6 +47,7 @@ from weft.tokens import Tokens, char_ids
 EVALUATION_TOKENS = 2048  # in a batch of an evaluation
 EVALUATION_ROWS = 1024  # rows among which a text's pair is to be found
 SIDES = 3  # arrays of tokens in an item: the text, its pair and its hard negative
+SCORE_METRICS = ("spearman", "pearson")
 
 PairOutput = float | list[float]  # the cosine of a pair, or the vector of a text alone
 
@@ -122,7 +124,7 @@ class Contrastive(CustomEvaluation):
 
     Config: ClassVar[type[Named]] = ContrastiveConfig
     Example = ContrastiveExample
-    metrics: tuple[str, ...] = ("spearman", "pearson", "accuracy", "alignment", "uniformity")
+    metrics: tuple[str, ...] = (*SCORE_METRICS, "accuracy")  # alignment and uniformity alone select no model
     metric: str = "accuracy"  # where the pairs of the validation data have scores, spearman
     json_fields = frozenset({"text", "pair"})
     num_token_arrays: int = SIDES
@@ -243,9 +245,16 @@ class Contrastive(CustomEvaluation):
         cosines = (vectors[0] * vectors[1]).sum(-1).tolist()
         return Metrics({"spearman": spearman(cosines, scores), "pearson": pearson(cosines, scores)})
 
+    def unavailable_metric(self, metric: str, examples: Sequence[ContrastiveExample]) -> str:
+        """Return why a metric is not given: correlations need scores, and all others are of pairs without them."""
+        scored = any(example.score is not None for example in examples)
+        if (metric in SCORE_METRICS) == scored:
+            return ""
+        return "its pairs have scores, to correlate with" if scored else "its rows have no score to correlate with"
+
     def _vectors(self, head: ContrastiveHead, data: PackedItems) -> Tensor:
         """Return the vectors of all texts, positives and hard negatives, (3, items, D), 0 where there is none."""
-        device = next(head.parameters()).device
+        device = device_of(head)
 
         def encode(rows: np.ndarray) -> Tensor:
             batch = self.collate([data[row] for row in rows.tolist()], np.random.default_rng(0))
