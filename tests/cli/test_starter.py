@@ -5,7 +5,7 @@ import math
 import pytest
 
 from weft.cli.data_check import TASKS
-from weft.cli.starter import STARTERS, DataSize, propose_recipe
+from weft.cli.starter import STARTERS, DataSize, propose_recipe, validation_fraction
 from weft.config.schema import Run
 from weft.tasks.factory import make_task
 
@@ -60,3 +60,10 @@ def test_a_gpu_reads_larger_batches():
 def test_a_pretrained_model_is_advised_where_rows_are_few():
     advised = [propose_recipe(Check("classify"), DataSize(n, 20, 40, 30, False, False)) for n in (500, 50_000)]
     assert [recipe.advise_pretrained for recipe in advised] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("rows", "fraction"), [(20, 0.1), (40_000, 0.1), (40_001, 0.05), (162_756, 0.02), (10**9, 0.001)]
+)
+def test_of_very_many_rows_a_smaller_share_is_held_out(rows, fraction):
+    assert validation_fraction(rows) == fraction

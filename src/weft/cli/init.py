@@ -9,13 +9,7 @@ import typer
 
 from weft.cli.console import OverridesArg
 from weft.cli.data_check import TASKS, DataCheck, check_data, count_examples
-from weft.cli.starter import (
-    MIN_ROWS_TO_HOLD_OUT,
-    VALIDATION_FRACTION,
-    StarterRecipe,
-    measure_data,
-    propose_recipe,
-)
+from weft.cli.starter import MIN_VALIDATION_ROWS, StarterRecipe, measure_data, propose_recipe, validation_fraction
 from weft.errors import ConfigError, WeftError
 
 if TYPE_CHECKING:
@@ -114,7 +108,7 @@ def _data_section(check: DataCheck, limits: Mapping[str, Any]) -> dict[str, Any]
     section = {**limits, **check.section}
     if check.profiles["train"].skipped.count or check.unread:
         section.setdefault("on_bad_rows", "skip")
-    held_out = {**section, "validation_fraction": VALIDATION_FRACTION}
+    held_out = {**section, "validation_fraction": validation_fraction(check.profiles["train"].rows)}
     if (
         "valid" not in check.profiles
         and "validation_fraction" not in section
@@ -127,7 +121,7 @@ def _data_section(check: DataCheck, limits: Mapping[str, Any]) -> dict[str, Any]
 def _has_rows_to_hold_out(check: DataCheck, section: Mapping[str, Any]) -> bool:
     """Return whether there are enough rows to evaluate on a share of them."""
     try:
-        return count_examples(check.task, section, "valid") >= VALIDATION_FRACTION * MIN_ROWS_TO_HOLD_OUT
+        return count_examples(check.task, section, "valid") >= MIN_VALIDATION_ROWS
     except WeftError:  # too few rows
         return False
 

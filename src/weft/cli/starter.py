@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 Sections = dict[str, dict[str, Any]]
 
-VALIDATION_FRACTION = 0.1
-MIN_ROWS_TO_HOLD_OUT = 20  # below, a tenth is too few rows to say anything
+VALIDATION_FRACTIONS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
+MIN_VALIDATION_ROWS = 2  # fewer say nothing
+MAX_VALIDATION_ROWS = 4000  # more take time at each evaluation, and tell hardly more
 LONG_TEXT = 120  # words of a text, on average, from which convolutions are preferred: they are fast
 LITTLE_TEXT = 20_000  # words in all, below which a language model reads characters
 FEW_ROWS = 5000  # below which a pretrained model is advised
@@ -264,6 +265,11 @@ class StarterRecipe:
     sections: Sections
     note: str
     advise_pretrained: bool  # whether a pretrained model is worth a hint
+
+
+def validation_fraction(rows: int) -> float:
+    """Return the share of the training rows to hold out: a tenth, and less of very many."""
+    return next((part for part in VALIDATION_FRACTIONS if part * rows <= MAX_VALIDATION_ROWS), VALIDATION_FRACTIONS[-1])
 
 
 def measure_data(check: DataCheck, gpu: bool) -> DataSize:
