@@ -3,6 +3,7 @@
 import sys
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from weft.config.schema import (
@@ -123,6 +124,19 @@ def test_a_path_is_a_value(tmp_path):
         ("data.columns={text: true}", "data.columns.text"),
         ("tokenizer={name: bpe, size: 99999999999999}", "tokenizer.size: should be less than or equal to 10000000"),
         ("task.decode.max_length=99999999999", "task.decode.max_length: should be less than or equal to 100000"),
+        ("model.width='16'", "model.width: should be a valid integer, but is '16' instead"),
+        ("model.tie=1", "model.tie: should be a valid boolean, but is 1 instead"),
+        ("model.tie='yes'", "model.tie: should be a valid boolean, but is 'yes' instead"),
+        ("model.dropout=true", "model.dropout: should be a valid number, but is True instead"),
+        ("task.decode.beam=true", "task.decode.beam: should be a valid integer, but is True instead"),
+        ("task.decode.repetition_penalty=1e-300", "task.decode.repetition_penalty: should be greater than or equal to"),
+        ("train.steps=1e300", "train.steps: should be a valid integer, but is 1e+300 instead"),
+        ("train.betas=['0.9', 0.99]", "train.betas.0: should be a valid number, but is '0.9' instead"),
+        ("train.eval_every=true", "train.eval_every: should be 'epoch' or a valid integer, but is True instead"),
+        ("model={name: cnn, kernels: [true, 4]}", "model.kernels.0: should be a valid integer, but is True instead"),
+        ("model={name: bert, pruned_heads: {0: ['1']}}", "model.pruned_heads.0.0: should be a valid integer"),
+        ("model.layers=1000000000", "model.layers: should be less than or equal to 1000, but is 1000000000 instead"),
+        ("model.width=1000000000000000000000", "model.width: should be less than or equal to"),
     ],
 )
 def test_mistakes_name_the_place_and_the_remedy(override, message):
@@ -169,6 +183,7 @@ def test_times_are_read(text, seconds):
 
 class OwnConfig(Named):
     size: int = 3
+    sizes: tuple[int, ...] = ()
 
 
 class Own(Model):
@@ -181,6 +196,15 @@ def test_a_users_own_class_is_checked_as_strictly(monkeypatch):
     assert run.model == OwnConfig(name="own_package:Own", size=4)
     with pytest.raises(ConfigError, match=r"model.siez: unknown key; did you mean 'size'\?"):
         Run.parse(changed("model={name: own_package:Own, siez: 4}"))
+    with pytest.raises(ConfigError, match=r"model.sizes.1: should be a valid integer, but is '2' instead"):
+        Run.parse(changed("model={name: own_package:Own, sizes: [1, '2']}"))
+
+
+def test_whole_numbers_may_be_written_with_an_exponent_and_lists_stand_for_tuples():
+    own = OwnConfig(name="own", size=1e3, sizes=[np.int64(2), 3.0])
+    assert own == OwnConfig(name="own", size=1000, sizes=(2, 3))
+    assert [type(size) for size in (own.size, *own.sizes)] == [int, int, int]
+    assert Run.parse(changed("train.lr=1", "train.steps=1e3")).train.steps == 1000
 
 
 def test_a_checkpoint_may_not_name_code_from_outside():

@@ -27,7 +27,7 @@ class TestOptions:
             ({"temperature": 0}, "decode.temperature: .*greater than 0"),
             ({"temperature": float("nan")}, "decode.temperature"),
             ({"temperature": 1e300}, "decode.temperature: .*less than or equal to 100"),
-            ({"repetition_penalty": 0}, "decode.repetition_penalty: .*greater than 0"),
+            ({"repetition_penalty": 0}, "decode.repetition_penalty: .*greater than or equal to 0.01"),
             ({"repetition_penalty": 1e9}, "decode.repetition_penalty: .*less than or equal to 100"),
             ({"no_repeat_ngram_size": -1}, "decode.no_repeat_ngram_size"),
             ({"bad_words": [""]}, "decode.bad_words.0: .*at least 1 character"),

@@ -10,19 +10,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, SupportsIndex, TypeVar
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     SerializeAsAny,
     StrictInt,
     StrictStr,
     ValidationError,
     model_validator,
 )
+from pydantic_core import CoreSchema, core_schema
 
 from weft.config.error_messages import describe_errors
 from weft.config.yaml import read_yaml
@@ -30,10 +32,40 @@ from weft.errors import ConfigError, WeftError, did_you_mean, nearest
 from weft.registry import Kind, resolve
 
 
+def _with_strict_numbers(schema: Any, owner: type) -> Any:
+    """Return a core schema in which `"2"` and `true` are no numbers and `1` is no truth value; `1e3` is a whole number.
+
+    A section inside another one has a schema of its own, which is strict already.
+    """
+    if isinstance(schema, list | tuple):
+        return type(schema)(_with_strict_numbers(part, owner) for part in schema)
+    if not isinstance(schema, dict) or (schema.get("type") == "model" and schema.get("cls") is not owner):
+        return schema
+    schema = {key: _with_strict_numbers(part, owner) for key, part in schema.items()}
+    if schema.get("type") in ("int", "float", "bool"):
+        schema["strict"] = True
+    if schema.get("type") == "int":
+        return core_schema.no_info_before_validator_function(_whole_number, schema)
+    return schema
+
+
+def _whole_number(value: object) -> object:
+    """Return `1e3` or an integer of numpy as an int; anything else as it is."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    return value.__index__() if isinstance(value, SupportsIndex) and not isinstance(value, int) else value
+
+
 class Section(BaseModel):
-    """A section of a recipe: frozen; unknown keys are errors."""
+    """A section of a recipe: frozen; unknown keys are errors, and so is text or a truth value in place of a number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema with strict numbers and truth values; pydantic's own strict mode refuses lists as tuples."""
+        schema: CoreSchema = _with_strict_numbers(handler(source), cls)
+        return schema
 
 
 class Named(Section):
@@ -69,6 +101,10 @@ def _seconds(value: object) -> object:
 _S = TypeVar("_S", bound=BaseModel)
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+# Bounds on what a model's section may ask for, well above any model: a typo or a hostile file ends in an error.
+Size = Annotated[int, Field(ge=1, le=1 << 22)]  # a width, or another dimension of a weight
+Layers = Annotated[int, Field(ge=1, le=1000)]  # modules that are made one by one
+Positions = Annotated[int, Field(ge=1, le=1 << 24)]
 Every = Literal["epoch"] | Annotated[int, Field(ge=1)]  # so many steps, or the end of each epoch
 
 

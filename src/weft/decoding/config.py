@@ -26,7 +26,7 @@ class DecodingConfig(Section):
     finish: bool = False  # whether a text is ended with eos at max_length, rather than cut off
     renormalize_logits: bool = False  # whether probabilities are renormalized without the forbidden tokens
     early_stopping: EarlyStopping = "sure"  # of a beam search (weft.decoding.beam_search)
-    repetition_penalty: float = Field(1.0, gt=0, le=100)  # of tokens read or written before; 1: none
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)  # of tokens read or written before; 1: none
     no_repeat_ngram_size: int = Field(0, ge=0, le=100_000)  # n-grams of this size occur once; 0: any number of times
     bad_words: tuple[Annotated[str, Field(min_length=1)], ...] = ()  # texts whose tokens are never written
     sample: bool = False  # draw tokens rather than take the best

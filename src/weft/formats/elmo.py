@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from weft.checkpoint.contents import write_model
 from weft.checkpoint.manifest import save_folder
-from weft.config.schema import Run, read_section
+from weft.config.schema import Run, Section, read_section
 from weft.errors import CheckpointError, ConfigError, WeftError
 from weft.models.elmo import ELMo, ELMoConfig
 from weft.tasks.factory import build
@@ -44,7 +44,7 @@ _SPECIAL = {"<S>", "</S>", "<UNK>", "!!!MAXTERMID"}  # special tokens in their v
 Read = Callable[[str], np.ndarray]
 
 
-class _Options(BaseModel):
+class _Options(Section):
     model_config = ConfigDict(extra="ignore")  # training options are there, too
 
 

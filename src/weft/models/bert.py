@@ -21,7 +21,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config.schema import Named
+from weft.config.schema import Named, Positions, Size
 from weft.errors import RoleError
 from weft.models.base import LMDirection, Model, Role
 from weft.models.transformer_config import StackConfig
@@ -42,10 +42,10 @@ class BERTConfig(StackConfig):
     place: ClassVar[str] = "encoder"
 
     activation: Activation = "gelu"  # of the feed-forward layers
-    max_positions: int = Field(512, ge=1)  # number of learned positions
-    offset: int = Field(0, ge=0)  # the position of the first token
-    segments: int = Field(2, ge=0)  # number of segment embeddings; below 2 segment ids are ignored
-    embedding: int | None = Field(None, ge=1)  # width of the embeddings if not `width`: a projection follows
+    max_positions: Positions = 512  # number of learned positions
+    offset: int = Field(0, ge=0, le=1 << 24)  # the position of the first token
+    segments: int = Field(2, ge=0, le=1 << 22)  # number of segment embeddings; below 2 segment ids are ignored
+    embedding: Size | None = None  # width of the embeddings if not `width`: a projection follows
     shared: bool = False  # all layers share one set of weights
     pooler: Literal["tanh", "relu", "gelu", "none"] = "tanh"  # activation of the pooler
     eps: float = Field(1e-12, ge=0)  # of the layer norms

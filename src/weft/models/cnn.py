@@ -27,13 +27,13 @@ the task; `dropout` here is on embeddings.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config.schema import Named
+from weft.config.schema import Named, Size
 from weft.errors import ConfigError, RoleError
 from weft.models.base import Model, Role
 from weft.models.word_vectors import check_channels, keep_static
@@ -43,9 +43,9 @@ from weft.tokens import Tokens
 class CNNConfig(Named):
     """`width` is the total number of filters, shared equally among the filter widths `kernels`, in tokens."""
 
-    width: int = Field(300, ge=1)  # number of filters in all
-    kernels: tuple[int, ...] = (3, 4, 5)  # filter widths, in tokens, which share the filters equally
-    embedding: int | None = Field(None, ge=1)  # width of the embeddings; None: `width`
+    width: Size = 300  # number of filters in all
+    kernels: Annotated[tuple[Size, ...], Field(max_length=1000)] = (3, 4, 5)  # filter widths, in tokens, which share the filters equally
+    embedding: Size | None = None  # width of the embeddings; None: `width`
     vectors: str | None = None  # a file of word vectors to initialise the embeddings
     # nonstatic: vectors are trained; static: they are not
     channels: Literal["nonstatic", "static", "multichannel"] = "nonstatic"

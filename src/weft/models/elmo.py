@@ -20,14 +20,14 @@ batch.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.config.schema import Named, Pretrained
+from weft.config.schema import Layers, Named, Pretrained, Size
 from weft.errors import ConfigError, RoleError
 from weft.models.base import LMDirection, Model, Role, num_matrix_parameters
 from weft.nn.layers.char_cnn import CharFilters, Highway
@@ -39,16 +39,24 @@ from weft.tokens import CHAR_PAD, MAX_WORD_CHARS, WORD_END, Tokens
 _LM_ROLES = {Role.LANGUAGE_MODEL, Role.GENERATOR}
 
 
+def _width_of_key(key: object) -> object:
+    """Return a filter's width: the keys of a saved recipe are strings."""
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key
+
+
+FilterWidth = Annotated[int, BeforeValidator(_width_of_key)]
+
+
 class ELMoConfig(Pretrained):
     """`width` is that of a layer, half for each direction; `cells` is the size of an LSTM cell before projection."""
 
-    embedding: int = Field(16, ge=1)  # of a character
-    filters: dict[int, int] = Field({1: 32, 2: 32, 3: 64, 4: 128, 5: 256, 6: 512, 7: 1024})  # filters by width
+    embedding: Size = 16  # of a character
+    filters: dict[FilterWidth, Size] = Field({1: 32, 2: 32, 3: 64, 4: 128, 5: 256, 6: 512, 7: 1024})  # filters by width
     activation: Literal["relu", "tanh"] = "relu"  # after the character convolution
-    highways: int = Field(2, ge=0)  # number of highway layers
-    width: int = Field(1024, ge=2)  # of a layer; half for each direction
-    cells: int = Field(4096, ge=1)  # size of an LSTM cell before projection
-    layers: int = Field(2, ge=1)  # of LSTMs, in each direction
+    highways: int = Field(2, ge=0, le=1000)  # number of highway layers
+    width: Size = Field(1024, ge=2)  # of a layer; half for each direction
+    cells: Size = 4096  # size of an LSTM cell before projection
+    layers: Layers = 2  # of LSTMs, in each direction
     clip: float = Field(3.0, ge=0)  # clipping of cells and projections; 0: none
     residual: bool = True  # around each layer but the first
     dropout: float = Field(0.1, ge=0, lt=1)  # on the input of each layer and of the softmax

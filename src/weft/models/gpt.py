@@ -17,10 +17,9 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from weft.config.schema import Named
+from weft.config.schema import Named, Positions
 from weft.errors import RoleError
 from weft.models.base import LMDirection, Model, Role
 from weft.models.transformer_config import StackConfig
@@ -42,7 +41,7 @@ class GPTConfig(StackConfig):
 
     activation: Activation = "gelu-tanh"  # of the feed-forward layers
     norm: Literal["pre", "post"] = "pre"  # layer norm before or after each sub-layer
-    max_positions: int = Field(1024, ge=1)  # number of learned positions
+    max_positions: Positions = 1024  # number of learned positions
 
     @property
     def position_limit(self) -> int:

@@ -23,7 +23,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config.schema import Named, Pretrained
+from weft.config.schema import Layers, Named, Positions, Pretrained, Size
 from weft.models.base import Model, Role, num_matrix_parameters
 from weft.models.transformer_config import PrunedHeads, check_heads, check_pruned_heads
 from weft.models.word_vectors import Channels, check_channels, keep_static
@@ -44,20 +44,20 @@ class TransformerConfig(Pretrained):
     alone.
     """
 
-    width: int = Field(512, ge=1)  # of the hidden states
-    heads: int = Field(8, ge=1)  # attention heads a layer; they divide `width`
-    layers: int = Field(6, ge=1)  # of the encoder, and of the decoder
-    decoder_layers: int | None = Field(None, ge=1)  # None: `layers`
-    embedding: int | None = Field(None, ge=1)  # width of the embeddings if not `width`: a projection follows
+    width: Size = 512  # of the hidden states
+    heads: Size = 8  # attention heads a layer; they divide `width`
+    layers: Layers = 6  # of the encoder, and of the decoder
+    decoder_layers: Layers | None = None  # None: `layers`
+    embedding: Size | None = None  # width of the embeddings if not `width`: a projection follows
     vectors: str | None = None  # a file of word vectors to initialise the embeddings; of two vocabularies, the source's
     target_vectors: str | None = None  # the same for the target's own vocabulary
     channels: Channels = "nonstatic"  # static: vectors are not trained
-    ffn_width: int = Field(2048, ge=1)  # the width inside the feed-forward layers
+    ffn_width: Size = 2048  # the width inside the feed-forward layers
     activation: Activation = "relu"  # of the feed-forward layers
     norm: Literal["pre", "post"] = "post"  # layer norm before or after each sub-layer
     dropout: float = Field(0.1, ge=0, lt=1)  # on embeddings and sub-layers
     positions: Literal["sinusoidal", "halves", "learned"] = "sinusoidal"  # halves: all sines, then all cosines
-    max_positions: int = Field(1024, ge=1)  # number of learned positions
+    max_positions: Positions = 1024  # number of learned positions
     tie: bool = True  # one matrix for the target's embeddings and the output (Press & Wolf 2017)
     bias: bool = False  # of the output projection: how frequent each word is
     pruned_heads: PrunedHeads = Field({})  # heads left out: {3: [1, 5]}, or {cross.3: [1, 5]}

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from weft.config.schema import Pretrained
+from weft.config.schema import Layers, Pretrained, Size
 from weft.errors import ConfigError
 
 
@@ -52,10 +52,10 @@ class StackConfig(Pretrained):
 
     place: ClassVar[str]  # the name of its attention: "encoder" or "decoder"
 
-    width: int = Field(768, ge=1)  # of the hidden states
-    heads: int = Field(12, ge=1)  # attention heads a layer; they divide `width`
-    layers: int = Field(12, ge=1)  # number of blocks
-    ffn_width: int | None = Field(None, ge=1, validate_default=True)  # inside the feed-forward layers; None: 4 width
+    width: Size = 768  # of the hidden states
+    heads: Size = 12  # attention heads a layer; they divide `width`
+    layers: Layers = 12  # number of blocks
+    ffn_width: Size | None = Field(None, validate_default=True)  # inside the feed-forward layers; None: 4 width
     dropout: float = Field(0.1, ge=0, lt=1)  # on embeddings and sub-layers
     tie: bool = True  # one matrix for the embeddings and the output (Press & Wolf 2017)
     pruned_heads: PrunedHeads = Field({})  # heads left out: {3: [1, 5]} in layer 3

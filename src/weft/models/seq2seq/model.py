@@ -36,7 +36,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config.schema import Named
+from weft.config.schema import Layers, Named, Size
 from weft.models.base import Model, Role, num_matrix_parameters
 from weft.models.seq2seq.decoder import Decoder, DecoderState
 from weft.models.word_vectors import Channels, check_channels, keep_static
@@ -53,9 +53,9 @@ class Seq2SeqConfig(Named):
     """
 
     cell: Literal["elman", "jordan", "lstm", "peephole", "gru"] = "lstm"  # of encoder and decoder
-    width: int = Field(256, ge=2)  # of embeddings and states; it is even
-    layers: int = Field(1, ge=1)  # of the encoder, and of the decoder
-    embedding: int | None = Field(None, ge=1)  # width of the embeddings; None: `width`
+    width: Size = Field(256, ge=2)  # of embeddings and states; it is even
+    layers: Layers = 1  # of the encoder, and of the decoder
+    embedding: Size | None = None  # width of the embeddings; None: `width`
     vectors: str | None = None  # a file of word vectors to initialise the embeddings
     target_vectors: str | None = None  # the same for the target's own vocabulary
     channels: Channels = "nonstatic"  # static: vectors are not trained
@@ -63,7 +63,7 @@ class Seq2SeqConfig(Named):
     attention: Literal["none", "cosine", "additive", "location", "general", "dot", "scaled-dot"] = "additive"
     place: Literal["before", "after"] = "before"  # of the attention, relative to the cell
     input_feeding: bool = False  # place: after; the readout h~ is an input of the next step
-    locations: int = Field(256, ge=1)  # location: how many source positions it can attend to
+    locations: Size = 256  # location: how many source positions it can attend to
     feedback: bool = True  # False: the decoder's input is v at every step, not its own output
     dropout: float = Field(0.0, ge=0, lt=1)  # on embeddings, between layers and on the readout
     bridge: bool = True  # a dense layer between encoder and decoder

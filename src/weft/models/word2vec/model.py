@@ -40,7 +40,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.config.schema import Named
+from weft.config.schema import Named, Size
 from weft.data.batching.packed_items import PackedItems
 from weft.errors import ConfigError, RoleError
 from weft.models.base import FitBudget, FitProgress, LMDirection, Model, Role
@@ -52,7 +52,7 @@ from weft.tokens import Tokens
 class Word2VecConfig(Named):
     """`window` is the maximum number of context words on a side; `subsample` is t of eq. 5, and 0 keeps all words."""
 
-    width: int = Field(100, ge=1)  # of the vectors
+    width: Size = 100  # of the vectors
     method: Literal["skipgram", "cbow"] = "skipgram"  # predict the context from the word, or the word from its context
     window: int = Field(5, ge=1, le=1000)  # the maximum number of context words on a side
     context: Literal["both", "left"] = "both"  # left: the words before alone
