@@ -1,8 +1,11 @@
 """What each process has of its own comes back to it, and to no other number of processes."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from weft.errors import CheckpointError
 from weft.training.distributed import World
 from weft.training.process_state import gather_hidden_states, gather_rng_states, restore_rng_state, seed_all
 
@@ -15,7 +18,7 @@ def test_random_numbers_go_on_from_where_they_stood():
     states = gather_rng_states(ALONE)
     must = torch.rand(4)
     assert not torch.equal(torch.rand(4), must)
-    assert restore_rng_state(states, ALONE)
+    assert restore_rng_state(states, ALONE, Path("random"))
     assert torch.equal(torch.rand(4), must)
 
 
@@ -23,8 +26,16 @@ def test_random_numbers_go_on_from_where_they_stood():
 def test_those_of_other_processes_are_left_alone(names):
     seed_all(3, ALONE)
     before = torch.get_rng_state()
-    assert not restore_rng_state(dict.fromkeys(names, before), ALONE)
+    assert not restore_rng_state(dict.fromkeys(names, before), ALONE, Path("random"))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "state", [torch.zeros(3), torch.zeros(()), torch.zeros(5056), torch.zeros(7, dtype=torch.uint8), torch.zeros(0)]
+)
+def test_what_is_no_state_of_a_generator_is_refused(state):
+    with pytest.raises(CheckpointError, match="some/file: holds no state of a random generator: "):
+        restore_rng_state({"cpu.0": state}, ALONE, Path("some/file"))
 
 
 def test_each_rank_draws_its_own():

@@ -22,6 +22,7 @@ from weft.checkpoint.atomic_io import wrap_read_errors
 from weft.checkpoint.contents import differences, read_recipe_of, read_weights
 from weft.checkpoint.manifest import order, save_folder, verify_checkpoint
 from weft.checkpoint.store import CHECKPOINT_MANIFEST, Store, resolve_checkpoint
+from weft.checkpoint.tensor_files import check_finite
 from weft.errors import CheckpointError, ConfigError
 
 AVERAGE_FILE = "average.json"
@@ -119,7 +120,10 @@ def mean_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
         for name, value in weights.items():
             if value.is_floating_point():
                 sums[name] = sums[name].add_(value) if name in sums else value.to(torch.float64, copy=True)
-    return weights | {name: (total / len(folders)).to(weights[name].dtype) for name, total in sums.items()}
+    means = {name: (total / len(folders)).to(weights[name].dtype) for name, total in sums.items()}
+    for name, mean in means.items():
+        check_finite(f"{folders[-1]}/model.safetensors, averaged with {len(folders) - 1} more: {name}", mean)
+    return weights | means
 
 
 def _tensor_specs(weights: Mapping[str, Tensor]) -> dict[str, str]:

@@ -13,20 +13,26 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from weft.checkpoint.optimizer_state import OPTIMIZER_FILE, optimizer_tensors
+from weft.checkpoint.tensor_files import check_finite, on_meta_device, read_tensors
 from weft.config.schema import Overrides, Run, read_recipe
 from weft.config.yaml import read_yaml, write_yaml
 from weft.data.batching.loader import Position
 from weft.errors import CheckpointError
 from weft.models.base import Model
 from weft.nn.attention.multihead import MultiHeadAttention
+from weft.registry import resolve
+from weft.tasks.base import Task
+from weft.tasks.factory import build, build_on_meta
+from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer
 
-OPTIMIZER_KEYS = ("step", "exp_avg", "exp_avg_sq", "sum", "aside", "averaged")  # Adam's, Adagrad's, averaged SGD's
-Count = Annotated[int, Field(ge=0)]
+RANDOM_FILE, CARRIED_FILE = "state/random.safetensors", "state/carried.safetensors"
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 @dataclass
@@ -35,9 +41,9 @@ class Progress:
 
     step: Count = 0
     position: Position = field(default_factory=Position)
-    elapsed: float = 0.0  # seconds of training
+    elapsed: Finite = 0.0  # seconds of training
     bad_steps: Count = 0
-    loss_sum: float = 0.0  # since the last report
+    loss_sum: Finite = 0.0  # since the last report
     loss_steps: Count = 0
     best: list[float] | None = None  # the best evaluation's metric, signed so that less is better, and loss
     best_step: Count = 0
@@ -58,9 +64,8 @@ def write_state(
 ) -> None:
     """Write what resuming needs: progress, optimizer state and random states."""
     write_progress(folder, progress)
-    state = folder / "state"
-    save_file(optimizer_tensors(optimizer, head), state / "optimizer.safetensors")
-    save_file(dict(random), state / "random.safetensors")
+    save_file(optimizer_tensors(optimizer, head), folder / OPTIMIZER_FILE)
+    save_file(dict(random), folder / RANDOM_FILE)
 
 
 def write_progress(folder: Path, progress: Progress) -> None:
@@ -71,15 +76,17 @@ def write_progress(folder: Path, progress: Progress) -> None:
 
 def write_hidden_states(folder: Path, carried: Mapping[str, Tensor]) -> None:
     """Write the hidden states carried across batches: `0.1` is the first tensor of rank 1."""
-    save_file({name: part.cpu() for name, part in carried.items()}, folder / "state" / "carried.safetensors")
+    save_file({name: part.cpu() for name, part in carried.items()}, folder / CARRIED_FILE)
 
 
 def load_hidden_states(folder: Path, rank: int, device: torch.device) -> list[Tensor]:
     """Read the hidden states that a rank carries on; an empty list where none are carried."""
-    path = folder / "state" / "carried.safetensors"
-    tensors = _read_tensors(path) if path.exists() else {}
-    parts = {int(name.partition(".")[0]): part for name, part in tensors.items() if name.endswith(f".{rank}")}
-    return [parts[number].to(device) for number in sorted(parts)]
+    path = folder / CARRIED_FILE
+    tensors = read_tensors(path) if path.exists() else {}
+    parts = [tensors[f"{number}.{rank}"] for number in range(len(tensors)) if f"{number}.{rank}" in tensors]
+    for number, part in enumerate(parts):
+        check_finite(f"{path}: {number}.{rank}", part)
+    return [part.to(device) for part in parts]
 
 
 def weights(head: nn.Module) -> dict[str, Tensor]:
@@ -87,15 +94,6 @@ def weights(head: nn.Module) -> dict[str, Tensor]:
     saved = head.state_dict()
     buffers = {name: value for name, value in head.named_buffers() if name in saved}
     return {name: value.detach() for name, value in (*head.named_parameters(), *buffers.items())}
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer, head: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer's state by key and parameter: `exp_avg.body.encoder.embed.weight`."""
-    tensors = {}
-    for name, parameter in head.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{key}.{name}"] = torch.as_tensor(value).detach().contiguous()
-    return tensors
 
 
 def read_saved_run(folder: Path, trust: bool = False, overrides: Overrides = ()) -> Run:
@@ -167,6 +165,24 @@ def _flatten(raw: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
+def load_head(run: Run, tokenizer: Tokenizer, folder: Path) -> tuple[Task, Head]:
+    """Build the model of a checkpoint and load its weights, once they are known to fit it.
+
+    The recipe's sizes are compared with the file's header before anything is allocated.
+    """
+    tensors = read_weights(folder)
+    if is_own(run) and not resolve("model", run.model.name).data_sized_buffers:
+        copy_into_head(build_on_meta(run, tokenizer), on_meta_device(tensors), folder)
+    task, head = build(run, tokenizer)
+    copy_into_head(head, tensors, folder)
+    return task, head
+
+
+def is_own(run: Run) -> bool:
+    """Return whether task and model are weft's own: a class from outside may not build on the meta device."""
+    return ":" not in run.model.name + run.task.name
+
+
 def load_weights(folder: Path, head: nn.Module) -> None:
     """Load a checkpoint's weights into a head; a name or shape that does not match is an error."""
     copy_into_head(head, read_weights(folder), folder)
@@ -174,11 +190,14 @@ def load_weights(folder: Path, head: nn.Module) -> None:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read the weights of a checkpoint, by name."""
-    return _read_tensors(folder / "model.safetensors")
+    return read_tensors(folder / "model.safetensors")
 
 
 def copy_into_head(head: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Copy weights into a head; a name, shape or dtype that does not match is an error that names `folder`."""
+    """Copy weights into a head; a name, shape or dtype that does not match is an error that names `folder`.
+
+    So are values that are not finite, except in tables that stay memory-mapped: those are not read whole.
+    """
     tensors, targets = prune_heads(tensors, head), weights(head)
     unmatched = sorted(set(tensors) ^ set(targets))
     if unmatched:
@@ -193,10 +212,11 @@ def copy_into_head(head: nn.Module, tensors: dict[str, Tensor], folder: Path) ->
             raise CheckpointError(
                 f"{folder}/model.safetensors: {name} must be {value.dtype}, but is {tensors[name].dtype} instead"
             )
-        if name in data_sized:
-            setattr(data_sized[name], name.rpartition(".")[2], tensors[name])
-        else:
+        if name not in data_sized:
+            check_finite(f"{folder}/model.safetensors: {name}", tensors[name])
             value.copy_(tensors[name])
+        else:
+            setattr(data_sized[name], name.rpartition(".")[2], tensors[name])
     if not all(body.is_consistent() for body in set(data_sized.values())):
         raise CheckpointError(f"{folder}/model.safetensors: its tables do not fit together; use another checkpoint")
 
@@ -225,53 +245,26 @@ def load_progress(folder: Path) -> Progress:
     """Read the training state."""
     path = folder / "state" / "progress.json"
     try:
-        raw: Any = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        raw: Any = json.loads(text)
         if not isinstance(raw, dict) or set(raw) != {part.name for part in fields(Progress)}:
             raise ValueError("it does not have the keys that it should")
-        return TypeAdapter(Progress).validate_python(raw)
+        return TypeAdapter(Progress).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise CheckpointError(
             f"{path}: {where}: {first['msg']}; this checkpoint can be used but not resumed from"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: cannot be read: {error}; this checkpoint can be used but not resumed from"
         ) from None
 
 
-def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, head: nn.Module) -> None:
-    """Load the saved state into an optimizer."""
-    parameters = dict(head.named_parameters())
-    tensors = _read_tensors(folder / "state" / "optimizer.safetensors")
-    stateless = isinstance(optimizer, torch.optim.SGD)  # until averaging starts
-    if not tensors and not stateless and load_progress(folder).step:
-        raise CheckpointError(f"{folder}/state/optimizer.safetensors: is empty; use another checkpoint")
-    for full, value in tensors.items():
-        key, _, name = full.partition(".")
-        if name not in parameters or key not in OPTIMIZER_KEYS:
-            raise CheckpointError(f"{folder}/state/optimizer.safetensors: {full}: the optimiser has no such state")
-        parameter = parameters[name]
-        if value.ndim and value.shape != parameter.shape:  # Adam's step is a scalar
-            shape, expected = tuple(value.shape), tuple(parameter.shape)
-            raise CheckpointError(
-                f"{folder}/state/optimizer.safetensors: {full} must be {expected}, but is {shape} instead"
-            )
-        # Adam's fused kernel needs its step on the parameter's device.
-        optimizer.state[parameter][key] = value.to(parameter.device)
-
-
 def load_random(folder: Path) -> dict[str, Tensor]:
     """Read the random generators' states, by kind and rank."""
-    return _read_tensors(folder / "state" / "random.safetensors")
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    return read_tensors(folder / RANDOM_FILE)
 
 
 def check_corpus_digest(folder: Path, saved: str, current: str) -> None:

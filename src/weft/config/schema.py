@@ -63,7 +63,7 @@ class Section(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the schema with strict numbers and truth values; pydantic's own strict mode refuses lists as tuples."""
+        """Return the schema with strict numbers; pydantic's own strict mode would refuse a list in place of a tuple."""
         schema: CoreSchema = _with_strict_numbers(handler(source), cls)
         return schema
 

@@ -59,8 +59,7 @@ def _load(path: Path) -> tuple[Tokenizer, Any]:
     verify_checkpoint(folder)
     run = contents.read_saved_run(folder)
     tokenizer = load_tokenizer(run.tokenizer, folder)
-    _, head = build(run, tokenizer)
-    contents.load_weights(folder, head)
+    _, head = contents.load_head(run, tokenizer, folder)
     return tokenizer, head.body
 
 

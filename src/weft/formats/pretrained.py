@@ -22,7 +22,6 @@ from weft.formats.huggingface.hub import find_model
 from weft.formats.sentence_transformers import transformer_folder
 from weft.registry import resolve
 from weft.tasks.base import Task
-from weft.tasks.factory import build
 from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer, load_tokenizer
 
@@ -38,9 +37,7 @@ def open_model(path: str | Path, trust: bool = False, overrides: Overrides = ())
         return load_hf(folder, overrides)
     verify_checkpoint(folder)
     run = contents.read_saved_run(folder, trust, overrides)
-    task, head = build(run, load_tokenizer(run.tokenizer, folder))
-    contents.load_weights(folder, head)
-    return run, task, head
+    return run, *contents.load_head(run, load_tokenizer(run.tokenizer, folder), folder)
 
 
 def describe_model(path: str | Path) -> tuple[Run, Tokenizer]:

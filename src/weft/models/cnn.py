@@ -44,7 +44,8 @@ class CNNConfig(Named):
     """`width` is the total number of filters, shared equally among the filter widths `kernels`, in tokens."""
 
     width: Size = 300  # number of filters in all
-    kernels: Annotated[tuple[Size, ...], Field(max_length=1000)] = (3, 4, 5)  # filter widths, in tokens, which share the filters equally
+    # filter widths, in tokens, which share the filters equally
+    kernels: Annotated[tuple[Size, ...], Field(max_length=1000)] = (3, 4, 5)
     embedding: Size | None = None  # width of the embeddings; None: `width`
     vectors: str | None = None  # a file of word vectors to initialise the embeddings
     # nonstatic: vectors are trained; static: they are not

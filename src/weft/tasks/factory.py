@@ -77,6 +77,12 @@ def build(run: Run, tokenizer: Tokenizer, task: Task | None = None) -> tuple[Tas
     return task, task.head(model)
 
 
+def build_on_meta(run: Run, tokenizer: Tokenizer) -> Head:
+    """Return the head of a recipe with weights that have shapes and no data: nothing is allocated."""
+    with torch.device("meta"):
+        return build(run, tokenizer)[1]
+
+
 def num_parameters(head: Head) -> int:
     """Return the number of parameters, or of buffer elements for a model that counts (an n-gram model)."""
     return sum(tensor.numel() for tensor in (head.parameters() if not head.body.data_sized_buffers else head.buffers()))

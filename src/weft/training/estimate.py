@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.checkpoint import contents
+from weft.checkpoint.optimizer_state import optimizer_tensors
 from weft.config.schema import Every, Run, Train
 from weft.data.batching.loader import Loader, Position
 from weft.data.truncation import TruncationPolicy
@@ -185,7 +186,7 @@ def _measure(trainer: Trainer, start: float) -> RunEstimate:
     batches = loader.epoch(0)
     first_seconds, steps = _time_steps(trainer, _longest_batch(loader, batches))
     totals = world.sum({"tokens": trainer.cost.tokens, "flops": trainer.cost.flops})
-    weights, state = _bytes(contents.weights(head)), _bytes(contents.optimizer_tensors(trainer.optimizer, head))
+    weights, state = _bytes(contents.weights(head)), _bytes(optimizer_tensors(trainer.optimizer, head))
     frozen = _bytes({name: value for name, value in head.named_parameters() if not value.requires_grad})  # no gradient
     tokenizer, memory = trainer.task.tokenizer, _peak_memory(world.device)
     return RunEstimate(

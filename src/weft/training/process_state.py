@@ -6,10 +6,18 @@ of processes is the same.
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from weft.checkpoint import contents
+from weft.data.batching.lm_stream import BPTTSegments, SpanSampler
+from weft.errors import CheckpointError
+from weft.tasks.base import Task
+from weft.tasks.head import Head
 from weft.training.distributed import World
 
 
@@ -30,19 +38,50 @@ def gather_rng_states(world: World) -> dict[str, Tensor]:
     return _gather_all(states, world)
 
 
-def restore_rng_state(states: Mapping[str, Tensor], world: World) -> bool:
-    """Restore this rank's generator states; return False, changing nothing, if the number of processes differs."""
+def restore_rng_state(states: Mapping[str, Tensor], world: World, path: Path) -> bool:
+    """Restore this rank's generator states, of the file `path`.
+
+    Return False, changing nothing, if the number of processes differs.
+    """
     if f"cpu.{world.size - 1}" not in states or f"cpu.{world.size}" in states:
         return False
-    torch.set_rng_state(states[f"cpu.{world.rank}"])
-    if world.device.type == "cuda" and f"cuda.{world.rank}" in states:
-        torch.cuda.set_rng_state(states[f"cuda.{world.rank}"], world.device)
+    try:
+        torch.set_rng_state(states[f"cpu.{world.rank}"])
+        if world.device.type == "cuda" and f"cuda.{world.rank}" in states:
+            torch.cuda.set_rng_state(states[f"cuda.{world.rank}"], world.device)
+    except (RuntimeError, TypeError, KeyError) as error:  # another shape or dtype, or no state of a generator
+        raise CheckpointError(
+            f"{path}: holds no state of a random generator: {error}; use another checkpoint"
+        ) from None
     return True
 
 
 def gather_hidden_states(parts: Sequence[Tensor], world: World) -> dict[str, Tensor]:
     """Return the carried recurrent state of all ranks, as `<part>.<rank>`."""
     return _gather_all({str(index): part.contiguous() for index, part in enumerate(parts)}, world)
+
+
+def load_carry(folder: Path, head: Head, task: Task, sampler: SpanSampler | None, world: World) -> Any:
+    """Return the carried state of this rank's streams, tried on one token of each; None without one."""
+    parts = contents.load_hidden_states(folder, world.rank, world.device)
+    if not parts or not isinstance(sampler, BPTTSegments):
+        return None
+    batch = task.collate([sampler.stream.item(0, 1)] * sampler.rows, np.random.default_rng(0)).to(world.device)
+    try:
+        with torch.no_grad(), torch.random.fork_rng([world.device] if world.device.type == "cuda" else []):
+            carry = head.carry_from_tensors(parts)
+            after = head.carry_tensors(head(batch, carry)[1])
+        fits = len(parts) == len(after) and all(
+            (part.dtype, len(part), part.shape[-1]) == (other.dtype, sampler.rows, other.shape[-1])
+            for part, other in zip(parts, after, strict=True)
+        )
+    except (RuntimeError, IndexError, TypeError, ValueError):  # what torch raises for another shape or dtype
+        fits = False
+    if not fits:
+        raise CheckpointError(
+            f"{folder / contents.CARRIED_FILE}: does not fit the model and its batches; use another checkpoint"
+        )
+    return carry
 
 
 def _gather_all(local: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from weft.checkpoint import contents
 from weft.checkpoint.averaging import read_average_info
 from weft.checkpoint.contents import Progress
 from weft.checkpoint.manifest import order
+from weft.checkpoint.optimizer_state import load_optimizer
 from weft.checkpoint.store import Store
 from weft.config.schema import Every, Run
 from weft.data.batching.loader import LoadedBatch, Loader
@@ -38,7 +39,13 @@ from weft.training.finetuning import layer_lr_factors
 from weft.training.flops import TrainingCost, peak_flops
 from weft.training.metric_ranking import ranking_key
 from weft.training.optim import clip_gradients, lr_factor, make_optimizer, set_lr
-from weft.training.process_state import gather_hidden_states, gather_rng_states, restore_rng_state, seed_all
+from weft.training.process_state import (
+    gather_hidden_states,
+    gather_rng_states,
+    load_carry,
+    restore_rng_state,
+    seed_all,
+)
 from weft.training.reporting import CheckpointSaved, Eval, Notice, Reporter, Step
 from weft.training.signals import Interrupted, Signals
 
@@ -349,10 +356,9 @@ class Trainer:
     def resume(self, folder: Path) -> None:
         """Restore weights, optimizer, progress and random states: training continues as if it had not stopped."""
         contents.load_weights(folder, self.head)
-        contents.load_optimizer(folder, self.optimizer, self.head)
+        digest, self.progress = self.progress.data, contents.load_progress(folder)
+        load_optimizer(folder, self.optimizer, self.head, self.progress.step)
         asgd.resumed(self.optimizer)
-        digest = self.progress.data
-        self.progress = contents.load_progress(folder)
         best = self.store.best() if self.store else None
         about = read_average_info(best) if best else None
         self._averaged = about.rank if about else None
@@ -360,9 +366,8 @@ class Trainer:
         self._resolve_budget()
         # With a larger budget training continues.
         self.progress.done = self.progress.done and (self.spent() >= 1 or self._out_of_patience())
-        if restore_rng_state(contents.load_random(folder), self.world):
-            carried = contents.load_hidden_states(folder, self.world.rank, self.world.device)
-            self._carry = self.head.carry_from_tensors(carried)
+        if restore_rng_state(contents.load_random(folder), self.world, folder / contents.RANDOM_FILE):
+            self._carry = load_carry(folder, self.head, self.task, self.loader.sampler, self.world)
         else:
             self.report(Notice("the number of processes has changed: dropout is drawn anew from here"))
             seed_all(self.train.seed + self.progress.step, self.world)

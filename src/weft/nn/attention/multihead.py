@@ -269,7 +269,7 @@ class MultiHeadAttention(nn.Module):
         """Return a parameter of all heads, such as a checkpoint's, without the pruned heads."""
         parts = {"in_proj": 1 if self.cross else 3, "kv_proj": 2, "out_proj": 1}[name.partition(".")[0]]
         axis = 1 if name == "out_proj.weight" else 0
-        if name == "out_proj.bias" or value.shape[axis] != parts * self.heads * self.size:
+        if name == "out_proj.bias" or value.ndim <= axis or value.shape[axis] != parts * self.heads * self.size:
             return value
         rows = torch.tensor(_head_rows(self.kept, self.size, self.heads, parts))
         return value.index_select(axis, rows.to(value.device))
