@@ -52,7 +52,7 @@ def test_what_is_not_there_or_no_vocabulary_is_told(tmp_path):
     with pytest.raises(CheckpointError, match=r"looked for tokenizer.json, or vocab.json and merges.txt"):
         read_engine(tmp_path, "byte-bpe")
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"tokenizer.json cannot be read as a tokenizer"):
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: cannot be read as a tokenizer"):
         read_engine(tmp_path, "byte-bpe")
 
 

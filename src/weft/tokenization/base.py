@@ -6,7 +6,8 @@ gets its id. Out-of-vocabulary tokens become the unknown token. `decode` keeps i
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,7 @@ from tokenizers import Tokenizer as Engine
 from weft.config.schema import Named, read_section
 from weft.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from weft.registry import names, resolve
+from weft.tokenization.tokenizer_file import panics_as_errors, read_tokenizer_file
 from weft.tokenization.word_counts import check_text
 from weft.tokens import Specials
 
@@ -135,11 +137,9 @@ class Tokenizer:
     @classmethod
     def _read_engine(cls, path: Path, config: Any) -> Engine:
         try:
-            engine = Engine.from_str(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise CheckpointError(f"{path}: there is no such file; {_REMEDY}") from None
-        except Exception as error:  # the library raises nothing narrower
-            raise CheckpointError(f"{path}: cannot be read as a tokenizer: {error}; {_REMEDY}") from None
+            engine = read_tokenizer_file(path)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {_REMEDY}") from None
         model_name = type(engine.model).__name__
         if model_name != cls.model:
             raise CheckpointError(f"{path}: must hold a {cls.model} model, but holds {model_name} instead; {_REMEDY}")
@@ -193,13 +193,15 @@ class Tokenizer:
     def encode(self, text: str) -> Encoding:
         """Encode one text to ids, offsets and tokens, without special tokens."""
         check_text(text)
-        encoding = self.engine.encode(text, add_special_tokens=False)
-        return Encoding(encoding.ids, encoding.offsets, encoding.tokens)
+        with _library_errors():
+            encoding = self.engine.encode(text, add_special_tokens=False)
+            return Encoding(encoding.ids, encoding.offsets, encoding.tokens)
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of many texts, encoded in parallel, without offsets or special tokens."""
         try:
-            return [item.ids for item in self.engine.encode_batch_fast(list(texts), add_special_tokens=False)]
+            with _library_errors():
+                return [item.ids for item in self.engine.encode_batch_fast(list(texts), add_special_tokens=False)]
         except TypeError:  # the library raises it for a lone surrogate
             for text in texts:
                 check_text(text)
@@ -210,7 +212,8 @@ class Tokenizer:
         self._check_id(min(ids, default=0))
         self._check_id(max(ids, default=0))
         text_ids = [id for id in ids if id not in self._skipped_ids]
-        return str(self.engine.decode(text_ids, skip_special_tokens=False))
+        with _library_errors():
+            return str(self.engine.decode(text_ids, skip_special_tokens=False))
 
     def token(self, id: int) -> str:
         r"""Return a token in printable form, for labels: " the" for "Ġthe", "\n" for a newline."""
@@ -224,6 +227,18 @@ class Tokenizer:
     def _check_id(self, id: int) -> None:
         if not 0 <= id < self._size:
             raise DataError(f"token id {id} is not in this vocabulary of {self._size}; is it another tokenizer's?")
+
+
+@contextmanager
+def _library_errors() -> Iterator[None]:
+    """Turn an error of the library on a text, or a panic, into a DataError; a TypeError stays one."""
+    try:
+        with panics_as_errors():
+            yield
+    except TypeError:
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise DataError(f"the tokenizer cannot read the text: {error}; leave it out, or use another model") from None
 
 
 def train_tokenizer(config: Any, texts: Iterable[str], targets: Iterable[str] | None = None) -> Tokenizer:

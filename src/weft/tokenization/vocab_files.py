@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Engine
 from weft.errors import CheckpointError
 from weft.tokenization.backend import SPACE, byte_level_engine, isolate_special_tokens
 from weft.tokenization.sentencepiece.model_file import USER, read_spm
+from weft.tokenization.tokenizer_file import panics_as_errors, read_tokenizer_file
 
 KINDS = {"BPE": "bpe", "WordPiece": "wordpiece", "WordLevel": "words", "Unigram": "unigram"}
 HFTokenizerConfig = Mapping[str, Any]  # the content of tokenizer_config.json
@@ -26,10 +27,11 @@ def read_engine(folder: Path, style: str, tokenizer_config: HFTokenizerConfig | 
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise CheckpointError(f"{folder}: has no tokenizer: looked for tokenizer.json, or {' and '.join(FILES[style])}")
+    if names == ["tokenizer.json"]:
+        return read_tokenizer_file(folder / names[0])
     try:
-        if names == ["tokenizer.json"]:
-            return Engine.from_file(str(folder / names[0]))
-        return VOCAB_READERS[style](folder, tokenizer_config or {})
+        with panics_as_errors():
+            return VOCAB_READERS[style](folder, tokenizer_config or {})
     except Exception as error:  # the library raises nothing narrower
         raise CheckpointError(f"{folder}: {' and '.join(names)} cannot be read as a tokenizer: {error}") from None
 

@@ -4,6 +4,7 @@ A file is a protocol buffer, a sequence of fields: a varint with field number an
 message ModelProto only the pieces, the model type and the normalizer_spec are read.
 """
 
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from typing import Any, Literal
 from weft.errors import CheckpointError
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # SentencePiece.Type
-LARGEST = 256 << 20  # bytes of a file: one of 250,000 pieces has 5 MB
+LARGEST = 16 << 20  # bytes of a file: one of 250,000 pieces has 5 MB
+LONGEST_REPLACEMENT = 64  # bytes: the longest of Unicode's, of U+FDFA, has 33
 _KINDS: dict[int, Literal["unigram", "bpe"]] = {1: "unigram", 2: "bpe"}
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5  # wire types
 
@@ -60,10 +62,13 @@ def split_charsmap(charsmap: bytes) -> tuple[bytes, bytes]:
     """
     if not charsmap:
         return b"", b""
-    (size,) = struct.unpack_from("<I", charsmap)
+    (size,) = struct.unpack_from("<I", charsmap.ljust(4, b"\0"))
     if size % 4 or not 4 <= size <= len(charsmap) - 5 or charsmap[-1]:
         raise ValueError("its rules for characters are damaged")
-    return charsmap[4 : 4 + size], charsmap[4 + size :]
+    replacements = charsmap[4 + size :]
+    if max(map(len, replacements.split(b"\0"))) > LONGEST_REPLACEMENT:
+        raise ValueError(f"its rules replace a character by more than {LONGEST_REPLACEMENT} bytes")
+    return charsmap[4 : 4 + size], replacements
 
 
 def _parse_model(raw: bytes) -> SentencePieceModel:
@@ -104,7 +109,7 @@ def _parse_piece(value: Any) -> tuple[str, float, int]:
     fields = dict(_read_fields(_expect_bytes(value)))
     (score,) = struct.unpack("<f", fields.get(2, bytes(4)))
     name, piece_type = _expect_bytes(fields.get(1, b"")).decode("utf-8"), fields.get(3, NORMAL)
-    if not name or score != score or piece_type not in range(NORMAL, BYTE + 1):
+    if not name or not math.isfinite(score) or piece_type not in range(NORMAL, BYTE + 1):
         raise ValueError(f"the piece {name!r} with score {score} and type {piece_type} is none")
     return name, score, piece_type
 
