@@ -1,5 +1,6 @@
 """Inference pipeline: a trained model with its task and tokenizer, returned by `train` and `load`."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -32,6 +33,7 @@ from weft.tasks.corpus.reuse import prepared_split
 from weft.tasks.dataframe import answers_frame, frame_examples, is_dataframe
 from weft.tasks.encoding import EvaluationData
 from weft.tasks.factory import num_parameters
+from weft.tasks.finite_answers import NOT_FINITE
 from weft.tasks.head import Head
 from weft.tasks.inference import (
     EvaluationResult,
@@ -197,6 +199,8 @@ class Pipeline:
             if notice and tell:
                 tell(notice)
             result = evaluate(self.task, self.head, examples, errors=errors, advance=advance)
+        if wrong := [name for name, value in result.metrics.items() if math.isnan(value)]:
+            raise DataError(f"evaluate: {wrong[0]} is not a number: for some example {NOT_FINITE}")
         if result.note and tell:
             tell(result.note)
         return result
@@ -276,7 +280,11 @@ class Pipeline:
         if wrong := [text for text in texts if not isinstance(text, str)]:
             raise DataError(f"log_probs: takes texts, but got {repr(wrong[0])[:60]}; give strings")
         with torch.inference_mode():
-            return self.task.log_probs(self.head.eval(), texts)
+            log_probs = self.task.log_probs(self.head.eval(), texts)
+        for number, value in enumerate(log_probs, 1):
+            if math.isnan(value):
+                raise DataError(f"text {number}: {NOT_FINITE}")
+        return log_probs
 
     def minimal_pairs(self, folder: str | Path) -> MinimalPairsResult:
         """Return the accuracy on minimal pairs (BLiMP): the share in which the right sentence is more probable."""

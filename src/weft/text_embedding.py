@@ -35,6 +35,7 @@ from weft.nn.kernels.self_test import try_reading
 from weft.nn.layers.packed_linear import frozen_weights
 from weft.nn.layers.pooling import pool_tokens
 from weft.tasks.base import Task
+from weft.tasks.finite_answers import NOT_FINITE
 from weft.tasks.head import Head
 from weft.tasks.inference import map_in_threads
 from weft.tokens import Tokens
@@ -75,6 +76,7 @@ class _TokenizedTexts:
     ids: np.ndarray  # (N,)
     lengths: np.ndarray  # (B,)
     rows: np.ndarray  # (texts given,)
+    first: int  # the number of the first given text
     chars: list[list[np.ndarray]] | None
     failed: list[int]  # of the texts given, those that have no vector
 
@@ -176,7 +178,9 @@ class Embedder:
         flat = self._add_specials(np.fromiter(sorted_ids, np.int64, int(lengths.sum())), lengths[order])
         chars = chars and [chars[row] for row in order.tolist()]
         failed = [row for row in range(len(chunk)) if first + row in self.errors]
-        return _TokenizedTexts(flat, lengths[order] + num_specials, np.argsort(order)[row_of_text], chars, failed)
+        return _TokenizedTexts(
+            flat, lengths[order] + num_specials, np.argsort(order)[row_of_text], first, chars, failed
+        )
 
     def _check_text(self, text: object, number: int) -> str:
         """Return a text, or an empty one in the place of what is none."""
@@ -226,16 +230,29 @@ class Embedder:
             map_in_threads(self._encode, batches) if self._device.type == "cpu" else map(self._encode, batches)
         )
         flat = torch.cat(parts).cpu().numpy() if parts else np.zeros((0, self.width), np.float32)
+        failed = [*texts.failed, *self._not_finite(flat, texts)]
         if self.choice.pool == "tokens":
             split = np.split(flat, texts.lengths.cumsum()[:-1]) if len(texts.lengths) else []
             vectors_of_texts = [split[row] for row in texts.rows.tolist()]
-            for row in texts.failed:
+            for row in failed:
                 vectors_of_texts[row] = vectors_of_texts[row][:0]
             return vectors_of_texts
         empty = np.zeros((len(texts.lengths) - len(flat), flat.shape[1]), np.float32)  # for texts without tokens
         vectors = np.concatenate([flat, empty])[texts.rows]
-        vectors[texts.failed] = np.nan
+        vectors[failed] = np.nan
         return vectors
+
+    def _not_finite(self, flat: np.ndarray, texts: _TokenizedTexts) -> list[int]:
+        """Return the given texts whose vectors (N, D), of texts or of tokens, are not finite; each is an error."""
+        if np.isfinite(flat).all():
+            return []
+        wrong = ~np.isfinite(flat).all(1)
+        if self.choice.pool == "tokens":
+            wrong = np.array([part.any() for part in np.split(wrong, texts.lengths.cumsum()[:-1])])
+        rows = np.flatnonzero(np.isin(texts.rows, np.flatnonzero(wrong))).tolist()
+        for row in rows:
+            self._fail(texts.first + row, DataError(NOT_FINITE))
+        return rows
 
     def _encode(self, tokens: Tokens) -> Tensor:
         with torch.inference_mode():

@@ -14,7 +14,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file, by name. They are memory-mapped: only what is used of them is read."""
     try:
         return load_file(path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, MemoryError) as error:  # a file that is larger than the address space
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
 
 

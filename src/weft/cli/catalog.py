@@ -1,6 +1,5 @@
 """What is ready to use: `weft models`, `weft data` and `weft tokenizer`."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -12,6 +11,7 @@ import typer
 from weft.cli.console import JsonOption, ModelArg, OverridesArg, TrustOption, print_table, tell
 from weft.cli.data_check import data_check
 from weft.cli.describe import copy_recipe, show
+from weft.config.json import write_json
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def models(
     presets = {name: read_preset(name) for name in preset_names()}
     if as_json:
         known = {f"{kind}s": list(table) for kind, table in TABLE.items()}
-        typer.echo(json.dumps({"recipes": ready, "presets": presets, **known}))
+        typer.echo(write_json({"recipes": ready, "presets": presets, **known}))
         return
     kinds = ("task", "model", "tokenizer")
     rows = [
@@ -78,7 +78,7 @@ def _print_kernels(as_json: bool) -> None:
     rows = choices()
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(row._asdict()))
+            typer.echo(write_json(row._asdict()))
         return
     print_table(list(KernelChoice._fields), [list(row) for row in rows])
     if all(row.device == "cpu" for row in rows):
@@ -91,7 +91,7 @@ def data_list(as_json: JsonOption = False) -> None:
     from weft.data.samples.datasets import SAMPLES
 
     if as_json:
-        typer.echo(json.dumps([{"name": s.name, "task": s.task, "about": s.about} for s in SAMPLES.values()]))
+        typer.echo(write_json([{"name": s.name, "task": s.task, "about": s.about} for s in SAMPLES.values()]))
         return
     print_table(
         ["sample", "task", "fields", "about"], [[s.name, s.task, " ".join(s.fields), s.about] for s in SAMPLES.values()]
@@ -109,7 +109,7 @@ def data_show(
     if split not in ("train", "valid", "test"):
         raise ConfigError(f"--split: must be train, valid or test, but is {split!r} instead")
     for row in islice(_read_rows(name, split, overrides or []), rows or None):
-        typer.echo(json.dumps(row, ensure_ascii=False))
+        typer.echo(write_json(row))
 
 
 @data_app.command("prepare")
@@ -215,9 +215,7 @@ def tokenizer_show(
     encoding = tokenizer.encode(text)
     rows = list(zip(encoding.tokens, encoding.ids, encoding.offsets, strict=True))
     if as_json:
-        typer.echo(
-            json.dumps([{"token": t, "id": i, "start": a, "end": b} for t, i, (a, b) in rows], ensure_ascii=False)
-        )
+        typer.echo(write_json([{"token": t, "id": i, "start": a, "end": b} for t, i, (a, b) in rows]))
         return
     print_table(
         ["token", "id", "start", "end", "text"], [[t, str(i), str(a), str(b), text[a:b]] for t, i, (a, b) in rows]

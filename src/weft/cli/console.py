@@ -1,6 +1,5 @@
 """Arguments and options that several commands have; tables and notices, in a terminal or a pipe."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.config.json import write_json
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def check_errors_file(path: Path) -> None:
 def write_errors(path: Path, errors: Sequence[Mapping[str, Any]]) -> None:
     """Write wrong answers, one JSON object a line."""
     try:
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in errors), encoding="utf-8")
+        path.write_text("".join(write_json(row) + "\n" for row in errors), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--errors: {path} cannot be written: {error.strerror}; name another file") from None
 
@@ -84,7 +84,7 @@ def print_pairs(result: "MinimalPairsResult", as_json: bool) -> None:
     """Print the share of minimal pairs whose acceptable sentence is the likelier, by phenomenon."""
     if as_json:
         paradigms = {paradigm.name: paradigm.accuracy for paradigm in result.paradigms}
-        typer.echo(json.dumps({"accuracy": result.accuracy, "phenomena": result.phenomena, "paradigms": paradigms}))
+        typer.echo(write_json({"accuracy": result.accuracy, "phenomena": result.phenomena, "paradigms": paradigms}))
         return
     rows = [[name.replace("_", " "), f"{accuracy:.1%}"] for name, accuracy in result.phenomena.items()]
     title = f"minimal pairs whose acceptable sentence is the likelier, in {len(result.paradigms)} paradigms"

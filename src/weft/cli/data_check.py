@@ -1,6 +1,5 @@
 """`weft data check`: print the contents of a data file, or of a recipe's data, before anything is trained."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.console import JsonOption, OverridesArg, print_table
+from weft.config.json import write_json
 from weft.errors import ConfigError, WeftError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def data_check(
     if as_json:
         splits = {split: profile.to_dict() for split, profile in check.profiles.items()}
         result = {"task": check.task, "splits": splits, "shared": check.shared, "read": check.read}
-        typer.echo(json.dumps({**result, "data": check.section}, ensure_ascii=False))
+        typer.echo(write_json({**result, "data": check.section}))
         return
     for split, profile in check.profiles.items():
         _print_profile(split, profile, check)

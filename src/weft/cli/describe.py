@@ -1,13 +1,13 @@
 """`weft models NAME`: a recipe or a preset as YAML, the options of a model, a task, a tokenizer or a section."""
 
 import inspect
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from weft.cli.console import print_table, tell
+from weft.config.json import write_json
 from weft.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _print_yaml(folder: Literal["recipes", "presets"], name: str, raw: dict[str,
     from weft.config.schema import shipped_text
 
     text = f"# {folder.removesuffix('s')} {name}\n{shipped_text(folder, name)}"
-    typer.echo(json.dumps(raw, ensure_ascii=False) if as_json else text, nl=as_json)
+    typer.echo(write_json(raw) if as_json else text, nl=as_json)
 
 
 def _print_options(name: str, as_json: bool) -> None:
@@ -47,7 +47,7 @@ def _print_options(name: str, as_json: bool) -> None:
     options = [option._replace(key=f"{place}.{option.key}") for option in options_of(schema)]
     if as_json:
         for option in options:
-            typer.echo(json.dumps(option._asdict(), ensure_ascii=False))
+            typer.echo(write_json(option._asdict()))
         return
     print_table(list(Option._fields), [list(option) for option in options], title=about)
 

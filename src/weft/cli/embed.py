@@ -1,6 +1,5 @@
 """`weft embed` writes vectors of texts; `weft layers` scores the layers of a model by probing."""
 
-import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -25,6 +24,7 @@ from weft.cli.console import (
     print_table,
     tell,
 )
+from weft.config.json import write_json
 from weft.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def layers(
     layer_choices = [(layers, combine_mode) for layers in choices or ()]
     scores = pipeline.layer_scores(data, overrides or [], layer_choices, pool_mode, tell, parse_columns(columns, data))
     if as_json:
-        typer.echo(json.dumps(scores.to_dict(), ensure_ascii=False))
+        typer.echo(write_json(scores.to_dict()))
         return
     unit = "words" if scores.task == "tag" else "texts"
     sizes = f"{scores.trained:,} {unit}, scored on {scores.scored:,} ({scores.split})"
@@ -221,8 +221,8 @@ def _json_line(embedder: "Embedder", text: str, vectors: "np.ndarray") -> str:
     """Return a text and its vector, or its tokens and their vectors, as JSON."""
     numbers = vectors.astype("f8").round(_DIGITS).tolist()
     if embedder.choice.pool == "tokens":
-        return json.dumps({"text": text, "tokens": embedder.tokens(text), "vectors": numbers}, ensure_ascii=False)
-    return json.dumps({"text": text, "vector": numbers}, ensure_ascii=False)
+        return write_json({"text": text, "tokens": embedder.tokens(text), "vectors": numbers})
+    return write_json({"text": text, "vector": numbers})
 
 
 WriteVectors = Callable[[BinaryIO, TextRows], None]

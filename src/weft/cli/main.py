@@ -1,6 +1,5 @@
 """The command line. Answers go to stdout, progress and errors to stderr; a user's mistake exits with 2."""
 
-import json
 import os
 import re
 import sys
@@ -35,6 +34,7 @@ from weft.cli.console import (
     tell,
     write_errors,
 )
+from weft.config.json import write_json
 from weft.errors import ConfigError, RoleError, WeftError
 from weft.training.signals import Interrupted
 
@@ -161,7 +161,7 @@ def evaluate_command(
     with RowProgress("evaluate", quiet) as progress:
         result = _evaluate(pipeline, data, report, errors, column_names, progress.advance)
     if as_json:
-        typer.echo(json.dumps(result.to_dict(), ensure_ascii=False))
+        typer.echo(write_json(result.to_dict()))
         return
     print_metrics(result.metrics, result.positive_label)
     if report and result.report is not None:

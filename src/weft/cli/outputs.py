@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,7 @@ from tempfile import TemporaryFile
 from types import TracebackType
 from typing import IO, Any, BinaryIO
 
+from weft.config.json import write_json
 from weft.data.readers.column_mapping import Row
 from weft.data.readers.records import Record
 from weft.errors import ConfigError, did_you_mean
@@ -68,7 +70,7 @@ class AnswerFile:
 
     def write(self, record: Record, answer: Row) -> None:
         """Add a row: its columns and its answer."""
-        columns = record.columns
+        columns = {name: _finite_or_none(value) for name, value in record.columns.items()}
         self._columns.update(dict.fromkeys(columns))
         self._fields.update(dict.fromkeys(answer))
         json.dump([columns, answer], self._spool, default=str)
@@ -96,11 +98,16 @@ class AnswerFile:
             yield columns | {names[field]: value for field, value in answer.items()}
 
 
+def _finite_or_none(value: Any) -> Any:
+    """Return a value of a table; a NaN, which stands for a missing number there, as None."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 TableRows = Callable[[], Iterable[Row]]  # the rows, from the first again with each call
 
 
 def _write_jsonl(file: BinaryIO, names: list[str], rows: TableRows) -> None:
-    file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n".encode() for row in rows())
+    file.writelines(f"{write_json(row)}\n".encode() for row in rows())
 
 
 def _write_csv(file: BinaryIO, names: list[str], rows: TableRows) -> None:
@@ -126,7 +133,7 @@ def _cell(value: Any) -> str:
     """Return a value as text: what is no text, no number and not missing, as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
-    return json.dumps(value, ensure_ascii=False)
+    return write_json(value)
 
 
 def _import_pyarrow() -> Any:

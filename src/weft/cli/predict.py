@@ -1,6 +1,5 @@
 """Answers of `weft predict` to rows: one for each row, printed or written; rows with errors are counted."""
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ import typer
 
 from weft.cli.console import tell
 from weft.cli.inputs import read_chunks, read_file
+from weft.config.json import write_json
 from weft.data.readers.column_mapping import ColumnSpec
 from weft.data.readers.lines import plural
 from weft.data.readers.records import Record
@@ -104,7 +104,7 @@ def print_answers(pipeline: "Pipeline", as_json: bool, alternatives: bool = Fals
 
     def write(record: Record, answer: "Answer") -> None:
         if as_json:
-            typer.echo(json.dumps(answer, ensure_ascii=False))
+            typer.echo(write_json(answer))
         elif answer.keys() == {"error"}:
             typer.echo()
             tell(answer["error"])

@@ -1,12 +1,12 @@
 """`weft vectors`: query and evaluate the word vectors of a run or a file, and write them to files of other formats."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.cli.console import JsonOption, TrustOption, print_table, tell
+from weft.config.json import write_json
 from weft.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _evaluate_analogies(vectors: "WordVectors", file: str, most: int, case: bool
             section.name: {"accuracy": section.accuracy, "correct": section.correct, "asked": section.asked}
             for section in sections
         }
-        typer.echo(json.dumps({"sections": scores, "unknown": result.unknown}, ensure_ascii=False))
+        typer.echo(write_json({"sections": scores, "unknown": result.unknown}))
         return
     rows = [[section.name, f"{section.accuracy:.1%}", str(section.correct), str(section.asked)] for section in sections]
     print_table(["section", "accuracy", "correct", "questions"], rows)
@@ -102,7 +102,7 @@ def vectors_similarity(
     vectors = _load(model, trust)
     if len(pairs) == 2 and not any(_is_file(name, vectors) for name in pairs):
         cosine = vectors.similarity(*pairs)
-        answer = json.dumps({"words": pairs, "cosine": round(cosine, 6)}, ensure_ascii=False)
+        answer = write_json({"words": pairs, "cosine": round(cosine, 6)})
         typer.echo(answer if as_json else f"{cosine:.4f}")
         return
     for file in pairs:
@@ -117,7 +117,7 @@ def _evaluate_pairs(vectors: "WordVectors", files: list[str], most: int, case: b
         result = vectors.evaluate_word_pairs(file, most, fold=not case)
         if as_json:
             scores = {"spearman": result.spearman, "pearson": result.pearson}
-            typer.echo(json.dumps({"file": file, **scores, "pairs": result.pairs, "unknown": result.unknown}))
+            typer.echo(write_json({"file": file, **scores, "pairs": result.pairs, "unknown": result.unknown}))
         share = f"{100 * result.unknown:.1f}%"
         rows.append([Path(file).name, f"{result.spearman:.4f}", f"{result.pearson:.4f}", str(result.pairs), share])
     if not as_json:
@@ -142,7 +142,7 @@ def vectors_export(
     write_vectors(out, [vectors.words[row] for row in rows], vectors.rows[rows], file_format)
     left_out = len(vectors.words) - len(rows)
     if as_json:
-        typer.echo(json.dumps({"file": out, "format": file_format, "vectors": len(rows), "left_out": left_out}))
+        typer.echo(write_json({"file": out, "format": file_format, "vectors": len(rows), "left_out": left_out}))
         return
     note = f"; {left_out:,} tokens with a space in them are left out" if left_out else ""
     typer.echo(f"{len(rows):,} vectors of {vectors.rows.shape[1]} numbers in {out} ({file_format}){note}")
@@ -168,6 +168,6 @@ def _print_nearest(nearest: list[tuple[str, float]], title: str, query: dict[str
     """Print words and their cosines, under a title or, as JSON, beside what was asked."""
     if as_json:
         pairs = [[word, round(cosine, 6)] for word, cosine in nearest]
-        typer.echo(json.dumps({**query, "neighbours": pairs}, ensure_ascii=False))
+        typer.echo(write_json({**query, "neighbours": pairs}))
     else:
         print_table([title, "cosine"], [[word, f"{cosine:.4f}"] for word, cosine in nearest])

@@ -44,7 +44,7 @@ from weft.decoding.logits_processors import (
     force_eos,
     log_probs,
 )
-from weft.errors import WeftError
+from weft.errors import DataError
 from weft.models.base import Generator
 from weft.tokens import Tokens
 
@@ -65,7 +65,7 @@ class Hypothesis:
 
     def __post_init__(self) -> None:
         if self.logprob != self.logprob:
-            raise WeftError(
+            raise DataError(
                 "decode: the model's logits are not numbers (NaN): its weights are damaged, or training diverged"
             )
 

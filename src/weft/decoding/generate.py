@@ -4,6 +4,7 @@ A search uses a model's `start` and `step` alone (weft.models.base.Generator). T
 row leaves the batch when it ends.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -29,7 +30,7 @@ from weft.decoding.logits_processors import (
     top_p,
 )
 from weft.decoding.static_state import BeamState, GreedyRules, GreedyState, Pick
-from weft.errors import ConfigError
+from weft.errors import ConfigError, DataError
 from weft.models.base import Generator
 from weft.tokens import Tokens
 
@@ -104,8 +105,15 @@ def stream(
         )
     forbid, constraints = _constraints(options, forbid, bad_words)
     rules = _greedy_rules(eos, options, forbid, constraints, (row,), prompt.device)
-    steps = _decode_steps(model, rules, prompt, source)
+    steps = map(_check_step, _decode_steps(model, rules, prompt, source))
     return (token for step in steps if (token := int(step.token)) != eos)
+
+
+def _check_step(step: "_DecodeStep") -> "_DecodeStep":
+    """Return a step; raise if the model's own probability of the token is no number."""
+    if not math.isfinite(float(step.logprob)):
+        raise DataError("the model computes NaN or infinite numbers for this prompt; use another checkpoint")
+    return step
 
 
 def _constraints(

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from weft.config.json import write_json
 from weft.config.schema import Named, Run, Section
 from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
@@ -182,7 +183,7 @@ class Task(TextInput):
 
     def format_answer(self, answer: Answer) -> str:
         """Return an answer as one line of text."""
-        return json.dumps(answer, ensure_ascii=False)
+        return write_json(answer)
 
     def format_alternatives(self, answer: Answer) -> str:
         """Return an answer as one line of text with the alternatives that the options of a call ask for."""

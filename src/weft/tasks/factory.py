@@ -1,6 +1,10 @@
 """Task and head from a validated recipe, with new weights; the number of parameters of a head."""
 
+from typing import Any
+
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from weft.config.schema import Pretrained, Run
 from weft.errors import ConfigError, did_you_mean
@@ -77,9 +81,20 @@ def build(run: Run, tokenizer: Tokenizer, task: Task | None = None) -> tuple[Tas
     return task, task.head(model)
 
 
+class _NoInitialization(TorchFunctionMode):
+    """Leaves out the drawing of weights: on the meta device it has no effect, but takes a second."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (Tensor.normal_, Tensor.uniform_) or getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def build_on_meta(run: Run, tokenizer: Tokenizer) -> Head:
     """Return the head of a recipe with weights that have shapes and no data: nothing is allocated."""
-    with torch.device("meta"):
+    with torch.device("meta"), _NoInitialization():
         return build(run, tokenizer)[1]
 
 

@@ -1,5 +1,6 @@
 """Inference and evaluation: examples to answers and metrics, for the trainer, the command line and the server."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +29,7 @@ from weft.tasks.capabilities import (
 )
 from weft.tasks.classification_report import ClassificationReport
 from weft.tasks.encoding import EvaluationData, encode_chunk
+from weft.tasks.finite_answers import check_outputs, finite_answer
 from weft.tasks.head import Head
 from weft.tasks.metrics import ConfusionMatrix
 
@@ -49,8 +51,9 @@ def predict(
     start: int = 0,
 ) -> Iterator[Answer]:
     """Yield an answer for each example, in order, the first being number `start`; memory is bounded."""
-    for example, item_outputs in outputs(task, head, examples, limit, options, budget, start):
-        yield task.answer(example, item_outputs)
+    pairs = outputs(task, head, examples, limit, options, budget, start)
+    for number, (example, item_outputs) in enumerate(pairs, start + 1):
+        yield finite_answer(task, example, item_outputs, number)
 
 
 def predict_or_errors(
@@ -67,9 +70,18 @@ def predict_or_errors(
         while chunk := list(islice(stream, INFERENCE_CHUNK)):
             encoded = _encode_or_errors(task, chunk, limit, offset)
             outputs_or_errors = _outputs_or_errors(task, head, encoded, options, offset)
-            for example, item_outputs in zip(chunk, outputs_or_errors, strict=True):
-                yield item_outputs if isinstance(item_outputs, DataError) else task.answer(example, item_outputs)
+            for number, (example, item_outputs) in enumerate(zip(chunk, outputs_or_errors, strict=True), offset + 1):
+                yield _answer_or_error(task, example, item_outputs, number)
             offset += len(chunk)
+
+
+def _answer_or_error(task: Task, example: Any, item_outputs: list[Any] | DataError, number: int) -> Answer | DataError:
+    if isinstance(item_outputs, DataError):
+        return item_outputs
+    try:
+        return finite_answer(task, example, item_outputs, number)
+    except DataError as error:
+        return error
 
 
 def _encode_or_errors(
@@ -191,7 +203,9 @@ def _item_outputs(
     def answer(indices: np.ndarray) -> Iterator[tuple[int, Any]]:
         batch = _batch(task, data, indices).numbered(rows[indices].tolist())
         with torch.inference_mode():
-            return zip(indices.tolist(), head.predict(batch.to(device), options), strict=True)
+            batch_outputs = head.predict(batch.to(device), options)
+        check_outputs(batch_outputs)
+        return zip(indices.tolist(), batch_outputs, strict=True)
 
     batches = plan_batches(data, budget or _budget(device), seed=None)
     parts = [part for indices in batches for part in np.array_split(indices, -(-len(indices) // max_items))]
@@ -260,15 +274,18 @@ class EvaluationResult:
     errors: list[dict[str, Any]] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data for JSON, without the wrong answers: the metrics, and what is said of labels."""
-        fields: dict[str, Any] = dict(self.metrics)
+        """Return it as plain data for JSON, without the wrong answers: the metrics, and what is said of labels.
+
+        An infinite metric, such as the perplexity of a text that has the probability 0, is None.
+        """
+        plain: dict[str, Any] = {name: None if math.isinf(value) else value for name, value in self.metrics.items()}
         if self.positive_label is not None:
-            fields["positive_label"] = self.positive_label
+            plain["positive_label"] = self.positive_label
         if self.report is not None:
-            fields["report"] = self.report.to_dict()
+            plain["report"] = self.report.to_dict()
         if self.confusion is not None:
-            fields["confusion"] = self.confusion.to_dict()
-        return fields
+            plain["confusion"] = self.confusion.to_dict()
+        return plain
 
 
 @frozen_weights()
@@ -329,7 +346,8 @@ def _answers(
         encoded = [[items[index] for index in range(*span)] for span in spans]
         outputs = _chunk_outputs(task, head, encoded, data.limit, task.options(), budget, first)
         examples = data.examples[first : first + INFERENCE_CHUNK]
-        yield from (task.answer(*pair) for pair in zip(examples, outputs, strict=True))
+        for number, (example, item_outputs) in enumerate(zip(examples, outputs, strict=True), first + 1):
+            yield finite_answer(task, example, item_outputs, number)
         if advance:
             advance(len(examples))
 

@@ -64,7 +64,7 @@ class SkipgramHead(Head):
         cosines[:, self._excluded] = -torch.inf
         best, ids = cosines.topk(min(options.neighbours, self.body.vocab), dim=-1)
         pairs = zip(ids.tolist(), best.tolist(), strict=True)
-        return [[(id, cosine) for id, cosine in zip(*pair, strict=True) if cosine > -np.inf] for pair in pairs]
+        return [[(id, cosine) for id, cosine in zip(*pair, strict=True) if cosine != -np.inf] for pair in pairs]
 
     def logits_per_item(self, options: Section) -> int:
         """Return the number of cosines a text: the vocabulary."""

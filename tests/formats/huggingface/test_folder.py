@@ -396,6 +396,17 @@ def rename(folder, old, new):
     save_file(tensors, folder / "model.safetensors")
 
 
+def refill(folder, name, change):
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = change(tensors[name]).contiguous()
+    save_file(tensors, folder / "model.safetensors")
+
+
+def with_nan(weight):
+    weight.view(-1)[3] = torch.nan
+    return weight
+
+
 def pickled(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -426,7 +437,7 @@ BAD = {
         r"architectures is \['GPT2DoubleHeadsModel'\].* of gpt2 it reads GPT2LMHeadModel, GPT2Model",
     ),
     "no size": (lambda f: edit(f / "config.json", vocab_size="GONE"), "vocab_size must be a number of tokens"),
-    "another size": (lambda f: edit(f / "config.json", vocab_size=300), "its tokenizer has 401 tokens .* reads 300"),
+    "another size": (lambda f: edit(f / "config.json", vocab_size=300), "vocab_size is 300, but the embeddings"),
     "another activation": (
         lambda f: edit(f / "config.json", activation_function="mish"),
         "activation_function is 'mish', which weft does not support",
@@ -445,6 +456,30 @@ BAD = {
     "a weight too many": (
         lambda f: edit(f / "config.json", n_layer=1),
         r"has the weight h.1.attn.c_attn.bias, which weft's gpt2 does not have \(12 in all\)",
+    ),
+    "complex numbers": (
+        lambda f: refill(f, "transformer.ln_f.bias", lambda weight: weight.to(torch.complex64)),
+        "the weight transformer.ln_f.bias must be of float32, but is of torch.complex64 instead",
+    ),
+    "whole numbers": (
+        lambda f: refill(f, "transformer.ln_f.bias", lambda weight: weight.to(torch.int8)),
+        "the weight transformer.ln_f.bias must be of float32, but is of torch.int8 instead",
+    ),
+    "no dimension": (
+        lambda f: refill(f, "transformer.h.0.attn.c_attn.weight", lambda weight: weight[0, 0]),
+        r"the weight transformer.h.0.attn.c_attn.weight is \(\), which is not the shape",
+    ),
+    "no embeddings": (
+        lambda f: refill(f, "transformer.wte.weight", lambda weight: weight[0, 0]),
+        r"vocab_size is 401, but the embeddings transformer.wte.weight are \(\)",
+    ),
+    "not a number": (
+        lambda f: refill(f, "transformer.ln_f.bias", with_nan),
+        "decoder.norm.bias: 1 of its 24 values are NaN or infinite",
+    ),
+    "too large for float32": (
+        lambda f: refill(f, "transformer.ln_f.bias", lambda weight: weight.double() + 1e300),
+        "decoder.norm.bias: 24 of its 24 values are NaN or infinite",
     ),
     "no such special": (lambda f: specials(f, bos_token="<|no|>"), "its vocabulary does not have <.no.>"),
     "another kind": (lambda f: specials(f, weft={"name": "wordpiece"}), "does not have .PAD."),

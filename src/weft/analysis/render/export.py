@@ -1,6 +1,5 @@
 """Output of `weft look`: attention, gradients, positions or neighbours as HTML, PNG or JSON, by the file's suffix."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from weft.analysis.render.charts import line_chart
 from weft.analysis.render.page import answer_html, details, heading, page, paragraph, table
 from weft.analysis.render.png import Tell, check_plots, draw_lines, draw_maps, draw_matrices
 from weft.analysis.render.svg import symbols_note, visible
+from weft.config.json import write_json
 from weft.errors import ConfigError
 
 ENDINGS = (".html", ".png", ".json")
@@ -116,7 +116,7 @@ def write_file(out: Path, content: bytes) -> None:
 
 def _to_json(values: Sequence[object]) -> bytes:
     """Encode a single value as itself, several as a list."""
-    return (json.dumps(values[0] if len(values) == 1 else values, ensure_ascii=False) + "\n").encode()
+    return (write_json(values[0] if len(values) == 1 else values) + "\n").encode()
 
 
 def _heading(text: str) -> list[str]:

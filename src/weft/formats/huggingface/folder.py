@@ -16,13 +16,18 @@ from weft.config.schema import Named, Overrides, Run, read_section
 from weft.errors import CheckpointError, ConfigError, did_you_mean
 from weft.formats.huggingface.families import FAMILIES, MODEL_NAMES
 from weft.formats.huggingface.heads import detect_head, head_name, read_task, write_task
-from weft.formats.huggingface.mapping import HFMapping
+from weft.formats.huggingface.mapping import HFMapping, WeightFiles
 from weft.formats.huggingface.marian_tokenizer import read_marian, read_translation, write_marian, write_translation
 from weft.formats.huggingface.tokenizer import read_json, read_tokenizer, write_json_object, write_tokenizer
-from weft.formats.huggingface.weights import WeightFiles, find_weights, read_hf_weights, write_hf_weights
+from weft.formats.huggingface.weights import (
+    find_weights,
+    match_weights,
+    read_hf_weights,
+    write_hf_weights,
+)
 from weft.registry import resolve
 from weft.tasks.base import Task
-from weft.tasks.factory import build
+from weft.tasks.factory import build, build_on_meta
 from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer
 
@@ -35,11 +40,18 @@ def is_hf(folder: Path) -> bool:
 
 
 def load_hf(folder: Path, overrides: Overrides = ()) -> tuple[Run, Task, Head]:
-    """Load a Hugging Face directory; nothing is written."""
+    """Load a Hugging Face directory; nothing is written.
+
+    Sizes of config.json are compared with the headers of the weights' files before anything is allocated.
+    """
     run, tokenizer, family, weight_files = _describe(folder, overrides)
     with _config_errors(folder):
+        on_meta = build_on_meta(run, tokenizer)
+        sources = match_weights(folder, family, run, on_meta, weight_files)
+        shapes = {ours: [part.on_meta_device() for part in parts] for ours, parts in sources.items()}
+        copy_into_head(on_meta, read_hf_weights(shapes, family), folder)
         task, head = build(run, tokenizer)
-    copy_into_head(head, read_hf_weights(folder, family, run, head, weight_files), folder)
+    copy_into_head(head, read_hf_weights(sources, family), folder)
     return run, task, head
 
 
@@ -52,10 +64,11 @@ def describe_hf(folder: Path) -> tuple[Run, Tokenizer]:
 def _describe(folder: Path, overrides: Overrides = ()) -> tuple[Run, Tokenizer, HFMapping, WeightFiles]:
     config = read_json(folder / "config.json")
     family = _family_of(folder, config)
-    weight_files = find_weights(folder, family)
-    tokenizer = (read_marian if _is_marian(family) else read_tokenizer)(folder, family, _vocab_size(folder, config))
-    section, head = _model_section(folder, family, config), detect_head(folder, family, config, weight_files)
-    max_tokens = _max_text_tokens(family, _parse_model(folder, section), head, tokenizer)
+    section = _model_section(folder, family, config)
+    model, weight_files = _parse_model(folder, section), find_weights(folder, family)
+    head, vocab = detect_head(folder, family, config, weight_files), _vocab_size(folder, family, config, weight_files)
+    tokenizer = (read_marian if _is_marian(family) else read_tokenizer)(folder, family, vocab)
+    max_tokens = _max_text_tokens(family, model, head, tokenizer)
     options = read_translation(folder, config, tokenizer) if _is_marian(family) else _question_limit(head, max_tokens)
     raw = {
         "task": {**read_task(folder, family, head, config, weight_files), **options},
@@ -198,18 +211,27 @@ def _special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
 
 def _family_of(folder: Path, config: Mapping[str, Any]) -> HFMapping:
     model_type = config.get("model_type")
-    if model_type not in MODEL_NAMES:
+    if not isinstance(model_type, str) or model_type not in MODEL_NAMES:
         raise CheckpointError(
-            f"{folder / 'config.json'}: model_type is {model_type!r}, which weft does not read; "
-            f"{did_you_mean(str(model_type), MODEL_NAMES)}"
+            f"{folder / 'config.json'}: model_type is {repr(model_type)[:60]}, which weft does not read; "
+            f"{did_you_mean(str(model_type)[:60], MODEL_NAMES)}"
         )
     return next(family for family in FAMILIES[MODEL_NAMES[model_type]] if family.model_type == model_type)
 
 
-def _vocab_size(folder: Path, config: Mapping[str, Any]) -> int:
+def _vocab_size(folder: Path, family: HFMapping, config: Mapping[str, Any], weight_files: WeightFiles) -> int:
+    """Return the size of the vocabulary, by config.json and by the embeddings."""
     vocab = config.get("vocab_size")
-    if not isinstance(vocab, int) or vocab < 1:
-        raise CheckpointError(f"{folder / 'config.json'}: vocab_size must be a number of tokens, but is {vocab!r}")
+    if type(vocab) is not int or vocab < 1:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: vocab_size must be a number of tokens, but is {repr(vocab)[:60]}"
+        )
+    stored = weight_files.get(f"{family.modules['embed']}.weight")
+    if stored is not None and (stored.value.ndim != 2 or len(stored.value) != vocab):
+        raise CheckpointError(
+            f"{folder / 'config.json'}: vocab_size is {vocab}, but the embeddings {stored.name} are "
+            f"{tuple(stored.value.shape)}; are they of one model?"
+        )
     return vocab
 
 
@@ -218,20 +240,20 @@ def _model_section(folder: Path, family: HFMapping, config: Mapping[str, Any]) -
     for key, supported in family.required.items():
         if (actual := config.get(key, family.defaults.get(key, supported))) != supported:
             raise CheckpointError(
-                f"{folder / 'config.json'}: {key} is {actual!r}, but weft supports only {supported!r}"
+                f"{folder / 'config.json'}: {key} is {repr(actual)[:60]}, but weft supports only {supported!r}"
             )
     section: dict[str, Any] = {"name": MODEL_NAMES[family.model_type], **family.fixed}
     for ours, keys in family.fields.items():
         key = _first_key(keys)
         value: Any = config.get(key) if config.get(key) is not None else family.defaults.get(key)
         values = family.values.get(ours)
-        if values is not None and value not in values:
+        if values is not None and (not isinstance(value, str) or value not in values):
             raise CheckpointError(
-                f"{folder / 'config.json'}: {key} is {value!r}, which weft does not support; "
-                f"{did_you_mean(str(value), values)}"
+                f"{folder / 'config.json'}: {key} is {repr(value)[:60]}, which weft does not support; "
+                f"{did_you_mean(str(value)[:60], values)}"
             )
-        if ours in family.offsets and not isinstance(value, int):
-            raise CheckpointError(f"{folder / 'config.json'}: {key} must be a whole number, but is {value!r}")
+        if ours in family.offsets and type(value) is not int:
+            raise CheckpointError(f"{folder / 'config.json'}: {key} must be a whole number, but is {repr(value)[:60]}")
         value = value + family.offsets[ours] if ours in family.offsets else value
         section |= {} if value is None else {ours: value if values is None else values[value]}
     for ours, other in family.same_as.items():

@@ -6,7 +6,7 @@ from typing import Any
 
 from weft.config.schema import Run
 from weft.errors import CheckpointError
-from weft.formats.huggingface.mapping import HFMapping
+from weft.formats.huggingface.mapping import HFMapping, WeightFiles
 from weft.tasks.factory import make_task
 from weft.tasks.mlm.task import MLM
 
@@ -16,10 +16,10 @@ MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"  # their va
 def detect_head(folder: Path, family: HFMapping, config: Mapping[str, Any], weight_names: Collection[str]) -> str:
     """Return the head of a directory by its class; with next-sentence weights, the head that has them."""
     classes = config.get("architectures") or [_guess_class(family, weight_names)]
-    if not isinstance(classes, list) or classes[0] not in family.architectures:
+    if not isinstance(classes, list) or not isinstance(classes[0], str) or classes[0] not in family.architectures:
         raise CheckpointError(
-            f"{folder / 'config.json'}: architectures is {classes!r}, which weft does not read; of {family.model_type} "
-            f"it reads {', '.join(family.architectures)}"
+            f"{folder / 'config.json'}: architectures is {repr(classes)[:60]}, which weft does not read; "
+            f"of {family.model_type} it reads {', '.join(family.architectures)}"
         )
     head = family.architectures[classes[0]]
     next_sentence = family.head_modules.get(f"{head}.next", {}).get("next")  # as the first BERTs were published
@@ -41,7 +41,7 @@ def head_name(run: Run) -> str:
 
 
 def read_task(
-    folder: Path, family: HFMapping, head: str, config: Mapping[str, Any], weight_names: Collection[str]
+    folder: Path, family: HFMapping, head: str, config: Mapping[str, Any], weight_files: WeightFiles
 ) -> dict[str, Any]:
     """Return the task's section of a recipe."""
     name, _, variant = head.partition(".")
@@ -49,21 +49,28 @@ def read_task(
     if name == "mlm":
         section["next_sentence"] = bool(variant)
     elif name == "embed":
-        section["pooler"] = f"{family.modules.get('pooler')}.weight" in weight_names
+        section["pooler"] = f"{family.modules.get('pooler')}.weight" in weight_files
     elif name in ("classify", "tag"):
-        section |= _labels(folder, config, classify=name == "classify")
+        output = weight_files.get(f"{family.head_modules[head]['output']}.weight")
+        num_outputs = len(output.value) if output is not None and output.value.ndim else 0
+        section |= _labels(folder, config, name == "classify", num_outputs)
         if config.get(family.dropout_key) is not None:
             section["dropout"] = config[family.dropout_key]
     return section
 
 
-def _labels(folder: Path, config: Mapping[str, Any], classify: bool) -> dict[str, Any]:
+def _labels(folder: Path, config: Mapping[str, Any], classify: bool, num_outputs: int) -> dict[str, Any]:
+    """Return the task's labels; the output layer has `num_outputs`."""
     id2label, num_labels = config.get("id2label"), config.get("num_labels", 2)
-    if id2label is None and isinstance(num_labels, int):
+    if id2label is None and type(num_labels) is int and num_labels == num_outputs:
         id2label = {str(number): f"LABEL_{number}" for number in range(num_labels)}
     if not isinstance(id2label, dict) or not id2label:
         key, value = ("num_labels", num_labels) if id2label is None else ("id2label", id2label)
-        raise CheckpointError(f"{folder / 'config.json'}: {key} says how labels are named, but is {value!r}")
+        raise CheckpointError(
+            f"{folder / 'config.json'}: {key} says how the {num_outputs} labels are named, but is {repr(value)[:60]}"
+        )
+    if wrong := [label for label in id2label.values() if not isinstance(label, str | int | float)]:
+        raise CheckpointError(f"{folder / 'config.json'}: id2label must name labels, but has {repr(wrong[0])[:60]}")
     problem_type = config.get("problem_type")
     if classify and (problem_type == REGRESSION or (problem_type is None and len(id2label) == 1)):
         if len(id2label) > 1:
@@ -73,7 +80,7 @@ def _labels(folder: Path, config: Mapping[str, Any], classify: bool) -> dict[str
         labels = [str(id2label[str(number)]) for number in range(len(id2label))]
     except KeyError:
         raise CheckpointError(
-            f"{folder / 'config.json'}: id2label must name labels 0, 1, …, but is {id2label!r}"
+            f"{folder / 'config.json'}: id2label must name labels 0, 1, …, but is {repr(id2label)[:60]}"
         ) from None
     return {"labels": labels, **({"multiple": True} if classify and problem_type == MULTI_LABEL else {})}
 

@@ -1,8 +1,10 @@
-"""HFMapping: the names of a model's configuration and weights in the Hugging Face format."""
+"""HFMapping: the names of a model's configuration and weights in the Hugging Face format; the weights of a folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 Modules = Mapping[str, str | tuple[str, ...]]  # our module -> theirs; several of theirs are stacked along dim 0 in ours
 
@@ -39,3 +41,17 @@ class HFMapping:
     num_separators: int = 1  # number of eos between the texts of a pair
     token_types: bool = False  # whether the two texts of a pair have different token type ids
     dropout_key: str = ""  # their key for the dropout before the output of a classification head
+
+
+class StoredWeight(NamedTuple):
+    """A weight in a file, memory-mapped, and its name there."""
+
+    name: str
+    value: Tensor
+
+    def on_meta_device(self) -> "StoredWeight":
+        """Return it without data: its shape and dtype."""
+        return self._replace(value=self.value.to("meta"))
+
+
+WeightFiles = Mapping[str, StoredWeight]  # by the weight's name without the body's prefix

@@ -6,11 +6,13 @@ are in generation_config.json, in older directories in config.json.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from weft.config.schema import Run
+from pydantic import ConfigDict
+
+from weft.config.schema import Run, Section, read_section
 from weft.decoding.config import DecodingConfig
-from weft.errors import CheckpointError
+from weft.errors import CheckpointError, ConfigError
 from weft.formats.huggingface.mapping import HFMapping
 from weft.formats.huggingface.tokenizer import CONFIG, read_json, write_json_object
 from weft.tokenization.base import Tokenizer
@@ -50,8 +52,10 @@ def read_marian(folder: Path, family: HFMapping, vocab: int) -> SentencePiece:
     size, start = int(engine.get_vocab_size()), config.get("decoder_start_token_id")
     if size != vocab or config.get("decoder_vocab_size") not in (None, vocab):
         raise CheckpointError(f"{folder}: vocab.json has {size} tokens, but the model {vocab}; are they of one model?")
-    if not isinstance(start, int) or not 0 <= start < size:
-        raise CheckpointError(f"{folder / 'config.json'}: decoder_start_token_id must be a token, but is {start!r}")
+    if type(start) is not int or not 0 <= start < size:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: decoder_start_token_id must be a token, but is {repr(start)[:60]}"
+        )
     specials["bos"] = str(engine.id_to_token(start))
     section = {"name": "sentencepiece", "specials": specials}
     models = [read_spm(folder / name) for name in ("source.spm", "target.spm")]
@@ -93,35 +97,58 @@ def read_translation(folder: Path, config: Mapping[str, Any], tokenizer: Tokeniz
                 f"{path}: {key} is {generation[key]!r}, which weft's search does not do; take the key out to "
                 "load the model and search without it"
             )
-    forbidden = {id for sequence in generation.get("bad_words_ids") or [] for id in sequence}
+    options = _parse_generation(path, generation)
+    forbidden = {id for sequence in options.bad_words_ids or [] for id in sequence}
     specials = tokenizer.target.specials
     if unsupported := forbidden - {specials.pad, specials.unk}:
         raise CheckpointError(
             f"{path}: bad_words_ids bars {min(unsupported)}, but weft bars padding and the unknown token alone"
         )
-    decode = _decoding_options(path, generation, int(config.get("max_position_embeddings", 1024)))
+    decode = _decoding_options(options, int(config.get("max_position_embeddings") or 1024))
     return {"unknown": specials.unk not in forbidden, "decode": decode}
 
 
-def _decoding_options(path: Path, generation: Mapping[str, Any], longest: int) -> dict[str, Any]:
-    early_stopping = generation.get("early_stopping") or False
-    stopping = [ours for ours, theirs in _EARLY_STOPPING.items() if theirs == early_stopping]
-    if not stopping:
-        raise CheckpointError(f"{path}: early_stopping must be true, false or never, but is {early_stopping!r}")
-    max_length = int(generation.get("max_length") or longest) - 1  # theirs includes the first token
-    length_penalty = generation.get("length_penalty")
+class _GenerationConfig(Section):
+    """The keys of generation_config.json that are read."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    bad_words_ids: list[list[int]] | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    forced_eos_token_id: int | list[int] | None = None
+    length_penalty: float | None = None
+    max_length: int | None = None
+    max_new_tokens: int | None = None
+    min_length: int | None = None
+    no_repeat_ngram_size: int | None = None
+    num_beams: int | None = None
+    num_return_sequences: int | None = None
+    renormalize_logits: bool | None = None
+    repetition_penalty: float | None = None
+
+
+def _parse_generation(path: Path, raw: Mapping[str, Any]) -> _GenerationConfig:
+    try:
+        return read_section(_GenerationConfig, raw, "generation")
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _decoding_options(generation: _GenerationConfig, longest: int) -> dict[str, Any]:
+    theirs = generation.early_stopping or False
+    max_length = (generation.max_length or longest) - 1  # theirs includes the first token
     return {
-        "beam": generation.get("num_beams") or 1,
-        "num_return_sequences": generation.get("num_return_sequences") or 1,
+        "beam": generation.num_beams or 1,
+        "num_return_sequences": generation.num_return_sequences or 1,
         "length_penalty": "average",
-        "alpha": 1.0 if length_penalty is None else length_penalty,
-        "max_length": generation.get("max_new_tokens") or max_length,
-        "min_length": max(int(generation.get("min_length") or 0) - 1, 0),
-        "finish": generation.get("forced_eos_token_id") is not None,
-        "renormalize_logits": bool(generation.get("renormalize_logits")),
-        "early_stopping": stopping[0],
-        "repetition_penalty": generation.get("repetition_penalty") or 1.0,
-        "no_repeat_ngram_size": generation.get("no_repeat_ngram_size") or 0,
+        "alpha": 1.0 if generation.length_penalty is None else generation.length_penalty,
+        "max_length": generation.max_new_tokens or max_length,
+        "min_length": max((generation.min_length or 0) - 1, 0),
+        "finish": generation.forced_eos_token_id is not None,
+        "renormalize_logits": bool(generation.renormalize_logits),
+        "early_stopping": next(ours for ours, value in _EARLY_STOPPING.items() if value == theirs),
+        "repetition_penalty": generation.repetition_penalty or 1.0,
+        "no_repeat_ngram_size": generation.no_repeat_ngram_size or 0,
     }
 
 

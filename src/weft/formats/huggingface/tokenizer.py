@@ -13,10 +13,12 @@ from weft.config.schema import read_section
 from weft.errors import CheckpointError
 from weft.formats.huggingface.mapping import HFMapping
 from weft.registry import names, resolve
+from weft.tokenization.tokenizer_file import panics_as_errors
 from weft.tokenization.trainable import Tokenizer
 from weft.tokenization.vocab_files import read_engine, register_special_tokens, section_of, token_text
 
 CONFIG = "tokenizer_config.json"
+MAX_UNUSED = 1 << 16  # embeddings of tokens that do not exist
 
 
 def read_tokenizer(folder: Path, family: HFMapping, vocab: int) -> Tokenizer:
@@ -49,8 +51,17 @@ def _tokenizer_section(engine: Engine, vocab: int, family: HFMapping, config: Ma
     section = {**section_of(engine, vocab), "specials": specials}
     num_separators = family.num_separators
     if family.framed and engine.post_processor is not None:  # it adds the special tokens of a pair
-        num_separators = max(engine.encode("a", "b").tokens.count(specials["eos"]) - 1, 1)
+        num_separators = max(_pair_tokens(engine).count(specials["eos"]) - 1, 1)
     return section if num_separators == 1 else {**section, "num_separators": num_separators}
+
+
+def _pair_tokens(engine: Engine) -> list[str]:
+    """Return the tokens of a pair of texts, with the special ones that the post-processor adds."""
+    try:
+        with panics_as_errors():
+            return list(engine.encode("a", "b").tokens)
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"tokenizer.json: its post_processor cannot be applied: {error}") from None
 
 
 def _pad_vocab(folder: Path, engine: Engine, vocab: int) -> None:
@@ -60,6 +71,11 @@ def _pad_vocab(folder: Path, engine: Engine, vocab: int) -> None:
         raise CheckpointError(
             f"{folder}: its tokenizer has {size} tokens with ids up to {max(engine.get_vocab().values())}, and its "
             f"model reads {vocab}; are they of one model?"
+        )
+    if vocab - size > MAX_UNUSED:
+        raise CheckpointError(
+            f"{folder}: its tokenizer has {size} tokens, and its model reads {vocab}, more than {MAX_UNUSED:,} "
+            "others; are they of one model?"
         )
     engine.add_special_tokens([f"<|unused{number}|>" for number in range(vocab - size)])
 

@@ -5,34 +5,52 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from weft.checkpoint.contents import weights
+from weft.checkpoint.tensor_files import read_tensors
 from weft.config.schema import Run
 from weft.errors import CheckpointError
 from weft.formats.huggingface.heads import head_name
-from weft.formats.huggingface.mapping import HFMapping, Modules
+from weft.formats.huggingface.mapping import HFMapping, Modules, StoredWeight, WeightFiles
 from weft.formats.huggingface.tokenizer import read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-WeightFiles = Mapping[str, tuple[Path, str]]  # weight name without the body's prefix -> its file, its name there
-
-
-def read_hf_weights(
+def match_weights(
     folder: Path, family: HFMapping, run: Run, head: nn.Module, files: WeightFiles
-) -> dict[str, Tensor]:
-    """Return the weights of a head by our names; missing and unknown weights are errors."""
+) -> dict[str, list[StoredWeight]]:
+    """Return the stored parts of each of our weights; missing and unknown weights are errors, as are odd parts."""
     modules = _module_names(family, run)
     sources = {ours: _names_in_file(_hf_names(modules, ours), family, files) for ours in weights(head)}
     missing = [name for parts in sources.values() for name in parts if name not in files]
     if missing:
         raise CheckpointError(f"{folder}: lacks the weight {missing[0]} ({len(missing)} in all); is it complete?")
     _check_unused(folder, family, modules, set(files) - {name for parts in sources.values() for name in parts})
-    return {ours: _read_stacked([files[name] for name in parts], family) for ours, parts in sources.items()}
+    matched = {ours: [files[name] for name in parts] for ours, parts in sources.items()}
+    for parts in matched.values():
+        _check_parts(folder, family, parts)
+    return matched
+
+
+def _check_parts(folder: Path, family: HFMapping, parts: Sequence[StoredWeight]) -> None:
+    """Raise CheckpointError if parts are no floating-point numbers, or cannot be stacked to one weight."""
+    for name, value in parts:
+        if value.dtype not in FLOATS:
+            raise CheckpointError(f"{folder}: the weight {name} must be of float32, but is of {value.dtype} instead")
+        expected = value.ndim == 2 and len(value) == 1 if name in family.row_vectors else value.ndim
+        if not expected or value.shape != parts[0].value.shape:
+            raise CheckpointError(
+                f"{folder}: the weight {name} is {tuple(value.shape)}, which is not the shape of such a weight"
+            )
+
+
+def read_hf_weights(sources: Mapping[str, Sequence[StoredWeight]], family: HFMapping) -> dict[str, Tensor]:
+    """Return the weights of a head by our names, from the parts that `match_weights` found."""
+    return {ours: _read_stacked(parts, family) for ours, parts in sources.items()}
 
 
 def write_hf_weights(folder: Path, family: HFMapping, run: Run, head: nn.Module) -> None:
@@ -94,10 +112,10 @@ def _check_unused(folder: Path, family: HFMapping, modules: Mapping[str, tuple[s
         )
 
 
-def _read_stacked(sources: Sequence[tuple[Path, str]], family: HFMapping) -> Tensor:
-    parts = [_transpose(_read_tensor(path, name), name, family).float() for path, name in sources]
-    parts = [part[0] if name in family.row_vectors else part for part, (_, name) in zip(parts, sources, strict=True)]
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+def _read_stacked(parts: Sequence[StoredWeight], family: HFMapping) -> Tensor:
+    values = [_transpose(value, name, family).float() for name, value in parts]
+    values = [value[0] if part.name in family.row_vectors else value for value, part in zip(values, parts, strict=True)]
+    return torch.cat(values) if len(values) > 1 else values[0]
 
 
 def _transpose(value: Tensor, name: str, family: HFMapping) -> Tensor:
@@ -105,21 +123,21 @@ def _transpose(value: Tensor, name: str, family: HFMapping) -> Tensor:
 
 
 def find_weights(folder: Path, family: HFMapping) -> WeightFiles:
-    """Return the file of each weight; gamma and beta are old names of a norm's weight and bias."""
+    """Return the weights of a folder; gamma and beta are old names of a norm's weight and bias."""
     files = {}
-    for name, path in _files_by_weight(folder).items():
+    for name, value in _stored_weights(folder).items():
         new_name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
-        files[new_name.removeprefix(family.prefix)] = path, name
+        files[new_name.removeprefix(family.prefix)] = StoredWeight(name, value)
     return files
 
 
-def _files_by_weight(folder: Path) -> dict[str, Path]:
-    """Return the file of each weight, by its name there."""
+def _stored_weights(folder: Path) -> dict[str, Tensor]:
+    """Return the weights of one file or several, by their names there; none is read yet."""
     if (folder / INDEX).is_file():
-        return dict(_read_index(folder))
+        return {name: value for path in _read_index(folder) for name, value in read_tensors(path).items()}
     path = folder / WEIGHTS
     if path.is_file():
-        return dict.fromkeys(_weight_names(path), path)
+        return read_tensors(path)
     pickled = sorted(path.name for path in folder.glob("*.bin"))
     if pickled:
         raise CheckpointError(
@@ -129,26 +147,12 @@ def _files_by_weight(folder: Path) -> dict[str, Path]:
     raise CheckpointError(f"{folder}: has no weights: looked for {WEIGHTS} and {INDEX}")
 
 
-def _read_index(folder: Path) -> Iterator[tuple[str, Path]]:
+def _read_index(folder: Path) -> Iterator[Path]:
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{folder / INDEX}: must have a weight_map that says which file has which weight")
     for file in sorted(set(map(str, weight_map.values()))):
         path = folder / file
-        if Path(file).name != file or not path.is_file():
+        if Path(file).name != file or "\0" in file or not path.is_file():
             raise CheckpointError(f"{folder / INDEX}: names the file {file!r}, which is not in the folder")
-        yield from ((name, path) for name in _weight_names(path))
-
-
-def _weight_names(path: Path) -> list[str]:
-    try:
-        with safe_open(path, "pt") as file:
-            return list(file.keys())
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
-
-
-def _read_tensor(path: Path, name: str) -> Tensor:
-    with safe_open(path, "pt") as file:
-        tensor: Tensor = file.get_tensor(name)
-        return tensor
+        yield path

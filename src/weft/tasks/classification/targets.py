@@ -1,6 +1,5 @@
 """The three targets of text classification (one label, several, a number), each with its loss, outputs and metrics."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -9,6 +8,7 @@ import torch
 from pydantic import BaseModel, BeforeValidator, Field
 from torch import Tensor
 
+from weft.config.json import write_json
 from weft.config.schema import Section
 from weft.data.labels import Label, Labels, balanced_class_weights, parse_number
 from weft.nn.layers.losses import binary_cross_entropy_sum, cross_entropy_sum, squared_error_sum
@@ -268,7 +268,7 @@ class Regression(SingleLabel):
 
     def names(self, answer: Answer) -> list[str]:
         """Return the number as text."""
-        return [json.dumps(answer["score"])]
+        return [write_json(answer["score"])]
 
     def score(self, answers: Sequence[Answer], examples: Sequence[Any], labels: Labels) -> dict[str, float]:
         """Compute the correlations as in scipy."""
