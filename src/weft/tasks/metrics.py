@@ -115,7 +115,8 @@ def tally_labels(
 
 def macro_f1(answers: Sequence[str], targets: Sequence[str]) -> float:
     """Return the mean F1 over the labels that are predicted or gold anywhere, as in scikit-learn."""
-    tallies = tally_labels([[answer] for answer in answers], [[target] for target in targets], {*answers, *targets})
+    labels = sorted({*answers, *targets})  # the order of a set, and so of the sum, would differ between processes
+    tallies = tally_labels([[answer] for answer in answers], [[target] for target in targets], labels)
     return mean_f1(tallies.values())
 
 
