@@ -91,7 +91,7 @@ COMMANDS = {
     "compare": ["RECIPE", "--budget", "--out", "--set", "--quiet"],
     "embed": [
         *("MODEL", "TEXT", "--file", "--columns", "--out", "--pool", "--layers", "--combine", "--normalize"),
-        *("--truncate", "--strict", "--quiet", "--trust", "--device", "--precision"),
+        *("--truncate", "--split-special-tokens", "--strict", "--quiet", "--trust", "--device", "--precision"),
     ],
     "layers": [
         *("MODEL", "DATA", "KEY=VALUE", "--columns", "--layers", "--combine", "--pool"),

@@ -193,6 +193,24 @@ def test_the_library_by_itself_would_give_it(kind):
     assert tokenizer.specials.eos in tokenizer.encode(text).ids
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_in_texts_are_read_where_the_recipe_says_so(kind):
+    tokenizer = trained(kind)
+    other = pickle.loads(
+        pickle.dumps(
+            type(tokenizer)(
+                tokenizer.config.model_copy(update={"split_special_tokens": False}),
+                Engine.from_str(tokenizer.engine.to_str()),
+            )
+        )
+    )
+    text = f"a {type(tokenizer).default_special_tokens['eos']} b"
+    for read in (lambda one: one.encode(text).ids, lambda one: one.ids([text])[0]):
+        assert tokenizer.specials.eos not in read(tokenizer)
+        assert read(other).count(tokenizer.specials.eos) == 1
+    assert other.identity != tokenizer.identity
+
+
 def test_a_unigram_model_would_give_it_even_so():
     engine = Engine.from_str(trained("unigram").engine.to_str())
     engine.encode_special_tokens = True

@@ -30,6 +30,7 @@ from weft.tasks.factory import build, build_on_meta
 from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer
 
+CHANGEABLE = ("model.pruned_heads", "model.dropout", "tokenizer.split_special_tokens")  # when a checkpoint is loaded
 RANDOM_FILE, CARRIED_FILE = "state/random.safetensors", "state/carried.safetensors"
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -116,10 +117,10 @@ def _check_unchanged(saved: Mapping[str, Any], current: Mapping[str, Any], folde
     Shapes alone do not show such a difference.
     """
     for key, (old, new) in differences(saved, current).items():
-        if key.startswith(("model.", "tokenizer.")) and not key.startswith(("model.pruned_heads", "model.dropout")):
+        if key.startswith(("model.", "tokenizer.")) and not key.startswith(CHANGEABLE):
             raise CheckpointError(
                 f"{folder}: was trained with {key}={old!r}, which cannot change to {new!r}; leave that override out "
-                "(of a model, only pruned_heads and dropout may change)"
+                f"(only {', '.join(CHANGEABLE)} may change)"
             )
 
 

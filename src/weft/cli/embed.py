@@ -67,6 +67,13 @@ def embed(
         ),
     ] = None,
     strict: StrictOption = False,
+    split_special_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--split-special-tokens/--no-split-special-tokens",
+            help="Whether [MASK] in a text is text, or the special token, as by default in transformers.",
+        ),
+    ] = True,
     quiet: QuietOption = False,
     trust: TrustOption = False,
     device: DeviceOption = "auto",
@@ -83,13 +90,13 @@ def embed(
     write, column_names = None if out is None else _writer_for(out, pool), parse_columns(columns, file)
     pool_mode: Any = pool  # checked by Pipeline.embedder
     combine_mode: Any = combine
-    pipeline = load(model, device, trust, (), precision)
+    overrides = () if split_special_tokens else ("tokenizer.split_special_tokens=false",)
+    pipeline = load(model, device, trust, overrides, precision)
     layer_choice = -1 if layers == "-1" else layers
     embedder = pipeline.embedder(pool_mode, layer_choice, combine_mode, normalize, truncate, "nan")
     records = text_records(texts) if texts else read_stdin()
     if file is not None:
         records = text_rows(file, pipeline, column_names)
-    quiet = quiet or file is None or (out is None and sys.stdout.isatty())
     with RowProgress("embed", quiet) as progress:
         rows = TextRows(progress.track(records), embedder, strict or bool(texts))
         if write is None or out is None:
@@ -172,7 +179,7 @@ class TextRows:
             vectors = self.embedder.all(texts)
             errors = self._take_errors(len(texts), 0)
             yield [
-                json.dumps({"error": errors[number]}, ensure_ascii=False)
+                write_json({"error": errors[number]})
                 if number in errors
                 else _json_line(self.embedder, str(text), vectors[number])
                 for number, text in enumerate(texts)

@@ -1,7 +1,8 @@
 """Base class of the tokenizers: encode and decode, train from streams of text, save and load.
 
 Special tokens have the first ids. Text that contains the string of one ("</s>", "[MASK]") is ordinary text and never
-gets its id. Out-of-vocabulary tokens become the unknown token. `decode` keeps it and skips the other special tokens.
+gets its id, unless `split_special_tokens` is false. Out-of-vocabulary tokens become the unknown token. `decode` keeps
+it and skips the other special tokens.
 """
 
 import os
@@ -51,6 +52,8 @@ class TokenizerConfig(Named):
     lowercase: bool = False  # lower-case texts first
     specials: dict[str, str] | None = None  # strings of the special tokens, by role: {bos: <s>}
     num_separators: int = Field(1, ge=1, le=2)  # eos tokens between the texts of a pair; RoBERTa has 2
+    # whether "[MASK]" in a text is text; false: it is the special token, as by default in transformers
+    split_special_tokens: bool = True
     target: dict[str, Any] | None = None  # the tokenizer section of the target side, if it has its own
 
     @field_validator("specials")
@@ -85,7 +88,7 @@ class Tokenizer:
     }  # role in `Specials` -> token
 
     def __init__(self, config: Any, engine: Engine, target: "Tokenizer | None" = None):
-        engine.encode_special_tokens = True  # their strings in a text are text; not kept in tokenizer.json
+        engine.encode_special_tokens = config.split_special_tokens  # not kept in tokenizer.json
         engine.post_processor = None  # tasks add the special tokens
         engine.no_truncation()
         engine.no_padding()
@@ -166,7 +169,7 @@ class Tokenizer:
     @property
     def identity(self) -> str:
         """The serialised tokenizer of this side, as input of a digest."""
-        return str(self.engine.to_str())
+        return str(self.engine.to_str()) + ("" if self.config.split_special_tokens else "\0special tokens in texts")
 
     @property
     def joint(self) -> bool:

@@ -94,23 +94,24 @@ class Words(Tokenizer):
     def encode(self, text: str) -> Encoding:
         """Encode one text to ids, offsets and words."""
         encoding = super().encode(text)
-        return (
-            encoding
-            if self.config.split == "punctuation"
-            else replace(encoding, ids=self._mask_special_ids(encoding.ids))
-        )
+        return replace(encoding, ids=self._mask_special_ids(encoding.ids)) if self._whole_words else encoding
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of many texts, encoded in parallel, without offsets."""
-        if self.config.split == "punctuation" or self.engine.normalizer is not None:
+        if not self._whole_words or self.engine.normalizer is not None:
             batch = super().ids(texts)
-            return batch if self.config.split == "punctuation" else [self._mask_special_ids(ids) for ids in batch]
+            return [self._mask_special_ids(ids) for ids in batch] if self._whole_words else batch
         try:
             return self._whitespace_tokenizer().ids(texts)
         except UnicodeEncodeError:  # a lone surrogate
             for text in texts:
                 check_text(text)
             raise
+
+    @property
+    def _whole_words(self) -> bool:
+        """Return whether a word may be the string of a special token, which is then unknown."""
+        return self.config.split == "whitespace" and bool(self.config.split_special_tokens)
 
     def _whitespace_tokenizer(self) -> "WordTable":
         """Return the compiled whitespace tokenizer, which is faster than the library."""

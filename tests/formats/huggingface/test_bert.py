@@ -69,6 +69,20 @@ def read_back(folder, kind):
     return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_special_tokens_in_texts_are_those_of_transformers_where_it_is_asked_for(tmp_path, family):
+    _, tokenizer = make(tmp_path / "hf", family, "Model")
+    marked = f"the lambda {tokenizer.mask_token} x {tokenizer.sep_token}"
+    theirs = tokenizer(marked, add_special_tokens=False).input_ids
+    for path in (tmp_path / "hf", weft.load(tmp_path / "hf", device="cpu").save(tmp_path / "weft")):
+        plain = weft.load(path, device="cpu")
+        assert tokenizer.mask_token_id in theirs
+        assert tokenizer.mask_token_id not in plain.tokenizer.ids([marked])[0]
+        special = weft.load(path, device="cpu", overrides={"tokenizer.split_special_tokens": False})
+        assert special.tokenizer.ids([marked])[0] == theirs
+        assert abs(plain.embed([marked]) - special.embed([marked])).max() > 1e-3, "vectors are of these tokens"
+
+
 @pytest.mark.parametrize(("family", "head"), CASES)
 def test_there_and_back_again_nothing_changes(tmp_path, family, head):
     model, tokenizer = make(tmp_path / "hf", family, head)

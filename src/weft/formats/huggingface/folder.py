@@ -79,7 +79,10 @@ def _describe(folder: Path, overrides: Overrides = ()) -> tuple[Run, Tokenizer, 
         "train": {"steps": 1},
     }
     with _config_errors(folder):
-        return run_with_overrides(raw, folder, overrides=overrides), tokenizer, family, weight_files
+        run = run_with_overrides(raw, folder, overrides=overrides)
+    if run.tokenizer != tokenizer.config:  # by an override
+        tokenizer = type(tokenizer)(run.tokenizer, tokenizer.engine)
+    return run, tokenizer, family, weight_files
 
 
 @contextmanager

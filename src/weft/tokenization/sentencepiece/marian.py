@@ -41,6 +41,13 @@ class SentencePiece(Tokenizer):
     class Config(TokenizerConfig):
         """No options of its own."""
 
+        @field_validator("split_special_tokens")
+        @classmethod
+        def _check_special_tokens(cls, split_special_tokens: bool) -> bool:
+            if not split_special_tokens:
+                raise ValueError("must be true: a sentencepiece model cuts special tokens as any text; leave it out")
+            return split_special_tokens
+
         @field_validator("lowercase")
         @classmethod
         def _check_lowercase(cls, lowercase: bool) -> bool:
