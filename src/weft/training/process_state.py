@@ -61,27 +61,26 @@ def gather_hidden_states(parts: Sequence[Tensor], world: World) -> dict[str, Ten
     return _gather_all({str(index): part.contiguous() for index, part in enumerate(parts)}, world)
 
 
-def load_carry(folder: Path, head: Head, task: Task, sampler: SpanSampler | None, world: World) -> Any:
-    """Return the carried state of this rank's streams, tried on one token of each; None without one."""
+def load_carry(
+    folder: Path, head: Head, task: Task, sampler: SpanSampler | None, world: World, bf16: bool = False
+) -> Any:
+    """Return the carried state of this rank's streams; None without one.
+
+    Its shapes and dtypes are compared with those after one token of each stream: a recurrent kernel trusts them.
+    """
     parts = contents.load_hidden_states(folder, world.rank, world.device)
     if not parts or not isinstance(sampler, BPTTSegments):
         return None
     batch = task.collate([sampler.stream.item(0, 1)] * sampler.rows, np.random.default_rng(0)).to(world.device)
-    try:
-        with torch.no_grad(), torch.random.fork_rng([world.device] if world.device.type == "cuda" else []):
-            carry = head.carry_from_tensors(parts)
-            after = head.carry_tensors(head(batch, carry)[1])
-        fits = len(parts) == len(after) and all(
-            (part.dtype, len(part), part.shape[-1]) == (other.dtype, sampler.rows, other.shape[-1])
-            for part, other in zip(parts, after, strict=True)
-        )
-    except (RuntimeError, IndexError, TypeError, ValueError):  # what torch raises for another shape or dtype
-        fits = False
-    if not fits:
+    devices = [world.device] if world.device.type == "cuda" else []
+    autocast = torch.autocast(world.device.type, torch.bfloat16, enabled=bf16)
+    with torch.no_grad(), autocast, torch.random.fork_rng(devices):
+        expected = head.carry_tensors(head(batch)[1])
+    if [(part.shape, part.dtype) for part in parts] != [(part.shape, part.dtype) for part in expected]:
         raise CheckpointError(
             f"{folder / contents.CARRIED_FILE}: does not fit the model and its batches; use another checkpoint"
         )
-    return carry
+    return head.carry_from_tensors(parts)
 
 
 def _gather_all(local: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:

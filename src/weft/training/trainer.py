@@ -367,7 +367,9 @@ class Trainer:
         # With a larger budget training continues.
         self.progress.done = self.progress.done and (self.spent() >= 1 or self._out_of_patience())
         if restore_rng_state(contents.load_random(folder), self.world, folder / contents.RANDOM_FILE):
-            self._carry = load_carry(folder, self.head, self.task, self.loader.sampler, self.world)
+            self._carry = load_carry(
+                folder, self.head, self.task, self.loader.sampler, self.world, self.train.precision == "bf16"
+            )
         else:
             self.report(Notice("the number of processes has changed: dropout is drawn anew from here"))
             seed_all(self.train.seed + self.progress.step, self.world)
