@@ -158,6 +158,8 @@ def test_options_that_weft_has_not_are_refused(tmp_path, change, message):
 
 def test_files_that_do_not_fit_are_refused(tmp_path, published):
     for config, message in (
+        (options(lstm__dim=4_000_000), r"must be \(16000000, 3\) by the options, but is \(20, 3\) instead"),
+        (options(lstm__dim="5"), "lstm.dim: should be a valid integer, but is '5' instead"),
         (options(lstm__dim=6), r"must be \(24, 3\) by the options, but is \(20, 3\) instead"),
         (options(lstm__n_layers=3), "has no 'RNN_0/RNN/MultiRNNCell/Cell2/LSTMCell/W_0', which the options require"),
     ):

@@ -23,10 +23,11 @@ from pydantic import ConfigDict, Field
 
 from weft.checkpoint.contents import write_model
 from weft.checkpoint.manifest import save_folder
+from weft.checkpoint.tensor_files import check_finite
 from weft.config.schema import Run, Section, read_section
 from weft.errors import CheckpointError, ConfigError, WeftError
 from weft.models.elmo import ELMo, ELMoConfig
-from weft.tasks.factory import build
+from weft.tasks.factory import build, build_on_meta
 from weft.tokenization.trainable import Tokenizer, Words
 from weft.tokens import CHAR_PAD, MAX_WORD_CHARS, TEXT_BEGIN, TEXT_END, WORD_BEGIN, WORD_END
 
@@ -86,6 +87,7 @@ def import_elmo(options: Path, weights: Path, out: Path, vocab: Path | None = No
             "train": {"steps": 1},
         }
     )
+    fill_elmo(build_on_meta(run, tokenizer).body, weights)  # compares the sizes before anything is allocated
     _, head = build(run, tokenizer)
     fill_elmo(head.body, weights)
     return save_folder(out, 0, lambda folder: write_model(folder, run, tokenizer, head))
@@ -124,7 +126,11 @@ def fill_elmo(model: ELMo, path: Path) -> None:
             if parameters[name].shape != array.shape:
                 shape, expected = tuple(array.shape), tuple(parameters.pop(name).shape)
                 raise CheckpointError(f"{path}: {name} must be {expected} by the options, but is {shape} instead")
-            parameters.pop(name).copy_(torch.from_numpy(np.array(array, np.float32)))
+            if array.dtype.kind != "f":
+                raise CheckpointError(f"{path}: {name} must be of float32, but is of {array.dtype} instead")
+            value = torch.from_numpy(np.array(array, np.float32))
+            check_finite(f"{path}: {name}", value)
+            parameters.pop(name).copy_(value)
         assert not parameters, "every weight has its source"
         if model.output is not None:
             model.output.weight.zero_()
@@ -176,11 +182,15 @@ def _open_hdf5(path: Path) -> Iterator[Read]:
 
 def _read_dataset(file: Mapping[str, Any], name: str, path: Path) -> Any:
     try:
-        return file[name]
+        dataset = file[name]
     except KeyError:
         raise CheckpointError(
             f"{path}: has no {name!r}, which the options require; are both files of one model?"
         ) from None
+    size = getattr(dataset, "nbytes", None)  # a group has none
+    if size is None or size > path.stat().st_size:
+        raise CheckpointError(f"{path}: {name!r} must be an array, but is {dataset!r}")
+    return dataset
 
 
 def _tokenizer(vocab: Path | None) -> Tokenizer:
