@@ -97,6 +97,7 @@ def embed(
     records = text_records(texts) if texts else read_stdin()
     if file is not None:
         records = text_rows(file, pipeline, column_names)
+    quiet = quiet or file is None or (out is None and sys.stdout.isatty())
     with RowProgress("embed", quiet) as progress:
         rows = TextRows(progress.track(records), embedder, strict or bool(texts))
         if write is None or out is None:
