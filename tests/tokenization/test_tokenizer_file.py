@@ -20,13 +20,8 @@ from weft.tokenization.trainable import Words
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
 DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-PADDING = {
-    "strategy": {"Fixed": 10**9},
-    "direction": "Right",
-    "pad_to_multiple_of": None,
-    "pad_id": 0,
-    "pad_type_id": 0,
-}
+PADDING = {"strategy": {"Fixed": 10**9}, "direction": "Right", "pad_to_multiple_of": None}
+PADDING |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
 
 
 def split(pattern):
