@@ -32,7 +32,11 @@ def test_a_recipe_and_a_preset_are_shown_as_they_are_written(weft):
         ("bpe", "tokenizer bpe: Byte-pair encoding", "tokenizer.lowercase false true or false lower-case texts first"),
         ("train", "the section train of a recipe: ", "train.lr 0.001 number > 0 the peak of the learning rate"),
         ("data", "the section data of a recipe: ", "data.workers 0 integer ≥ 0 processes that collate batches"),
-        ("weft.models.cnn:CNN", "model weft.models.cnn:CNN: ", "model.width 300 integer ≥ 1 number of filters in all"),
+        (
+            "weft.models.cnn:CNN",
+            "model weft.models.cnn:CNN: ",
+            "model.width 300 integer ≥ 1, ≤ 4,194,304 number of filters in all",
+        ),
     ],
 )
 def test_options_have_defaults_values_and_meaning(weft, name, title, row):

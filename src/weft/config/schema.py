@@ -102,9 +102,10 @@ _S = TypeVar("_S", bound=BaseModel)
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 # Bounds on what a model's section may ask for, well above any model: a typo or a hostile file ends in an error.
-Size = Annotated[int, Field(ge=1, le=1 << 22)]  # a width, or another dimension of a weight
+MAX_SIZE, MAX_POSITIONS = 1 << 22, 1 << 24
+Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]  # a width, or another dimension of a weight
 Layers = Annotated[int, Field(ge=1, le=1000)]  # modules that are made one by one
-Positions = Annotated[int, Field(ge=1, le=1 << 24)]
+Positions = Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
 Every = Literal["epoch"] | Annotated[int, Field(ge=1)]  # so many steps, or the end of each epoch
 
 

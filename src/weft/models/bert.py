@@ -21,7 +21,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config.schema import Named, Positions, Size
+from weft.config.schema import MAX_POSITIONS, MAX_SIZE, Named, Positions, Size
 from weft.errors import RoleError
 from weft.models.base import LMDirection, Model, Role
 from weft.models.transformer_config import StackConfig
@@ -43,8 +43,8 @@ class BERTConfig(StackConfig):
 
     activation: Activation = "gelu"  # of the feed-forward layers
     max_positions: Positions = 512  # number of learned positions
-    offset: int = Field(0, ge=0, le=1 << 24)  # the position of the first token
-    segments: int = Field(2, ge=0, le=1 << 22)  # number of segment embeddings; below 2 segment ids are ignored
+    offset: int = Field(0, ge=0, le=MAX_POSITIONS)  # the position of the first token
+    segments: int = Field(2, ge=0, le=MAX_SIZE)  # number of segment embeddings; below 2 segment ids are ignored
     embedding: Size | None = None  # width of the embeddings if not `width`: a projection follows
     shared: bool = False  # all layers share one set of weights
     pooler: Literal["tanh", "relu", "gelu", "none"] = "tanh"  # activation of the pooler

@@ -27,7 +27,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.config.schema import Layers, Named, Pretrained, Size
+from weft.config.schema import MAX_SIZE, Layers, Named, Pretrained, Size
 from weft.errors import ConfigError, RoleError
 from weft.models.base import LMDirection, Model, Role, num_matrix_parameters
 from weft.nn.layers.char_cnn import CharFilters, Highway
@@ -54,7 +54,7 @@ class ELMoConfig(Pretrained):
     filters: dict[FilterWidth, Size] = Field({1: 32, 2: 32, 3: 64, 4: 128, 5: 256, 6: 512, 7: 1024})  # filters by width
     activation: Literal["relu", "tanh"] = "relu"  # after the character convolution
     highways: int = Field(2, ge=0, le=1000)  # number of highway layers
-    width: Size = Field(1024, ge=2)  # of a layer; half for each direction
+    width: int = Field(1024, ge=2, le=MAX_SIZE)  # of a layer; half for each direction
     cells: Size = 4096  # size of an LSTM cell before projection
     layers: Layers = 2  # of LSTMs, in each direction
     clip: float = Field(3.0, ge=0)  # clipping of cells and projections; 0: none

@@ -29,7 +29,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config.schema import Layers, Named, Pretrained, Share, Size
+from weft.config.schema import MAX_SIZE, Layers, Named, Pretrained, Share, Size
 from weft.errors import ConfigError, RoleError
 from weft.models.base import LMDirection, Model, Role, num_matrix_parameters
 from weft.models.word_vectors import Channels, check_channels, keep_static
@@ -51,7 +51,7 @@ class RNNConfig(Pretrained):
     """
 
     cell: Literal["elman", "jordan", "lstm", "peephole", "gru"] = "lstm"  # the recurrent cell
-    width: Size = Field(256, ge=2)  # of a layer's hidden states; with both directions, half for each
+    width: int = Field(256, ge=2, le=MAX_SIZE)  # of a layer's hidden states; with both directions, half for each
     layers: Layers = 1  # number of layers
     direction: Literal["forward", "backward", "both"] = "forward"  # in which the text is read
     apart: bool = False  # both: directions are concatenated at the output only, not after each layer
@@ -60,7 +60,7 @@ class RNNConfig(Pretrained):
     embedding: Size | None = None  # width of the embeddings; None: `width`
     vectors: str | None = None  # a file of word vectors to initialise the embeddings
     channels: Channels = "nonstatic"  # static: vectors are not trained
-    chars: int = Field(0, ge=0, le=1 << 22)  # filters of the character CNN beside the word embedding; 0: none
+    chars: int = Field(0, ge=0, le=MAX_SIZE)  # filters of the character CNN beside the word embedding; 0: none
     dropout: Share = 0.0  # on the first input, between layers and on the output
     dropout_input: Share | None = None  # on the first layer's input
     dropout_hidden: Share | None = None  # between layers

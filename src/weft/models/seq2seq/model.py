@@ -36,7 +36,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config.schema import Layers, Named, Size
+from weft.config.schema import MAX_SIZE, Layers, Named, Size
 from weft.models.base import Model, Role, num_matrix_parameters
 from weft.models.seq2seq.decoder import Decoder, DecoderState
 from weft.models.word_vectors import Channels, check_channels, keep_static
@@ -53,7 +53,7 @@ class Seq2SeqConfig(Named):
     """
 
     cell: Literal["elman", "jordan", "lstm", "peephole", "gru"] = "lstm"  # of encoder and decoder
-    width: Size = Field(256, ge=2)  # of embeddings and states; it is even
+    width: int = Field(256, ge=2, le=MAX_SIZE)  # of embeddings and states; it is even
     layers: Layers = 1  # of the encoder, and of the decoder
     embedding: Size | None = None  # width of the embeddings; None: `width`
     vectors: str | None = None  # a file of word vectors to initialise the embeddings
