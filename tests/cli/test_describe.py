@@ -35,7 +35,7 @@ def test_a_recipe_and_a_preset_are_shown_as_they_are_written(weft):
         (
             "weft.models.cnn:CNN",
             "model weft.models.cnn:CNN: ",
-            "model.width 300 integer ≥ 1, ≤ 4,194,304 number of filters in all",
+            "model.width 300 integer ≥ 1, ≤ 4,194,304 number",
         ),
     ],
 )

@@ -33,7 +33,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config.schema import Named, Size
+from weft.config.schema import MAX_SIZE, Named, Size
 from weft.errors import ConfigError, RoleError
 from weft.models.base import Model, Role
 from weft.models.word_vectors import check_channels, keep_static
@@ -45,7 +45,7 @@ class CNNConfig(Named):
 
     width: Size = 300  # number of filters in all
     # filter widths, in tokens, which share the filters equally
-    kernels: Annotated[tuple[Size, ...], Field(max_length=1000)] = (3, 4, 5)
+    kernels: Annotated[tuple[Annotated[int, Field(le=MAX_SIZE)], ...], Field(max_length=1000)] = (3, 4, 5)
     embedding: Size | None = None  # width of the embeddings; None: `width`
     vectors: str | None = None  # a file of word vectors to initialise the embeddings
     # nonstatic: vectors are trained; static: they are not
