@@ -1,141 +1,271 @@
-"""Kill a real training with SIGKILL again and again, resume it, and compare it with an unbroken run, pair by pair.
+"""Kill real trainings of every family with SIGKILL, resume them, and compare each with an unbroken run, bit by bit.
 
-    python bench/reliability.py --kills 50 --inside-saves 20
+    python bench/reliability.py                                        every case, five kills each, two inside a save
+    python bench/reliability.py --cases "seq2seq translate" --kills 50 --inside-saves 20 --steps 900
+    python bench/reliability.py --list
 
-A kill inside a save waits until the temporary folder of a checkpoint is there. Each run is a process of its own, forked
-from one that has imported torch and compiled the loops, so that a kill costs a second and not five. Exits with 1 if a
-pair differs by a bit.
+The kills are spread over the run: the first comes at a random instant before there is a checkpoint, the others at
+random instants after randomly drawn steps; one inside a save waits until the temporary folder of a checkpoint is there.
+A run is a process of its own, forked from one that has imported torch and compiled the loops, so that a kill costs a
+second and not five.
+
+Compared are the metrics (all but times), the recipe, the tokenizer, the weights, and the optimizer, random and carried
+states of `last` and `best`, byte by byte. Workers must end with the run that started them. A line of JSON is printed
+for each case; the exit code is 1 if one differs by a bit, or was not killed at all.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import weft
+from tiny_runs import BERT, CLASSIFY, GPT, LM, MLM, RECIPES, TRANSFORMER, TRANSLATE, Recipe, recipe, rnn, write_data
 from weft.cli import main as cli
 
-RECIPE = {
-    "task": {"name": "translate"},
-    "data": {"train": "pairs.tsv", "valid": "pairs.tsv"},
-    "tokenizer": {"name": "characters"},
-    "model": {"name": "seq2seq", "width": 32, "layers": 2, "dropout": 0.2},
-    "train": {"steps": 400, "batch_tokens": 200, "report_every": 3, "save_every": 5, "lr": 1e-3, "eval_every": 100},
+SET_CHILD_SUBREAPER = 36  # of prctl: the orphans of a killed run become children of this process
+PATIENCE = 120.0  # seconds for one step forward, on a busy machine
+TIMES = {"elapsed", "tokens_per_s", "mfu"}  # what a clock decides
+FOLDER = re.compile(r"(?:step|average)-(\d+)")
+
+
+def _with_workers(made: Recipe) -> Recipe:
+    return {**made, "data": {**made["data"], "workers": 2}}
+
+
+# What a training may have besides a model, each in one family at least.
+VARIANTS: dict[str, Recipe] = {
+    "seq2seq translate, workers, accumulate": _with_workers(
+        recipe(TRANSLATE, {"name": "seq2seq", "width": 16, "dropout": 0.2}, accumulate=3)
+    ),
+    "rnn (lstm) lm, carried state, workers": _with_workers(recipe(({**LM[0], "bptt": 8}, *LM[1:]), rnn("lstm"))),
+    "rnn (gru) lm, asgd": recipe(LM, rnn("gru"), optimizer="asgd", asgd_after=1, eval_every=4, lr=0.5),
+    "transformer translate, average, cosine": recipe(TRANSLATE, TRANSFORMER, average=3, schedule="cosine", warmup=5),
+    "bert classify, seeds": recipe((*CLASSIFY[:2], MLM[2]), BERT, seeds=2, steps=20, layer_decay=0.9),
+    "rnn (lstm) classify, epochs, adagrad": recipe(
+        CLASSIFY, rnn("lstm"), steps=None, epochs=4, eval_every="epoch", optimizer="adagrad"
+    ),
+    "gpt lm, prepared corpus, workers": _with_workers(recipe(LM, GPT)),
+    "bert mlm, prepared corpus, accumulate": recipe(MLM, BERT, accumulate=2),
+    "gpt lm, bf16": recipe(LM, GPT, precision="bf16"),
 }
+CASES = RECIPES | VARIANTS
 
 
-def start(folder: Path, resume: bool) -> int:
-    """Fork a process that trains in `folder` by the command line; return its pid."""
+@dataclass(frozen=True)
+class Kill:
+    """A kill: at a step, after so much of the time between two checkpoints, or inside the next save."""
+
+    step: int  # of the last whole checkpoint; -1: there is none yet
+    share: float
+    inside_save: bool
+
+
+def plan(kills: int, inside_saves: int, steps: int, rng: random.Random) -> list[Kill]:
+    """Return the kills in their order, the first of them before there is a checkpoint."""
+    if steps == 1:  # a model that is fitted in one pass
+        return [Kill(-1, rng.uniform(0, 0.8), number < inside_saves) for number in range(kills)]
+    drawn = sorted(rng.randrange(steps - 1) for _ in range(kills - 1))
+    inside = [True] * min(inside_saves, len(drawn)) + [False] * max(0, len(drawn) - inside_saves)
+    rng.shuffle(inside)
+    later = [Kill(step, rng.uniform(0, 2), save) for step, save in zip(drawn, inside, strict=True)]
+    return [Kill(-1, rng.uniform(0, 2), False), *later]
+
+
+def start(folder: Path) -> int:
+    """Fork a process that trains in `folder` by the command line, as the leader of its group; return its pid."""
     pid = os.fork()
     if pid:
         return pid
+    os.setpgid(0, 0)
     os.chdir(folder.parent)
     log = os.open(folder.parent / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    sys.argv = ["weft", "train", "recipe.yaml", "--out", str(folder), *(["--resume"] if resume else [])]
+    sys.argv = ["weft", "train", "recipe.yaml", "--out", str(folder), "--resume", "--quiet"]
+    code = 70
     try:
         cli.main()
+        code = 0
     except SystemExit as end:
-        os._exit(int(end.code or 0))
+        code = int(end.code or 0)
     finally:
-        os._exit(70)
+        os._exit(code)
 
 
-def wait(pid: int, seconds: float, most: int, folder: Path, inside_save: bool) -> bool:
-    """Wait for the moment to kill: some time after a first new checkpoint; say whether the process is still there.
+def wait(pid: int, kill: Kill, folder: Path, interval: float) -> bool:
+    """Wait for the moment of a kill; say whether the process is still there.
 
-    On a machine that has become faster since the unbroken run, `most` steps are the time: else the run would end first.
+    `interval` is the time between two checkpoints of the unbroken run.
     """
-    before, due = progress(folder), None
-    while True:
+    due, end = None, time.monotonic() + PATIENCE
+    while time.monotonic() < end:
         if os.waitpid(pid, os.WNOHANG)[0]:
             return False
-        if due is None and progress(folder) > before:
-            due = time.monotonic() + seconds
-        ready = due is not None and (time.monotonic() >= due or progress(folder) >= before + most)
-        if ready and (not inside_save or saving(folder)):
+        if due is None and progress(folder) >= kill.step:
+            due = time.monotonic() + kill.share * interval
+        ready = due is not None and time.monotonic() >= due
+        if ready and (not kill.inside_save or saving(folder)):
             return True
         time.sleep(0.0002 if ready else 0.002)  # a save is soon over
+    sys.exit(f"{folder}: no step {kill.step} in {PATIENCE:.0f} s: {(folder.parent / 'log.txt').read_text()}")
+
+
+def kill_group(pid: int) -> None:
+    """Kill a run, and wait until its workers have ended by themselves."""
+    os.kill(pid, signal.SIGKILL)
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        try:
+            if os.waitpid(-pid, os.WNOHANG) == (0, 0):
+                time.sleep(0.005)
+        except ChildProcessError:
+            return
+    os.killpg(pid, signal.SIGKILL)
+    sys.exit(f"processes of the killed run {pid} were still there after {PATIENCE:.0f} s")
+
+
+def roots(folder: Path) -> list[Path]:
+    """Return the directories of the runs: one, or one for each seed."""
+    return sorted(folder.glob("seed-*")) or [folder]
 
 
 def saving(folder: Path) -> bool:
-    try:
-        return any(entry.name.startswith(".tmp-") for entry in os.scandir(folder / "checkpoints"))
-    except FileNotFoundError:
-        return False
+    """Return whether a checkpoint is being written."""
+    return any(next((root / "checkpoints").glob(".tmp-*"), None) for root in roots(folder))
 
 
-def pairs(folder: Path) -> list[tuple[int, str]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(row["step"], float(row["loss"]).hex()) for row in rows]
+def step_of(link: Path) -> int:
+    """Return the step of the checkpoint that a link leads to; -1 if there is none."""
+    match = FOLDER.match(link.readlink().name) if link.is_symlink() else None
+    return int(match[1]) if match else -1
 
 
 def progress(folder: Path) -> int:
-    """The step of the last whole checkpoint."""
-    link = folder / "last"
-    return int(link.readlink().name.split("step-")[1].split(".")[0]) if link.is_symlink() else -1
+    """Return the step of the last whole checkpoint; of several seeds, the sum over all."""
+    steps = [step for root in roots(folder) if (step := step_of(root / "last")) >= 0]
+    return sum(steps) if steps else -1
 
 
-def run_whole(folder: Path, resume: bool = False) -> float:
+def outcome(folder: Path) -> dict[str, Any]:
+    """Return what a training left: by name, the rows of its metrics and each file of its two checkpoints."""
+    parts: dict[str, Any] = {}
+    for root in roots(folder):
+        rows = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+        parts[f"{root.name}/metrics"] = [{key: row[key] for key in row.keys() - TIMES} for row in rows]
+        for link in ("last", "best"):
+            checkpoint = (root / link).resolve()
+            parts[f"{root.name}/{link}"] = checkpoint.name.partition(".")[0]
+            for file in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
+                parts[f"{root.name}/{link}/{file.relative_to(checkpoint)}"] = _content(file)
+    if (folder / "seeds.json").exists():
+        parts["seeds.json"] = (folder / "seeds.json").read_text()
+    return {name.replace(f"{folder.name}/", "", 1): part for name, part in parts.items()}
+
+
+def _content(file: Path) -> Any:
+    """Return a file's bytes, without the times in it and the digest of those."""
+    if file.name == "progress.json":
+        return {key: value for key, value in json.loads(file.read_text()).items() if key not in TIMES}
+    if file.name == "manifest.json":
+        return sorted(json.loads(file.read_text())["files"])
+    return file.read_bytes()
+
+
+def run_whole(folder: Path) -> float:
+    """Train until the end; return the seconds."""
     began = time.monotonic()
-    _, status = os.waitpid(start(folder, resume), 0)
+    _, status = os.waitpid(start(folder), 0)
     if status:
-        sys.exit(f"the run failed: {(folder.parent / 'log.txt').read_text()}")
+        sys.exit(f"{folder}: the run failed: {(folder.parent / 'log.txt').read_text()}")
     return time.monotonic() - began
 
 
+def prepare_case(name: str, place: Path, steps: int | None) -> Recipe:
+    """Write a case's data and recipe; train it for a moment, so that what is compiled is there for all forks."""
+    made = json.loads(json.dumps(CASES[name]))
+    if steps and made["train"]["steps"]:
+        made["train"]["steps"] = steps
+    write_data(place)
+    os.chdir(place)
+    (place / "recipe.yaml").write_text(json.dumps(made))
+    if "prepared corpus" in name:
+        from weft.config.schema import Run
+        from weft.tasks.corpus.build import prepare
+
+        prepare(Run.parse(made), place / "corpus", workers=1)
+        made["data"] |= {"train": "corpus", "valid": "corpus"}
+        (place / "recipe.yaml").write_text(json.dumps(made))
+    short = {"train.steps": 1, "train.epochs": None, "train.seeds": 1, "train.average": None, "data.workers": 0}
+    weft.train(made, short, place / "compiled")
+    return made
+
+
+def run_case(name: str, place: Path, kills: int, inside_saves: int, steps: int | None, seed: int) -> dict[str, Any]:
+    """Train a case unbroken, then with kills; return how many there were, and what differs."""
+    made = prepare_case(name, place, steps)
+    unbroken, broken = place / "unbroken", place / "broken"
+    seconds = run_whole(unbroken)
+    total, every = progress(unbroken), made["train"].get("save_every", 1)
+    done, inside = [], 0
+    for kill in plan(kills, inside_saves, total, random.Random(f"{seed} {name}")):
+        pid = start(broken)
+        if not wait(pid, kill, broken, seconds * every / max(total, 1)):
+            break  # it has ended
+        kill_group(pid)
+        inside += kill.inside_save
+        done.append(progress(broken))
+    run_whole(broken)
+    expected, got = outcome(unbroken), outcome(broken)
+    differs = [part for part in sorted(expected.keys() | got.keys()) if expected.get(part) != got.get(part)]
+    counts = {"kills": len(done), "inside_saves": inside, "steps": total, "last_step_after_each_kill": done}
+    rows = sum(len(part) for key, part in expected.items() if key.endswith("metrics"))
+    return {"case": name, **counts, "rows": rows, "files": len(expected), "identical": not differs, "differs": differs}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--inside-saves", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=900)
+    """Run the chosen cases and print a line of JSON for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES), metavar="CASE")
+    parser.add_argument("--kills", type=int, default=5, help="of each case")
+    parser.add_argument("--inside-saves", type=int, default=2, help="how many of them inside a save")
+    parser.add_argument("--steps", type=int, help="of each training, in place of its own")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--list", action="store_true", help="print the names of the cases")
     chosen = parser.parse_args()
-    rng = random.Random(chosen.seed)
-    with tempfile.TemporaryDirectory() as place:
-        root = Path(place)
-        words = ["".join(rng.choices("abcdef", k=8)) for _ in range(80)]
-        rows = [f"{word}\t{word[::-1]}" for word in words]
-        (root / "pairs.tsv").write_text("\n".join(rows) + "\n")
-        torch.set_num_threads(1)  # threads of OpenMP do not live through a fork
-        weft.train(RECIPE, [f"data={{train: {root}/pairs.tsv}}", "train.steps=2"], root / "compiled")
-        RECIPE["train"]["steps"] = chosen.steps
-        (root / "recipe.yaml").write_text(json.dumps(RECIPE))
-        unbroken, broken = root / "unbroken", root / "broken"
-        run_whole(unbroken)
-        seconds = json.loads((unbroken / "metrics.jsonl").read_text().splitlines()[-1])["elapsed"]
-        kills = [True] * chosen.inside_saves + [False] * (chosen.kills - chosen.inside_saves)
-        rng.shuffle(kills)
-        done = {True: 0, False: 0}
-        steps, share = [], chosen.kills + 4
-        for inside in kills:
-            pid = start(broken, resume=broken.exists())
-            if not wait(pid, rng.uniform(0, seconds / share), chosen.steps // share, broken, inside):
-                break
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            done[inside] += 1
-            steps.append(progress(broken))
-        run_whole(broken, resume=True)
-        same = pairs(broken) == pairs(unbroken)
-        report = {
-            "kills": sum(done.values()),
-            "inside_saves": done[True],
-            "steps": chosen.steps,
-            "last_whole_step_after_each_kill": steps,
-            "pairs": len(pairs(unbroken)),
-            "identical": same,
-        }
-        print(json.dumps(report))
-        sys.exit(0 if same and sum(done.values()) == chosen.kills else 1)
+    if chosen.list:
+        print("\n".join(CASES))
+        return
+    torch.set_num_threads(1)  # threads of OpenMP do not live through a fork
+    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    began, reports = time.monotonic(), []
+    for name in chosen.cases:
+        with tempfile.TemporaryDirectory() as place:
+            report = run_case(name, Path(place), chosen.kills, chosen.inside_saves, chosen.steps, chosen.seed)
+        reports.append(report)
+        print(json.dumps(report), flush=True)
+    summary = {
+        "cases": len(reports),
+        "kills": sum(report["kills"] for report in reports),
+        "inside_saves": sum(report["inside_saves"] for report in reports),
+        "rows": sum(report["rows"] for report in reports),
+        "files": sum(report["files"] for report in reports),
+        "identical": sum(report["identical"] for report in reports),
+        "seconds": round(time.monotonic() - began),
+    }
+    print(json.dumps(summary))
+    sys.exit(0 if all(report["identical"] and report["kills"] for report in reports) else 1)
 
 
 if __name__ == "__main__":
