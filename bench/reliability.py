@@ -50,7 +50,7 @@ VARIANTS: dict[str, Recipe] = {
         recipe(TRANSLATE, {"name": "seq2seq", "width": 16, "dropout": 0.2}, accumulate=3)
     ),
     "rnn (lstm) lm, carried state, workers": _with_workers(recipe(({**LM[0], "bptt": 8}, *LM[1:]), rnn("lstm"))),
-    "rnn (gru) lm, asgd": recipe(LM, rnn("gru"), optimizer="asgd", asgd_after=1, eval_every=4, lr=0.5),
+    "rnn (gru) lm, asgd": recipe(LM, rnn("gru"), optimizer="asgd", asgd_after=1, eval_every=2, lr=5),
     "transformer translate, average, cosine": recipe(TRANSLATE, TRANSFORMER, average=3, schedule="cosine", warmup=5),
     "bert classify, seeds": recipe((*CLASSIFY[:2], MLM[2]), BERT, seeds=2, steps=20, layer_decay=0.9),
     "rnn (lstm) classify, epochs, adagrad": recipe(

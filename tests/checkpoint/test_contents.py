@@ -147,6 +147,18 @@ def test_random_states_come_back(tmp_path):
     assert torch.equal(torch.rand(5), expected)
 
 
+def test_hidden_states_come_back_aligned(tmp_path):
+    """In a file they lie at any multiple of 8 bytes, and products of such memory are rounded otherwise."""
+    (tmp_path / "state").mkdir()
+    states = [torch.randn(1, 3, 6) for _ in range(3)]
+    contents.write_hidden_states(tmp_path, {f"{number}.0": state for number, state in enumerate(states)})
+    loaded = contents.load_hidden_states(tmp_path, 0, torch.device("cpu"))
+    assert all(map(torch.equal, loaded, states))
+    assert {tensor.data_ptr() % 64 for tensor in loaded} == {0}
+    in_the_file = load_file(tmp_path / "state" / "carried.safetensors").values()
+    assert {tensor.data_ptr() % 64 for tensor in in_the_file} != {0}
+
+
 def test_progress_comes_back(tmp_path):
     module = Buffered(1)
     progress = Progress(7, Position(2, 31), 1.5, 1, 0.1 + 0.2, 3, [-0.7, 1.5], 5, 1, "abc", True)

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from weft.checkpoint.optimizer_state import OPTIMIZER_FILE, optimizer_tensors
-from weft.checkpoint.tensor_files import check_finite, on_meta_device, read_tensors
+from weft.checkpoint.tensor_files import check_finite, copy_to, on_meta_device, read_tensors
 from weft.config.schema import Overrides, Run, read_recipe
 from weft.config.yaml import read_yaml, write_yaml
 from weft.data.batching.loader import Position
@@ -87,7 +87,7 @@ def load_hidden_states(folder: Path, rank: int, device: torch.device) -> list[Te
     parts = [tensors[f"{number}.{rank}"] for number in range(len(tensors)) if f"{number}.{rank}" in tensors]
     for number, part in enumerate(parts):
         check_finite(f"{path}: {number}.{rank}", part)
-    return [part.to(device) for part in parts]
+    return [copy_to(part, device) for part in parts]
 
 
 def weights(head: nn.Module) -> dict[str, Tensor]:

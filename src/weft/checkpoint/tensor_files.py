@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -16,6 +17,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError, MemoryError) as error:  # a file that is larger than the address space
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
+
+
+def copy_to(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of a file, whose memory is not aligned: products of such memory are rounded otherwise."""
+    return tensor.to(device, copy=True)
 
 
 def on_meta_device(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
