@@ -25,8 +25,7 @@ from weft.cli import main as cli
 GIGABYTE = 1 << 30
 LOG_BYTES = 20_000  # that an error may have at most; what it echoes is to be shortened
 MOST_FORKS = 40  # of one command
-SOFT_SECONDS = 2.0  # after which a training that makes steps is stopped by SIGTERM
-STOPPED = 128 + signal.SIGTERM
+SOFT_SECONDS = 1.0  # after which a training that makes steps is stopped
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,8 @@ def run_command(made: Input, folder: Path) -> Failure | None:
     path = list(sys.path)
     try:
         code = call_weft(made.words)
+    except StoppedError:
+        return None
     except BaseException as error:  # what is no SystemExit ends in a traceback
         return failure_of(error)
     finally:
@@ -111,7 +112,7 @@ def judge(code: int, log: str, made: Input) -> Failure | None:
         return Failure("traceback", log.strip().splitlines()[-1][:80], log[-3000:])
     if "error: out of memory" in log:
         return Failure("memory", "an allocation failed", log[-1000:])
-    if code not in (0, 2) and not (code == STOPPED and made.words[:1] == ["train"]):
+    if code not in (0, 2):
         return Failure(f"exit {code}", made.words[0] if made.words else "", log[-1000:])
     if code == 2 and len(log) > LOG_BYTES:
         return Failure("long error", log[:60], f"{len(log):,} characters: {log[:300]} … {log[-300:]}")
@@ -158,10 +159,15 @@ def limit_process(limits: Limits) -> None:
     limit_process.reset = lambda: count.__setitem__(0, 0)  # type: ignore[attr-defined]
 
 
+class StoppedError(BaseException):
+    """A training was stopped that makes steps: it is asked for more of them than there is time for."""
+
+
 def stop_training(_number: int, _frame: Any) -> None:
-    """Stop a training that makes steps, as a user would: it is asked for more of them than there is time for."""
+    """Stop a training if it has a checkpoint, which is written before the first step."""
     if next(Path.cwd().glob("**/checkpoints/step-*"), None):
-        os.kill(os.getpid(), signal.SIGTERM)
+        raise StoppedError
+    signal.setitimer(signal.ITIMER_REAL, SOFT_SECONDS)
 
 
 Make = Callable[[Any], Input]
@@ -177,7 +183,7 @@ def work(keys: Sequence[Any], make: Make, folder: Path, limits: Limits, pipe: in
         made = make(key)
         write_input(made, folder)
         limit_process.reset()  # type: ignore[attr-defined]
-        if made.words[:1] == ["train"]:
+        if made.words[:1] in (["train"], ["compare"]):
             signal.setitimer(signal.ITIMER_REAL, SOFT_SECONDS)
         try:
             failure = run_command(made, folder)
