@@ -240,18 +240,12 @@ def mutate_tensors(data: bytes, rng: Random) -> bytes:
     if len(data) < 8 or rng.random() < 0.15:
         return mutate_bytes(data, rng)
     length = struct.unpack("<Q", data[:8])[0]
-    try:
-        header, body = json.loads(data[8 : 8 + length]), bytearray(data[8 + length :])
-    except ValueError:
-        return mutate_bytes(data, rng)
+    header, body = json.loads(data[8 : 8 + length]), bytearray(data[8 + length :])
     names = [name for name in header if name != "__metadata__"] if isinstance(header, dict) else []
     entries = [name for name in names if isinstance(header[name], dict)]
     if not entries or rng.random() < 0.2:
         return pack_tensors(mutate_tree(header, rng, sizes=True), body)
-    try:
-        _mutate_tensor(header, body, rng.choice(entries), rng)
-    except (TypeError, ValueError, KeyError, IndexError):  # of an entry that was changed before
-        return mutate_bytes(data, rng)
+    _mutate_tensor(header, body, rng.choice(entries), rng)
     return pack_tensors(header, body)
 
 
@@ -328,9 +322,11 @@ def mutate_file(name: str, data: bytes, rng: Random, sizes: bool) -> Content | N
     if rng.random() < 0.04:
         return rng.choice([None, b"", *SPECIAL])
     if name.endswith(".safetensors"):
-        return mutate_tensors(data, rng)
+        with suppress(ValueError, TypeError, KeyError, IndexError, RecursionError):  # it was changed before
+            return mutate_tensors(data, rng)
+        return mutate_bytes(data, rng)
     if name.endswith((".json", ".yaml", ".jsonl")) and rng.random() < 0.75:
-        with suppress(ValueError, RecursionError, IndexError, yaml.YAMLError):  # it was changed as text before
+        with suppress(ValueError, TypeError, IndexError, RecursionError, yaml.YAMLError):  # it was changed before
             if name.endswith(".jsonl"):
                 return _mutate_row(data, rng)
             tree = yaml.safe_load(data) if name.endswith(".yaml") else json.loads(data)

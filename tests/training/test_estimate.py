@@ -69,6 +69,18 @@ def test_a_table_has_it_all(planned):
     assert table["evaluations"][1].startswith("3, at most "), "one an epoch"
 
 
+def test_a_stream_of_tokens_is_measured_by_its_spans(recipe, tmp_path):
+    (tmp_path / "text.txt").write_text("a text of one line, which has more tokens than there are lines\n" * 3)
+    recipe |= {
+        "task": {"name": "lm"},
+        "data": {"train": str(tmp_path / "text.txt")},
+        "model": {"name": "rnn", "width": 8},
+    }
+    plan = estimate(recipe, "task.bptt=8", "train.batch_tokens=16")
+    assert plan.items == 3
+    assert plan.step.tokens <= 16
+
+
 def test_two_vocabularies_are_two(recipe):
     plan = estimate(recipe, "tokenizer.target={name: characters}", "data.valid=null")
     assert len(plan.vocabulary) == 2

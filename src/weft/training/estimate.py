@@ -211,8 +211,13 @@ def _measure(trainer: Trainer, start: float) -> RunEstimate:
 
 
 def _longest_batch(loader: Loader[Batch], batches: list[np.ndarray]) -> Position:
-    """Return the position of the batch with the longest item."""
-    return Position(0, max(range(len(batches)), key=lambda index: int(loader.data.sizes[batches[index]].max())))
+    """Return the position of the batch with the longest item or, of a stream, the longest span."""
+
+    def longest(index: int) -> int:
+        batch = batches[index]
+        return int((loader.data.sizes[batch] if loader.sampler is None else batch[:, 1] - batch[:, 0]).max())
+
+    return Position(0, max(range(len(batches)), key=longest))
 
 
 def _time_steps(trainer: Trainer, longest: Position) -> tuple[float, int]:
