@@ -177,6 +177,8 @@ def work(keys: Sequence[Any], make: Make, folder: Path, limits: Limits, pipe: in
     """Run inputs one after the other, and write to a pipe which begins and how it ends; never return."""
     warnings.simplefilter("ignore")
     limit_process(limits)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  (a test may have put others there)
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     signal.signal(signal.SIGALRM, stop_training)
     for index, key in enumerate(keys):
         os.write(pipe, json.dumps({"begins": index}).encode() + b"\n")
