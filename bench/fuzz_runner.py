@@ -23,7 +23,8 @@ from fuzz_doors import Input
 from weft.cli import main as cli
 
 GIGABYTE = 1 << 30
-LOG_BYTES = 20_000  # that an error may have at most; what it echoes is to be shortened
+ERROR_LENGTH = 20_000  # characters that an error may have at most: what it echoes is to be shortened
+RESTART = 75  # the exit code of a worker that was stopped inside a library, whose state may be broken
 MOST_FORKS = 40  # of one command
 SOFT_SECONDS = 1.0  # after which a training that makes steps is stopped
 
@@ -77,7 +78,7 @@ def run_command(made: Input, folder: Path) -> Failure | None:
     try:
         code = call_weft(made.words)
     except StoppedError:
-        return None
+        raise
     except BaseException as error:  # what is no SystemExit ends in a traceback
         return failure_of(error)
     finally:
@@ -114,8 +115,8 @@ def judge(code: int, log: str, made: Input) -> Failure | None:
         return Failure("memory", "an allocation failed", log[-1000:])
     if code not in (0, 2):
         return Failure(f"exit {code}", made.words[0] if made.words else "", log[-1000:])
-    if code == 2 and len(log) > LOG_BYTES:
-        return Failure("long error", log[:60], f"{len(log):,} characters: {log[:300]} … {log[-300:]}")
+    if code == 2 and len(told := log.rpartition("error: ")[2]) > ERROR_LENGTH:
+        return Failure("long error", told[:60], f"{len(told):,} characters: {told[:300]} … {told[-300:]}")
     if code == 0 and "--json" in made.words:
         for line in log.splitlines():
             with suppress(json.JSONDecodeError):
@@ -187,13 +188,16 @@ def work(keys: Sequence[Any], make: Make, folder: Path, limits: Limits, pipe: in
         limit_process.reset()  # type: ignore[attr-defined]
         if made.words[:1] in (["train"], ["compare"]):
             signal.setitimer(signal.ITIMER_REAL, SOFT_SECONDS)
+        failure, stopped = None, False
         try:
             failure = run_command(made, folder)
-        except KeyboardInterrupt:
-            failure = None
-        signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except StoppedError:
+            stopped = True
         told = None if failure is None else [failure.kind, failure.place, failure.details]
         os.write(pipe, json.dumps({"ends": index, "failure": told}).encode() + b"\n")
+        if stopped:
+            os._exit(RESTART)
     os._exit(0)
 
 
@@ -243,11 +247,13 @@ class Worker:
             os.close(self.pipe)
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # what it has started
-            if self.done < len(self.keys):
+            if self.done == len(self.keys):
+                self.ended = True
+            elif os.waitstatus_to_exitcode(status) == RESTART and self.current is None:
+                self.start(make, limits)
+            else:
                 place = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit {status >> 8}"
                 self._fail(Failure("died", place, _log(self.folder)), make, limits)
-            else:
-                self.ended = True
 
     def _fail(self, failure: Failure, make: Make, limits: Limits) -> None:
         self.results.append((self.keys[self.done], failure))
