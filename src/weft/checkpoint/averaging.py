@@ -23,6 +23,7 @@ from weft.checkpoint.contents import differences, read_recipe_of, read_weights
 from weft.checkpoint.manifest import order, save_folder, verify_checkpoint
 from weft.checkpoint.store import CHECKPOINT_MANIFEST, Store, resolve_checkpoint
 from weft.checkpoint.tensor_files import check_finite
+from weft.config.small_files import read_small_text
 from weft.errors import CheckpointError, ConfigError
 
 AVERAGE_FILE = "average.json"
@@ -139,7 +140,7 @@ def read_average_info(folder: Path) -> AverageInfo | None:
     """Read which checkpoints were averaged into this one; None if it is not an average."""
     path = folder / AVERAGE_FILE
     try:
-        return TypeAdapter(AverageInfo).validate_python(json.loads(path.read_text(encoding="utf-8")))
+        return TypeAdapter(AverageInfo).validate_python(json.loads(read_small_text(path)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

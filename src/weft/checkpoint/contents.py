@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from weft.checkpoint.optimizer_state import OPTIMIZER_FILE, optimizer_tensors
 from weft.checkpoint.tensor_files import check_finite, copy_to, on_meta_device, read_tensors
 from weft.config.schema import Overrides, Run, read_recipe
+from weft.config.small_files import read_small_text
 from weft.config.yaml import read_yaml, write_yaml
 from weft.data.batching.loader import Position
 from weft.errors import CheckpointError
@@ -141,7 +142,7 @@ def _check_pruned_heads(saved: Mapping[str, Any], current: Mapping[str, Any], fo
 def read_recipe_of(folder: Path) -> dict[str, Any]:
     """Return a checkpoint's recipe as plain data; no class that it names is imported."""
     try:
-        text = (folder / "run.yaml").read_text(encoding="utf-8")
+        text = read_small_text(folder / "run.yaml")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{folder}: run.yaml cannot be read: {error}; is this a checkpoint of weft?") from None
     raw = read_yaml(text, str(folder / "run.yaml"))
@@ -246,7 +247,7 @@ def load_progress(folder: Path) -> Progress:
     """Read the training state."""
     path = folder / "state" / "progress.json"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_small_text(path)
         raw: Any = json.loads(text)
         if not isinstance(raw, dict) or set(raw) != {part.name for part in fields(Progress)}:
             raise ValueError("it does not have the keys that it should")

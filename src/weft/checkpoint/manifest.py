@@ -22,6 +22,7 @@ from weft.checkpoint.atomic_io import (
     write_new,
 )
 from weft.config.schema import Section
+from weft.config.small_files import read_small_file
 from weft.errors import CheckpointError
 
 CHECKPOINT_MANIFEST = "manifest.json"
@@ -123,7 +124,7 @@ def _inspect_file(path: Path, file: File) -> None:
 def _read_manifest(folder: Path) -> CheckpointManifest:
     path = folder / CHECKPOINT_MANIFEST
     try:
-        manifest = CheckpointManifest.model_validate_json(path.read_bytes(), strict=True)
+        manifest = CheckpointManifest.model_validate_json(read_small_file(path), strict=True)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing") from None
     except OSError as error:

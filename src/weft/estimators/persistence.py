@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from weft.checkpoint.store import save_folder
+from weft.config.small_files import read_small_text
 from weft.errors import CheckpointError
 from weft.pipeline import Pipeline
 
@@ -54,7 +55,7 @@ def read_estimator_info(kind: type, path: str | Path) -> EstimatorInfo:
     """Read estimator.json; raise an error if another kind of estimator wrote it."""
     file = Path(path) / ESTIMATOR_FILE
     try:
-        saved = EstimatorInfo.model_validate_json(file.read_text(encoding="utf-8"))
+        saved = EstimatorInfo.model_validate_json(read_small_text(file))
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}; give a folder that `save` wrote") from None
     except (ValidationError, UnicodeDecodeError):

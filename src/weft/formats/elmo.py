@@ -25,6 +25,7 @@ from weft.checkpoint.contents import write_model
 from weft.checkpoint.manifest import save_folder
 from weft.checkpoint.tensor_files import check_finite
 from weft.config.schema import Run, Section, read_section
+from weft.config.small_files import read_small_text
 from weft.errors import CheckpointError, ConfigError, WeftError
 from weft.models.elmo import ELMo, ELMoConfig
 from weft.tasks.factory import build, build_on_meta
@@ -96,7 +97,7 @@ def import_elmo(options: Path, weights: Path, out: Path, vocab: Path | None = No
 def read_elmo_config(path: Path) -> ELMoConfig:
     """Return the model configuration of an options.json."""
     try:
-        options = read_section(_ELMoOptions, json.loads(path.read_text(encoding="utf-8")), str(path))
+        options = read_section(_ELMoOptions, json.loads(read_small_text(path)), str(path))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as the options of an ELMo model: {error}") from None
     except ConfigError as error:
@@ -196,7 +197,7 @@ def _read_dataset(file: Mapping[str, Any], name: str, path: Path) -> Any:
 def _tokenizer(vocab: Path | None) -> Tokenizer:
     """Return a tokenizer for pre-tokenized text, as the models were trained on; it has at least one word."""
     try:
-        lines = ["."] if vocab is None else vocab.read_text(encoding="utf-8").split()
+        lines = ["."] if vocab is None else read_small_text(vocab).split()
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{vocab}: cannot be read as a list of words: {error}") from None
     words = [word for word in lines if word not in _SPECIAL]

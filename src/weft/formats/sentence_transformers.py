@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from weft.config.small_files import read_small_text
 from weft.errors import CheckpointError
 from weft.formats.huggingface.tokenizer import CONFIG, read_json, write_json_object
 from weft.nn.layers.pooling import PoolingMode
@@ -96,7 +97,7 @@ def _read_modules(folder: Path) -> list[tuple[str, str]] | None:
     if not path.is_file():
         return None
     try:
-        modules = json.loads(path.read_text(encoding="utf-8"))
+        modules = json.loads(read_small_text(path))
         parts = [(str(module["type"]).rpartition(".")[2], str(module["path"])) for module in modules]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: must be a list of parts, each with a type and a path: {error}") from None

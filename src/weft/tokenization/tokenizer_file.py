@@ -23,10 +23,10 @@ from typing import Any
 
 from tokenizers import Tokenizer as Engine
 
+from weft.config.small_files import read_small_text
 from weft.errors import CheckpointError
 from weft.tokenization.sentencepiece.model_file import split_charsmap
 
-MAX_BYTES = 256 << 20  # of the file: one of 250,000 tokens has 17 MB
 MAX_PARTS = 32  # normalizers, pre-tokenizers and decoders, each inside a sequence counted
 MAX_TEXT = 64  # characters of a prefix, a suffix or a replacement
 MAX_PATTERN = 2000  # characters of a regular expression
@@ -55,9 +55,7 @@ _TOKEN = re.compile(
 def read_tokenizer_file(path: Path) -> Engine:
     """Return the engine of a tokenizer.json; raise CheckpointError if it cannot be read, or not safely."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_BYTES >> 20} MB, which no tokenizer has")
-        text = path.read_text(encoding="utf-8")
+        text = read_small_text(path)
         check_tokenizer_parts(json.loads(text, object_pairs_hook=_unique_keys))
         with panics_as_errors():
             engine = Engine.from_str(text)

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from weft.checkpoint.store import Store
 from weft.config.schema import Run
+from weft.config.small_files import read_small_text
 from weft.config.yaml import write_yaml
 from weft.errors import CheckpointError, ConfigError
 from weft.tasks.factory import make_task
@@ -101,7 +102,7 @@ def read_seeds(out: Path) -> SeedRuns | None:
     """Read `seeds.json` in a directory; return None if there is none."""
     path = out / FILE
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_small_text(path))
         if not (out / raw["best"]).is_dir():
             return None  # the runs that it describes were deleted
         return SeedRuns(raw["metric"], raw["best"], TypeAdapter(list[SeedRun]).validate_python(raw["runs"]))

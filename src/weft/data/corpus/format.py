@@ -23,6 +23,7 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from weft.config.schema import Section
+from weft.config.small_files import read_small_text
 from weft.data.batching.packed_items import PackedItems
 from weft.data.corpus.partition import SourceFile
 from weft.errors import DataError
@@ -97,7 +98,7 @@ def read_manifest(folder: Path) -> CorpusManifest:
     """Return the manifest of a prepared corpus."""
     path = folder / CORPUS_MANIFEST
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_small_text(path))
         if isinstance(raw, dict) and raw.get("format", FORMAT) != FORMAT:
             raise DataError(
                 f"{folder}: its format is {raw['format']!r}, and this weft reads {FORMAT}; prepare it again, elsewhere"

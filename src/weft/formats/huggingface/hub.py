@@ -18,7 +18,11 @@ HUB_ID = re.compile(f"{NAME_PATTERN}(/{NAME_PATTERN})?")  # owner/name, or only 
 def find_model(name: str | Path) -> Path:
     """Return the folder of a model: an existing path as it is, else the snapshot of a name on the hub."""
     folder, text = Path(name), str(name)
-    local = folder.exists() or ("/" in text and Path(text.partition("/")[0] or "/").exists())
+    try:
+        local = folder.exists() or ("/" in text and Path(text.partition("/")[0] or "/").exists())
+    except (OSError, ValueError) as error:  # such as a name that is too long
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{text[:200]!r}: cannot be a folder ({reason}); give the path of one") from None
     if local or not HUB_ID.fullmatch(text):
         return folder  # a path, even if it does not exist: reading it raises the error
     return _find_cached(text) or _download(text)

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Engine
 from tokenizers.processors import TemplateProcessing
 
 from weft.config.schema import read_section
+from weft.config.small_files import read_small_text
 from weft.errors import CheckpointError
 from weft.formats.huggingface.mapping import HFMapping
 from weft.registry import names, resolve
@@ -118,7 +119,7 @@ def read_json(path: Path, otherwise: dict[str, Any] | None = None) -> dict[str, 
     if otherwise is not None and not path.exists():
         return otherwise
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_small_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if not isinstance(value, dict):

@@ -16,6 +16,7 @@ from pydantic import field_validator
 from tokenizers import Tokenizer as Engine
 from tokenizers import models
 
+from weft.config.small_files import read_small_text
 from weft.errors import CheckpointError, ConfigError
 from weft.tokenization.backend import SPACE
 from weft.tokenization.base import Encoding, Tokenizer, TokenizerConfig, read_target
@@ -154,7 +155,7 @@ class SentencePiece(Tokenizer):
 def word_engine(path: Path, unknown: str, specials: Sequence[str]) -> Engine:
     """Return a WordLevel engine with the vocabulary of a JSON file, an object of tokens and their ids."""
     try:
-        vocab = json.loads(path.read_text(encoding="utf-8"))
+        vocab = json.loads(read_small_text(path))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if not isinstance(vocab, dict) or sorted(vocab.values(), key=str) != sorted(range(len(vocab)), key=str):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from weft.config.small_files import read_small_file
 from weft.errors import CheckpointError
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # SentencePiece.Type
@@ -41,7 +42,7 @@ def read_spm(path: Path) -> SentencePieceModel:
     try:
         if path.stat().st_size > LARGEST:
             raise CheckpointError(f"{path}: has more than {LARGEST >> 20} MB, which no SentencePiece model has")
-        raw = path.read_bytes()
+        raw = read_small_file(path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     return parse_spm(raw, str(path))
