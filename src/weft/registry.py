@@ -26,6 +26,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "choice": "weft.tasks.multiple_choice:Choice",
         "classify": "weft.tasks.classification.task:Classify",
         "contrastive": "weft.tasks.contrastive:Contrastive",
+        "electra": "weft.tasks.electra.task:Electra",
         "embed": "weft.tasks.feature_extraction:Embed",
         "lm": "weft.tasks.lm.task:LM",
         "mlm": "weft.tasks.mlm.task:MLM",

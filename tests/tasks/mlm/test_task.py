@@ -277,7 +277,7 @@ def test_an_evaluation_counts_what_is_right():
     _, task, head = build_task(recipe())
     examples = [task.Example(text=text) for text in lines(20, 5)]
     loss = correct = total = follows = pairs = 0
-    for batch in task._evaluation_batches(packed(task, [one.text for one in examples])):
+    for batch in task.evaluation_batches(packed(task, [one.text for one in examples])):
         logits = head.body.logits(batch.tokens)[batch.positions.ids].log_softmax(-1).detach()
         loss -= float(logits.gather(1, batch.targets[:, None]).sum())
         correct += int((logits.argmax(-1) == batch.targets).sum())

@@ -16,6 +16,8 @@ the last of its document. Then `join_pairs` splits both at the start of a senten
 with about the same number of tokens after the split, truncates these to equal length, and picks one of the two as B at
 random. All lengths are fixed before the label is drawn: neither a length nor the way a segment begins or ends reveals
 the label.
+
+Without partners, `join_consecutive` splits a chunk in two: B follows A, or they are swapped (Lan et al. 2020, 3.1).
 """
 
 from collections.abc import Sequence
@@ -173,31 +175,43 @@ class SentencePairs:
     num_special_tokens: int  # number of special tokens around and between them
     short_probability: float
     static_shape: StaticShape
+    has_partners: bool = True  # without them, the tokens before a chunk and its partner are empty
 
     @classmethod
     def of(
-        cls, stream: DocumentStream, longest: int, num_special_tokens: int, tokens: int, short_probability: float
+        cls,
+        stream: DocumentStream,
+        longest: int,
+        num_special_tokens: int,
+        tokens: int,
+        short_probability: float,
+        partners: bool = True,
     ) -> "SentencePairs":
-        """Return pairs in batches of `tokens` tokens; raise for a corpus of one document, which has no pairs."""
+        """Return pairs in batches of `tokens` tokens; raise for partners in a corpus of one document."""
         room, rng = longest - num_special_tokens, np.random.default_rng(0)
         whole = DocumentChunks.of(stream.starts, room, rng)
         chunks = whole.split_some(short_probability, rng)
-        if len(chunks.owners) == 0 or chunks.owners[0] == chunks.owners[-1]:
+        if len(chunks.owners) == 0:
+            raise DataError("segment pairs need a document of two tokens at least; see data.documents")
+        if partners and chunks.owners[0] == chunks.owners[-1]:
             raise DataError(
                 "next-sentence prediction needs two documents at least, of two tokens each; see data.documents, or set "
                 "task.next_sentence: false"
             )
         lengths = np.append(chunks.sizes, whole.sizes.max()) + num_special_tokens
-        return cls(stream, room, num_special_tokens, short_probability, StaticShape.of(lengths[None], tokens))
+        static_shape = StaticShape.of(lengths[None], tokens)
+        return cls(stream, room, num_special_tokens, short_probability, static_shape, partners)
 
     def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
-        """Return the spans of one epoch: split documents, draw partners and shuffle, seeded by (seed, number)."""
+        """Return the spans of one epoch: split documents, draw any partners and shuffle, seeded by (seed, number)."""
         rng = np.random.default_rng((seed, number))
         chunks = DocumentChunks.of(self.stream.starts, self.room, rng).split_some(self.short_probability, rng)
-        others = chunks.partners(rng)
         starts, stops = chunks.starts, chunks.starts + chunks.sizes
-        since = np.maximum(self.stream.starts[chunks.owners] + 1, starts - self.room // 2)
-        spans = np.stack([since, starts, stops, starts[others], stops[others]], -1)
+        spans = np.stack([starts, starts, stops, stops, stops], -1)
+        if self.has_partners:
+            others = chunks.partners(rng)
+            since = np.maximum(self.stream.starts[chunks.owners] + 1, starts - self.room // 2)
+            spans = np.stack([since, starts, stops, starts[others], stops[others]], -1)
         order = rng.permutation(len(spans))
         return [
             spans[batch]
@@ -237,11 +251,33 @@ def join_pairs(
     ):
         second = others[row][start : start + size] if label else chunks[row][split : split + size]
         parts += [bos, before[row][len(before[row]) - extra_tokens :], chunks[row][:split], between, second, eos]
-    first, second = splits + extra + 1 + len(between), second_sizes + 1
+    return _pack_pairs(parts, splits + extra + 1 + len(between), second_sizes + 1), labels
+
+
+def join_consecutive(
+    chunks: Sequence[np.ndarray], boundaries: BoundaryTokens, rng: np.random.Generator, swap: bool
+) -> tuple[Tokens, np.ndarray]:
+    """Return sequences bos A eos B eos of chunks split in two, with segment ids, and labels (B,): 1 where swapped.
+
+    With `swap` half of them are, at random: B then precedes A in the document.
+    """
+    splits, left = _draw_splits(chunks, boundaries, rng)
+    labels = rng.integers(0, 2, len(chunks)) if swap else np.zeros(len(chunks), np.int64)
+    bos, between, eos = np.array([boundaries.bos]), np.array(boundaries.separator), np.array([boundaries.eos])
+    parts: list[np.ndarray] = []
+    for chunk, split, label in zip(chunks, splits.tolist(), labels.tolist(), strict=True):
+        first, second = (chunk[split:], chunk[:split]) if label else (chunk[:split], chunk[split:])
+        parts += [bos, first, between, second, eos]
+    firsts, seconds = np.where(labels, left, splits), np.where(labels, splits, left)
+    return _pack_pairs(parts, firsts + 1 + len(between), seconds + 1), labels
+
+
+def _pack_pairs(parts: Sequence[np.ndarray], firsts: np.ndarray, seconds: np.ndarray) -> Tokens:
+    """Concatenate segment pairs, given as parts, with segment ids; `firsts` and `seconds` (B,) are their lengths."""
     flat = np.concatenate(parts).astype(np.int64, copy=False)
-    tokens = Tokens.flat(torch.from_numpy(flat), torch.from_numpy(first + second))
-    segments = np.repeat(np.tile([0, 1], len(items)), np.stack([first, second], -1).ravel())
-    return replace(tokens, segments=torch.from_numpy(segments)), labels
+    tokens = Tokens.flat(torch.from_numpy(flat), torch.from_numpy(firsts + seconds))
+    segments = np.repeat(np.tile([0, 1], len(firsts)), np.stack([firsts, seconds], -1).ravel())
+    return replace(tokens, segments=torch.from_numpy(segments))
 
 
 def _draw_splits(

@@ -8,7 +8,7 @@ tokens of log p(token | all other tokens), where each token is masked in turn:
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from weft.tokens import Tokens
 BATCH_TOKENS, BATCH_TOKENS_ON_GPU = 1 << 13, 1 << 17  # tokens a batch of the pseudo-log-likelihood
 _INIT_STD = 0.02  # of the initial weights, as in the body
 
+PairObjective = Literal["next", "order"]  # what is learnt of segment pairs
 MaskedText = tuple[int, range]  # the number of a text, and the positions predicted in it
 MaskPredictions = list[list[tuple[int, float]]]  # for each mask the best tokens with their probabilities
 
@@ -36,13 +37,16 @@ class FillMaskConfig(Section):
 
 
 class MLMHead(Head):
-    """The body's own output projection for masked tokens; `next` classifies whether segment B follows A."""
+    """The body's own output projection for masked tokens; `next` classifies whether segment B follows A.
 
-    def __init__(self, body: Any, specials: Sequence[int], mask: int, next_sentence: bool) -> None:
+    Without an objective of segment pairs there is no `next`.
+    """
+
+    def __init__(self, body: Any, specials: Sequence[int], mask: int, objective: PairObjective | None) -> None:
         super().__init__(body)
-        self.specials, self.mask = list(specials), mask
+        self.specials, self.mask, self.objective = list(specials), mask, objective
         (self.direction,) = type(body).directions(body.config)
-        self.next = nn.Linear(body.width, 2) if next_sentence else None
+        self.next = nn.Linear(body.width, 2) if objective else None
         if self.next is None:
             body.drop_pooler()
         else:
@@ -50,17 +54,17 @@ class MLMHead(Head):
             nn.init.zeros_(self.next.bias)
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
-        """Return the summed cross-entropy of the chosen tokens, and of next-sentence prediction."""
+        """Return the summed cross-entropy of the chosen tokens, and of the objective of segment pairs."""
         assert batch.positions is not None
         assert batch.targets is not None
         masked_loss, pooled = self.body.masked_lm_loss(batch.tokens, batch.positions.ids, batch.targets)
-        if self.next is None or batch.labels is None:
+        if self.objective is None or batch.labels is None:
             return {"masked": masked_loss}, None
-        next_loss = cross_entropy_sum(self._next_sentence_logits(batch.tokens, pooled), batch.labels)
-        return {"masked": masked_loss, "next": next_loss}, None
+        pair_loss = cross_entropy_sum(self._pair_logits(batch.tokens, pooled), batch.labels)
+        return {"masked": masked_loss, self.objective: pair_loss}, None
 
-    def _next_sentence_logits(self, tokens: Tokens, pooled: Tensor | None = None) -> Tensor:
-        """Return the logits of B following A (0) or not (1), (B, 2)."""
+    def _pair_logits(self, tokens: Tokens, pooled: Tensor | None = None) -> Tensor:
+        """Return the logits of segment B following A (0) or not (1), (B, 2)."""
         assert self.next is not None
         logits: Tensor = self.next(self.body.pooled_output(tokens) if pooled is None else pooled)
         return logits
@@ -77,9 +81,10 @@ class MLMHead(Head):
         """Return the summed loss and the number of correct predictions of a batch, for each part."""
         assert batch.positions is not None
         assert batch.targets is not None
-        predictions = {"masked": (self._logits(batch.tokens, batch.positions.ids), batch.targets)}
-        if self.next is not None and batch.labels is not None:
-            predictions["next"] = self._next_sentence_logits(batch.tokens), batch.labels
+        masked_logits = self._logits(batch.tokens, batch.positions.ids)
+        predictions: dict[str, tuple[Tensor, Tensor]] = {"masked": (masked_logits, batch.targets)}
+        if self.objective is not None and batch.labels is not None:
+            predictions[self.objective] = self._pair_logits(batch.tokens), batch.labels
         totals: dict[str, float] = {}
         for part, (logits, targets) in predictions.items():
             totals[part] = float(cross_entropy_sum(logits, targets))

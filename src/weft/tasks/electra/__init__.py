@@ -1,0 +1,1 @@
+"""ELECTRA: replaced token detection."""

@@ -1,0 +1,116 @@
+"""ELECTRA: pre-train a text encoder as a discriminator (Clark et al. 2020), a BERT.
+
+A small generator fills masked tokens with samples of its own, and the model says of every token whether it was
+replaced; `weft.tasks.electra.head` has the equations. The model learns from all tokens, not from the masked 15 % alone.
+It is what is kept: fine-tuning takes the discriminator's body, and the generator is for going on with the training.
+
+Sequences are those of `weft.tasks.mlm.masked_sequences`: windows, pairs of segments that follow each other, or texts.
+Which tokens are chosen follows from seed, epoch and batch; what is sampled for them, from the random state that a
+checkpoint holds.
+
+A question is a text; the answer says of each token how probably it was replaced.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from weft.config.schema import Named, Run
+from weft.data.batching.packed_items import PackedItems
+from weft.errors import ConfigError, DataError
+from weft.models.base import Role
+from weft.models.bert import BERTConfig
+from weft.tasks.base import Answer
+from weft.tasks.batch import Batch, Item
+from weft.tasks.capabilities import Metrics
+from weft.tasks.electra.head import ElectraHead, make_generator
+from weft.tasks.head import Head
+from weft.tasks.lm.scoring import device_of
+from weft.tasks.mlm.masked_sequences import MaskedSequences, MaskedSequencesConfig, TextExample, flat_positions
+
+REPLACED = 0.5  # a token of at least this probability is shown as replaced
+
+
+class ElectraConfig(MaskedSequencesConfig):
+    """How the corpus is read, the size of the generator, and the weight of the discriminator's loss."""
+
+    pairs: bool | None = None  # in windows, segment pairs; None: if the model has segment embeddings
+    generator_size: float | None = Field(0.25, gt=0, le=1)  # its width as a share of the model's; None: no generator
+    generator_layers: int | None = Field(None, ge=1)  # None: as many as the model has
+    discriminator_weight: float = Field(50.0, gt=0)  # of the discriminator's loss, beside the generator's
+
+
+class Electra(MaskedSequences):
+    """Replaced token detection, with a generator that is trained beside it."""
+
+    Config: ClassVar[type[Named]] = ElectraConfig
+    required_roles = frozenset({Role.ENCODER})
+    metrics: tuple[str, ...] = ("replaced_accuracy", "replaced_precision", "replaced_recall", "masked_accuracy")
+    metric = "loss"
+    lower_is_better = True
+    config: ElectraConfig
+
+    def check(self, run: Run) -> None:
+        """Set how the corpus is read, and raise for settings that the model or the tokenizer does not support."""
+        if not isinstance(run.model, BERTConfig):
+            raise ConfigError(f"model.name: task 'electra' pre-trains a bert, but this is {run.model.name!r}")
+        self.pairs = self.makes_pairs(run, "pairs")
+        super().check(run)
+        self.lower_is_better = run.train.metric in (None, "loss")
+
+    def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
+        """Return a batch of texts, or of segment pairs, with the positions of tokens to mask; its tokens are as read.
+
+        The labels, 0 for each sequence, tell the tokens of sequences from filler, whose label is NaN.
+        """
+        tokens, _ = self.join(items, rng)
+        at = self.choose(tokens, rng)
+        return Batch(
+            tokens,
+            targets=tokens.ids[torch.from_numpy(at)],
+            counts={"masked": len(at), "replaced": len(tokens.ids)},
+            positions=flat_positions(at, tokens),
+            labels=torch.zeros(len(tokens)),
+        )
+
+    def head(self, model: Any) -> ElectraHead:
+        """Return the head: the body as discriminator, and a generator of its own."""
+        size, layers = self.config.generator_size, self.config.generator_layers
+        generator = None if size is None else make_generator(model, size, layers)
+        return ElectraHead(model, generator, self.vocabulary.mask, self.config.discriminator_weight)
+
+    def answer(self, example: TextExample, outputs: list[list[float]]) -> Answer:
+        """Return the tokens of a text, and for each the probability that it was replaced."""
+        ids = self.tokenizer.ids([example.text])[0]
+        scores = [round(score, 6) for window in outputs for score in window[1:-1]]
+        tokens = [self.tokenizer.token(id) for id in ids[: len(scores)]]
+        return {"tokens": tokens, "scores": scores}
+
+    def format_answer(self, answer: Answer) -> str:
+        """Return the tokens on one line, those that were probably replaced in brackets."""
+        pairs = zip(answer["tokens"], answer["scores"], strict=True)
+        return " ".join(f"[{token.strip()}]" if score >= REPLACED else token.strip() for token, score in pairs)
+
+    def evaluate_items(self, head: Head, data: PackedItems) -> Metrics:
+        """Return the metrics on items, with the same masks and the same samples each time."""
+        assert isinstance(head, ElectraHead)
+        sums, device = dict[str, float](), device_of(head)
+        rng = torch.Generator(device).manual_seed(0)
+        for batch in self.evaluation_batches(data):
+            for key, value in head.tally(batch.to(device), rng).items():
+                sums[key] = sums.get(key, 0) + value
+        if not sums.get("masked count"):
+            raise DataError("not one word is left to evaluate on")
+        masked, replaced = (sums[part] / sums[f"{part} count"] for part in ("masked", "replaced"))
+        return Metrics(
+            {
+                "loss": masked + self.config.discriminator_weight * replaced,
+                "replaced_accuracy": sums["replaced right"] / sums["replaced count"],
+                "replaced_precision": sums["both"] / max(sums["predicted"], 1),
+                "replaced_recall": sums["both"] / max(sums["actual"], 1),
+                "masked_accuracy": sums["masked right"] / sums["masked count"],
+            }
+        )
