@@ -191,9 +191,10 @@ class SentencePairs:
         room, rng = longest - num_special_tokens, np.random.default_rng(0)
         whole = DocumentChunks.of(stream.starts, room, rng)
         chunks = whole.split_some(short_probability, rng)
-        if len(chunks.owners) == 0:
+        num_documents = len(np.unique(chunks.owners))
+        if not partners and num_documents == 0:
             raise DataError("segment pairs need a document of two tokens at least; see data.documents")
-        if partners and chunks.owners[0] == chunks.owners[-1]:
+        if partners and num_documents < 2:
             raise DataError(
                 "next-sentence prediction needs two documents at least, of two tokens each; see data.documents, or set "
                 "task.next_sentence: false"
