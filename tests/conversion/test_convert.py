@@ -55,6 +55,7 @@ HEADS = {
     ("roberta", "ForSequenceClassification"): {"logits"},
     ("distilbert", "ForTokenClassification"): {"logits"},
     ("electra", "ForMultipleChoice"): {"logits"},
+    ("electra", "ForPreTraining"): {"logits"},
     ("bert", "ForQuestionAnswering"): {"logits"},
     ("bert", "Model"): {"pooled output"},
     ("distilbert", "Model"): set(),

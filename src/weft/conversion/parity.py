@@ -144,6 +144,8 @@ def _logits(pipeline: Pipeline, sample: Tokens) -> dict[str, Tensor]:
                 if head.next is None
                 else {**outputs, "next sentence": head.next(head.body.pooled_output(sample))}
             )
+        case "electra":
+            return {"logits": head.discriminate(sample)}
         case "classify":
             return {"logits": head.scores(head.pooled_output(sample))}
         case "tag":

@@ -122,9 +122,14 @@ def start_from_weights(run: Run, head: Head) -> str | None:
             raise CheckpointError(f"model.weights: {path}: {name} must be {expected}, but is {shape} instead")
         with torch.no_grad():
             weights[name].copy_(value)
-    initialized = sorted({name.rpartition(".")[0] for name in weights if name not in shared})
+    initialized = sorted({_module_name(name) for name in weights if name not in shared})
     note = f"; initialized: {', '.join(initialized)}" if initialized else ""
     return f"model.weights: {plural(len(shared), 'weight')} from {path}{note}"
+
+
+def _module_name(weight: str) -> str:
+    """Return the module of a weight; of the layers that a task adds, the one that holds them all."""
+    return weight.rpartition(".")[0] if weight.startswith("body.") else weight.partition(".")[0]
 
 
 def _same_task(pretrained: Run, run: Run) -> bool:

@@ -13,6 +13,7 @@ from weft.data.batching.mlm_sequences import (
     MLMWindows,
     SentencePairs,
     SequenceStream,
+    join_consecutive,
     join_pairs,
 )
 from weft.errors import DataError
@@ -138,6 +139,34 @@ def test_one_document_has_no_pairs():
         ids, starts = corpus(sizes)
         with pytest.raises(DataError, match=r"two documents .* task\.next_sentence: false"):
             SentencePairs.of(DocumentStream(ids, starts), 20, 3, 100, 0.1)
+    with pytest.raises(DataError, match="a document of two tokens at least"):
+        SentencePairs.of(DocumentStream(ids, starts), 20, 3, 100, 0.1, partners=False)
+
+
+@given(st.lists(st.integers(3, 90), min_size=1, max_size=12), st.integers(6, 40), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_consecutive_segments_are_what_the_document_has_in_order_or_swapped(sizes, longest, swap):
+    ids, starts = corpus(sizes)
+    sampler = SentencePairs.of(DocumentStream(ids, starts), longest, 3, 200, 0.1, partners=False)
+    for number, spans in enumerate(sampler.epoch(1, 0, 1)):
+        chunks = [sampler.stream.item(*span)[1] for span in spans.tolist()]
+        tokens, labels = join_consecutive(chunks, special_tokens(), np.random.default_rng(number), swap)
+        assert int(tokens.lengths.max()) <= longest
+        assert len(tokens.ids) <= sampler.static_shape.room[0]
+        assert swap or not labels.any()
+        rows = zip(chunks, tokens.split(), tokens.split(tokens.segments), labels.tolist(), strict=True)
+        for chunk, text, kinds, label in rows:
+            first, second = text[kinds == 0], text[kinds == 1]
+            assert (first[0], first[-1], second[-1]) == (BOS, EOS, EOS)
+            halves = [first[1:-1].tolist(), second[:-1].tolist()]
+            assert all(halves)
+            assert sum(reversed(halves) if label else halves, []) == chunk.tolist()
+
+
+def test_half_of_the_pairs_are_swapped():
+    chunks = [np.arange(10, 20)] * 400
+    _, labels = join_consecutive(chunks, special_tokens(), np.random.default_rng(0), swap=True)
+    assert 0.4 < labels.mean() < 0.6
 
 
 @given(st.lists(st.integers(3, 90), min_size=2, max_size=12), st.integers(6, 40), st.integers(0, 3))

@@ -19,8 +19,8 @@ from weft.tasks.factory import build
 from weft.tokenization.trainable import train_tokenizer
 from weft.tokens import Tokens
 
-PAIRED = ("bert", "albert")  # pretrained with next-sentence or sentence-order prediction
-CASES = [(family, head) for family in FAMILIES for head in HEADS if head != "ForPreTraining" or family in PAIRED]
+PRETRAINED = ("bert", "albert", "electra")  # with next-sentence or sentence-order prediction, or as a discriminator
+CASES = [(family, head) for family in FAMILIES for head in HEADS if head != "ForPreTraining" or family in PRETRAINED]
 CLOSE = {"rtol": 0, "atol": 1e-5}
 
 
@@ -40,7 +40,7 @@ def check_same(pipeline, model, tokenizer):
             torch.testing.assert_close(states[layer, span], expected.hidden_states[layer][0], **CLOSE)
         for name, mine in outputs.items():
             theirs = expected[name]
-            theirs = theirs.flatten(0, 1) if theirs.ndim == 3 else theirs.view(-1, mine.shape[-1])
+            theirs = theirs.flatten(0, 1) if theirs.ndim == 3 else theirs.view(-1, *mine.shape[1:])
             torch.testing.assert_close(mine[span] if len(mine) == len(batch.ids) else mine[[row]], theirs, **CLOSE)
 
 
@@ -58,6 +58,7 @@ def logits(pipeline, read):
         "mlm": lambda: head.body.logits(read),
         "classify": lambda: head.scores(head.pooled_output(read)),
         "tag": lambda: head.scores(head.states(read)),
+        "electra": lambda: head.discriminate(read),
         "choice": lambda: head.scores(read)[:, None],
     }
     return {"logits": known[task]()}
@@ -262,13 +263,36 @@ def test_where_no_class_is_named_the_weights_tell(tmp_path, head, task):
     check_same(pipeline, model, tokenizer)
 
 
-def test_electras_discriminator_is_a_bare_encoder(tmp_path):
-    model, tokenizer = make(tmp_path / "hf", "electra", "ForPreTraining")
+def test_electras_discriminator_detects_and_is_a_body_for_other_tasks(tmp_path):
+    make(tmp_path / "hf", "electra", "ForPreTraining")
     pipeline = weft.load(tmp_path / "hf", device="cpu")
-    assert pipeline.run.task.name == "embed"
-    check_same(pipeline, model.electra, tokenizer)
-    with pytest.raises(weft.errors.RoleError, match="'embed' is a bare encoder, which makes vectors"):
-        pipeline("the lambda")
+    (answer,) = pipeline("the lambda")
+    assert len(answer["tokens"]) == len(answer["scores"]) > 1
+    with pytest.raises(weft.errors.TrainingError, match=r"task\.generator_size: this model has no generator"):
+        pipeline.evaluate([{"text": "the lambda expression"}])
+
+
+def test_the_discriminator_is_written_and_the_generator_is_not(tmp_path):
+    pipeline = own({"name": "electra"}, {"embedding": 8}, None)
+    assert pipeline.head.generator is not None
+    save_hf(tmp_path / "hf", pipeline.run, pipeline.tokenizer, pipeline.head)
+    there, cut = read_back(tmp_path / "hf", transformers.ElectraForPreTraining)
+    check_same(pipeline, there, cut)
+    again = weft.load(tmp_path / "hf", device="cpu")
+    assert again.head.generator is None
+    assert again.run.task.generator_size == 0
+
+
+def test_electras_generator_is_a_masked_language_model_of_its_own(tmp_path):
+    pipeline = own({"name": "electra", "generator_size": 0.3}, {"embedding": 8})
+    generator = pipeline.head.generator
+    sizes = generator.config.model_dump(exclude={"name", "weights", "pooler", "tie"})
+    alone = own({"name": "mlm", "next_sentence": False}, {**sizes, "pooler": "gelu"})
+    alone.head.body.load_state_dict(generator.state_dict())
+    save_hf(tmp_path / "hf", alone.run, alone.tokenizer, alone.head)
+    check_same(alone, *read_back(tmp_path / "hf", transformers.ElectraForMaskedLM))
+    tokens = Tokens.pack([[2, 9, 4, 11, 3]])
+    torch.testing.assert_close(generator.logits(tokens), alone.head.body.logits(tokens))
 
 
 BAD = {
@@ -385,7 +409,12 @@ OWN = {
         {**ROBERTA, "offset": 3},
         {"name": "bpe", "size": 400, "num_separators": 2, "specials": ROBERTAS},
     ),
-    "AlbertForPreTraining": ({"name": "mlm"}, {"shared": True, "embedding": 8, "activation": "gelu-tanh"}, None),
+    "AlbertForPreTraining": (
+        {"name": "mlm", "sentence_order": True},
+        {"shared": True, "embedding": 8, "activation": "gelu-tanh"},
+        None,
+    ),
+    "ElectraForPreTraining": ({"name": "electra"}, {"pooler": "gelu"}, None),
     "ElectraForSequenceClassification": (
         {"name": "classify", "labels": ["a", "b"], "multiple": True},
         {"embedding": 8, "pooler": "gelu"},
@@ -433,6 +462,12 @@ REFUSED = {
         {"pooler": "gelu"},
         None,
         "task.next_sentence: this head has no counterpart .*electra",
+    ),
+    "another objective": (
+        {"name": "mlm", "sentence_order": True},
+        {},
+        None,
+        "task.sentence_order: this head has no counterpart .*bert",
     ),
     "a CRF": ({"name": "tag", "labels": ["O", "B-X"], "crf": True}, {}, None, "task.crf: True cannot be expressed"),
     "a mixture": ({"name": "tag", "labels": ["O", "B-X"], "layers": "mix"}, {}, None, "task.layers: 'mix' cannot be"),

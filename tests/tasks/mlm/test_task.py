@@ -73,6 +73,7 @@ def drawn(run, task, data, count=4, world=World(0, 1, torch.device("cpu"))):  # 
 
 KINDS = {
     "pairs": {},
+    "order": {"task": {"sentence_order": True}},
     "windows": {"task": {"next_sentence": False}},
     "whole words": {"task": {"whole_words": True}},
     "rows": {"task": {"sequences": "documents"}, "data": {"truncation": "window"}},
@@ -88,6 +89,7 @@ def kind(request):
 def test_next_sentences_are_for_models_that_tell_segments_apart():
     assert {name: build_task(recipe(**own))[1].pairs for name, own in KINDS.items()} == {
         "pairs": True,
+        "order": True,
         "windows": False,
         "whole words": True,
         "rows": False,
@@ -141,10 +143,10 @@ def test_the_loss_is_that_of_the_words_that_were_chosen_and_of_what_follows(kind
     right[batch.positions.ids] = batch.targets
     must = -sum(logits[place, id] for place, id in enumerate(right.tolist()) if id != IGNORE_INDEX)
     torch.testing.assert_close(sums["masked"], must)
-    assert set(sums) == ({"masked", "next"} if task.pairs else {"masked"}) == set(batch.counts)
+    assert set(sums) == {"masked", *([task.objective] if task.pairs else [])} == set(batch.counts)
     if task.pairs:
         scores = head.next(head.body.pooled_output(batch.tokens)).log_softmax(-1)
-        torch.testing.assert_close(sums["next"], -scores[torch.arange(len(scores)), batch.labels].sum())
+        torch.testing.assert_close(sums[task.objective], -scores[torch.arange(len(scores)), batch.labels].sum())
     assert (head.body.pooler is None) == (head.next is None) == (not task.pairs)
 
 
@@ -291,6 +293,14 @@ def test_an_evaluation_counts_what_is_right():
     assert metrics["next_accuracy"] == pytest.approx(follows / pairs)
 
 
+def test_one_document_has_an_order_of_sentences_to_learn():
+    _, task, head = build_task(recipe(task={"sentence_order": True}))
+    one = [task.Example(text=" ".join(lines(3)))]
+    result = evaluate(task, head, encoded(task, one, TruncationPolicy(24, "window")))
+    assert 0 <= result.metrics["order_accuracy"] <= 1
+    assert "next_accuracy" not in result.metrics
+
+
 def test_one_document_is_judged_without_next_sentences():
     _, task, head = build_task(recipe())
     result = evaluate(
@@ -318,6 +328,14 @@ def test_to_train_next_sentences_takes_two_documents(tmp_path):
         (
             {"task": {"sequences": "documents", "next_sentence": True}},
             r"task\.next_sentence: .* set task\.sequences: windows",
+        ),
+        (
+            {"task": {"next_sentence": True, "sentence_order": True}},
+            r"task\.sentence_order: is learnt in place of task\.next_sentence; leave one of them out",
+        ),
+        (
+            {"task": {"sequences": "documents", "sentence_order": True}},
+            r"task\.sentence_order: .* set task\.sequences: windows",
         ),
         ({"data": {"max_length": 64}}, r"data\.max_length: sequences of 64 tokens, but the model reads 32"),
         (

@@ -1,8 +1,8 @@
 """Hugging Face mappings of BERT, RoBERTa, ALBERT, ELECTRA and DistilBERT.
 
 The pooler over the first token belongs to the body there (BERT, ALBERT), or to the classification head (RoBERTa,
-DistilBERT, ELECTRA). The discriminator head of ELECTRA is not read, as no task here uses it: such a model is read as a
-bare encoder.
+DistilBERT, ELECTRA). ELECTRA's discriminator and generator are two models there: of what was pre-trained here, the
+discriminator is written.
 """
 
 from collections.abc import Iterable
@@ -177,7 +177,7 @@ _ALBERT_MLM_HEAD = _mlm_head("predictions.dense", "predictions.LayerNorm", "pred
 ALBERT_MAP = replace(
     BERT_MAP,
     model_type="albert",
-    architectures={**_architectures("Albert"), "AlbertForPreTraining": "mlm.next"},
+    architectures={**_architectures("Albert"), "AlbertForPreTraining": "mlm.order"},
     fixed={"offset": 0, "shared": True, "pooler": "tanh"},
     excluded={"segments": 0, "embedding": None},
     fields={**_FIELDS, "embedding": "embedding_size"},
@@ -208,7 +208,7 @@ ALBERT_MAP = replace(
     head_modules={
         **_LABEL_HEADS,
         "mlm": _ALBERT_MLM_HEAD,
-        "mlm.next": {**_ALBERT_MLM_HEAD, "next": "sop_classifier.classifier"},  # sentence-order prediction
+        "mlm.order": {**_ALBERT_MLM_HEAD, "next": "sop_classifier.classifier"},
     },
     prefix="albert.",
     tied_names={"predictions.decoder.bias": "predictions.bias"},
@@ -221,7 +221,7 @@ _SUMMARY_HEAD: Modules = {"body.pooler": "sequence_summary.summary", "output": "
 ELECTRA_MAP = replace(
     BERT_MAP,
     model_type="electra",
-    architectures={**_architectures("Electra"), "ElectraForPreTraining": "embed"},
+    architectures={**_architectures("Electra"), "ElectraForPreTraining": "electra"},
     fixed={"offset": 0, "shared": False, "pooler": "gelu"},
     excluded={"segments": 0},
     fields={**_FIELDS, "embedding": "embedding_size"},
@@ -241,10 +241,13 @@ ELECTRA_MAP = replace(
         "classify": _DENSE_HEAD,
         "choice": _SUMMARY_HEAD,
         "mlm": _mlm_head("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"),
+        "electra": {"dense": "discriminator_predictions.dense", "output": "discriminator_predictions.dense_prediction"},
     },
     prefix="electra.",
     tied_names={},
     ignored=r"embeddings\.position_ids|discriminator_predictions\..*",
+    not_written=r"generator\..*",
+    unused_fields={"electra": ("pooler",)},
 )
 
 DISTILBERT_MAP = HFMapping(

@@ -31,6 +31,8 @@ from weft.tasks.factory import build, build_on_meta
 from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer
 
+PAIR_KEYS = {"mlm.next": "task.next_sentence: this head", "mlm.order": "task.sentence_order: this head"}
+
 
 def is_hf(folder: Path) -> bool:
     """Return whether this is a Hugging Face directory."""
@@ -104,7 +106,8 @@ def _parse_model(folder: Path, section: Mapping[str, Any]) -> Named:
 def _max_text_tokens(family: HFMapping, model: Named, head: str, tokenizer: Tokenizer) -> int:
     """Return the maximum number of text tokens: positions, less those of the special tokens of a text or pair."""
     positions: int = getattr(model, "max_positions", 1024) - getattr(model, "offset", 0)
-    num_specials = {"mlm": 0, "embed": 2, "tag": 2}.get(head, 2 + len(tokenizer.pair_separator))  # mlm includes them
+    specials_of_task = {"mlm": 0, "electra": 0, "embed": 2, "tag": 2}  # the first two include them
+    num_specials = specials_of_task.get(head, 2 + len(tokenizer.pair_separator))
     return max(positions - num_specials, 1) if family.framed else positions - _is_marian(family)
 
 
@@ -149,11 +152,13 @@ def family_for(run: Run) -> HFMapping:
             f"model.name: {run.model.name!r}, as configured, has no counterpart in the Hugging Face format; "
             f"{supported} have{hint}"
         )
-    if head_name(run) not in families[0].architectures.values():
+    head = head_name(run)
+    family = next((family for family in families if head in family.architectures.values()), None)
+    if family is None:
         supported = ", ".join(sorted(set(families[0].architectures.values())))
-        key = "task.next_sentence: this head" if head_name(run) == "mlm.next" else f"task.name: {run.task.name!r}"
+        key = PAIR_KEYS.get(head, f"task.name: {run.task.name!r}")
         raise CheckpointError(f"{key} has no counterpart among the heads of {families[0].model_type}; {supported} has")
-    return families[0]
+    return family
 
 
 def class_for(run: Run) -> str:
@@ -163,13 +168,15 @@ def class_for(run: Run) -> str:
 
 def _supports(family: HFMapping, run: Run) -> bool:
     """Return whether a family can represent a model."""
-    fixed = all(getattr(run.model, key) == value for key, value in family.fixed.items())
+    unused = family.unused_fields.get(head_name(run), ())
+    fixed = all(getattr(run.model, key) == value for key, value in family.fixed.items() if key not in unused)
     return fixed and all(getattr(run.model, key) != value for key, value in family.excluded.items())
 
 
 def _hf_config(family: HFMapping, run: Run, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return config.json, and check that it reads back as the same configuration."""
     model = run.model.model_dump(mode="json", exclude={"weights"})  # the source of its weights is not exported
+    model |= {key: family.fixed[key] for key in family.unused_fields.get(head_name(run), ())}
     config = {"architectures": [class_for(run)], "model_type": family.model_type, "vocab_size": len(tokenizer)}
     config |= {"torch_dtype": "float32", **_special_ids(tokenizer), **write_task(family, run)}
     config |= {**_config_fields(family, model), **family.required, **family.write_only}

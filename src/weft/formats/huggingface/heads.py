@@ -8,7 +8,7 @@ from weft.config.schema import Run
 from weft.errors import CheckpointError
 from weft.formats.huggingface.mapping import HFMapping, WeightFiles
 from weft.tasks.factory import make_task
-from weft.tasks.mlm.task import MLM
+from weft.tasks.mlm.task import MLM, PAIR_METRICS
 
 MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"  # their values of problem_type
 
@@ -22,8 +22,11 @@ def detect_head(folder: Path, family: HFMapping, config: Mapping[str, Any], weig
             f"of {family.model_type} it reads {', '.join(family.architectures)}"
         )
     head = family.architectures[classes[0]]
-    next_sentence = family.head_modules.get(f"{head}.next", {}).get("next")  # as the first BERTs were published
-    return f"{head}.next" if next_sentence is not None and f"{next_sentence}.weight" in weight_names else head
+    for objective in PAIR_METRICS:  # as the first BERTs were published
+        module = family.head_modules.get(f"{head}.{objective}", {}).get("next")
+        if f"{module}.weight" in weight_names:
+            return f"{head}.{objective}"
+    return head
 
 
 def _guess_class(family: HFMapping, weight_names: Collection[str]) -> str:
@@ -37,7 +40,7 @@ def _guess_class(family: HFMapping, weight_names: Collection[str]) -> str:
 def head_name(run: Run) -> str:
     """Return the name of a run's head in an HFMapping."""
     task = make_task(run)  # resolves what the recipe leaves open
-    return f"{run.task.name}.next" if isinstance(task, MLM) and task.pairs else run.task.name
+    return f"{run.task.name}.{task.objective}" if isinstance(task, MLM) and task.objective else run.task.name
 
 
 def read_task(
@@ -47,7 +50,9 @@ def read_task(
     name, _, variant = head.partition(".")
     section: dict[str, Any] = {"name": name}
     if name == "mlm":
-        section["next_sentence"] = bool(variant)
+        section |= {"next_sentence": variant == "next", "sentence_order": variant == "order"}
+    elif name == "electra":
+        section["generator_size"] = 0  # it is another model there
     elif name == "embed":
         section["pooler"] = f"{family.modules.get('pooler')}.weight" in weight_files
     elif name in ("classify", "tag"):

@@ -14,7 +14,8 @@ class HFMapping:
     """The mapping of weft's configuration and weights to a Hugging Face model's; `folder` reads it in both directions.
 
     In `modules` and `head_modules`, `{layer}` stands for each layer's number; a module's weight and bias go together.
-    A head is named by its task; `mlm.next` is an `mlm` head that also predicts whether a sentence follows.
+    A head is named by its task; `mlm.next` is an `mlm` head that also predicts whether a sentence follows, `mlm.order`
+    one that predicts whether two are swapped.
     """
 
     model_type: str  # in config.json
@@ -34,7 +35,9 @@ class HFMapping:
     turned: tuple[str, ...] = ()  # the last names of their modules whose weight matrices are transposed
     tied_names: Mapping[str, str] = field(default_factory=dict)  # their weight -> its name where the output is tied
     row_vectors: tuple[str, ...] = ()  # their weights of shape (1, D), where ours is (D,)
-    ignored: str = "(?!)"  # regular expression of weights that are not read
+    ignored: str = "(?!)"  # regular expression of their weights that are not read
+    not_written: str = "(?!)"  # regular expression of our weights that are not written
+    unused_fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # head -> our fields that it ignores
     vocab_format: str = ""  # of vocabulary files without a tokenizer.json (weft.tokenization.vocab_files)
     specials: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)  # our role -> their key, default
     framed: bool = False  # whether texts have bos and eos around them, and pairs are supported

@@ -58,7 +58,8 @@ def write_hf_weights(folder: Path, family: HFMapping, run: Run, head: nn.Module)
     modules = _module_names(family, run, family.prefix if head_name(run) in family.head_modules else "")
     tensors: dict[str, Tensor] = {}
     tied = bool(getattr(run.model, "tie", False))
-    for ours, value in weights(head).items():
+    exported = {ours: value for ours, value in weights(head).items() if not re.fullmatch(family.not_written, ours)}
+    for ours, value in exported.items():
         names = _hf_names(modules, ours)
         for name, part in zip(names, value.chunk(len(names)), strict=True):
             tied_name = family.tied_names.get(name, name)

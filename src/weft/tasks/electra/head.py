@@ -80,7 +80,7 @@ class ElectraHead(Head):
         logits, corrupted = self._corrupt(batch)
         assert batch.targets is not None
         masked = cross_entropy_sum(logits, batch.targets)
-        replaced = binary_cross_entropy_sum(self._discriminate(corrupted), self._replaced(batch, corrupted))
+        replaced = binary_cross_entropy_sum(self.discriminate(corrupted), self._replaced(batch, corrupted))
         return {"masked": masked, "replaced": self.discriminator_weight * replaced}, None
 
     def _corrupt(self, batch: Batch, rng: torch.Generator | None = None) -> tuple[Tensor, Tokens]:
@@ -102,7 +102,7 @@ class ElectraHead(Head):
         assert batch.labels is not None
         return (corrupted.ids != batch.tokens.ids) + batch.labels[rows_of(corrupted)]
 
-    def _discriminate(self, tokens: Tokens) -> Tensor:
+    def discriminate(self, tokens: Tokens) -> Tensor:
         """Return the logits of each token being replaced, (N,)."""
         logits: Tensor = self.output(self.activation(self.dense(self.body.encode(tokens)[0])))
         return logits[:, 0]
@@ -121,7 +121,7 @@ class ElectraHead(Head):
     def tally(self, batch: Batch, rng: torch.Generator) -> dict[str, float]:
         """Return the summed losses of a batch, and what both models predict right."""
         logits, corrupted = self._corrupt(batch, rng)
-        scores, labels = self._discriminate(corrupted), self._replaced(batch, corrupted)
+        scores, labels = self.discriminate(corrupted), self._replaced(batch, corrupted)
         assert batch.targets is not None
         predicted, replaced = scores > 0, labels > 0
         return {
@@ -138,5 +138,5 @@ class ElectraHead(Head):
 
     def predict(self, batch: Batch, options: Section) -> list[list[float]]:
         """Return for each token of a text the probability that it was replaced."""
-        probabilities = self._discriminate(batch.tokens).float().sigmoid()
+        probabilities = self.discriminate(batch.tokens).float().sigmoid()
         return [part.tolist() for part in batch.tokens.split(probabilities)]

@@ -38,7 +38,7 @@ class ElectraConfig(MaskedSequencesConfig):
     """How the corpus is read, the size of the generator, and the weight of the discriminator's loss."""
 
     pairs: bool | None = None  # in windows, segment pairs; None: if the model has segment embeddings
-    generator_size: float | None = Field(0.25, gt=0, le=1)  # its width as a share of the model's; None: no generator
+    generator_size: float = Field(0.25, ge=0, le=1)  # its width as a share of the model's; 0: no generator
     generator_layers: int | None = Field(None, ge=1)  # None: as many as the model has
     discriminator_weight: float = Field(50.0, gt=0)  # of the discriminator's loss, beside the generator's
 
@@ -79,7 +79,7 @@ class Electra(MaskedSequences):
     def head(self, model: Any) -> ElectraHead:
         """Return the head: the body as discriminator, and a generator of its own."""
         size, layers = self.config.generator_size, self.config.generator_layers
-        generator = None if size is None else make_generator(model, size, layers)
+        generator = make_generator(model, size, layers) if size else None
         return ElectraHead(model, generator, self.vocabulary.mask, self.config.discriminator_weight)
 
     def answer(self, example: TextExample, outputs: list[list[float]]) -> Answer:

@@ -186,8 +186,9 @@ class MLM(MaskedSequences, TeacherForcing):
         accuracies = {f"{part}_accuracy": sums[f"{part} right"] / sums[f"{part} count"] for part in parts}
         pseudo_perplexity, note = self._pseudo_perplexity(head, data)
         metrics = {"loss": sum(losses.values()), "perplexity": _exp(losses["masked"]), **accuracies}
-        if self.pairs and "next" not in sums:
-            note = f"next_accuracy: not given, since there is but one document; {note}"
+        if self.objective and self.objective not in sums:
+            reason = "there is but one document" if self.objective == "next" else "no document has two tokens"
+            note = f"{PAIR_METRICS[self.objective]}: not given, since {reason}; {note}"
         return Metrics({**metrics, "pseudo_perplexity": pseudo_perplexity}, note)
 
     def _pseudo_perplexity(self, head: MLMHead, data: PackedItems) -> tuple[float, str]:
