@@ -158,9 +158,10 @@ def test_consecutive_segments_are_what_the_document_has_in_order_or_swapped(size
         for chunk, text, kinds, label in rows:
             first, second = text[kinds == 0], text[kinds == 1]
             assert (first[0], first[-1], second[-1]) == (BOS, EOS, EOS)
-            halves = [first[1:-1].tolist(), second[:-1].tolist()]
-            assert all(halves)
-            assert sum(reversed(halves) if label else halves, []) == chunk.tolist()
+            a, b = first[1:-1].tolist(), second[:-1].tolist()
+            assert a
+            assert b
+            assert (b + a if label else a + b) == chunk.tolist()
 
 
 def test_half_of_the_pairs_are_swapped():
