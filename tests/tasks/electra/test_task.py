@@ -210,7 +210,7 @@ def test_it_learns_to_tell_what_was_replaced(tmp_path):
     texts = ["one two three four five six seven eight nine ten", "a b c d e f g h i j k l m n o p"] * 20
     (tmp_path / "text.txt").write_text("\n".join(texts) + "\n")
     raw = recipe(
-        task={"sequences": "documents", "generator_layers": 1},
+        task={"sequences": "documents", "generator_layers": 1, "mask_probability": 0.25},
         data={"train": str(tmp_path / "text.txt"), "valid": str(tmp_path / "text.txt"), "max_length": 20},
         tokenizer={"size": 80},
         model={"width": 32},
@@ -218,8 +218,8 @@ def test_it_learns_to_tell_what_was_replaced(tmp_path):
     )
     pipeline = weft.train(raw, out=tmp_path / "run")
     metrics = pipeline.evaluate()
-    assert metrics["replaced_precision"] > 0.6
-    assert metrics["replaced_recall"] > 0.4
+    assert metrics["replaced_precision"] > 0.9
+    assert metrics["replaced_recall"] > 0.9
     (answer,) = weft.load(tmp_path / "run", device="cpu")("one two d four five six")
     assert answer["tokens"] == ["one", "two", "d", "four", "five", "six"]
     assert max(zip(answer["scores"], answer["tokens"], strict=True))[1] == "d"
