@@ -1,5 +1,7 @@
 """The tree of errors, and the remedy for an unknown name."""
 
+import errno
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,3 +55,30 @@ def test_the_package_offers_its_names_and_no_others():
         assert getattr(weft, name)
     with pytest.raises(AttributeError, match="'weft' has no attribute 'tran'"):
         weft.tran  # noqa: B018
+
+
+def test_a_long_list_of_names_is_not_shown_whole():
+    names = [f"name {number}" for number in range(1000)]
+    assert did_you_mean("zzz", names).endswith(" and 940 more")
+    assert did_you_mean("nme 7", names) == "did you mean 'name 7'?"
+    assert errors.nearest("nme 7", (f"name {number}" for number in range(10_000))) is None  # it would take seconds
+
+
+def test_a_long_value_is_abbreviated():
+    assert errors.abbreviate("short") == "'short'"
+    assert len(errors.abbreviate(["label"] * 1000)) == errors.MAX_SHOWN
+    assert errors.abbreviate("x" * 100, 10) == "'xxxxxx..."
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free some room"),
+        (errno.EACCES, "make it writable, or choose another place"),
+        (errno.EISDIR, "move what is there, or choose another place"),
+        (errno.ENAMETOOLONG, "choose a shorter name"),
+        (errno.EIO, "check the path and its disk"),
+    ],
+)
+def test_what_cannot_be_written_has_the_remedy_of_its_reason(number, remedy):
+    assert errors.disk_remedy(OSError(number, "reason")) == remedy

@@ -10,8 +10,13 @@
 A message names the key or file, the value and a remedy: "model.heads must divide model.width: got 12 and 500; try 10".
 """
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+MAX_SHOWN = 200  # characters of a value in a message
+MAX_NAMES = 60  # of known names that a message lists
+MAX_COMPARED = 5_000  # names that an unknown one is compared with
 
 
 class WeftError(Exception):
@@ -39,12 +44,35 @@ class TrainingError(WeftError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint for an unknown name: the most similar known name or, if none is similar, all of them."""
+    """Return a hint for an unknown name: the most similar known name or, if none is similar, the first of them."""
     known = sorted(known)
     match = nearest(name, known)
-    return f"did you mean {match!r}?" if match is not None else f"known: {', '.join(known)}"
+    if match is not None:
+        return f"did you mean {match!r}?"
+    more = f" and {len(known) - MAX_NAMES:,} more" if len(known) > MAX_NAMES else ""
+    return f"known: {', '.join(known[:MAX_NAMES])}{more}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the most similar known name; None if none is similar."""
-    return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=0.6)), None)
+    """Return the most similar known name; None if none is similar, or if there are too many to compare."""
+    known = sorted(known)
+    if len(known) > MAX_COMPARED or len(name) > MAX_SHOWN:
+        return None
+    return next(iter(get_close_matches(name, known, n=1, cutoff=0.6)), None)
+
+
+def disk_remedy(error: OSError) -> str:
+    """Return what to do about a file that cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "free some room"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "make it writable, or choose another place"
+    if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST):
+        return "move what is there, or choose another place"
+    return "choose a shorter name" if error.errno == errno.ENAMETOOLONG else "check the path and its disk"
+
+
+def abbreviate(value: object, most: int = MAX_SHOWN) -> str:
+    """Return a value as Python writes it, for a message; of a long one, the beginning."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from weft.data.truncation import COUNTED, count_tokens
 from weft.errors import ConfigError, DataError, RoleError, did_you_mean
 from weft.models.base import Role
 from weft.nn.kernels.self_test import try_reading
@@ -165,10 +166,12 @@ class Embedder:
         texts = [text.lower() for text in texts] if self.lowercase else texts
         rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         distinct, row_of_text = list(rows), np.fromiter(map(rows.__getitem__, texts), np.int64, len(texts))
-        ids, num_specials = self.task.tokenize(distinct), len(self.before) + len(self.after)
-        chars = self.task.char_ids(distinct) if self.task.uses_chars else None
-        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        num_specials = len(self.before) + len(self.after)
         room = None if self.longest is None else max(0, self.longest - num_specials)
+        needed = None if self.longest is None else self.longest + COUNTED
+        ids = self.task.tokenize(distinct, needed)
+        chars = self.task.char_ids(distinct, needed) if self.task.uses_chars else None
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         if room is not None and lengths.max(initial=0) > room:
             self._check_lengths(lengths[row_of_text], room, first, num_specials)
             ids, lengths = [text[:room] for text in ids], lengths.clip(max=room)
@@ -203,8 +206,9 @@ class Embedder:
             self.cut += len(too_long)
             return
         for row in too_long:
+            size = count_tokens(int(lengths[row]) + num_specials, room + num_specials)
             message = (
-                f"has {int(lengths[row]) + num_specials:,} tokens, special tokens included, and {self.longest:,} are "
+                f"has {size} tokens, special tokens included, and {self.longest:,} are "
                 "read; shorten it, or have it cut with truncate=True (command line: --truncate)"
             )
             self._fail(first + row, DataError(message))

@@ -28,10 +28,10 @@ def test_a_recipe_and_a_preset_are_shown_as_they_are_written(weft):
     ("name", "title", "row"),
     [
         ("seq2seq", "model seq2seq: ", "model.bridge true true or false a dense layer between encoder and decoder"),
-        ("translate", "task translate: ", "task.decode.beam 1 integer ≥ 1, ≤ 100,000 1: greedy, or sampled"),
+        ("translate", "task translate: ", "task.decode.beam 1 integer ≥ 1, ≤ 1,000 1: greedy, or sampled"),
         ("bpe", "tokenizer bpe: Byte-pair encoding", "tokenizer.lowercase false true or false lower-case texts first"),
         ("train", "the section train of a recipe: ", "train.lr 0.001 number > 0 the peak of the learning rate"),
-        ("data", "the section data of a recipe: ", "data.workers 0 integer ≥ 0 processes that collate batches"),
+        ("data", "the section data of a recipe: ", "data.workers 0 integer ≥ 0, ≤ 128 processes that collate batches"),
         (
             "weft.models.cnn:CNN",
             "model weft.models.cnn:CNN: ",

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.cli.inputs import MAX_CHUNK, parse_columns, read_chunks, read_file, read_stdin, text_records
+from weft.cli.inputs import MAX_CHUNK, ROW_SIZE, parse_columns, read_chunks, read_file, read_stdin, text_records
 from weft.config.schema import Data
 from weft.errors import ConfigError, DataError
+
+LIMIT = Data(train="train.csv").max_line_bytes
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def rows_of(path, columns=None, **keys):
 def test_a_line_is_an_example(tmp_path, stdin, data, lines):
     assert [record.request for record in rows_of(file_of(tmp_path, data))] == lines
     os.close(stdin(data))
-    records = list(read_stdin())
+    records = list(read_stdin(LIMIT))
     assert [record.request for record in records] == lines
     assert [record.columns for record in records] == [{"text": line} for line in lines]
     assert list(text_records(lines)) == records
@@ -83,9 +85,17 @@ def test_a_bad_line_is_a_row_with_its_error(tmp_path, name, data, message):
 
 def test_a_bad_line_of_stdin_is_a_row_with_its_error(stdin):
     os.close(stdin(b"one\ntwo\n\xc3(\nfour\n"))
-    requests = [record.request for record in read_stdin()]
+    requests = [record.request for record in read_stdin(LIMIT)]
     assert [requests[0], requests[1], requests[3]] == ["one", "two", "four"]
-    assert str(requests[2]) == "stdin:3: not UTF-8: invalid continuation byte at byte 0; try iconv"
+    assert str(requests[2]).startswith("stdin:3: not UTF-8: byte 0xc3 at offset 0 of the line; convert it")
+    assert str(requests[2]).endswith("iconv -f LATIN1 -t UTF-8")
+
+
+def test_a_line_of_stdin_that_is_too_long_is_a_row_with_its_error(stdin):
+    os.close(stdin(b"one\n" + b"x" * 101 + b"\nthree\n"))
+    first, second, third = (record.request for record in read_stdin(100))
+    assert (first, third) == ("one", "three")
+    assert "stdin:2: the line has more than 100 bytes" in str(second)
 
 
 def test_what_is_wrong_with_a_whole_file_is_raised(tmp_path, stdin):
@@ -98,7 +108,7 @@ def test_what_is_wrong_with_a_whole_file_is_raised(tmp_path, stdin):
     stdin(b"")
     os.close(0)
     with pytest.raises(DataError, match=r"stdin: cannot be read: Bad file descriptor"):
-        list(read_stdin())
+        list(read_stdin(LIMIT))
 
 
 def test_columns_are_parsed():
@@ -190,3 +200,25 @@ def test_a_long_stream_is_not_read_far_ahead():
         assert read - done <= 4 * MAX_CHUNK + 1  # its queue, and the one in its hand
         if done > 20 * MAX_CHUNK:
             break
+
+
+def test_a_chunk_of_long_texts_has_few_of_them():
+    long = "x" * (ROW_SIZE * MAX_CHUNK // 4)
+    assert max(map(len, read_chunks(iter([long] * 20)))) == 4
+    assert sum(map(len, read_chunks(iter(["x"] * 3000)))) == 3000
+
+
+def test_what_is_read_ahead_is_bounded_by_its_characters():
+    taken = []
+
+    def texts():
+        for number in range(100):
+            taken.append(number)
+            yield "x" * (ROW_SIZE * MAX_CHUNK)
+
+    chunks = read_chunks(texts())
+    next(chunks)
+    while threading.active_count() > 1 and len(taken) < 5:
+        pass  # the reader fills its queue
+    assert len(taken) < 10
+    assert sum(map(len, chunks)) == 99

@@ -651,7 +651,70 @@ def test_tokenizer_train_and_show(run, recipe_file, trained_run, tmp_path):
     assert [(row["token"], row["start"], row["end"]) for row in rows] == [("a", 0, 1), ("b", 1, 2), ("<unk>", 2, 3)]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "dates", "--out", ""),
+        ("predict", "", "text"),
+        ("predict", "run", "--file", ""),
+        ("compare", "dates", "--out", ""),
+        ("data", "check", ""),
+        ("look", "positions", "--out", ""),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(run, words, tmp_path):
+    refused(run(*words), "a path is empty")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "dates", "--out", "NAME"),
+        ("compare", "dates", "--out", "NAME"),
+        ("look", "positions", "--out", "NAME.html"),
+        ("models", "dates", "--copy", "NAME"),
+        ("predict", "NAME", "text"),
+        ("convert", "NAME", "out"),
+        ("evaluate", "NAME"),
+        ("data", "check", "NAME"),
+        ("data", "prepare", "dates", "--out", "NAME"),
+    ],
+)
+def test_a_name_that_no_file_can_have_is_an_error_of_a_line(run, words):
+    refused(run(*(word.replace("NAME", "x" * 300) for word in words)), "File name too long")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("data", "show", "dates", "-n", "9" * 30),
+        ("data", "prepare", "dates", "--out", "corpus", "--workers", "1000000"),
+        ("look", "attention", "run", "text", "--layers", "9" * 5000),
+        ("predict", "run", "--file", "rows.csv", "--columns", f"text={'9' * 5000}"),
+    ],
+)
+def test_a_number_that_is_too_large_is_refused(run, words):
+    assert run(*words).code == 2
+
+
+def test_a_long_value_does_not_fill_the_screen(run, recipe_file):
+    done = run("train", recipe_file, f"task.labels=[{', '.join(['same'] * 1000)}]", "task.name=classify")
+    assert done.code == 2
+    assert "must have each label once, and has 'same' 1000 times, but is ['same', 'same'" in done.err
+    assert len(done.err) < 500
+    assert len(run("models", "x" * 100_000).err) < 5000
+
+
 # What only a real process can show.
+
+
+@pytest.mark.parametrize("words", [("models",), ("models", "--json"), ("data", "show", "dates", "-n", "2000")])
+def test_a_full_disk_under_stdout_is_an_error_of_a_line(words):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "weft", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (2, "error: stdout: No space left on device; free some room\n")
 
 
 def test_a_pipe_gets_answers_and_only_answers(trained_run):
@@ -671,7 +734,8 @@ def test_a_mistake_in_a_pipe_that_stays_open_is_one_line(trained_run):
         pipe.close()
     assert done.code == 2, done.err
     assert done.lines == [WORDS[0][::-1]]
-    assert done.err == "error: stdin:2: not UTF-8: invalid start byte at byte 2; try iconv\n"
+    assert done.err.startswith("error: stdin:2: not UTF-8: byte 0xff at offset 2 of the line; convert it")
+    assert done.err.count("\n") == 1
 
 
 def test_a_user_who_types_is_answered_at_once_and_may_leave(trained_run):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from weft.config.schema import Data, Named
-from weft.data.labels import Label, Labels, balanced_class_weights
+from weft.data.labels import MAX_LABELS, Label, Labels, balanced_class_weights
 from weft.data.readers.examples import Skipped
 from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
@@ -98,3 +98,14 @@ def test_or_the_row_is_skipped_and_counted(read):
     assert [len(items) for items in read(skipped)] == [1, 0, 1]
     assert skipped.count == 1
     assert "rows.tsv:2" in str(skipped)
+
+
+def test_more_labels_than_can_be_told_apart_are_refused():
+    assert len(Labels(map(str, range(MAX_LABELS)))) == MAX_LABELS
+    with pytest.raises(DataError, match="there are 100,001 labels, such as '0', and at most 100,000 can be told apart"):
+        Labels(map(str, range(MAX_LABELS + 1)))
+
+
+def test_one_of_many_labels_that_is_listed_twice_is_named_at_once():
+    with pytest.raises(DataError, match="'99000' is listed twice"):  # by counting each it would take minutes
+        Labels([*map(str, range(99_999)), "99000"])

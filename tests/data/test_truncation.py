@@ -102,3 +102,22 @@ def test_what_else_a_task_did_is_counted_and_told():
     assert str(limit) == (
         "cut 1 sequence longer than data.max_length=2; cut 3 questions to 64 tokens; taught 2 answers as a whole"
     )
+
+
+@pytest.mark.parametrize("policy", ["error", "cut", "drop", "window"])
+def test_no_policy_but_windows_needs_all_of_a_long_text(policy):
+    limit, tokens = TruncationPolicy(10, policy), list(range(300_000))
+    assert (limit.needed is None) == (policy == "window")
+    if policy in ("cut", "drop"):
+        assert limit.apply(tokens[: limit.needed]) == limit.apply(tokens)
+
+
+def test_tokens_that_were_not_all_counted_are_said_to_be_more():
+    limit = TruncationPolicy(10, "error")
+    for count, said in (
+        (11, "got 11 tokens"),
+        (limit.needed - 1, "got 100,009 tokens"),
+        (limit.needed, "100,010 or more"),
+    ):
+        with pytest.raises(DataError, match=said):
+            limit.apply(range(count))

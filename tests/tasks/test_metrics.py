@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from seqeval.metrics.sequence_labeling import get_entities
 
 from weft.tasks.metrics import (
+    MAX_CONFUSED,
     ConfusionMatrix,
     Tally,
     bleu,
@@ -202,3 +203,12 @@ def test_a_confusion_matrix_is_scikit_learns(pairs):
     assert sum(times for *_, times in mistakes) == sum(a != b for a, b in pairs)
     assert [times for *_, times in mistakes] == sorted((times for *_, times in mistakes), reverse=True)
     assert all(matrix.counts[LABELS.index(a)][LABELS.index(b)] == times for a, b, times in mistakes)
+
+
+def test_the_confusion_matrix_of_very_many_labels_is_of_the_most_frequent():
+    labels = [f"{number:05d}" for number in range(50_000)]  # whose square would take all memory
+    pairs = [("00007", "00009")] * 3 + [("00001", "00001")] + [(label, label) for label in labels[10:5000]]
+    matrix = ConfusionMatrix.of(labels, pairs)
+    assert len(matrix.labels) == len(matrix.counts) == MAX_CONFUSED
+    assert matrix.mistakes() == [("00007", "00009", 3)]
+    assert list(matrix.labels) == sorted(matrix.labels)

@@ -32,6 +32,12 @@ def written(path, *records, upto=-1):
     return read_metrics(path)
 
 
+def notice(path, upto):
+    file = MetricsFile(path, upto)
+    file.close()
+    return file.notice
+
+
 def steps(path):
     return [row["step"] for row in read_metrics(path)]
 
@@ -150,3 +156,27 @@ def test_a_full_disk_is_told_without_a_traceback(path):
     with pytest.raises(CheckpointError, match="metrics.jsonl: cannot be written: No space left on device"):
         file(step(1))
     file.close()
+
+
+def test_rows_that_are_gone_or_are_none_are_told_when_a_run_goes_on(path):
+    assert notice(path, -1) == ""
+    assert notice(path, 8) == ""  # an empty file: no row was due
+    path.unlink()
+    assert notice(path, 8) == f"{path}: is missing: it will have no rows of the steps up to 8"
+    written(path, step(2), step(4))
+    path.write_text("garbage\n" + "[" * 100_000 + "\n" + path.read_text() + '{"step": ' + "9" * 5000 + "}\n")
+    assert notice(path, 8) == f"{path}: 3 lines are no rows of metrics, and are left out"
+    assert steps(path) == [2, 4]
+
+
+def test_a_line_that_a_kill_has_cut_is_not_told(path):
+    written(path, step(2), step(4))
+    path.write_text(path.read_text()[:-5])
+    assert notice(path, 8) == ""
+    assert steps(path) == [2]
+
+
+def test_the_remedy_is_that_of_the_error(path):
+    path.mkdir()
+    with pytest.raises(CheckpointError, match="Is a directory; move what is there, or choose another place"):
+        MetricsFile(path, -1)

@@ -47,6 +47,12 @@ def test_resuming_a_finished_run_changes_nothing(recipe, trained):
     assert losses(trained) == before
 
 
+def test_a_resumed_run_tells_that_its_metrics_are_gone(recipe, trained):
+    (trained / "metrics.jsonl").unlink()
+    assert f"{trained / 'metrics.jsonl'}: is missing" in said(recipe, trained, "train.steps=12")[0]
+    assert [step for step, _ in losses(trained)] == [12]
+
+
 def test_resuming_a_run_that_patience_ended_changes_nothing(recipe, tmp_path):
     changes = ["train.steps=500", "train.eval_every=2", "train.lr=1e-9", "train.patience=2"]
     train(recipe, tmp_path / "run", *changes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.console import JsonOption, ModelArg, OverridesArg, TrustOption, print_table, tell
+from weft.cli.console import JsonOption, ModelArg, OverridesArg, TrustOption, print_table, read_path, tell
 from weft.cli.data_check import data_check
 from weft.cli.describe import copy_recipe, show
 from weft.config.json import write_json
@@ -28,7 +28,8 @@ def models(
         typer.Argument(metavar="NAME", help="A recipe, preset, model, task, tokenizer, or the section data or train."),
     ] = None,
     copy: Annotated[
-        Path | None, typer.Option("--copy", metavar="FILE", help="Write the recipe NAME to a file, to change it.")
+        Path | None,
+        typer.Option("--copy", parser=read_path, metavar="FILE", help="Write the recipe NAME to a file, to change it."),
     ] = None,
     as_json: JsonOption = False,
     kernels: Annotated[
@@ -103,7 +104,7 @@ def data_show(
     name: Annotated[str, typer.Argument(metavar="SAMPLE|RECIPE", help="A sample, or a recipe's file or name.")],
     overrides: OverridesArg = None,
     split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "train",
-    rows: Annotated[int, typer.Option("--rows", "-n", help="How many; 0 for all.", min=0)] = 10,
+    rows: Annotated[int, typer.Option("--rows", "-n", help="How many; 0 for all.", min=0, max=1 << 31)] = 10,
 ) -> None:
     """Print rows of a split as JSON, one a line: the examples as the task reads them."""
     if split not in ("train", "valid", "test"):
@@ -117,9 +118,13 @@ def data_prepare(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE", help="A file or name; its task, data, tokenizer and model are used.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="The folder for the corpus, which data.train can name.")],
+    out: Annotated[
+        Path, typer.Option("--out", parser=read_path, help="The folder for the corpus, which data.train can name.")
+    ],
     overrides: OverridesArg = None,
-    workers: Annotated[int | None, typer.Option("--workers", help="Processes; all cores if not given.", min=1)] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Processes; all cores if not given.", min=1, max=1024)
+    ] = None,
     split: Annotated[str, typer.Option("--split", help="train, valid, test or all.")] = "all",
 ) -> None:
     """Turn text into token arrays that training memory-maps; if it was stopped before, continue."""
@@ -184,7 +189,9 @@ def tokenizer_train(
         str, typer.Argument(metavar="RECIPE", help="A file or name; its task, data and tokenizer are used.")
     ],
     overrides: OverridesArg = None,
-    out: Annotated[Path, typer.Option("--out", help="The folder for tokenizer.json.")] = Path("tokenizer"),
+    out: Annotated[Path, typer.Option("--out", parser=read_path, help="The folder for tokenizer.json.")] = Path(
+        "tokenizer"
+    ),
 ) -> None:
     """Train a recipe's tokenizer alone."""
     from weft.formats.pretrained import read_run

@@ -17,8 +17,21 @@ if TYPE_CHECKING:
     from weft.tasks.lm.minimal_pairs import MinimalPairsResult
     from weft.tasks.metrics import ConfusionMatrix
 
+
+def read_path(text: str) -> Path:
+    """Parse a path; an empty one, such as a shell variable that is not set, would be the current folder."""
+    return Path(read_name(text))
+
+
+def read_name(text: str) -> str:
+    """Parse the name or the path of a model or a file."""
+    if not text:
+        raise ConfigError("a path is empty, '': name a file or a folder; this folder is .")
+    return text
+
+
 MODEL_HELP = "A run, a checkpoint, a Hugging Face directory or hub name."
-ModelArg = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+ModelArg = Annotated[str, typer.Argument(parser=read_name, metavar="MODEL", help=MODEL_HELP)]
 OverridesArg = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes: train.lr=3e-4, data.valid=dev.tsv, …")
 ]
@@ -31,7 +44,8 @@ ColumnsOption = Annotated[
 ]
 TextsArg = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Read from stdin if none.")]
 FileOption = Annotated[
-    Path | None, typer.Option("--file", "-f", help="Rows like the training data's, or a text a line: .txt.")
+    Path | None,
+    typer.Option("--file", "-f", parser=read_path, help="Rows like the training data's, or a text a line: .txt."),
 ]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first row that has an error.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress: notices and results alone.")]

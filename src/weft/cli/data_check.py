@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.console import JsonOption, OverridesArg, print_table
+from weft.cli.console import JsonOption, OverridesArg, print_table, read_name
 from weft.config.json import write_json
 from weft.errors import ConfigError, WeftError
 
@@ -39,7 +39,9 @@ class DataCheck:
 
 
 def data_check(
-    name: Annotated[str, typer.Argument(metavar="FILE|RECIPE", help="A data file or a pattern, or a recipe.")],
+    name: Annotated[
+        str, typer.Argument(parser=read_name, metavar="FILE|RECIPE", help="A data file or a pattern, or a recipe.")
+    ],
     overrides: OverridesArg = None,
     as_json: JsonOption = False,
 ) -> None:

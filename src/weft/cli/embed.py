@@ -22,6 +22,7 @@ from weft.cli.console import (
     TrustOption,
     check_source,
     print_table,
+    read_path,
     tell,
 )
 from weft.config.json import write_json
@@ -51,7 +52,10 @@ def embed(
     file: FileOption = None,
     columns: ColumnsOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help=".npy, .npz, .tsv or .jsonl; JSON lines on stdout if not given.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", parser=read_path, help=".npy, .npz, .tsv or .jsonl; JSON lines on stdout if not given."
+        ),
     ] = None,
     pool: PoolOption = None,
     layers: Annotated[str, typer.Option("--layers", metavar="-1|1,3|-4:", help="0 is the embeddings.")] = "-1",
@@ -94,7 +98,7 @@ def embed(
     pipeline = load(model, device, trust, overrides, precision)
     layer_choice = -1 if layers == "-1" else layers
     embedder = pipeline.embedder(pool_mode, layer_choice, combine_mode, normalize, truncate, "nan")
-    records = text_records(texts) if texts else read_stdin()
+    records = text_records(texts) if texts else read_stdin(pipeline.run.data.max_line_bytes)
     if file is not None:
         records = text_rows(file, pipeline, column_names)
     quiet = quiet or file is None or (out is None and sys.stdout.isatty())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.console import OverridesArg
+from weft.cli.console import OverridesArg, read_name, read_path
 from weft.cli.data_check import TASKS, DataCheck, check_data, count_examples
 from weft.cli.starter import MIN_VALIDATION_ROWS, StarterRecipe, measure_data, propose_recipe, validation_fraction
 from weft.errors import ConfigError, WeftError
@@ -36,15 +36,17 @@ _PRETRAINED = """\
 
 
 def init(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A data file or a pattern, to train on.")],
+    file: Annotated[
+        str, typer.Argument(parser=read_name, metavar="FILE", help="A data file or a pattern, to train on.")
+    ],
     overrides: OverridesArg = None,
     task: Annotated[
         str | None,
         typer.Option("--task", help=f"{', '.join(TASKS[:-1])} or {TASKS[-1]}; by the file if not given."),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The recipe to write; nothing is overwritten.")] = Path(
-        "mine.yaml"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", parser=read_path, help="The recipe to write; nothing is overwritten.")
+    ] = Path("mine.yaml"),
 ) -> None:
     """Write a first recipe for a data file: task, columns, tokenizer, model and training by what the file holds."""
     if out.exists():

@@ -1,19 +1,22 @@
 """Rows from a file, a pipe or the command line, in chunks: full ones, or smaller ones when the producer pauses."""
 
+import sys
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 from typing import Any, TypeVar
 
+from weft.cli.console import tell
 from weft.config.schema import Data
 from weft.data.readers.column_mapping import ColumnSpec
-from weft.data.readers.lines import chomp
+from weft.data.readers.lines import STDIN, BadRow, chomp, read_stdin_lines
 from weft.data.readers.records import Record, read_records
 from weft.errors import ConfigError, DataError, WeftError
 
 MAX_CHUNK = 1024  # rows
-STDIN = 0
+ROW_SIZE = 1 << 12  # characters that count as one row, so that a chunk of long rows has few
 
 _E = TypeVar("_E", bound=WeftError)
 
@@ -23,24 +26,16 @@ def text_records(texts: Iterable[str]) -> Iterator[Record]:
     return (Record(f"example {number}", {"text": text}, text) for number, text in enumerate(texts, 1))
 
 
-def read_stdin() -> Iterator[Record]:
-    """Yield the lines of stdin, each a text."""
-    try:
-        # Not sys.stdin: if a thread waits on it when the program ends, Python aborts with a core dump.
-        with open(STDIN, "rb", closefd=False) as handle:
-            for number, line in enumerate(handle, 1):
-                yield _stdin_record(number, line)
-    except OSError as error:
-        raise DataError(f"stdin: cannot be read: {error.strerror}") from None
-
-
-def _stdin_record(number: int, line: bytes) -> Record:
-    try:
-        text = chomp(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-    except UnicodeDecodeError as error:
-        reason = f"not UTF-8: {error.reason} at byte {error.start}; try iconv"
-        return Record(f"stdin:{number}", {}, DataError(f"stdin:{number}: {reason}"))
-    return Record(f"example {number}", {"text": text}, text)
+def read_stdin(limit: int) -> Iterator[Record]:
+    """Yield the lines of stdin, each a text; one of more than `limit` bytes is a row with its error."""
+    if sys.stdin is not None and sys.stdin.isatty():
+        tell("reading texts from the terminal, one a line; Ctrl-D ends them")
+    for number, line in read_stdin_lines(limit):
+        if isinstance(line, BadRow):
+            yield Record(f"{STDIN}:{number}", {}, DataError(str(line)))
+        else:
+            text = chomp(line)
+            yield Record(f"example {number}", {"text": text}, text)
 
 
 def read_file(
@@ -66,7 +61,7 @@ def parse_columns(pairs: Iterable[str] | None, file: object) -> dict[str, int | 
         field, _, name = (part.strip() for part in pair.partition("="))
         if not (field and name):
             raise ConfigError(f"--columns: must be FIELD=COLUMN, such as text=review or text=2, but is {pair!r}")
-        column: int | str = int(name) if name.isdecimal() else name
+        column: int | str = int(name) if name.isdecimal() and len(name) < 10 else name
         before = columns.get(field)
         columns[field] = column if before is None else [*(before if isinstance(before, list) else [before]), column]
     if columns and file is None:
@@ -74,10 +69,38 @@ def parse_columns(pairs: Iterable[str] | None, file: object) -> dict[str, int | 
     return columns or None
 
 
+def row_size(example: Any) -> int:
+    """Return for how many rows an example, a text or a `Record`, counts."""
+    values = example.columns.values() if isinstance(example, Record) else [example]
+    return 1 + sum(len(value if isinstance(value, str) else repr(value)) for value in values) // ROW_SIZE
+
+
+class _RowQueue(Queue[Any]):
+    """A queue that is full by the sizes of the examples in it, not by their number."""
+
+    def _init(self, maxsize: int) -> None:
+        self._examples: deque[Any] = deque()
+        self._size = 0
+
+    def _qsize(self) -> int:
+        return self._size
+
+    def _put(self, item: Any) -> None:
+        self._examples.append(item)
+        self._size += row_size(item)
+
+    def _get(self) -> Any:
+        item = self._examples.popleft()
+        self._size -= row_size(item)
+        return item
+
+
 def read_chunks(examples: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield the examples read so far, at least one and at most `MAX_CHUNK`, while a thread reads more."""
-    queue: Queue[Any] = Queue(maxsize=4 * MAX_CHUNK)
-    end = object()
+    """Yield the examples read so far, at least one and at most `MAX_CHUNK`, while a thread reads more.
+
+    A long example counts as many, so that memory is bounded by the characters, too.
+    """
+    queue, end = _RowQueue(4 * MAX_CHUNK), object()
 
     def read() -> None:
         try:
@@ -89,10 +112,11 @@ def read_chunks(examples: Iterable[Any]) -> Iterator[list[Any]]:
 
     Thread(target=read, daemon=True).start()
     while (first := queue.get()) is not end:
-        chunk = [first]
-        while len(chunk) < MAX_CHUNK and chunk[-1] is not end and not isinstance(chunk[-1], BaseException):
+        chunk, size = [first], row_size(first)
+        while size < MAX_CHUNK and chunk[-1] is not end and not isinstance(chunk[-1], BaseException):
             try:
                 chunk.append(queue.get_nowait())
+                size += row_size(chunk[-1])
             except Empty:
                 break
         last = chunk[-1]

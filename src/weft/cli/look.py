@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from weft.cli.console import MODEL_HELP, ColumnsOption, DeviceOption, ModelArg, TrustOption, tell
+from weft.cli.console import MODEL_HELP, ColumnsOption, DeviceOption, ModelArg, TrustOption, read_path, tell
 from weft.errors import ConfigError, DataError, RoleError
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ look_app = typer.Typer(
 )
 
 OptionalModelArg = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
-OutOption = Annotated[Path, typer.Option("--out", "-o", help="A page (.html), a picture (.png) or data (.json).")]
+OutOption = Annotated[
+    Path, typer.Option("--out", "-o", parser=read_path, help="A page (.html), a picture (.png) or data (.json).")
+]
 LayersOption = Annotated[str | None, typer.Option("--layers", metavar="0,2,…", help="Which layers, counted from 0.")]
 _DEFAULT_OUT = Path("look.html")
 
@@ -213,6 +215,6 @@ def _parse_numbers(option: str, text: str | None) -> list[int] | None:
     if text is None:
         return None
     parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
+    if not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
         raise ConfigError(f"{option}: must be comma-separated numbers, such as 0,2, but is {text!r} instead")
     return sorted({int(part) for part in parts})

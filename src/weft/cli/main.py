@@ -4,9 +4,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -31,17 +31,20 @@ from weft.cli.console import (
     print_pairs,
     print_report,
     print_table,
+    read_path,
     tell,
     write_errors,
 )
 from weft.config.json import write_json
-from weft.errors import ConfigError, RoleError, WeftError
+from weft.errors import ConfigError, RoleError, WeftError, disk_remedy
 from weft.training.signals import Interrupted
 
 if TYPE_CHECKING:
     from weft.data.readers.column_mapping import ColumnSpec
     from weft.pipeline import Pipeline
     from weft.tasks.inference import EvaluationResult
+
+MAX_MESSAGE = 4000  # characters of an error
 
 app = typer.Typer(
     name="weft",
@@ -60,25 +63,55 @@ def main() -> None:
     """Run the command line; print an error that a user can cause as one line, and exit with its code."""
     sys.path.insert(0, "")  # a recipe may name a class in a file beside it: my_model:MyModel
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where the error of a full disk is still one line
     except WeftError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+        _exit_with_error(_shorten(str(error)))
+    except BrokenPipeError:
+        _end_of_pipe()
+    except OSError as error:
+        if error.filename is None:
+            _discard_stdout()
+        place = "stdout" if error.filename is None else _shorten(str(error.filename))
+        _exit_with_error(f"{place}: {error.strerror or error}; {disk_remedy(error)}")
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not re.search("alloc|memory", str(error), re.IGNORECASE):
             raise
         reason = str(error).splitlines()[0] if str(error) else "an allocation failed"
-        sys.stderr.write(f"error: out of memory: {reason}; try a smaller model, train.batch_tokens or beam\n")
-        sys.exit(2)
+        _exit_with_error(f"out of memory: {reason}; try a smaller model, train.batch_tokens or beam")
     except Interrupted as stop:
         sys.stderr.write(f"{stop}\n")
         sys.exit(stop.exit_code)
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):  # typer exits with 1 on a broken pipe
             raise
-        # The reader of the pipe, such as head, has closed it. Python flushes the buffer on exit: to the null device.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(0)
+        _end_of_pipe()
+
+
+def _exit_with_error(message: str) -> NoReturn:
+    """Print an error and exit with 2."""
+    with suppress(OSError):  # stderr may be what is full
+        sys.stderr.write(f"error: {message}\n")
+    sys.exit(2)
+
+
+def _shorten(message: str) -> str:
+    """Leave out the middle of a message that would fill the screen."""
+    half = MAX_MESSAGE // 2
+    return message if len(message) <= MAX_MESSAGE else f"{message[:half]} … {message[-half:]}"
+
+
+def _end_of_pipe() -> NoReturn:
+    """Exit with 0: the reader of the pipe, such as head, has closed it."""
+    _discard_stdout()
+    sys.exit(0)
+
+
+def _discard_stdout() -> None:
+    """Let what Python flushes on exit go to the null device."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @app.callback(invoke_without_command=True)
@@ -92,7 +125,9 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 def train_command(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A file, or the name of a recipe: see weft models.")],
     overrides: OverridesArg = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run's directory; runs/NAME if not given.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", parser=read_path, help="The run's directory; runs/NAME if not given.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in --out.")] = False,
     plan: Annotated[
         bool,
@@ -132,14 +167,22 @@ def evaluate_command(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change, such as task.decode.beam=5.")
     ] = None,
     blimp: Annotated[
-        Path | None, typer.Option("--blimp", metavar="DIR", help="A folder of minimal pairs, such as BLiMP, to score.")
+        Path | None,
+        typer.Option(
+            "--blimp", parser=read_path, metavar="DIR", help="A folder of minimal pairs, such as BLiMP, to score."
+        ),
     ] = None,
     report: Annotated[
         bool, typer.Option("--report", help="Print precision, recall and F1 of each label or entity.")
     ] = False,
     errors: Annotated[
         Path | None,
-        typer.Option("--errors", metavar="FILE", help="A .jsonl file for the wrong answers, the most confident first."),
+        typer.Option(
+            "--errors",
+            parser=read_path,
+            metavar="FILE",
+            help="A .jsonl file for the wrong answers, the most confident first.",
+        ),
     ] = None,
     columns: ColumnsOption = None,
     as_json: JsonOption = False,
@@ -177,7 +220,12 @@ def predict_command(
     file: FileOption = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Rows with their answers: .csv, .tsv, .jsonl or .parquet; if not, stdout."),
+        typer.Option(
+            "--out",
+            "-o",
+            parser=read_path,
+            help="Rows with their answers: .csv, .tsv, .jsonl or .parquet; if not, stdout.",
+        ),
     ] = None,
     columns: ColumnsOption = None,
     options: Annotated[
@@ -211,7 +259,7 @@ def predict_command(
     if not as_json:
         _tell_sampling(pipeline, decoding)
     limit = pipeline.truncation_policy(truncation)  # type: ignore[arg-type]  # checked there
-    records = text_records(texts) if texts else read_stdin()
+    records = text_records(texts) if texts else read_stdin(pipeline.run.data.max_line_bytes)
     if file is not None:
         records = question_records(file, pipeline, column_names)
     if stream:
@@ -234,7 +282,9 @@ def predict_command(
 def compare_command(
     recipes: Annotated[list[str], typer.Argument(metavar="RECIPE", help="Files or names of recipes.")],
     budget: Annotated[str, typer.Option("--budget", help="Of each recipe: 60s, 5m, or a number of steps.")] = "60s",
-    out: Annotated[Path, typer.Option("--out", help="The folder for the runs and report.html.")] = Path("compared"),
+    out: Annotated[
+        Path, typer.Option("--out", parser=read_path, help="The folder for the runs and report.html.")
+    ] = Path("compared"),
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change to every recipe.")
     ] = None,
@@ -261,11 +311,14 @@ def convert_command(
     source: Annotated[
         Path,
         typer.Argument(
+            parser=read_path,
             metavar="FROM",
             help="A run, a checkpoint, a Hugging Face folder or hub name, an ELMo folder, an .arpa file.",
         ),
     ],
-    target: Annotated[Path, typer.Argument(metavar="TO", help="A new folder, or a file: .arpa or .arpa.gz.")],
+    target: Annotated[
+        Path, typer.Argument(parser=read_path, metavar="TO", help="A new folder, or a file: .arpa or .arpa.gz.")
+    ],
 ) -> None:
     """Convert a Hugging Face directory to a checkpoint, or a run to a directory; compare the two models' outputs."""
     from weft.conversion.convert import convert
@@ -280,8 +333,10 @@ def convert_command(
 
 @app.command("average")
 def average_command(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN|CHECKPOINT", help="A run, or checkpoints one by one.")],
-    out: Annotated[Path, typer.Option("--out", help="A new folder for the checkpoint.")],
+    paths: Annotated[
+        list[Path], typer.Argument(parser=read_path, metavar="RUN|CHECKPOINT", help="A run, or checkpoints one by one.")
+    ],
+    out: Annotated[Path, typer.Option("--out", parser=read_path, help="A new folder for the checkpoint.")],
     last: Annotated[int | None, typer.Option("--last", help="How many of a run's checkpoints; 5 if not given.")] = None,
 ) -> None:
     """Average the weights of a run's last checkpoints, or of those named; write a checkpoint."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from weft.errors import did_you_mean
+from weft.errors import abbreviate, did_you_mean
 
 RENAMED = {  # keys of recipes before 0.1 -> their new names, of which a section has one
     "longest": ("max_length", "max_positions"),
@@ -79,7 +79,7 @@ def _describe(errors: Sequence[Any], schema: type[BaseModel], schemas: Schemas) 
         return message
     choices = re.findall(r"'([^']*)'", first["ctx"]["expected"]) if first["type"] == "literal_error" else []
     hint = f"; {did_you_mean(str(first['input']), choices)}" if choices and len(errors) == 1 else ""
-    return f"{message}, but is {first['input']!r} instead{hint}"
+    return f"{message}, but is {abbreviate(first['input'])} instead{hint}"
 
 
 def _places_of(key: str, schema: type[BaseModel], prefix: str) -> Iterator[str]:

@@ -28,8 +28,10 @@ from pydantic_core import CoreSchema, core_schema
 
 from weft.config.error_messages import describe_errors
 from weft.config.yaml import read_yaml
-from weft.errors import ConfigError, WeftError, did_you_mean, nearest
+from weft.errors import ConfigError, WeftError, abbreviate, did_you_mean, nearest
 from weft.registry import Kind, resolve
+
+MAX_RECIPE = 1 << 25  # bytes: a recipe may list hundreds of thousands of labels
 
 
 def _with_strict_numbers(schema: Any, owner: type) -> Any:
@@ -147,7 +149,7 @@ class Data(Section):
     # of longer sequences: refuse them, cut, drop, or read them in windows
     truncation: Literal["error", "cut", "drop", "window"] = "error"
     max_line_bytes: int = Field(1 << 24, ge=1, lt=2**31)  # a longer line is a bad row
-    workers: int = Field(0, ge=0)  # processes that collate batches ahead of the trainer
+    workers: int = Field(0, ge=0, le=128)  # processes that collate batches ahead of the trainer
 
     @model_validator(mode="after")
     def _some_source(self) -> "Data":
@@ -166,11 +168,11 @@ class Train(Section):
     """The budget, the optimizer, and the checkpoints to keep."""
 
     steps: int | None = Field(None, ge=1)  # the budget in updates; or give `time`
-    epochs: float | None = Field(None, gt=0)  # passes over the training data
+    epochs: float | None = Field(None, gt=0, le=10_000)  # passes over the training data
     time: Seconds | None = None  # the budget in time: 90s, 15m or 2h
     batch_tokens: int | None = Field(4096, ge=1)  # tokens in a batch; None: batch_size is given
     batch_size: int | None = Field(None, ge=1)  # items in a batch, in place of batch_tokens
-    accumulate: int = Field(1, ge=1)  # batches for each update, in each process
+    accumulate: int = Field(1, ge=1, le=10_000)  # batches for each update, in each process
     optimizer: Literal["adamw", "adam", "adagrad", "sgd", "asgd"] = "adamw"  # asgd: SGD, averaged in the end
     lr: float = Field(1e-3, gt=0)  # the peak of the learning rate
     betas: tuple[Share, Share] = (0.9, 0.999)  # of Adam
@@ -187,7 +189,7 @@ class Train(Section):
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: the forward pass under autocast
     compile: bool | None = None  # None: on CUDA in bf16, where model and task support it
     seed: int = Field(1, ge=0, lt=2**32)  # of weights, order and dropout
-    seeds: int = Field(1, ge=1)  # number of runs, with the seeds seed, seed + 1, …
+    seeds: int = Field(1, ge=1, le=1000)  # number of runs, with the seeds seed, seed + 1, …
     deterministic: bool = False  # use PyTorch's deterministic kernels only
     device: str = "auto"  # auto (a GPU if there is one), cpu, cuda or cuda:1
     report_every: int = Field(20, ge=1)  # steps between rows of metrics.jsonl
@@ -258,7 +260,9 @@ class Run(Section):
 def _named(kind: Kind, raw: Mapping[str, Any], trust: bool) -> Any:
     section = raw.get(kind)
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
-        raise ConfigError(f"{kind}.name: must say which {kind}, but is {section!r} instead; add {kind}: {{name: ...}}")
+        raise ConfigError(
+            f"{kind}.name: must say which {kind}, but is {abbreviate(section)} instead; add {kind}: {{name: ...}}"
+        )
     return read_section(resolve(kind, section["name"], trust).Config, section, kind, raw if trust else None)
 
 
@@ -314,7 +318,8 @@ def preset_names() -> list[str]:
 def read_preset(name: object) -> dict[str, Any]:
     """Return a preset: the section of a model, including its name."""
     if name not in preset_names():
-        raise ConfigError(f"model.preset: there is no preset {name!r}; {did_you_mean(str(name), preset_names())}")
+        hint = did_you_mean(str(name), preset_names())
+        raise ConfigError(f"model.preset: there is no preset {abbreviate(name)}; {hint}")
     preset: dict[str, Any] = read_yaml(shipped_text("presets", str(name)), f"presets/{name}.yaml")
     return preset
 
@@ -340,7 +345,8 @@ def read_recipe(recipe: str | Path | Mapping[str, Any], overrides: Overrides = (
     else:
         raw = read_yaml(_recipe_text(recipe), str(recipe))
     if not isinstance(raw, dict):
-        raise ConfigError(f"{recipe}: must be a mapping with the keys {', '.join(Run.model_fields)}, but is {raw!r}")
+        keys = ", ".join(Run.model_fields)
+        raise ConfigError(f"{recipe}: must be a mapping with the keys {keys}, but is {abbreviate(raw)}")
     apply_overrides(raw, overrides)
     return raw
 
@@ -357,7 +363,7 @@ def apply_overrides(raw: dict[str, Any], overrides: Overrides) -> None:
     if not isinstance(overrides, Iterable):
         raise ConfigError(
             "overrides: must be a list, such as ['train.lr=3e-5'], or a mapping, such as {'train.lr': 3e-5}, "
-            f"but is {overrides!r} instead"
+            f"but is {abbreviate(overrides)} instead"
         )
     for override in [overrides] if isinstance(overrides, str) else overrides:
         apply_override(raw, override)
@@ -367,7 +373,7 @@ def _apply_value(raw: dict[str, Any], dotted: object, value: Any) -> None:
     """Set one dotted key to a value; a section, whose key has no dot, is merged."""
     keys = dotted.split(".") if isinstance(dotted, str) else [""]
     if not all(keys):
-        raise ConfigError(f"overrides: {dotted!r}: a key is dotted, such as 'train.lr'")
+        raise ConfigError(f"overrides: {abbreviate(dotted)}: a key is dotted, such as 'train.lr'")
     if len(keys) == 1 and isinstance(value, Mapping):
         _merge(raw, keys[0], value)
     else:
@@ -395,7 +401,11 @@ def _recipe_text(recipe: str | Path) -> str:
     try:
         if not path.is_file() and str(recipe) in recipe_names():
             return shipped_text("recipes", str(recipe))
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(MAX_RECIPE + 1)
+        if len(data) > MAX_RECIPE:
+            raise ConfigError(f"{recipe}: has more than {MAX_RECIPE >> 20} MB; is it a recipe?")
+        return data.decode("utf-8")
     except FileNotFoundError:
         near = _nearest_recipe(path)
         hint = f"did you mean {near!r}?" if near else "weft models lists those"
@@ -417,8 +427,8 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
     dotted, equals, text = override.partition("=") if isinstance(override, str) else ("", "", "")
     keys = dotted.split(".")
     if not equals or not all(keys):
-        raise ConfigError(f"{override!r}: an override is key=value, such as train.lr=3e-5")
-    _enter(raw, keys, override)[keys[-1]] = read_yaml(text, override)
+        raise ConfigError(f"{abbreviate(override)}: an override is key=value, such as train.lr=3e-5")
+    _enter(raw, keys, override)[keys[-1]] = read_yaml(text, override[:60])
 
 
 def _enter(raw: dict[str, Any], keys: Sequence[str], override: object) -> dict[str, Any]:
@@ -427,5 +437,6 @@ def _enter(raw: dict[str, Any], keys: Sequence[str], override: object) -> dict[s
     for depth, key in enumerate(keys[:-1]):
         mapping = mapping.setdefault(key, {})
         if not isinstance(mapping, dict):
-            raise ConfigError(f"{override!r}: {'.'.join(keys[: depth + 1])} is {mapping!r}, which has no keys")
+            parent = ".".join(keys[: depth + 1])
+            raise ConfigError(f"{abbreviate(override)}: {parent} is {abbreviate(mapping)}, which has no keys")
     return mapping

@@ -7,7 +7,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import BeforeValidator
 
-from weft.errors import DataError, did_you_mean
+from weft.errors import DataError, abbreviate, did_you_mean
+
+MAX_LABELS = 100_000
 
 
 def read_label(value: object) -> str:
@@ -44,9 +46,14 @@ class Labels:
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)
+        if len(self.names) > MAX_LABELS:
+            raise DataError(
+                f"there are {len(self.names):,} labels, such as {abbreviate(self.names[0], 60)}, and at most "
+                f"{MAX_LABELS:,} can be told apart; is it the column of labels? if so, join the rare ones"
+            )
         self._index = {name: index for index, name in enumerate(self.names)}
         if len(self._index) != len(self.names):
-            duplicate = next(name for name in self.names if self.names.count(name) > 1)
+            duplicate = next(name for index, name in enumerate(self.names) if self._index[name] != index)
             raise DataError(f"the label {duplicate!r} is listed twice; list each once")
 
     @classmethod

@@ -11,6 +11,8 @@ import numpy.typing as npt
 from weft.data.readers.lines import plural
 from weft.errors import DataError
 
+COUNTED = 100_000  # tokens of a long text that are counted; what is beyond them need not be tokenized
+
 Ids = TypeVar("Ids", Sequence[int], npt.NDArray[np.integer[Any]])
 
 
@@ -27,6 +29,11 @@ class TruncationPolicy:
     notes: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # other changes by a task, and their counts
     is_largest: bool = False  # whether the model's pretrained weights allow no larger `max_length`
     at_inference: bool = False  # whether the error asks the user to shorten the input, not to change the recipe
+
+    @property
+    def needed(self) -> int | None:
+        """The number of a text's first tokens that `apply` needs, for `Tokenizer.ids`; None: all."""
+        return None if self.policy == "window" else self.max_length + COUNTED
 
     def apply(self, ids: Ids, windows: bool = True) -> list[Ids]:
         """Return the sequences that replace `ids`: itself, its prefix, none, or non-overlapping windows.
@@ -51,7 +58,8 @@ class TruncationPolicy:
             remedy = (
                 f"shorten it, or set data.truncation: cut{' or window' if windows else ''} (weft predict --truncation)"
             )
-        raise DataError(f"got {len(ids):,} tokens, data.max_length is {self.max_length:,}; {remedy}")
+        count = count_tokens(len(ids), self.max_length)
+        raise DataError(f"got {count} tokens, data.max_length is {self.max_length:,}; {remedy}")
 
     def add(self, part: "TruncationPolicy") -> None:
         """Add the counts of another object, for other sequences."""
@@ -71,3 +79,9 @@ class TruncationPolicy:
         noun = "sequence" if sum(counts.values()) == 1 else "sequences"
         parts = [f"{summary} {noun} longer than data.max_length={self.max_length}"] if summary else []
         return "; ".join(parts + [f"{verb} {plural(n, noun)} {how}" for (verb, noun, how), n in self.notes.items()])
+
+
+def count_tokens(number: int, max_length: int) -> str:
+    """Return a number of tokens for a message: a text may have been tokenized in part (`TruncationPolicy.needed`)."""
+    most = max_length + COUNTED
+    return f"{number:,}" if number < most else f"{most:,} or more"

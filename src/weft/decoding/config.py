@@ -16,9 +16,9 @@ RANKING_OPTIONS = ("length_penalty", "alpha")  # without effect unless several h
 class DecodingConfig(Section):
     """Decoding options: part of a task's recipe and of each call."""
 
-    beam: int = Field(1, ge=1, le=100_000)  # 1: greedy, or sampled
+    beam: int = Field(1, ge=1, le=1000)  # 1: greedy, or sampled
     # Hypotheses returned a sequence: the best of the beam, or independent samples.
-    num_return_sequences: int = Field(1, ge=1, le=100_000)  # answers: the best of the beam, or so many samples
+    num_return_sequences: int = Field(1, ge=1, le=20_000)  # answers: the best of the beam, or so many samples
     length_penalty: Literal["none", "gnmt", "average"] = "gnmt"  # what a score is divided by
     alpha: float = Field(0.6, ge=0, le=10)  # of the length penalty; average with 1 is the mean a token
     max_length: int = Field(256, ge=1, le=100_000)  # tokens produced, eos included

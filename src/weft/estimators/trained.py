@@ -154,7 +154,7 @@ class TextClassifier(ClassifierMixin, _TrainedEstimator):  # type: ignore[misc]
         check_is_fitted(self, "pipeline_")
         # `Pipeline.answers` would round the probabilities; the labels are in the order of the classes.
         outputs = self.pipeline_.outputs({"text": text} for text in read_texts(X))
-        probabilities = np.array([row for ((_, row),) in outputs]).reshape(-1, len(self.classes_))
+        probabilities = np.array([row for ((_, row),) in outputs], np.float64).reshape(-1, len(self.classes_))
         return probabilities / probabilities.sum(1, keepdims=True)
 
     def __sklearn_tags__(self) -> Tags:

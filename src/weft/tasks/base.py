@@ -43,13 +43,13 @@ class TextInput:
         """The special tokens before and after a text."""
         return (self.tokenizer.specials.bos,), (self.tokenizer.specials.eos,)
 
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text, without the special tokens."""
-        return self.tokenizer.ids(texts)
+    def tokenize(self, texts: Sequence[str], needed: int | None = None) -> list[list[int]]:
+        """Return the ids of each text, without the special tokens; with `needed`, as `Tokenizer.ids` does."""
+        return self.tokenizer.ids(texts, needed)
 
-    def char_ids(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
+    def char_ids(self, texts: Sequence[str], needed: int | None = None) -> list[list[np.ndarray]]:
         """Return the characters of each token, special tokens included: for a model that reads characters."""
-        surfaces = [[text[a:b].strip() for a, b in self.tokenizer.encode(text).offsets] for text in texts]
+        surfaces = [[text[a:b].strip() for a, b in self.tokenizer.encode(text, needed).offsets] for text in texts]
         return [[char_ids([token]) for token in ("", *tokens, "")] for tokens in surfaces]
 
 

@@ -41,12 +41,12 @@ class Spelling:
             table[id, :3] = WORD_BEGIN, char, WORD_END
         return table
 
-    def of_texts(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
-        """Return the characters of each token of texts, bos and eos included."""
-        return [self._of_text(text) for text in texts]
+    def of_texts(self, texts: Sequence[str], needed: int | None = None) -> list[list[np.ndarray]]:
+        """Return the characters of each token of texts, or as `Tokenizer.ids` of those needed, bos and eos included."""
+        return [self._of_text(text, needed) for text in texts]
 
-    def _of_text(self, text: str) -> list[np.ndarray]:
-        specials, encoding = self.tokenizer.specials, self.tokenizer.encode(text)
+    def _of_text(self, text: str, needed: int | None) -> list[np.ndarray]:
+        specials, encoding = self.tokenizer.specials, self.tokenizer.encode(text, needed)
         unknown = {
             index: char_ids([text[start:end]])
             for index, (id, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True))

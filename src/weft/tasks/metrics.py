@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+MAX_CONFUSED = 1000  # labels of a confusion matrix, which has their square of counts
+
 Entity = tuple[str, int, int]  # its type, its first word and the word after its last
 
 
@@ -24,8 +26,17 @@ class ConfusionMatrix:
 
     @classmethod
     def of(cls, labels: Sequence[str], pairs: Iterable[tuple[str, str]]) -> "ConfusionMatrix":
-        """Count (gold, predicted) pairs; a prediction that is not a label is left out."""
+        """Count (gold, predicted) pairs; a prediction that is not a label is left out.
+
+        Of over `MAX_CONFUSED` labels, there are those that occur most often alone: the matrix has a row for each.
+        """
         counts = Counter(pairs)
+        if len(labels) > MAX_CONFUSED:
+            frequent = Counter[str]()
+            for pair, count in counts.items():
+                frequent.update(dict.fromkeys(pair, count))
+            kept = {label for label, _ in sorted(frequent.items(), key=lambda item: (-item[1], item[0]))[:MAX_CONFUSED]}
+            labels = [label for label in labels if label in kept]
         return cls(tuple(labels), [[counts[gold, predicted] for predicted in labels] for gold in labels])
 
     def mistakes(self) -> list[tuple[str, str, int]]:

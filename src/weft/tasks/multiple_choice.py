@@ -127,7 +127,7 @@ class Choice(TeacherForcing, ErrorAnalysis):
     ) -> list[list[Item]]:
         """Encode many questions with one call of the tokenizer."""
         texts = [text for example in examples for text in self.texts(example)[0]]
-        encoded = iter(tokenize_texts(texts, tokenizer, self.uses_chars))
+        encoded = iter(tokenize_texts(texts, tokenizer, self.uses_chars, limit))
         return [self._items(example, encoded, tokenizer, limit) for example in examples]
 
     def _items(

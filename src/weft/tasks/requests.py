@@ -7,12 +7,11 @@ from pydantic import BaseModel, ValidationError
 
 from weft.config.schema import Overrides, Section, apply_overrides, read_section
 from weft.decoding.config import DecodingConfig
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError, DataError, abbreviate
 from weft.tasks.base import Task
 
 # The forms of an example in a request: a text, its fields by name or, in a tuple or list, in their order.
 Request = str | Mapping[str, Any] | BaseModel | tuple[Any, ...] | list[Any]
-SHOWN = 200  # characters of the input that an error message repeats
 
 
 def parse_example(task: Task, request: Request, number: int) -> Any:
@@ -31,10 +30,8 @@ def parse_example(task: Task, request: Request, number: int) -> Any:
         details = error.errors()[0]
         field = ".".join(str(part) for part in details["loc"]) or "example"
         message = details["msg"].removeprefix("Value error, ")
-        given = repr(details["input"])
-        given = given if len(given) <= SHOWN else f"{given[:SHOWN]}…"
         raise DataError(
-            f"example {number}: {field}: {message}, but is {given} instead; "
+            f"example {number}: {field}: {message}, but is {abbreviate(details['input'])} instead; "
             f"an example has the fields {', '.join(task.Example.model_fields)}"
         ) from None
     if reason := task.unavailable_answer(example):

@@ -89,8 +89,8 @@ class Skipgram(SelfFitting, CustomEvaluation):
         """None: special tokens have no trained vectors."""
         return (), ()
 
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of the words of texts, without unknown ones."""
+    def tokenize(self, texts: Sequence[str], needed: int | None = None) -> list[list[int]]:
+        """Return the ids of the words of texts, without unknown ones: how many are left of a part is not known."""
         unknown = self.tokenizer.specials.unk
         return [[id for id in ids if id != unknown] for ids in self.tokenizer.ids(texts)]
 

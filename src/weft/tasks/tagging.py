@@ -149,11 +149,11 @@ class Tag(LabelTask, StaticBatches, LabelPrediction, ErrorAnalysis):
         """Return each word by itself: the tokenizer is trained on what it will encode."""
         return [self._add_space(word) for word in example.get_words()], []
 
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+    def tokenize(self, texts: Sequence[str], needed: int | None = None) -> list[list[int]]:
         """Split texts into words, and these into sub-words."""
         return [item[0][1:-1].tolist() for item in self._encode_texts(texts)]
 
-    def char_ids(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
+    def char_ids(self, texts: Sequence[str], needed: int | None = None) -> list[list[np.ndarray]]:
         """Return for each sub-word the characters of its whole word."""
         return [np.split(item[2], np.flatnonzero(item[2] == WORD_END)[:-1] + 1) for item in self._encode_texts(texts)]
 
@@ -173,7 +173,7 @@ class Tag(LabelTask, StaticBatches, LabelPrediction, ErrorAnalysis):
         words = list(dict.fromkeys(chain.from_iterable(sentences)))
         specials = tokenizer.specials
         empty = [specials.eos if specials.unk is None else specials.unk]  # for a word that has no tokens
-        encoded = tokenizer.ids([tokenizer.with_leading_space(tokenizer.config, word) for word in words])
+        encoded = tokenizer.ids([tokenizer.with_leading_space(tokenizer.config, word) for word in words], limit.needed)
         subwords = {word: ids or empty for word, ids in zip(words, encoded, strict=True)}
         return [
             self._items(example, [subwords[word] for word in sentence], tokenizer, limit)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from weft.data.truncation import TruncationPolicy
 from weft.tokenization.trainable import Tokenizer
 
 
@@ -17,13 +18,16 @@ class TextTokens(NamedTuple):
         return TextTokens(self.ids[:size], self.words and self.words[:size])
 
 
-def tokenize_texts(texts: Sequence[str], tokenizer: Tokenizer, with_chars: bool) -> list[TextTokens]:
-    """Tokenize texts; with `with_chars`, keep the surface form of each token."""
+def tokenize_texts(
+    texts: Sequence[str], tokenizer: Tokenizer, with_chars: bool, limit: TruncationPolicy
+) -> list[TextTokens]:
+    """Tokenize texts as far as their limit needs; with `with_chars`, keep the surface form of each token."""
     if not with_chars:
-        return [TextTokens(ids) for ids in tokenizer.ids(texts)]
+        return [TextTokens(ids) for ids in tokenizer.ids(texts, limit.needed)]
     return [
         TextTokens(encoding.ids, [text[start:end].strip() for start, end in encoding.offsets])
-        for text, encoding in zip(texts, map(tokenizer.encode, texts), strict=True)
+        for text in texts
+        for encoding in [tokenizer.encode(text, limit.needed)]
     ]
 
 

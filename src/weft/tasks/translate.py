@@ -112,8 +112,8 @@ class Translate(StaticBatches, TextStreaming, TeacherForcing, ErrorAnalysis):
         self, examples: Sequence[TranslateExample], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[list[Item]]:
         """Encode many pairs with one call of the tokenizer for each side."""
-        sources = tokenizer.ids([example.text for example in examples])
-        targets = tokenizer.target.ids([example.target or "" for example in examples])
+        sources = tokenizer.ids([example.text for example in examples], limit.needed)
+        targets = tokenizer.target.ids([example.target or "" for example in examples], limit.needed)
         return [self._items(*pair, tokenizer, limit) for pair in zip(sources, targets, strict=True)]
 
     def _items(self, source: list[int], target: list[int], tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as Engine
 from weft.config.schema import Named, read_section
 from weft.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from weft.registry import names, resolve
+from weft.tokenization.long_texts import MAX_PIECE, group_texts, split_text
 from weft.tokenization.tokenizer_file import panics_as_errors, read_tokenizer_file
 from weft.tokenization.word_counts import check_text
 from weft.tokens import Specials
@@ -193,15 +194,54 @@ class Tokenizer:
         """Return a word as it occurs after another word: with the leading space, where tokens include it."""
         return word
 
-    def encode(self, text: str) -> Encoding:
-        """Encode one text to ids, offsets and tokens, without special tokens."""
+    def encode(self, text: str, needed: int | None = None) -> Encoding:
+        """Encode one text to ids, offsets and tokens, without special tokens.
+
+        A text of over `MAX_PIECE` characters is encoded in pieces; with `needed`, until there are so many tokens.
+        """
+        if len(text) <= MAX_PIECE:
+            return self._encode_text(text)
+        whole, start = Encoding([], [], []), 0
+        for piece in split_text(text):
+            part = self._encode_text(piece)
+            whole.ids.extend(part.ids)
+            whole.offsets.extend((start + begin, start + end) for begin, end in part.offsets)
+            whole.tokens.extend(part.tokens)
+            start += len(piece)
+            if needed is not None and len(whole.ids) >= needed:
+                break
+        return whole
+
+    def ids(self, texts: Sequence[str], needed: int | None = None) -> list[list[int]]:
+        """Return the ids of many texts, encoded in parallel, without offsets or special tokens.
+
+        A text of over `MAX_PIECE` characters is encoded in pieces; with `needed`, until there are so many tokens.
+        """
+        batch: list[list[int]] = []
+        for group in group_texts(texts):
+            if len(group[0]) > MAX_PIECE:
+                batch.append(self._ids_of_pieces(group[0], needed))
+            else:
+                batch += self._ids_of_texts(group)
+        return batch
+
+    def _ids_of_pieces(self, text: str, needed: int | None) -> list[int]:
+        ids: list[int] = []
+        for piece in split_text(text):
+            ids += self._ids_of_texts([piece])[0]
+            if needed is not None and len(ids) >= needed:
+                break
+        return ids
+
+    def _encode_text(self, text: str) -> Encoding:
+        """Encode one text, or a piece of it, in one call of the library."""
         check_text(text)
         with _library_errors():
             encoding = self.engine.encode(text, add_special_tokens=False)
             return Encoding(encoding.ids, encoding.offsets, encoding.tokens)
 
-    def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of many texts, encoded in parallel, without offsets or special tokens."""
+    def _ids_of_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts in one call of the library."""
         try:
             with _library_errors():
                 return [item.ids for item in self.engine.encode_batch_fast(list(texts), add_special_tokens=False)]

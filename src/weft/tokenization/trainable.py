@@ -91,15 +91,15 @@ class Words(Tokenizer):
         engine.add_special_tokens(specials)
         return engine
 
-    def encode(self, text: str) -> Encoding:
+    def _encode_text(self, text: str) -> Encoding:
         """Encode one text to ids, offsets and words."""
-        encoding = super().encode(text)
+        encoding = super()._encode_text(text)
         return replace(encoding, ids=self._mask_special_ids(encoding.ids)) if self._whole_words else encoding
 
-    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+    def _ids_of_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of many texts, encoded in parallel, without offsets."""
         if not self._whole_words or self.engine.normalizer is not None:
-            batch = super().ids(texts)
+            batch = super()._ids_of_texts(texts)
             return [self._mask_special_ids(ids) for ids in batch] if self._whole_words else batch
         try:
             return self._whitespace_tokenizer().ids(texts)
@@ -258,9 +258,9 @@ class BPE(Tokenizer):
         prefix_space = getattr(self.engine.pre_tokenizer, "add_prefix_space", False)  # some imported tokenizers set it
         return self.config.bytes and self.engine.normalizer is None and not prefix_space
 
-    def encode(self, text: str) -> Encoding:
+    def _encode_text(self, text: str) -> Encoding:
         """Encode one text to ids, offsets and tokens, without special tokens."""
-        return fix_prefix_offsets(super().encode(text))
+        return fix_prefix_offsets(super()._encode_text(text))
 
     def _surface(self, token: str) -> str:
         return decode_byte_level(token) if self.config.bytes else token.replace(SPACE, " ")
@@ -346,9 +346,9 @@ class Unigram(Tokenizer):
         engine.model = models.Unigram([(token, 0.0) for token in specials] + vocabulary, unk_id=specials.index(unknown))
         return engine
 
-    def encode(self, text: str) -> Encoding:
+    def _encode_text(self, text: str) -> Encoding:
         """Encode one text to ids, offsets and tokens, without special tokens."""
-        return fix_prefix_offsets(super().encode(text))
+        return fix_prefix_offsets(super()._encode_text(text))
 
     def _surface(self, token: str) -> str:
         return token.replace(SPACE, " ")

@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from weft.errors import CheckpointError
+from weft.data.readers.lines import plural
+from weft.errors import CheckpointError, disk_remedy
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,18 @@ class MetricsFile:
     """Writer of `metrics.jsonl`: one row per report."""
 
     def __init__(self, path: Path, upto: int) -> None:
-        """Open for appending; first remove rows after step `upto`, which a resumed run will repeat."""
-        self._path = path
+        """Open for appending; first remove rows after step `upto`, which a resumed run will repeat.
+
+        `notice` says what is wrong with the rows of a run that is resumed, "" if nothing is.
+        """
+        self._path, self.notice = path, ""
         with _write_errors(path):
             if path.exists():
-                _truncate_after(path, upto)
+                bad_lines = _truncate_after(path, upto)
+                if bad_lines:
+                    self.notice = f"{path}: {plural(bad_lines, 'line')} are no rows of metrics, and are left out"
+            elif upto > 0:
+                self.notice = f"{path}: is missing: it will have no rows of the steps up to {upto:,}"
             self._file = path.open("a", encoding="utf-8")
 
     def __call__(self, record: Record) -> None:
@@ -113,29 +121,36 @@ def _write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"{path}: cannot be written: {error.strerror}; free some room, then go on with --resume"
+            f"{path}: cannot be written: {error.strerror}; {disk_remedy(error)}, then go on with --resume"
         ) from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the rows of `metrics.jsonl`; incomplete lines (after a kill) and lines that are no row are left out."""
-    rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            rows.append(row)
-    return rows
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [row for row in map(_parse_row, lines) if row is not None]
 
 
-def _truncate_after(path: Path, upto: int) -> None:
-    """Remove the rows after step `upto`, atomically."""
-    rows = [row for row in read_metrics(path) if row["step"] <= upto]
+def _parse_row(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _truncate_after(path: Path, upto: int) -> int:
+    """Remove the rows after step `upto`, atomically; return the number of lines, but for a cut last one, without a row.
+
+    A kill cuts a line short only at the end.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    rows = [_parse_row(line) for line in lines]
     temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    kept = [row for row in rows if row is not None and row["step"] <= upto]
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
     temporary.replace(path)
+    return sum(row is None and line.endswith("\n") for line, row in zip(lines, rows, strict=True))
 
 
 class TensorBoard:

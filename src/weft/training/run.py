@@ -34,6 +34,7 @@ from weft.training.compile import make_loader
 from weft.training.distributed import World, join_world, leave_world
 from weft.training.final_averaging import try_average
 from weft.training.finetuning import check_tuning, frozen, reinitialized
+from weft.training.memory import check_memory
 from weft.training.optim import schedule_decays, schedule_uses_budget
 from weft.training.process_state import seed_all
 from weft.training.reporting import MetricsFile, Notice, Reporter, Reporters, TensorBoard
@@ -175,6 +176,7 @@ def make_trainer(
 
     Without a store nothing is written.
     """
+    memory_notice = check_memory(run, tokenizer, task, world.device)
     seed_all(run.train.seed, world, run.train.deterministic)
     trained_vocab = len(tokenizer)  # before words of pre-trained vectors are added
     if not folder:
@@ -191,7 +193,15 @@ def make_trainer(
     afresh = f"{store.root}: there is no checkpoint to go on from: training starts afresh" if store else ""
     resume_notice = afresh if resume and not folder else ""
     train_notice = data_notice and f"data.train: {data_notice}"
-    for message in (train_notice, start_notice, length_notice, freeze_notice, resume_notice, valid_notice):
+    for message in (
+        train_notice,
+        start_notice,
+        length_notice,
+        freeze_notice,
+        memory_notice,
+        resume_notice,
+        valid_notice,
+    ):
         if message:
             reporters(Notice(message))
     head.to(world.device)
@@ -271,10 +281,12 @@ def _make_reporters(store: Store | None, world: World, folder: Path | None, repo
     if store is None:
         return Reporters(given)
     upto = contents.load_progress(folder).step if folder else -1
-    reporters: list[Reporter] = [MetricsFile(store.root / "metrics.jsonl", upto)]
-    if TensorBoard.installed():
-        reporters.append(TensorBoard(store.root / "tensorboard"))
-    return Reporters([*reporters, *given])
+    metrics = MetricsFile(store.root / "metrics.jsonl", upto)
+    boards = [TensorBoard(store.root / "tensorboard")] if TensorBoard.installed() else []
+    reporters = Reporters([metrics, *boards, *given])
+    if metrics.notice:
+        reporters(Notice(metrics.notice))
+    return reporters
 
 
 def _read_validation(run: Run, task: Task) -> tuple[EvaluationData | None, str]:

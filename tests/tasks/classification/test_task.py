@@ -17,9 +17,11 @@ from torch.nn import functional as F
 import weft
 from weft.config.schema import Run, Section, read_recipe
 from weft.data.batching.packed_items import pack
+from weft.data.labels import Labels
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.tasks.capabilities import WrongAnswer
+from weft.tasks.classification.targets import MAX_SCORES, MultiLabel, SingleLabel
 from weft.tasks.classification.task import Classify, ClassifyConfig, ClassifyExample, RatedExample, Threshold
 from weft.tasks.factory import make_task, resolve_run
 from weft.tasks.text_pairs import TextTokens, truncate_pair
@@ -753,3 +755,25 @@ def test_a_text_that_is_longer_than_what_a_model_reads_is_refused_before_trainin
     weft.train(
         bodies, ["model.max_positions=6", "data.max_length=3", "data.truncation=cut", "train.steps=1"], tmp_path / "cut"
     )
+
+
+@pytest.mark.parametrize("kind", [SingleLabel(), MultiLabel()])
+def test_an_answer_has_the_scores_of_the_most_probable_labels(kind):
+    labels = Labels(f"{number:04d}" for number in range(2000))
+    logits = torch.linspace(-5, 5, 2000)[None]
+    answer = kind.answer(kind.outputs(logits, kind_options(kind))[0], labels)
+    assert list(answer["scores"])[:2] == ["1999", "1998"]
+    assert list(answer["scores"].values()) == sorted(answer["scores"].values(), reverse=True)
+    predicted = kind.names(answer)
+    assert predicted[0] == "1999"
+    assert len(predicted) == (1 if type(kind) is SingleLabel else 1000)
+    assert len(answer["scores"]) == MAX_SCORES
+
+
+def kind_options(kind):
+    return Threshold() if isinstance(kind, MultiLabel) else Section()
+
+
+def test_a_batch_of_very_many_labels_is_small(recipe):
+    task, head = made(recipe)
+    assert head.logits_per_item(task.options()) == len(task.labels) == 3

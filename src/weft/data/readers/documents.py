@@ -7,7 +7,8 @@
 | `blank`      | the lines up to the next blank line: a document with one paragraph per line                  |
 | `file`       | a whole file                                                                                 |
 
-A document is held in memory; `data.max_line_bytes` bounds its lines, as everywhere, and with `blank` the document too.
+A document is held in memory; `data.max_line_bytes` bounds its lines, as everywhere, and with `blank` the document
+too, and with `file` the document to 64 times that.
 """
 
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from weft.config.schema import Data
 from weft.data.readers.column_mapping import Columns, NumberedRows
 from weft.data.readers.lines import LINE_OVERHEAD, BadRow, chomp, read_lines
 
+MAX_LINES_OF_FILE = 64  # times `data.max_line_bytes`: the size of a document that is a file
 Lines = Iterator[tuple[int, str | BadRow]]
 
 
@@ -59,7 +61,11 @@ def _split_at_blank_lines(path: str, lines: Lines, limit: int) -> Lines:
 
 def _join_file(path: str, lines: Lines, limit: int) -> Lines:
     texts: list[str] = []
+    size = 0
     for number, line in lines:
+        size += len(line) + LINE_OVERHEAD if isinstance(line, str) else 0
+        if size > MAX_LINES_OF_FILE * limit:
+            line = BadRow(f"{path}: has more than {MAX_LINES_OF_FILE} times data.max_line_bytes={limit:,}; raise it")
         if isinstance(line, BadRow):
             yield number, line
             return

@@ -15,7 +15,7 @@ import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -24,7 +24,7 @@ from weft.data.readers.column_mapping import Columns, NumberedRows, Row, join_li
 from weft.data.readers.documents import read_documents
 from weft.data.readers.formats import FORMAT_READERS, read_parallel
 from weft.data.readers.lines import BadRow, FileSlice, Oddities, check_file, plural
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError, DataError, abbreviate
 
 E = TypeVar("E", bound=BaseModel)
 _MAX_REASONS = 5
@@ -235,11 +235,6 @@ def _validation_message(error: ValidationError) -> str:
     first, *more = error.errors(include_url=False)
     location = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    actual = f", but is {_short(first['input'])} instead" if first["type"] != "missing" else ""
+    actual = f", but is {abbreviate(first['input'], 60)} instead" if first["type"] != "missing" else ""
     others = f" (and {len(more)} more)" if more else ""
     return f"{location + ': ' if location else ''}{message[:1].lower()}{message[1:]}{actual}{others}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

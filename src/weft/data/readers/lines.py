@@ -1,4 +1,4 @@
-"""Reader of text lines from plain, gzip or zstd files, streamed, with a limit on the bytes of a line.
+"""Reader of text lines from plain, gzip or zstd files or stdin, streamed, with a limit on the bytes of a line.
 
 Only a newline ends a line (a U+2028 inside a sentence does not split it). A line keeps its newline, since csv needs it.
 A UTF-8 byte-order mark is dropped. An error in one line is yielded in its place, as a `BadRow`, so that parallel files
@@ -8,11 +8,15 @@ stay aligned; an error of a whole file is raised.
 import codecs
 import gzip
 import io
+import os
 import stat
+import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING
 
 from weft.errors import DataError
@@ -20,6 +24,9 @@ from weft.errors import DataError
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
+STDIN = "stdin"  # the name of the standard input in messages
+MAX_DISCARDED = 1 << 30  # bytes of a line that is too long, after which its file is refused
+_WAIT = 2.0  # seconds after which a pipe that is waited for is named
 LINE_OVERHEAD = 100  # bytes of a Python string besides its text: bounds a record of many short lines
 _BUFFER = 1 << 18
 _HEAD = 4096  # bytes by which a binary file is told from text
@@ -108,31 +115,68 @@ def chomp(line: str) -> str:
 
 
 def check_file(path: str) -> None:
-    """Raise if `path` is missing or is a directory, before anything is read."""
+    """Raise if `path` is missing, a directory or a device, before anything is read."""
     try:
-        if stat.S_ISDIR(Path(path).stat().st_mode):
+        status = Path(path).stat()
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise unreadable(path, error) from None
+    check_no_device(path, status)
+
+
+def check_no_device(path: str, status: os.stat_result) -> None:
+    """Raise for a device, such as /dev/zero, that may never end; a terminal and /dev/null do."""
+    if not (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)):
+        return
+    is_terminal = status.st_rdev == _terminal_device()
+    if not is_terminal and status.st_rdev != Path(os.devnull).stat().st_rdev:
+        raise DataError(f"{path}: is a device, not a file; give a file or a pipe")
+
+
+def _terminal_device() -> int | None:
+    """Return the device number of the terminal that is the standard input, if it is one."""
+    try:
+        return os.fstat(0).st_rdev if os.isatty(0) else None
+    except OSError:  # closed
+        return None
 
 
 def read_lines(path: str, limit: int) -> Iterator[tuple[int, str | BadRow]]:
     """Yield each line with its number, from 1; a line of more than `limit` bytes is a `BadRow` and is not buffered."""
-    number = first = path.line if isinstance(path, FileSlice) else 0
+    number = before = path.line if isinstance(path, FileSlice) else 0
     try:
         with _open(path) as stream:
-            if not first:
-                _skip_bom(path, stream)
-                _check_text(path, stream)
-            while raw := stream.readline(limit + 2):  # room for \r\n; a longer line is read without its newline
-                number += 1
-                if len(raw) > limit and len(raw.removesuffix(b"\n").removesuffix(b"\r")) > limit:
-                    _discard_line(raw, stream)
-                    yield number, _too_long_error(path, number, limit)
-                else:
-                    yield number, _decode(path, number, raw)
+            for number, line in _split_lines(path, stream, limit, before):
+                yield number, line
     except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error, number) from None
+
+
+def read_stdin_lines(limit: int) -> Iterator[tuple[int, str | BadRow]]:
+    """Yield each line of the standard input, as `read_lines` does of a file."""
+    try:
+        # Not sys.stdin: if a thread waits on it when the program ends, Python aborts with a core dump.
+        with open(0, "rb", closefd=False) as stream:
+            check_no_device(STDIN, os.fstat(0))
+            yield from _split_lines(STDIN, stream, limit, 0)
+    except OSError as error:
+        raise DataError(f"{STDIN}: cannot be read: {error.strerror}") from None
+
+
+def _split_lines(path: str, stream: io.BufferedReader, limit: int, before: int) -> Iterator[tuple[int, str | BadRow]]:
+    """Yield the lines of a stream; `before` is the number of the last line before it."""
+    number = before
+    if not number:
+        _skip_bom(path, stream)
+        _check_text(path, stream)
+    while raw := stream.readline(limit + 2):  # room for \r\n; a longer line is read without its newline
+        number += 1
+        if len(raw) > limit and len(raw.removesuffix(b"\n").removesuffix(b"\r")) > limit:
+            _discard_line(path, number, raw, stream)
+            yield number, _too_long_error(path, number, limit)
+        else:
+            yield number, _decode(path, number, raw)
 
 
 class _FileRange(io.RawIOBase):
@@ -163,6 +207,30 @@ def open_bytes(path: str) -> io.BufferedReader:
 def _open(path: str) -> io.BufferedReader:
     if isinstance(path, FileSlice) and path.stop is not None:
         return io.BufferedReader(_FileRange(path, path.start, path.stop), _BUFFER)
+    status = Path(path).stat()
+    check_no_device(path, status)
+    if not stat.S_ISFIFO(status.st_mode):
+        return _open_compressed(path)
+    with waiting_notice(path):
+        stream = _open_compressed(path)
+        stream.peek(1)
+    return stream
+
+
+@contextmanager
+def waiting_notice(path: str) -> Iterator[None]:
+    """Say on stderr, if the body takes some seconds, that a named pipe is waited for."""
+    notice = f"{path}: is a pipe, and nothing has been written to it yet; waiting. It can be read only once\n"
+    timer = Timer(_WAIT, sys.stderr.write, [notice])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _open_compressed(path: str) -> io.BufferedReader:
     if path.lower().endswith(".gz"):
         return io.BufferedReader(gzip.open(path, "rb"), _BUFFER)
     if path.lower().endswith(".zst"):
@@ -184,7 +252,7 @@ def _skip_bom(path: str, stream: io.BufferedReader) -> None:
     head = stream.peek(4)[:4]
     for bom, name in _BOMS.items():
         if head.startswith(bom):
-            raise DataError(f"{path}: is {name}, not UTF-8; convert it: iconv -f {name} -t UTF-8 '{path}' > new")
+            raise DataError(f"{path}: is {name}, not UTF-8; convert it: {_iconv(name, path)}")
     if head.startswith(codecs.BOM_UTF8):
         stream.read(len(codecs.BOM_UTF8))
 
@@ -206,8 +274,13 @@ def _looks_binary(head: bytes) -> bool:
     return nuls > 0 and controls > 0.05 * (len(head) - nuls)
 
 
-def _discard_line(raw: bytes, stream: io.BufferedReader) -> None:
+def _discard_line(path: str, number: int, raw: bytes, stream: io.BufferedReader) -> None:
+    """Read on to the end of a line; raise if it does not come."""
+    size = 0
     while raw and not raw.endswith(b"\n"):
+        size += len(raw)
+        if size > MAX_DISCARDED:
+            raise DataError(f"{path}:{number}: the line has more than {MAX_DISCARDED:,} bytes; is this text?")
         raw = stream.readline(_BUFFER)
 
 
@@ -217,19 +290,28 @@ def _too_long_error(path: str, number: int, limit: int) -> BadRow:
 
 def _decode(path: str, number: int, raw: bytes) -> str | BadRow:
     if b"\0" in raw:
-        return BadRow(
-            f"{path}:{number}: a NUL byte at offset {raw.index(0):,} of the line; "
-            f"is this text? if it is UTF-16, convert it: iconv -f UTF-16LE -t UTF-8 '{path}' > new",
-            raw.decode(errors="replace"),
-        )
+        utf16 = f"if it is UTF-16, convert it: {_iconv(_utf16_of(raw), path)}"  # which shows in the first line
+        remedy = utf16 if number == 1 else "if so, remove it: tr -d '\\000'"
+        place = f"{path}:{number}: a NUL byte at offset {raw.index(0):,} of the line"
+        return BadRow(f"{place}; is this text? {remedy}", raw.decode(errors="replace"))
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
         return BadRow(
             f"{path}:{number}: not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start:,} of the line; "
-            f"convert the file, from Latin-1 for instance: iconv -f LATIN1 -t UTF-8 '{path}' > new",
+            f"convert it, from Latin-1 for instance: {_iconv('LATIN1', path)}",
             raw.decode(errors="replace"),
         )
+
+
+def _utf16_of(raw: bytes) -> str:
+    """Return which UTF-16 a first line is in, by the place of the zeros in its ASCII characters."""
+    return "UTF-16BE" if raw[::2].count(0) > raw[1::2].count(0) else "UTF-16LE"
+
+
+def _iconv(encoding: str, path: str) -> str:
+    """Return the command that converts a file, or what is piped, to UTF-8."""
+    return f"iconv -f {encoding} -t UTF-8" + (f" '{path}' > new" if path != STDIN else "")
 
 
 def unreadable(path: str, error: Exception, lines: int = 0) -> DataError:

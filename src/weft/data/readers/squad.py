@@ -17,6 +17,7 @@ from weft.data.readers.column_mapping import Columns, NumberedRows, Row
 from weft.data.readers.lines import BadRow, open_bytes, unreadable
 from weft.errors import DataError
 
+MAX_BYTES = 1 << 30  # of a file, unpacked
 _LAYOUT = 'SQuAD\'s layout is {"data": [{"paragraphs": [{"context": …, "qas": [{"question": …, "answers": […]}]}]}]}'
 
 
@@ -33,7 +34,10 @@ def read_squad(path: str, columns: Columns, limit: int) -> NumberedRows:
 def _load_json(path: str) -> Any:
     try:
         with open_bytes(path) as file:
-            text = file.read().decode("utf-8-sig")
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise _format_error(path, f"has more than {MAX_BYTES:,} bytes, and is read as a whole")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8: byte {error.start:,}; convert it with iconv") from None
     except (OSError, EOFError, zlib.error) as error:

@@ -30,7 +30,9 @@ from weft.tasks.metrics import (
 
 DEFAULT_THRESHOLD = 0.5  # the probability above which a label is predicted
 
-LabelOutput = tuple[list[int], list[float]]  # predicted label indices and each label's probability; or [] and a number
+MAX_SCORES = 1000  # labels whose probability an answer has
+# Predicted label indices and each label's probability; or [] and a number.
+LabelOutput = tuple[list[int], Any]
 
 
 class Threshold(Section):
@@ -109,7 +111,7 @@ class SingleLabel:
     def outputs(self, logits: Tensor, options: Section) -> list[LabelOutput]:
         """Return the most probable label of each text, and the probabilities."""
         probabilities = logits.softmax(-1)
-        return list(zip(probabilities.argmax(-1, keepdim=True).tolist(), probabilities.tolist(), strict=True))
+        return list(zip(probabilities.argmax(-1, keepdim=True).tolist(), probabilities.cpu().numpy(), strict=True))
 
     def answer(self, output: LabelOutput, labels: Labels) -> Answer:
         """Return the predicted label, and the probability of each, the most probable first."""
@@ -184,12 +186,13 @@ class MultiLabel(SingleLabel):
         assert isinstance(options, Threshold)
         probabilities = logits.sigmoid()
         predicted = [row.nonzero().flatten().tolist() for row in (probabilities > options.threshold).cpu()]
-        return list(zip(predicted, probabilities.tolist(), strict=True))
+        return list(zip(predicted, probabilities.cpu().numpy(), strict=True))
 
     def answer(self, output: LabelOutput, labels: Labels) -> Answer:
         """Return the predicted labels, and the probability of each, the most probable first."""
-        scores = _ranked_scores(output, labels)
-        return {"labels": [name for name in scores if labels.index(name) in output[0]], "scores": scores}
+        indices, probabilities = output
+        ranked = sorted(indices, key=lambda index: -probabilities[index])
+        return {"labels": [labels.names[index] for index in ranked], "scores": _ranked_scores(output, labels)}
 
     def names(self, answer: Answer) -> list[str]:
         """Return the labels."""
@@ -222,7 +225,7 @@ class MultiLabel(SingleLabel):
         """Return wrong labels with the probability of the most confident wrong decision, a label or none."""
         predicted, gold, scores = answer["labels"], self.gold_labels(example), answer["scores"]
         wrong = set(predicted) ^ set(gold)
-        confidence = (scores[label] if label in predicted else 1 - scores[label] for label in wrong)
+        confidence = (scores[label] if label in predicted else 1 - scores.get(label, 0.0) for label in wrong)
         return WrongAnswer(gold, predicted, round(max(confidence), 6)) if wrong else None
 
 
@@ -290,6 +293,7 @@ class Regression(SingleLabel):
 
 
 def _ranked_scores(output: LabelOutput, labels: Labels) -> dict[str, float]:
-    probabilities = output[1]
-    order = sorted(range(len(probabilities)), key=lambda index: -probabilities[index])
-    return {labels.names[index]: round(probabilities[index], 6) for index in order}
+    """Return the probabilities of the labels, the most probable first: of very many labels, the first `MAX_SCORES`."""
+    probabilities = np.asarray(output[1])
+    order = np.argsort(-probabilities, kind="stable")[: max(MAX_SCORES, len(output[0]))].tolist()
+    return {labels.names[index]: round(float(probabilities[index]), 6) for index in order}

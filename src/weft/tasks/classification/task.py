@@ -86,7 +86,7 @@ class ClassifyHead(LabelHead):
         self, body: Any, labels: int, config: ClassifyConfig, weights: Tensor | None, unknown: int | None = None
     ) -> None:
         super().__init__(body, labels, config, weights, unknown)
-        self.kind = config.kind
+        self.kind, self._num_labels = config.kind, labels
         if self.mix is not None:
             body.drop_pooler()
 
@@ -98,6 +98,10 @@ class ClassifyHead(LabelHead):
     def predict(self, batch: Batch, options: Section) -> list[LabelOutput]:
         """Return the most probable label, the labels above the threshold, or the number."""
         return self.kind.outputs(self._logits(batch).float(), options)
+
+    def logits_per_item(self, options: Section) -> int:
+        """Return the number of labels."""
+        return self._num_labels
 
     def flops(self, batch: Batch) -> int:
         """Return the FLOPs, of both orders of a pair where both are encoded."""
@@ -169,9 +173,9 @@ class Classify(LabelTask, StaticBatches, LabelPrediction, ErrorAnalysis):
         self, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[list[Item]]:
         """Encode many examples with one call of the tokenizer for each side."""
-        texts = tokenize_texts([example.text for example in examples], tokenizer, self.uses_chars)
+        texts = tokenize_texts([example.text for example in examples], tokenizer, self.uses_chars, limit)
         second_texts = [example.pair for example in examples if example.pair is not None]
-        pairs = iter(tokenize_texts(second_texts, tokenizer, self.uses_chars) if second_texts else ())
+        pairs = iter(tokenize_texts(second_texts, tokenizer, self.uses_chars, limit) if second_texts else ())
         return [
             self._items(example, text, None if example.pair is None else next(pairs), tokenizer, limit)
             for example, text in zip(examples, texts, strict=True)

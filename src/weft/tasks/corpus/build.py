@@ -35,7 +35,7 @@ from weft.data.corpus.partition import CorpusPart, SourceFile, part_size, partit
 from weft.data.readers.examples import Skipped
 from weft.data.samples.datasets import SPLITS
 from weft.data.truncation import TruncationPolicy
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError, DataError, disk_remedy
 from weft.tasks.base import Task
 from weft.tasks.corpus.reuse import (
     changed_keys,
@@ -144,8 +144,8 @@ def _locked(out: Path) -> Iterator[None]:
             yield
     except OSError as error:
         raise DataError(
-            f"{out}: cannot be written: {error.strerror or error}; free some room and run it again, what is done is "
-            "kept; or choose another --out"
+            f"{out}: cannot be written: {error.strerror or error}; {disk_remedy(error)} and run it again, what is done "
+            "is kept; or choose another --out"
         ) from None
 
 

@@ -147,9 +147,9 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
         """Zero: `data.max_length` counts bos, and eos is only a target."""
         return 0
 
-    def char_ids(self, texts: Sequence[str]) -> list[list[np.ndarray]]:
+    def char_ids(self, texts: Sequence[str], needed: int | None = None) -> list[list[np.ndarray]]:
         """Return the characters of tokens: as in the vocabulary, of unknown ones as in the text."""
-        return Spelling.of(self.tokenizer).of_texts(texts)
+        return Spelling.of(self.tokenizer).of_texts(texts, needed)
 
     def encode_batch(
         self, examples: Sequence[LMExample], tokenizer: Tokenizer, limit: TruncationPolicy
@@ -159,8 +159,8 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
         bos, eos = tokenizer.specials.bos, tokenizer.specials.eos
         if self.sequences != "documents":
             return [[(np.array([bos, *ids], np.int32),)] for ids in tokenizer.ids(texts)]
-        documents = [np.array([bos, *ids, eos], np.int32) for ids in tokenizer.ids(texts)]
-        chars = Spelling.of(tokenizer).of_texts(texts) if self.uses_chars else None
+        documents = [np.array([bos, *ids, eos], np.int32) for ids in tokenizer.ids(texts, limit.needed)]
+        chars = Spelling.of(tokenizer).of_texts(texts, limit.needed) if self.uses_chars else None
         return [
             self._split_document(document, limit, chars[row] if chars else None)
             for row, document in enumerate(documents)

@@ -40,15 +40,18 @@ class Blanks:
         """Split a text at its masks: one segment more than there are masks."""
         return re.split("|".join(map(re.escape, self.mask_strings)), text)
 
-    def ids(self, text: str) -> list[int]:
-        """Return the ids of a text, with the mask's id for its masks."""
+    def ids(self, text: str, needed: int | None = None) -> list[int]:
+        """Return the ids of a text, with the mask's id for its masks; with `needed`, as `Tokenizer.ids` does."""
         head_text, *rest = self._strip_space(self.cut(text))
-        ids = self.tokenizer.ids([head_text])[0]
+        ids = self.tokenizer.ids([head_text], needed)[0]
         for segment in rest:
+            if needed is not None and len(ids) >= needed:
+                break
             space = re.search(r"\s|$", segment)
             assert space is not None
             word, after = segment[: space.start()], segment[space.start() :]
-            ids += [self.mask, *self._without_prefix_space.ids([word])[0], *self.tokenizer.ids([after])[0]]
+            ids += [self.mask, *self._without_prefix_space.ids([word], needed)[0]]
+            ids += self.tokenizer.ids([after], needed)[0]
         return ids
 
     @cached_property

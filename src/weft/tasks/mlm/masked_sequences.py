@@ -147,14 +147,15 @@ class MaskedSequences(StreamReading, PreparedEvaluation):
         """Encode many texts: to documents, or for `documents` to texts between bos and eos."""
         if examples and isinstance(examples[0], Question):
             return self.encode_questions([example.text for example in examples], limit)
-        encoded = tokenizer.ids([example.text for example in examples])
-        if self.config.sequences == "documents":
+        documents = self.config.sequences == "documents"
+        encoded = tokenizer.ids([example.text for example in examples], limit.needed if documents else None)
+        if documents:
             return [windows_of(ids, tokenizer.specials, limit) for ids in encoded]
         return [[(np.array([tokenizer.specials.bos, *ids], np.int32),)] for ids in encoded]
 
     def encode_questions(self, texts: Sequence[str], limit: TruncationPolicy) -> list[list[Item]]:
         """Encode texts that are asked about, each between bos and eos."""
-        return [windows_of(ids, self.tokenizer.specials, limit) for ids in self.tokenizer.ids(texts)]
+        return [windows_of(ids, self.tokenizer.specials, limit) for ids in self.tokenizer.ids(texts, limit.needed)]
 
     def join(self, items: Sequence[Item], rng: np.random.Generator) -> tuple[Tokens, np.ndarray | None]:
         """Return the sequences of items; of segment pairs also their labels (B,), 0 where B follows A."""

@@ -94,7 +94,7 @@ class MLM(MaskedSequences, TeacherForcing):
 
     def encode_questions(self, texts: Sequence[str], limit: TruncationPolicy) -> list[list[Item]]:
         """Encode texts with masks."""
-        return [self._question(self.blanks.ids(text), limit) for text in texts]
+        return [self._question(self.blanks.ids(text, limit.needed), limit) for text in texts]
 
     def _question(self, ids: Sequence[int], limit: TruncationPolicy) -> list[Item]:
         """Encode a text with masks; of several windows, those that have masks."""

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from weft.config.schema import Named, Run, Section
 from weft.data.batching.packed_items import PackedItems
-from weft.data.truncation import TruncationPolicy
+from weft.data.truncation import COUNTED, TruncationPolicy, count_tokens
 from weft.errors import ConfigError, DataError
 from weft.tasks import base
 from weft.tasks.base import Answer
@@ -130,7 +130,9 @@ class Span(StaticBatches, TeacherForcing, ErrorAnalysis):
     ) -> list[list[Item]]:
         """Encode many questions; a passage of several is tokenized once."""
         distinct = dict.fromkeys(example.passage for example in examples)
-        passages = {text: _tokenize(text, tokenizer) for text in distinct}
+        # An answer to learn may be anywhere in its passage.
+        needed = limit.needed if all(example.answers is None for example in examples) else None
+        passages = {text: _tokenize(text, tokenizer, needed) for text in distinct}
         return [list(self._items(example, *passages[example.passage], tokenizer, limit)) for example in examples]
 
     def _items(
@@ -159,13 +161,14 @@ class Span(StaticBatches, TeacherForcing, ErrorAnalysis):
             yield item
 
     def _encode_question(self, example: SpanExample, tokenizer: Tokenizer, limit: TruncationPolicy) -> Encoding:
-        question, most = tokenizer.encode(example.question), self.config.max_question_length
+        most = self.config.max_question_length
+        question = tokenizer.encode(example.question, most + COUNTED)
         if len(question.ids) <= most:
             return question
         if limit.policy == "error":
             raise DataError(
-                f"the question has {len(question.ids):,} tokens, task.max_question_length is {most}; raise it, or have "
-                "such cut, by any data.truncation but error"
+                f"the question has {count_tokens(len(question.ids), most)} tokens, task.max_question_length is {most}; "
+                "raise it, or have such cut, by any data.truncation but error"
             )
         limit.note("cut", "question", f"to task.max_question_length={most} tokens")
         return Encoding(question.ids[:most], question.offsets[:most], question.tokens[:most])
@@ -309,9 +312,9 @@ class Span(StaticBatches, TeacherForcing, ErrorAnalysis):
         return names, names[predicted[0] : predicted[1] + 1], batch
 
 
-def _tokenize(text: str, tokenizer: Tokenizer) -> tuple[Encoding, np.ndarray]:
+def _tokenize(text: str, tokenizer: Tokenizer, needed: int | None) -> tuple[Encoding, np.ndarray]:
     """Return a text's tokens and the characters of each, (P, 2), without surrounding spaces: none for spaces alone."""
-    encoding = tokenizer.encode(text)
+    encoding = tokenizer.encode(text, needed)
     offsets = np.zeros((len(encoding.offsets), 2), np.int32)
     for row, (start, end) in zip(offsets, encoding.offsets, strict=True):
         surface = text[start:end]

@@ -111,8 +111,7 @@ class SentencePiece(Tokenizer):
         """Return whether both sides have the same vocabulary."""
         return self.target is self or self.target.engine.get_vocab() == self.engine.get_vocab()
 
-    def encode(self, text: str) -> Encoding:
-        """Encode one text to ids, offsets and tokens, without special tokens."""
+    def _encode_text(self, text: str) -> Encoding:
         check_text(text)
         code, rest = _split_language_code(text)
         segmentation, shift = self._segmenter.segment(rest), len(code)
@@ -122,8 +121,7 @@ class SentencePiece(Tokenizer):
         ids = [self._code_id(code), *self._piece_ids(segmentation)]
         return Encoding(ids, [(0, shift), *offsets], [code, *segmentation.pieces()])
 
-    def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of many texts, without offsets or special tokens."""
+    def _ids_of_texts(self, texts: Sequence[str]) -> list[list[int]]:
         for text in texts:
             check_text(text)
         parts = [_split_language_code(text) for text in texts]
