@@ -6,7 +6,7 @@
     python bench/fuzz.py --repeat data:17 --keep 0         only the first of its mutations
 
 A command must end with 0 or 2. An exception that is no `WeftError`, a process that dies, 20 seconds of CPU, two
-gigabytes, an error of more than 20,000 characters, or NaN in JSON is a failure. A failure is minimised, by leaving out
+gigabytes, an error of more than 5,000 characters, or NaN in JSON is a failure. A failure is minimised, by leaving out
 mutations, and printed with the command that repeats it; alike failures are printed once. The exit code is then 1.
 """
 

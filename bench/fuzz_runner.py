@@ -23,7 +23,7 @@ from fuzz_doors import Input
 from weft.cli import main as cli
 
 GIGABYTE = 1 << 30
-ERROR_LENGTH = 20_000  # characters that an error may have at most: what it echoes is to be shortened
+ERROR_LENGTH = 5_000  # characters that an error may have at most: what it quotes is to be shortened
 RESTART = 75  # the exit code of a worker that was stopped inside a library, whose state may be broken
 MOST_FORKS = 40  # of one command
 SOFT_SECONDS = 1.0  # after which a training that makes steps is stopped

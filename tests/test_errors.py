@@ -21,6 +21,15 @@ def test_all_errors_are_one_familys_and_public():
         assert kind.__name__ in errors.__doc__
 
 
+def test_a_very_long_message_keeps_its_place_and_its_remedy():
+    message = f"recipe.yaml: must be a number, but is {'x' * 70_000!r} instead; give one"
+    shown = str(weft.ConfigError(message))
+    assert len(shown) < 5_000
+    assert shown.startswith("recipe.yaml: must be a number, but is 'xxx")
+    assert shown.endswith("xxx' instead; give one")
+    assert str(weft.ConfigError(message[:4_000])) == message[:4_000]
+
+
 def test_they_are_not_confused_with_pythons_own():
     assert not issubclass(WeftError, ValueError | OSError | LookupError)
 

@@ -17,10 +17,17 @@ from difflib import get_close_matches
 MAX_SHOWN = 200  # characters of a value in a message
 MAX_NAMES = 60  # of known names that a message lists
 MAX_COMPARED = 5_000  # names that an unknown one is compared with
+MAX_MESSAGE = 4_000  # characters of a message: what it quotes may be of any length
 
 
 class WeftError(Exception):
     """The root of all errors that weft raises on purpose."""
+
+    def __str__(self) -> str:
+        """Return the message; of a very long one the beginning, with the place, and the end, with the remedy."""
+        text = super().__str__()
+        half = MAX_MESSAGE // 2
+        return text if len(text) <= MAX_MESSAGE else f"{text[:half]} … {text[-half:]}"
 
 
 class ConfigError(WeftError):

@@ -33,7 +33,8 @@ PLANTED = {
     "raise SystemExit(3)": "exit 3",
     "import os; [os.fork() or os._exit(0) for _ in range(50)]": "TooManyForksError",
     "import sys; print('Traceback (most recent call last)', file=sys.stderr); 1 / 0": "ZeroDivisionError",
-    "from weft.errors import DataError; raise DataError('x' * 30_000)": "long error",
+    "import sys; sys.stderr.write('error: ' + 'x' * 30_000); sys.exit(2)": "long error",
+    "from weft.errors import DataError; raise DataError('x' * 30_000)": None,
     "from weft.errors import DataError; raise DataError('it is wrong')": None,
 }
 
