@@ -115,7 +115,8 @@ def judge(code: int, log: str, made: Input) -> Failure | None:
         return Failure("memory", "an allocation failed", log[-1000:])
     if code not in (0, 2):
         return Failure(f"exit {code}", made.words[0] if made.words else "", log[-1000:])
-    if code == 2 and len(told := log.rpartition("error: ")[2]) > ERROR_LENGTH:
+    _, begins, told = log.rpartition("error: ")
+    if code == 2 and begins and len(told) > ERROR_LENGTH:
         return Failure("long error", told[:60], f"{len(told):,} characters: {told[:300]} … {told[-300:]}")
     if code == 0 and "--json" in made.words:
         for line in log.splitlines():

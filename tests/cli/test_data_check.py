@@ -51,6 +51,14 @@ def test_json_is_one_object(weft):
     assert len(out.splitlines()) == 1
 
 
+@pytest.mark.parametrize("change", ["task=[]", "task=3", "task.name=null", "task.name=[lm]", "data={sample: dates}"])
+def test_a_task_without_a_name_is_refused(weft, change):
+    task = ["task=null"] if change.startswith("data") else []
+    code, out, err = weft("data", "check", "recipe.yaml", change, *task)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: task.name: must say which task, but is ")
+
+
 def test_a_recipe_that_does_not_fit_its_file_is_told_with_the_section_that_does(weft):
     code, out, _ = weft("data", "check", "recipe.yaml")
     assert code == 0

@@ -66,24 +66,25 @@ def data_check(
 
 def check_data(name: str, overrides: Sequence[str], task: str | None = None) -> DataCheck:
     """Return what is in a file or in a recipe's data; a file's task is proposed, unless it is given."""
-    from weft.config.schema import Data, read_section
+    from weft.config.schema import Data, named_section, read_section
     from weft.data.profile import profile_sample, profile_source
     from weft.data.samples.datasets import SPLITS
 
     raw = _read_raw(name, overrides)
     data = read_section(Data, raw.get("data", {}), "data")
+    given = named_section("task", raw) if raw.get("task") is not None or data.sample is not None else None
     profiles: dict[str, FileProfile] = {}
     if data.sample is not None:
         for split in SPLITS:
             profiles[split] = profile_sample(data.sample, split, profiles.get("train"))
-        check = DataCheck(raw.get("task", {}), profiles, {"sample": data.sample})
+        check = DataCheck(dict(given or {}), profiles, {"sample": data.sample})
     else:
         sources = {split: source for split in SPLITS if (source := getattr(data, split))}
         for split, source in sources.items():
             profiles[split] = profile_source(source, data, profiles.get("train"))
         check = _check_files(raw, profiles, sources, task)
     check.shared = _shared_rows(profiles)
-    check.read = _read_as_task(check, raw["data"] if "task" in raw else check.section)
+    check.read = _read_as_task(check, check.section if given is None else raw["data"])
     return check
 
 

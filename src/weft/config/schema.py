@@ -258,12 +258,18 @@ class Run(Section):
 
 
 def _named(kind: Kind, raw: Mapping[str, Any], trust: bool) -> Any:
+    section = named_section(kind, raw)
+    return read_section(resolve(kind, section["name"], trust).Config, section, kind, raw if trust else None)
+
+
+def named_section(kind: Kind, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a section of a recipe that has a name, not yet validated further."""
     section = raw.get(kind)
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
         raise ConfigError(
             f"{kind}.name: must say which {kind}, but is {abbreviate(section)} instead; add {kind}: {{name: ...}}"
         )
-    return read_section(resolve(kind, section["name"], trust).Config, section, kind, raw if trust else None)
+    return section
 
 
 def read_section(schema: type[_S], raw: object, section: str, recipe: Mapping[str, Any] | None = None) -> _S:
