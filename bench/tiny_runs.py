@@ -54,6 +54,7 @@ TAG = ({"name": "tag"}, "tags.conll", {"name": "words"})
 MLM = ({"name": "mlm"}, "text.txt", {"name": "wordpiece", "size": 80})
 SPAN = ({"name": "span", "max_question_length": 16}, "squad.json", {"name": "wordpiece", "size": 80})
 CONTRASTIVE = ({"name": "contrastive"}, "text.txt", {"name": "wordpiece", "size": 80})
+ELECTRA = ({"name": "electra", "generator_size": 0.5}, *MLM[1:])
 CHOICE = ({"name": "choice"}, "choices.jsonl", {"name": "wordpiece", "size": 80})
 
 SMALL = {"width": 16, "dropout": 0.2}
@@ -101,5 +102,6 @@ RECIPES: dict[str, Recipe] = {
     "bert tag": recipe((TAG[0], TAG[1], MLM[2]), BERT),
     "bert span": recipe(SPAN, BERT),
     "bert choice": recipe(CHOICE, BERT),
+    "bert electra": recipe(ELECTRA, BERT),
     "bert contrastive": recipe(CONTRASTIVE, BERT),
 }
