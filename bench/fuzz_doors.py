@@ -17,7 +17,17 @@ from typing import Any
 import torch
 
 import weft
-from fuzz_mutations import FLOATS, INTS, STRINGS, Content, mutate_file
+from fuzz_commands import (
+    DATA_COMMANDS,
+    MODEL_COMMANDS,
+    OPTION_COMMANDS,
+    RECIPE_COMMANDS,
+    RESUME,
+    TRAIN,
+    command,
+    mutate_words,
+)
+from fuzz_mutations import Content, mutate_file
 from tiny_runs import RECIPES, write_data
 from weft.conversion.convert import convert
 
@@ -75,7 +85,7 @@ def make_seeds(folder: Path, few: bool = False) -> Seeds:
             folders[name] = {f"hf/{path}": data for path, data in read_folder(folder / f"hf-{key(name)}").items()}
     if "bert mlm" in folders:
         folders["bert mlm, vocab.txt"] = with_vocabulary(folders["bert mlm"])
-    data = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    data: Files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     return Seeds(folder, data, runs, folders)
 
 
@@ -167,17 +177,7 @@ def recipe_input(seeds: Seeds, rng: Random) -> Input:
         train |= {"accumulate": 2, "precision": "fp32", "seed": 3, "freeze": None, "keep": 1, "weight_decay": 0.1}
     data = {**recipe["data"], "columns": None, "format": None, "workers": 0, "on_bad_rows": "error", "header": None}
     text = json.dumps({**recipe, "train": train, "data": data}).encode()
-    words = rng.choice(
-        [
-            *[["train", "recipe.yaml", "--out", "out", "--quiet"]] * 5,
-            ["train", "recipe.yaml", "--plan"],
-            ["data", "check", "recipe.yaml"],
-            ["data", "show", "recipe.yaml"],
-            ["data", "prepare", "recipe.yaml", "--out", "corpus", "--workers", "1"],
-            ["tokenizer", "train", "recipe.yaml", "--out", "tokenizer"],
-            ["compare", "recipe.yaml", "--budget", "1", "--out", "compared", "--quiet"],
-        ]
-    )
+    words = command(rng.choice(RECIPE_COMMANDS))
     return Input({**seeds.data, "recipe.yaml": text}, words, targets=["recipe.yaml"], sizes=False)
 
 
@@ -187,20 +187,7 @@ def data_input(seeds: Seeds, rng: Random) -> Input:
     recipe = RECIPES[name]
     file, model = recipe["data"]["train"], str(seeds.folder / key(name))
     text = json.dumps({**recipe, "data": {**recipe["data"], "valid": None}, "train": {"steps": 1, "lr": 0.01}}).encode()
-    words = rng.choice(
-        [
-            *[["train", "recipe.yaml", "--out", "out", "--quiet"]] * 3,
-            ["train", "recipe.yaml", "data.on_bad_rows=skip", "--out", "out", "--quiet"],
-            *[["evaluate", model, file, "--json", "--quiet"]] * 2,
-            ["predict", model, "--file", file, "--json", "--quiet"],
-            ["predict", model, "--file", file, "--out", "answers.csv", "--quiet"],
-            ["predict", model, "--json"],
-            ["embed", model, "--file", file, "--out", "vectors.npy", "--quiet"],
-            ["data", "check", file],
-            ["init", file, "--out", "made.yaml"],
-            ["data", "prepare", "recipe.yaml", "--out", "corpus", "--workers", "1"],
-        ]
-    )
+    words = command(rng.choice(DATA_COMMANDS), model, file)
     return Input({**seeds.data, "recipe.yaml": text}, words, seeds_stdin(seeds, file), [file], sizes=False)
 
 
@@ -214,28 +201,11 @@ def checkpoint_input(seeds: Seeds, rng: Random) -> Input:
     """Return a run's directory and a command that reads it."""
     name = rng.choice(list(seeds.runs))
     files = {**seeds.data, **seeds.runs[name]}
-    resumed = ["train", "run/run.yaml", "train.steps=3", "--out", "run", "--resume", "--quiet"]
-    words = rng.choice([*reading_commands("run", RECIPES[name]), *[resumed] * 4])
+    words = command(rng.choice([*MODEL_COMMANDS, *[RESUME] * 4]), "run", RECIPES[name]["data"]["train"])
     targets = [path for path in files if path.startswith(f"{LAST}/") and not path.endswith("manifest.json")]
     if rng.random() < 0.1:
         targets.append(f"{LAST}/manifest.json")
     return Input(files, words, targets=targets, signed=LAST)
-
-
-def reading_commands(model: str, recipe: Mapping[str, Any]) -> list[list[str]]:
-    """Return commands that read a model."""
-    file = recipe["data"]["train"]
-    return [
-        *[["predict", model, "--file", file, "--json", "--quiet"]] * 4,
-        ["predict", model, "the weft holds", "--json"],
-        *[["evaluate", model, file, "--json", "--quiet"]] * 2,
-        *[["embed", model, "the weft", "--out", "vectors.npy"]] * 2,
-        ["convert", model, "converted"],
-        ["tokenizer", "show", model, "the weft holds 東京"],
-        ["look", "attention", model, "the weft holds", "--out", "page.html"],
-        ["average", model, model, "--out", "mean"],
-        ["vectors", "neighbours", model, "weft"],
-    ]
 
 
 def folder_input(seeds: Seeds, rng: Random) -> Input:
@@ -244,7 +214,7 @@ def folder_input(seeds: Seeds, rng: Random) -> Input:
     recipe = RECIPES[name.partition(",")[0]]
     started = {"name": recipe["model"]["name"], "weights": "hf"}
     fresh = {part: recipe[part] for part in ("task", "data")} | {"model": started, "train": {"steps": 1, "lr": 0.01}}
-    words = rng.choice([*reading_commands("hf", recipe), ["train", "recipe.yaml", "--out", "out", "--quiet"]])
+    words = command(rng.choice([*MODEL_COMMANDS, TRAIN]), "hf", recipe["data"]["train"])
     files = {**seeds.data, **seeds.folders[name], "recipe.yaml": json.dumps(fresh).encode()}
     return Input(files, words, targets=[path for path in files if path.startswith("hf/")])
 
@@ -255,84 +225,7 @@ def options_input(seeds: Seeds, rng: Random) -> Input:
     model, recipe = str(seeds.folder / key(name)), RECIPES[name]
     file = recipe["data"]["train"]
     written = json.dumps({**recipe, "data": {**recipe["data"], "valid": None}, "train": {"steps": 1, "lr": 0.01}})
-    words = rng.choice(
-        [
-            [
-                "train",
-                "recipe.yaml",
-                "train.lr=0.01",
-                "model.width=16",
-                "data.max_length=60",
-                "--out",
-                "out",
-                "--quiet",
-            ],
-            ["train", "recipe.yaml", "train.accumulate=2", "train.seed=3", "data.workers=0", "--out", "out", "--quiet"],
-            [
-                "evaluate",
-                model,
-                file,
-                "--set",
-                "data.max_length=60",
-                "--json",
-                "--device",
-                "cpu",
-                "--precision",
-                "fp32",
-            ],
-            ["evaluate", model, file, "--errors", "errors.jsonl", "--report", "--columns", "text=0"],
-            ["predict", model, "the weft", "--set", "beam=2", "--set", "max_length=9", "--json"],
-            [
-                "predict",
-                model,
-                "the weft",
-                "--set",
-                "sample=true",
-                "--set",
-                "temperature=0.7",
-                "--set",
-                "top_k=3",
-                "--json",
-            ],
-            ["predict", model, "the weft", "--set", "top_p=0.7", "--set", "seed=3", "--truncation", "cut", "--json"],
-            ["predict", model, "--file", file, "--columns", "text=0", "--out", "answers.csv", "--quiet", "--strict"],
-            ["predict", model, "--stream", "the weft"],
-            [
-                "embed",
-                model,
-                "the weft",
-                "--pool",
-                "mean",
-                "--layers",
-                "-1",
-                "--combine",
-                "sum",
-                "--out",
-                "vectors.npy",
-            ],
-            ["embed", model, "--file", file, "--columns", "text=0", "--normalize", "--truncate", "--precision", "bf16"],
-            ["layers", model, "labels.tsv", "--layers", "all", "--pool", "mean", "--json"],
-            ["look", "attention", model, "the weft", "--layers", "0", "--heads", "0", "--out", "page.html"],
-            ["look", "gradients", model, "the weft", "--out", "page.html"],
-            ["look", "neighbours", model, "the weft", "text.txt", "--word", "weft", "--top", "3", "--out", "page.html"],
-            ["look", "positions", model, "--out", "page.html"],
-            ["compare", "recipe.yaml", "--budget", "1", "--set", "train.lr=0.01", "--out", "compared", "--quiet"],
-            ["models", "bert", "--json"],
-            ["models", "dates", "--copy"],
-            ["convert", model, "converted"],
-            ["average", model, "--out", "mean", "--last", "2"],
-            ["data", "show", "recipe.yaml", "--split", "train", "--rows", "3"],
-            ["data", "check", file, "data.delimiter=;", "--json"],
-            ["data", "prepare", "recipe.yaml", "--out", "corpus", "--workers", "1", "--split", "train"],
-            ["init", file, "--task", "classify", "--out", "made.yaml"],
-            ["tokenizer", "train", "recipe.yaml", "tokenizer.size=300", "--out", "tokenizer"],
-            ["tokenizer", "show", model, "the weft", "--json"],
-            ["vectors", "neighbours", model, "weft", "--count", "3", "--json"],
-            ["vectors", "analogies", model, "weft", "warp", "loom", "--count", "2"],
-            ["vectors", "similarity", model, "weft", "warp", "--most", "100"],
-            ["vectors", "export", model, "vectors.txt", "--format", "text"],
-        ]
-    )
+    words = command(rng.choice(OPTION_COMMANDS), model, file)
     return Input({**seeds.data, "recipe.yaml": written.encode()}, words)
 
 
@@ -343,76 +236,3 @@ BASES = {
     "huggingface": folder_input,
     "options": options_input,
 }
-
-KEYS = ["beam", "sample", "temperature", "top_k", "top_p", "max_length", "length_penalty", "seed", "num", "train.steps"]
-KEYS += ["train.lr", "model.layers", "data.format", "data.columns", "task.decode.beam", "tokenizer.size", "a..b", ""]
-WORDS = [
-    "--json",
-    "--quiet",
-    "--trust",
-    "--resume",
-    "--plan",
-    "--help",
-    "--",
-    "-",
-    "-1",
-    "1e9",
-    "--out",
-    "",
-    ".",
-    "..",
-    "nowhere",
-]
-WORDS += [
-    "/dev/zero",
-    "/dev/null",
-    "x" * 300,
-    "recipe.yaml",
-    "text.txt",
-    "out.parquet",
-    "--set",
-    "--layers",
-    "--no-such",
-]
-
-
-def mutate_words(words: list[str], rng: Random) -> list[str]:
-    """Change one word of a command."""
-    words = list(words)
-    at = rng.randrange(len(words))
-    action = rng.randrange(8)
-    if action == 0:
-        del words[at]
-    elif action == 1:
-        words.insert(at + 1, rng.choice(WORDS))
-    elif action == 2:
-        words[at] = rng.choice(WORDS)
-    elif action == 3:
-        words.insert(at, words[rng.randrange(len(words))])
-    else:
-        given = [index for index, word in enumerate(words) if "=" in word]
-        odd = str(
-            rng.choice(
-                [*STRINGS, *map(str, INTS), *map(str, FLOATS), "9" * 6000, "[" * 3000, "{a: 1}", "[1, a]", "true"]
-            )
-        )
-        odd = odd.replace("\0", "\\0")
-        if given and rng.random() < 0.7:
-            index = rng.choice(given)
-            name = words[index].partition("=")[0] if rng.random() < 0.7 else rng.choice(KEYS)
-            words[index] = f"{name}={odd}"
-        else:
-            words[at] = odd
-    return safe(words)
-
-
-def safe(words: list[str]) -> list[str]:
-    """Keep what is written in the input's own folder: no path of a command leads out of it."""
-    outside = ("..", "../../etc")
-    places = {"--out": 1, "-o": 1, "--errors": 1}
-    for index in range(1, len(words)):
-        if words[index - 1] in places and (words[index] in outside or words[index].startswith("/")):
-            words[index] = "out"
-    if words[:1] == ["convert"] or words[:2] == ["vectors", "export"]:
-        words[-1] = "out" if words[-1] in outside or words[-1].startswith("/dev") else words[-1]
-    return [word.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape") for word in words]
