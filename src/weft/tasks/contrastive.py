@@ -168,8 +168,8 @@ class Contrastive(CustomEvaluation):
         self, examples: Sequence[ContrastiveExample], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[list[Item]]:
         """Encode many examples with one call of the tokenizer."""
-        all_texts = [text for example in examples for text in self.texts(example)[0]]
-        encoded = iter(tokenize_texts(all_texts, tokenizer, self.uses_chars, limit))
+        texts = [text for example in examples for text in self.texts(example)[0]]
+        encoded = iter(tokenize_texts(texts, tokenizer, self.uses_chars, limit))
         sides = (
             [None if text is None else next(encoded) for text in (example.text, example.pair, example.negative)]
             for example in examples

@@ -84,8 +84,8 @@ class Electra(MaskedSequences):
 
     def answer(self, example: TextExample, outputs: list[list[float]]) -> Answer:
         """Return the tokens of a text, and for each the probability that it was replaced."""
-        ids = self.tokenizer.ids([example.text])[0]
         scores = [round(score, 6) for window in outputs for score in window[1:-1]]
+        ids = self.tokenizer.ids([example.text], len(scores))[0]
         tokens = [self.tokenizer.token(id) for id in ids[: len(scores)]]
         return {"tokens": tokens, "scores": scores}
 
