@@ -1,4 +1,4 @@
-"""Real trainings are killed with SIGKILL, one of three times inside a save, and lose not one bit."""
+"""Real trainings are killed with SIGKILL, one of two times inside a save, and lose not one bit."""
 
 import json
 import math
@@ -12,11 +12,11 @@ import reliability
 from weft.registry import names
 
 SCRIPT = Path(reliability.__file__)
-FEW = ["seq2seq translate, workers, accumulate", "rnn (lstm) lm, carried state, workers", "bert classify, seeds"]
+FEW = ["seq2seq translate, workers, accumulate", "rnn (lstm) lm, carried state, workers"]
 
 
-def test_three_kills_of_each_change_no_bit():
-    command = [sys.executable, str(SCRIPT), "--kills", "3", "--inside-saves", "1", "--steps", "10", "--cases", *FEW]
+def test_two_kills_of_each_change_no_bit():
+    command = [sys.executable, str(SCRIPT), "--kills", "2", "--inside-saves", "1", "--steps", "8", "--cases", *FEW]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     *reports, summary = map(json.loads, done.stdout.splitlines())

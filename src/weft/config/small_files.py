@@ -20,7 +20,7 @@ def read_small_file(path: Path) -> bytes:
         if status.st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"has more than {MAX_BYTES >> 20} MB", str(path))
         with os.fdopen(handle, "rb", closefd=False) as file:
-            return file.read(MAX_BYTES)
+            return file.read(status.st_size)  # a larger number would take that much memory
     finally:
         os.close(handle)
 
