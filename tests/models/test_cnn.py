@@ -57,6 +57,7 @@ def test_it_is_a_convolution_and_a_maximum_over_time_of_each_sentence(kernels):
     alone = [reference(model, ids) for ids in tokens.split()]
     torch.testing.assert_close(maps, torch.cat([feature_map for feature_map, _ in alone]))
     torch.testing.assert_close(pooled, torch.stack([maximum for _, maximum in alone]))
+    assert len(set(tokens.split()[2].tolist())) < 7  # a word occurs twice: so does a maximum of a window of one word
     parameters = list(model.parameters())
     weights = torch.randn(len(RAGGED), model.width, dtype=torch.float64)
     ours = torch.autograd.grad((pooled * weights).sum() + maps.square().sum(), parameters)
@@ -76,6 +77,12 @@ def test_a_window_that_reaches_into_the_next_sentence_is_caught(monkeypatch):
     monkeypatch.setattr(cnn, "_window_positions", leaking)
     with pytest.raises(AssertionError, match="not so: a sequence alone answers as in any batch"):
         check_model(CNN, {"width": 6})
+
+
+def test_embeddings_start_small():
+    assert 0.2 < make().embed.weight.detach().abs().max() <= 0.25
+    multichannel = make(channels="multichannel", vectors="vectors.txt")
+    assert torch.equal(multichannel.embed.weight, multichannel.static.weight)
 
 
 def test_width_is_that_of_what_it_gives():

@@ -37,6 +37,7 @@ from weft.config.schema import MAX_SIZE, Named, Size
 from weft.errors import ConfigError, RoleError
 from weft.models.base import Model, Role
 from weft.models.word_vectors import check_channels, keep_static
+from weft.nn.attention.positions import rows_of
 from weft.tokens import Tokens
 
 
@@ -74,6 +75,7 @@ class CNN(Model):
         super().__init__(config, vocab, target_vocab)
         self.width, self.kernels = config.width, config.kernels
         self.embed = nn.Embedding(vocab, config.embedding or config.width)
+        nn.init.uniform_(self.embed.weight, -0.25, 0.25)  # as in Kim's code, about the variance of word2vec's vectors
         self.static = nn.Embedding.from_pretrained(self.embed.weight.detach().clone()) if self._two_channels else None
         if config.channels == "static":
             keep_static(self.embed)
@@ -124,9 +126,10 @@ class CNN(Model):
     def pooled_output(self, tokens: Tokens) -> Tensor:
         """Return the maximum over time of each feature, (B, D); zeros for a sequence with no token."""
         maps = self.encode(tokens)[0]
-        # Features are ReLU outputs, so a maximum with initial value 0 is exact.
-        lengths = tokens.lengths.to(maps.device, non_blocking=True)
-        return torch.segment_reduce(maps, "max", lengths=lengths, axis=0, initial=0, unsafe=True)
+        # Features are ReLU outputs, so a maximum with initial value 0 is exact. Not segment_reduce: where a window
+        # occurs twice, its gradient counts twice if it is negative (torch 2.13).
+        zeros = maps.new_zeros(len(tokens), self.width)
+        return zeros.scatter_reduce(0, rows_of(tokens).long()[:, None].expand_as(maps), maps, "amax")
 
     def _embed(self, ids: Tensor) -> Tensor:
         channels = [self.embed(ids)] if self.static is None else [self.embed(ids), self.static(ids)]
