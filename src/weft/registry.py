@@ -15,6 +15,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "bert": "weft.models.bert:BERT",
         "cnn": "weft.models.cnn:CNN",
         "elmo": "weft.models.elmo:ELMo",
+        "fasttext": "weft.models.fasttext:FastText",
         "gpt": "weft.models.gpt:GPT",
         "ngram": "weft.models.ngram.model:NGram",
         "rnn": "weft.models.rnn:RNN",

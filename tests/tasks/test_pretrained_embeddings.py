@@ -282,12 +282,12 @@ def test_words_that_no_text_is_cut_into_are_passed_over(recipe, vectors):
 # Every body that has a table
 
 
-CHANNELS = [("cnn", "static"), ("cnn", "nonstatic"), ("cnn", "multichannel"), ("rnn", "static"), ("rnn", "nonstatic")]
+CHANNELS = [(name, kind) for name in ("cnn", "rnn", "fasttext") for kind in ("static", "nonstatic")]
 
 
-@pytest.mark.parametrize(("name", "channels"), CHANNELS)
+@pytest.mark.parametrize(("name", "channels"), [*CHANNELS, ("cnn", "multichannel")])
 def test_static_rows_stay_and_the_others_learn(recipe, rows, vectors, tmp_path, name, channels):
-    width = {"width": 6, "embedding": WIDTH}
+    width = {"width": WIDTH} if name == "fasttext" else {"width": 6, "embedding": WIDTH}
     recipe["model"] = {"name": name, **width, "vectors": str(vectors), "channels": channels}
     pipeline = weft.train(recipe, ["train.lr=0.1", "train.steps=3"], out=tmp_path / "run")
     for model in (pipeline.head.body, weft.load(tmp_path / "run", device="cpu").head.body):
