@@ -110,7 +110,8 @@ class SingleLabel:
 
     def outputs(self, logits: Tensor, options: Section) -> list[LabelOutput]:
         """Return the most probable label of each text, and the probabilities."""
-        probabilities = logits.softmax(-1)
+        # In float32, a probability depends in its last bit on the place in the batch.
+        probabilities = logits.double().softmax(-1)
         return list(zip(probabilities.argmax(-1, keepdim=True).tolist(), probabilities.cpu().numpy(), strict=True))
 
     def answer(self, output: LabelOutput, labels: Labels) -> Answer:
