@@ -1,5 +1,6 @@
 """The classifier and the tagger: training with a seed, from scratch or from weights, grid search and saving."""
 
+import json
 import warnings
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.estimators.test_encoder import CHOSEN, LABELS, checked, numeric, spel
 from tests.test_text_embedding import made
 
 import weft
+from weft.config.starters import STARTERS
 from weft.estimators import TextClassifier, TextTagger
 
 TINY = {"name": "cnn", "width": 9, "embedding": 4}
@@ -52,14 +54,14 @@ def test_a_text_that_looks_like_a_pair_is_a_text(fitted):
 
 
 def test_long_texts_are_cut_when_asked_as_when_fitted():
-    long = few(overrides=["data.max_length=4", "data.truncation=cut"]).fit(TEXTS, LABELS)
+    long = few(overrides=["data.max_length=4"]).fit(TEXTS, LABELS)
     likely = long.predict_proba(["play " * 4, "play " * 400])
     np.testing.assert_allclose(likely[0], likely[1], atol=1e-6)
-    short = few(overrides=["data.max_length=8"]).fit(["play", "to"], ["noun", "other"])
+    strict = few(overrides=["data.max_length=8", "data.truncation=error"]).fit(["play", "to"], ["noun", "other"])
     with pytest.raises(
         weft.WeftError, match="example 1: got 400 tokens, data.max_length is 8; shorten it"
     ):  # the control
-        short.predict(["play " * 400])
+        strict.predict(["play " * 400])
 
 
 def test_what_is_not_there_is_not_learnt():
@@ -103,21 +105,54 @@ def test_it_goes_on_from_weights(by, tmp_path):
     assert np.abs(fresh.fit(TEXTS, LABELS).pipeline_.embed(TEXTS) - bert.embed(TEXTS)).max() > 0.1
 
 
-def test_the_default_is_a_small_network_from_nothing():
-    model = TextClassifier(steps=2).fit(TEXTS, LABELS)
-    assert (model.pipeline_.run.model.name, model.pipeline_.run.tokenizer.name) == ("cnn", "bpe")
-    assert model.pipeline_.run.train.lr == 3e-3
+def test_the_default_is_a_bag_of_words_and_of_names_a_network_over_characters():
+    sentences = [f"{text} once more" for text in TEXTS]
+    run = TextClassifier(steps=2).fit(sentences, LABELS).pipeline_.run
+    assert (run.model.name, run.tokenizer.name, run.train.lr, run.task.dropout) == ("fasttext", "words", 3e-3, 0.5)
+    for names in (TEXTS, [text.replace(" ", "") * 9 for text in TEXTS]):  # few words, and no spaces
+        run = TextClassifier(steps=1).fit(names, LABELS).pipeline_.run
+        assert (run.model.name, run.tokenizer.name) == ("rnn", "characters")
 
 
-def test_texts_can_be_held_out_and_runs_kept(tmp_path):
-    model = few(validation=0.25, out=tmp_path / "run").fit(TEXTS, LABELS)
-    rows = (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert "accuracy" in rows
+def test_the_default_learns_from_few_texts():
+    sentences = [f"{text} once more" for text in TEXTS]
+    assert TextClassifier().fit(sentences, LABELS).score(sentences, LABELS) == 1
+    assert TextClassifier(epochs=1).fit(sentences, LABELS).score(sentences, LABELS) < 1  # the control
+
+
+MANY = [f"{text} {number}" for number in range(20) for text in TEXTS]
+
+
+def test_training_stops_early_on_texts_that_are_held_out(tmp_path):
+    model = few(steps=None, epochs=50, out=tmp_path / "run").fit(MANY, LABELS * 20)
+    train = model.pipeline_.run.train
+    assert (model.pipeline_.run.data.validation_fraction, train.patience, train.epochs) == (0.1, 3, 50)
+    reports = [json.loads(row) for row in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert reports[-1]["epoch"] < 40
+    assert reports[-1]["valid"]["accuracy"] == 1
     assert weft.load(tmp_path / "run")(TEXTS[0])[0]["label"] == model.predict(TEXTS[:1])[0]
     with pytest.raises(weft.CheckpointError, match="holds a run already"):
-        model.fit(TEXTS, LABELS)
-    with pytest.raises(weft.ConfigError, match="validation: must be a share"):
-        few(validation=1).fit(TEXTS, LABELS)
+        model.fit(MANY, LABELS * 20)
+
+
+def test_no_text_is_held_out_where_there_are_few_or_it_is_not_asked_for():
+    assert few().fit(TEXTS, LABELS).pipeline_.run.data.validation_fraction is None
+    whole = few(early_stopping=False).fit(MANY, LABELS * 20).pipeline_.run
+    assert (whole.data.validation_fraction, whole.train.patience) == (None, None)
+    half = few(validation_fraction=0.5, n_iter_no_change=7).fit(MANY, LABELS * 20).pipeline_.run  # the control
+    assert (half.data.validation_fraction, half.train.patience) == (0.5, 7)
+    with pytest.raises(weft.ConfigError, match="data.validation_fraction: should be less than 1"):
+        few(validation_fraction=1).fit(MANY, LABELS * 20)
+
+
+def test_more_texts_have_larger_batches_and_weights_a_smaller_rate():
+    few_rows, many_rows = (STARTERS["classify"].recipe(rows)["train"] for rows in (300, 30_000))
+    assert few_rows["batch_size"] < many_rows["batch_size"]
+    assert few_rows["epochs"] > many_rows["epochs"]
+    tuned = TextClassifier(made("bert"), steps=1).fit(TEXTS, LABELS).pipeline_.run.train
+    assert (tuned.lr, tuned.schedule, tuned.batch_size) == (5e-5, "warmup-linear", 16)
+    given = few(batch_size=5, epochs=1, steps=None).fit(TEXTS, LABELS).pipeline_.run.train
+    assert (given.batch_size, given.epochs, given.lr) == (5, 1, 0.05)
 
 
 def test_saved_and_loaded_it_gives_the_same(fitted, tmp_path):
@@ -186,7 +221,8 @@ class OfNumbers(TextClassifier):
 def test_scikit_learns_checks_pass():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of scikit-learn's own
-        passed, failed = checked(OfNumbers(**{**QUICK, "steps": 12, "lr": 0.1}, batch_tokens=4096))
+        falling = (*QUICK["overrides"], "train.schedule=warmup-linear", "train.warmup=0.1")
+        passed, failed = checked(OfNumbers(**{**QUICK, "steps": 12, "lr": 0.1, "overrides": falling}, batch_size=500))
     assert failed == {}
     assert len(passed) >= 45
 
@@ -211,7 +247,7 @@ def test_a_tagger_learns_and_is_searched_over(tmp_path):
 
 def test_the_taggers_default_reads_words_and_their_letters():
     model = TextTagger(steps=2).fit(SENTENCES, TAGS)
-    assert model.pipeline_.run.model.chars == 32
+    assert model.pipeline_.run.model.chars == 50
     assert model.pipeline_.task.metric == "f1"
 
 

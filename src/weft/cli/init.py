@@ -10,6 +10,7 @@ import typer
 from weft.cli.console import OverridesArg, read_name, read_path
 from weft.cli.data_check import TASKS, DataCheck, check_data, count_examples
 from weft.cli.starter import MIN_VALIDATION_ROWS, StarterRecipe, measure_data, propose_recipe, validation_fraction
+from weft.config.starters import NEEDS_VALIDATION
 from weft.errors import ConfigError, WeftError
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def write_recipe(file: str, check: DataCheck, recipe: StarterRecipe) -> str:
     sections = {**recipe.sections, "data": _data_section(check, recipe.sections["data"])}
     validates = "valid" in check.profiles or "validation_fraction" in sections["data"]
     if not validates:
-        sections["train"] = {key: value for key, value in sections["train"].items() if key != "patience"}
+        sections["train"] = {key: value for key, value in sections["train"].items() if key not in NEEDS_VALIDATION}
     parts = [
         f"# A first recipe for {file}, by weft init: {profile.layout.describe()}; {profile.rows:,} rows.\n",
         *(f"# Odd: {warning}\n" for warning in profile.warnings()),

@@ -1,6 +1,7 @@
 """TextClassifier and TextTagger: scikit-learn estimators that train a recipe."""
 
 import json
+import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,41 +14,57 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from weft.config.schema import Overrides
-from weft.errors import ConfigError
+from weft.config.starters import NEEDS_VALIDATION, STARTERS, Starter, has_few_words
 from weft.estimators.inputs import InputError, check_lengths, read_sentences, read_texts, set_text_tags
 from weft.estimators.persistence import EstimatorInfo, json_parameters, read_estimator_info, save_estimator
 from weft.pipeline import Pipeline, load, train
 
 ModelSource = str | Path | Mapping[str, Any] | Pipeline | None
 RecipeSection = Mapping[str, Any]
+_Rows = list[dict[str, Any]]
 
-_LR_FROM_SCRATCH, _LR_FINETUNING = 3e-3, 5e-5  # default learning rates
-_NUM_EVALUATIONS = 5  # evaluations during a training that has validation data
+MIN_ROWS_TO_STOP_EARLY = 200  # below, a tenth of the rows says too little of when to stop
+
+_FINETUNING = Starter(
+    "pretrained weights",
+    {"train": {"lr": 5e-5, "schedule": "warmup-linear", "warmup": 0.1}},
+    {
+        2_000: {"train": {"epochs": 10, "batch_size": 16}},
+        math.inf: {"train": {"epochs": 3, "batch_size": 32}},
+    },
+)
 
 
 class _TrainedEstimator(BaseEstimator):  # type: ignore[misc]
     """The base of classifier and tagger: builds a recipe, and trains it on the data of `fit`.
 
     `model` is a path, a name on the hub or a `weft.Pipeline` to fine-tune; or a mapping, the model section of a recipe,
-    to train from scratch; None is a small model from scratch. `overrides` are changes to the recipe as on the command
-    line, such as `["train.schedule=cosine", "data.truncation=cut"]`, or a mapping. The share `validation` of the
-    examples is held out, to keep the best of several evaluated models. The run's directory is `out`, by default a
-    temporary one.
+    to train from scratch; None is a small model from scratch. What is None is chosen by the amount of data, as `weft
+    init` does (`weft.config.starters`): `epochs` (or `steps`, updates), `batch_size` and `lr`.
+
+    With `early_stopping`, `validation_fraction` of the examples is held out: the model is evaluated on them after each
+    epoch, the best one is kept, and the training ends after `n_iter_no_change` epochs without improvement. Of fewer
+    than 200 examples none is held out.
+
+    `overrides` are changes to the recipe as on the command line, such as `["train.schedule=cosine",
+    "data.max_length=200"]`, or a mapping. The run's directory is `out`, by default a temporary one.
     """
 
     _task: ClassVar[str]
-    _model: ClassVar[RecipeSection]
-    _tokenizer: ClassVar[RecipeSection]
+    _truncation: ClassVar[str]
 
     def __init__(
         self,
         model: ModelSource = None,
         *,
         tokenizer: RecipeSection | None = None,
-        steps: int = 300,
+        epochs: float | None = None,
+        steps: int | None = None,
         lr: float | None = None,
-        batch_tokens: int = 2048,
-        validation: float = 0.0,
+        batch_size: int | None = None,
+        early_stopping: bool = True,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 3,
         overrides: Overrides = (),
         seed: int = 1,
         device: str = "auto",
@@ -55,47 +72,67 @@ class _TrainedEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.epochs = epochs
         self.steps = steps
         self.lr = lr
-        self.batch_tokens = batch_tokens
-        self.validation = validation
+        self.batch_size = batch_size
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
         self.overrides = overrides
         self.seed = seed
         self.device = device
         self.out = out
 
-    def _fit(self, rows: list[dict[str, Any]], labels: Sequence[str]) -> None:
-        """Train on rows, each of which has one of these labels, or one a word."""
-        if not 0 <= self.validation < 1:
-            raise ConfigError(f"validation: must be a share from 0 to below 1, but is {self.validation!r} instead")
-        with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
-            num_held_out = int(len(rows) * self.validation)
-            order = np.random.default_rng(self.seed).permutation(len(rows)) if num_held_out else np.arange(len(rows))
-            splits = {"train": order[num_held_out:], "valid": order[:num_held_out]}
-            data = {
-                split: _write_jsonl(Path(scratch), split, [rows[index] for index in indices])
-                for split, indices in splits.items()
-                if len(indices)
-            }
-            out = Path(scratch) / "run" if self.out is None else self.out
-            self.pipeline_ = train(self._recipe(data, labels, Path(scratch)), self.overrides, out)
+    def _starter(self, rows: _Rows) -> Starter:
+        """Return the recipe to start from, of a model from scratch."""
+        return STARTERS[self._task]
 
-    def _recipe(self, data: RecipeSection, labels: Sequence[str], scratch: Path) -> dict[str, Any]:
-        section: dict[str, Any] = {"steps": self.steps, "batch_tokens": self.batch_tokens, "seed": self.seed}
-        section |= {"schedule": "warmup-linear", "warmup": 0.1, "device": self.device}
-        if "valid" in data:
-            section["eval_every"] = max(1, self.steps // _NUM_EVALUATIONS)
-        recipe: dict[str, Any] = {"task": {"name": self._task, "labels": list(labels)}, "data": dict(data)}
+    def _fit(self, rows: _Rows, labels: Sequence[str]) -> None:
+        """Train on rows, each of which has one of these labels, or one a word."""
+        with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
+            path = Path(scratch) / "train.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            out = Path(scratch) / "run" if self.out is None else self.out
+            recipe = self._recipe(rows, labels, Path(scratch))
+            recipe["data"] = {"train": str(path), "truncation": self._truncation, **recipe["data"]}
+            self.pipeline_ = train(recipe, self.overrides, out)
+
+    def _recipe(self, rows: _Rows, labels: Sequence[str], scratch: Path) -> dict[str, Any]:
+        """Return the recipe for these rows, without the file that they are in."""
+        model = self._model_section(scratch)
+        finetuning = model.get("weights") is not None
+        starter = _FINETUNING if finetuning else self._starter(rows)
+        recipe: dict[str, Any] = starter.recipe(len(rows))
+        own_task = recipe["task"] if self.model is None else {}  # its dropout is for the model of the starter
+        recipe["task"] = {"name": self._task, "labels": list(labels), **own_task}
+        if self.model is not None:
+            recipe["model"] = model
+        if self.tokenizer is not None:
+            recipe["tokenizer"] = dict(self.tokenizer)
+        elif finetuning:
+            del recipe["tokenizer"]  # it comes with the weights
+        validates = self.early_stopping and len(rows) >= MIN_ROWS_TO_STOP_EARLY
+        if validates:
+            recipe["data"]["validation_fraction"] = self.validation_fraction
+        recipe["train"] = self._train_section(recipe["train"], validates)
+        return recipe
+
+    def _model_section(self, scratch: Path) -> dict[str, Any]:
+        """Return the model section; a pipeline is written to `scratch`. Empty: that of the starter."""
         if self.model is None or isinstance(self.model, Mapping):
-            recipe["model"] = dict(self._model if self.model is None else self.model)
-        else:
-            model = self.model
-            recipe["model"] = {"weights": str(model.save(scratch / "start") if isinstance(model, Pipeline) else model)}
-        finetuning = recipe["model"].get("weights") is not None
-        if not finetuning or self.tokenizer is not None:  # otherwise it comes with the weights
-            recipe["tokenizer"] = dict(self.tokenizer or self._tokenizer)
-        lr = (_LR_FINETUNING if finetuning else _LR_FROM_SCRATCH) if self.lr is None else self.lr
-        return {**recipe, "train": {**section, "lr": lr}}
+            return dict(self.model or {})
+        weights = self.model.save(scratch / "start") if isinstance(self.model, Pipeline) else self.model
+        return {"weights": str(weights)}
+
+    def _train_section(self, section: RecipeSection, validates: bool) -> dict[str, Any]:
+        """Return the starter's train section with the parameters that are given."""
+        excluded = {*(() if validates else NEEDS_VALIDATION), *(() if self.steps is None else ("epochs", "eval_every"))}
+        given = {"lr": self.lr, "batch_size": self.batch_size, "epochs": self.epochs, "steps": self.steps}
+        given |= {"patience": self.n_iter_no_change} if validates else {}
+        own = {key: value for key, value in section.items() if key not in excluded}
+        own |= {key: value for key, value in given.items() if value is not None}
+        return {**own, "seed": self.seed, "device": self.device}
 
     def _labels(self, names: Iterable[Any]) -> list[str]:
         """Return the classes as strings, which must be distinct and not blank."""
@@ -122,11 +159,21 @@ class _TrainedEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 class TextClassifier(ClassifierMixin, _TrainedEstimator):  # type: ignore[misc]
-    """A label for each text; by default, `model` is a small convolutional network from scratch."""
+    """A label for each text; by default, `model` is fastText's mean of words and bigrams, from scratch.
+
+    Texts of a few words, such as names, and those without spaces are read by characters, by a bidirectional LSTM. A
+    text that is longer than the model reads (1,024 tokens, or as many as pretrained weights allow) is cut.
+    """
 
     _task: ClassVar[str] = "classify"
-    _model: ClassVar[RecipeSection] = {"name": "cnn", "width": 192, "kernels": [2, 3, 4], "embedding": 64}
-    _tokenizer: ClassVar[RecipeSection] = {"name": "bpe", "size": 4000}
+    _truncation: ClassVar[str] = "cut"
+
+    def _starter(self, rows: _Rows) -> Starter:
+        """Return fastText, or where texts have few words a network over characters."""
+        lengths = np.array([(len(row["text"].split()), len(row["text"])) for row in rows])
+        words, characters = np.median(lengths, axis=0)
+        few_words = has_few_words(words, np.percentile(lengths[:, 0], 95), characters)
+        return STARTERS["classify-characters" if few_words else "classify"]
 
     def fit(self, X: Iterable[str], y: Iterable[Any]) -> Self:
         """Train on texts and their labels: strings, integers, or others with distinct strings."""
@@ -163,11 +210,13 @@ class TextClassifier(ClassifierMixin, _TrainedEstimator):  # type: ignore[misc]
 
 
 class TextTagger(_TrainedEstimator):
-    """A tag for each word; by default, `model` is a small bidirectional LSTM from scratch."""
+    """A tag for each word; by default, `model` is a bidirectional LSTM over words and their characters, from scratch.
+
+    A sentence that is longer than the model reads is tagged in windows.
+    """
 
     _task: ClassVar[str] = "tag"
-    _model: ClassVar[RecipeSection] = {"name": "rnn", "direction": "both", "width": 128, "embedding": 64, "chars": 32}
-    _tokenizer: ClassVar[RecipeSection] = {"name": "words"}
+    _truncation: ClassVar[str] = "window"
 
     def fit(self, X: Iterable[Sequence[str]], y: Iterable[Sequence[str]]) -> Self:
         """Train on sentences, each a list of words, and a list of tags for each."""
@@ -203,9 +252,3 @@ class TextTagger(_TrainedEstimator):
         tags = set_text_tags(super().__sklearn_tags__())
         tags.target_tags.required = True
         return tags
-
-
-def _write_jsonl(folder: Path, split: str, rows: list[dict[str, Any]]) -> str:
-    path = folder / f"{split}.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
