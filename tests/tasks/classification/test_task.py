@@ -742,7 +742,7 @@ def test_a_gpt_reads_start_delimiter_extract_and_is_asked_at_the_last(bodies, pa
     assert " ".join(map(task.tokenizer.token, batch.tokens.ids.tolist())) == read
     extract = head.eval().body.encode(batch.tokens)[0][-1]
     ((_, probabilities),) = head.predict(batch, task.options())
-    torch.testing.assert_close(torch.tensor(probabilities), head.output(extract).softmax(-1))
+    torch.testing.assert_close(torch.tensor(probabilities), head.output(extract).double().softmax(-1))
 
 
 def test_a_text_that_is_longer_than_what_a_model_reads_is_refused_before_training(bodies, tmp_path):
