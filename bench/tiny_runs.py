@@ -93,6 +93,7 @@ RECIPES: dict[str, Recipe] = {
     "rnn (lstm) classify": recipe(CLASSIFY, rnn("lstm", direction="both")),
     "rnn (lstm) tag": recipe(TAG, rnn("lstm", direction="both", chars=8)),
     "cnn classify": recipe(CLASSIFY, {"name": "cnn", "width": 16, "kernels": [2, 3], "embedding": 8}),
+    "fasttext classify": recipe(CLASSIFY, {"name": "fasttext", "width": 8, "buckets": 64}),
     "seq2seq translate": recipe(TRANSLATE, {"name": "seq2seq", "layers": 2, **SMALL}),
     "transformer translate": recipe(TRANSLATE, TRANSFORMER),
     "elmo lm": recipe(LM, ELMO),
