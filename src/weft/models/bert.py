@@ -146,15 +146,24 @@ class BERT(Model):
         """Return the masked-LM logits of each token: (N, V), or (len(at), V) at the flat positions `at`."""
         if direction != "masked":
             raise RoleError(f"model: a bert fills what is masked, but {direction!r} is asked for")
-        hidden = self._hidden_states(tokens, (-1,))[0]
-        return self._mlm_logits(hidden if at is None else hidden[at])
+        return self.masked_logits_of(self._hidden_states(tokens, (-1,))[0], at)
 
     def masked_lm_loss(self, tokens: Tokens, at: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the summed cross-entropy at the flat positions `at`; only these go through the output projection."""
         hidden = self._hidden_states(tokens, (-1,))[0]
         pooled = None if self.pooler is None else self._pooled(hidden, tokens)
+        return self.masked_loss_of(hidden, at, targets), pooled
+
+    def masked_logits_of(self, hidden: Tensor, at: Tensor | None = None) -> Tensor:
+        """Return the masked-LM logits from the last layer's output (N, D): of all tokens, or at the flat positions."""
         assert self.output is not None
-        return read_out_sum(self.output, self._mlm_transform(hidden.index_select(0, at)), targets), pooled
+        logits: Tensor = self.output(self._mlm_transform(hidden if at is None else hidden[at]))
+        return logits
+
+    def masked_loss_of(self, hidden: Tensor, at: Tensor, targets: Tensor) -> Tensor:
+        """Return the summed cross-entropy at the flat positions `at` from the last layer's output (N, D)."""
+        assert self.output is not None
+        return read_out_sum(self.output, self._mlm_transform(hidden.index_select(0, at)), targets)
 
     def flops(self, tokens: Tokens, source: Tokens | None = None) -> int:
         """Return the FLOPs: each matrix for each token, 4 D for each query-key pair, and the pooler once a sequence."""
@@ -182,11 +191,6 @@ class BERT(Model):
         starts = tokens.starts[:-1].long().clamp(max=max(len(hidden) - 1, 0))  # empty sequences may pad a batch
         first = hidden.index_select(0, starts)
         return first if self.pooler is None else POOLERS[self.config.pooler](self.pooler(first))
-
-    def _mlm_logits(self, hidden: Tensor) -> Tensor:
-        assert self.output is not None
-        logits: Tensor = self.output(self._mlm_transform(hidden))
-        return logits
 
     def _mlm_transform(self, hidden: Tensor) -> Tensor:
         assert self.transform is not None

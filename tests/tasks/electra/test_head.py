@@ -20,11 +20,11 @@ TEXTS = [[2, 9, 8, 7, 10, 11, 3], [2, 12, 13, 3]]
 AT = [1, 4, 8]  # flat positions: 9, 10 and 12 are masked
 
 
-def make_head(weight=50.0, seed=0, **config):
+def make_head(weight=50.0, seed=0, mlm_weight=0.0, **config):
     torch.manual_seed(seed)
     body = BERT(BERTConfig(name="bert", width=12, heads=3, layers=2, max_positions=9, dropout=0.0, **config), VOCAB)
-    body.prune_unused({Role.ENCODER})
-    return ElectraHead(body, make_generator(body, 0.34, 1), MASK, weight).double().eval()
+    body.prune_unused({Role.ENCODER, Role.MASKED_LM} if mlm_weight else {Role.ENCODER})
+    return ElectraHead(body, make_generator(body, 0.34, 1), MASK, weight, mlm_weight).double().eval()
 
 
 def make_batch(padding=0):
@@ -82,6 +82,32 @@ def test_the_loss_is_that_of_the_equations(config):
     assert carry is None
     other = expected_sums(head, batch, masked_ids, [20, 21, 22])[1]
     assert abs(float((other - replaced).detach())) > 1e-4, "the negative control: other samples"
+
+
+def test_with_mlm_weight_the_body_predicts_the_chosen_tokens_and_masks_are_no_replacements():
+    head, batch = always(make_head(weight=7.0, mlm_weight=3.0), 20), make_batch()
+    torch.manual_seed(5)
+    is_masked = torch.rand(len(AT)) < MASKED
+    torch.manual_seed(5)
+    _, corrupted = head._corrupt(batch)
+    still_masked = corrupted.ids[AT] == MASK
+    assert 0 < still_masked.sum() < len(AT), "this seed has both kinds"
+    assert corrupted.ids[AT][~still_masked].tolist() == [20] * int((~still_masked).sum())
+    labels = head._replaced(batch, corrupted)
+    assert labels.isnan().nonzero().flatten().tolist() == torch.tensor(AT)[still_masked].tolist()
+    torch.manual_seed(5)
+    sums, _ = head(batch)
+    masked_ids = batch.tokens.ids.index_fill(0, torch.tensor(AT)[is_masked], MASK)
+    generator = F.cross_entropy(
+        head.generator.logits(replace(batch.tokens, ids=masked_ids))[AT], batch.targets, reduction="sum"
+    )
+    body = F.cross_entropy(head.body.logits(corrupted)[AT], batch.targets, reduction="sum")
+    torch.testing.assert_close(sums["masked"], generator + 3 * body)
+    scores, counted = head.discriminate(corrupted), ~labels.isnan()
+    replaced = F.binary_cross_entropy_with_logits(scores[counted], labels[counted].double(), reduction="sum")
+    torch.testing.assert_close(sums["replaced"], 7 * replaced)
+    plain = make_head(weight=7.0)
+    assert MASK not in plain._corrupt(batch)[1].ids.tolist(), "the negative control: ELECTRA itself shows no mask"
 
 
 def test_a_sampled_token_that_equals_the_original_counts_as_original():

@@ -59,6 +59,7 @@ KINDS = {
     "pairs": {},
     "windows": {"task": {"pairs": False}},
     "whole words": {"task": {"whole_words": True, "mask_probability": 0.3}},
+    "masks filled": {"task": {"mlm_weight": 1.0}},
     "texts": {"task": {"sequences": "documents"}, "data": {"truncation": "window"}},
 }
 
@@ -124,8 +125,9 @@ def test_an_evaluation_is_always_the_same_and_counts_what_is_right(kind):
         for batch in task.evaluation_batches(packed(task, [example.text for example in examples])):
             logits, corrupted = head._corrupt(batch, rng)
             masked += (logits.argmax(-1) == batch.targets).tolist()
-            answers = (head.discriminate(corrupted) > 0).tolist()
-            rows += zip(answers, (corrupted.ids != batch.tokens.ids).tolist(), strict=True)
+            answers, truths = head.discriminate(corrupted) > 0, corrupted.ids != batch.tokens.ids
+            counted = (corrupted.ids != head.mask) | (head.mlm_weight == 0)
+            rows += zip(answers[counted].tolist(), truths[counted].tolist(), strict=True)
     both = sum(answer and truth for answer, truth in rows)
     assert results[0]["masked_accuracy"] == pytest.approx(np.mean(masked))
     assert results[0]["replaced_accuracy"] == pytest.approx(np.mean([answer == truth for answer, truth in rows]))

@@ -10,6 +10,12 @@ A sampled token that equals the original counts as original. Sampling has no gra
 language modelling alone. Token, position and segment embeddings with their norm are shared, as in the authors' code; a
 generator that is narrower than they are projects them. Departure from the paper, after the authors' code: 15 % of the
 chosen tokens are left as they are, and the generator predicts them, too.
+
+With `mlm_weight` μ the body is a masked language model as well, so that it can fill masks afterwards (after COCO-LM,
+Meng et al. 2021, section 3.2). A share of the chosen positions shows [MASK] in x_corrupt; there the discriminator has
+no loss. The body predicts the original token at all chosen positions:
+
+    loss      += μ Σ_{i in m} -log p_body(x_i | x_corrupt) / |m|
 """
 
 from dataclasses import replace
@@ -31,6 +37,7 @@ from weft.tasks.head import Head, Sums
 from weft.tokens import Tokens
 
 MASKED = 0.85  # the share of the chosen tokens that are masked
+STILL_MASKED = 0.3  # the share of the chosen tokens that the body sees masked, if it learns to fill masks
 SHARED = ("embed", "positions", "segments", "norm")  # the embeddings' modules of both models
 
 
@@ -68,25 +75,34 @@ def sample_tokens(logits: Tensor, rng: torch.Generator | None = None) -> Tensor:
 class ElectraHead(Head):
     """Generator and discriminator; without a generator, as read from other libraries, it only predicts."""
 
-    def __init__(self, body: BERT, generator: BERT | None, mask: int, discriminator_weight: float) -> None:
+    def __init__(
+        self, body: BERT, generator: BERT | None, mask: int, discriminator_weight: float, mlm_weight: float = 0.0
+    ) -> None:
         super().__init__(body)
         body.drop_pooler()
-        self.generator, self.mask, self.discriminator_weight = generator, mask, discriminator_weight
+        self.generator, self.mask = generator, mask
+        self.discriminator_weight, self.mlm_weight = discriminator_weight, mlm_weight
         self.dense, self.output = nn.Linear(body.width, body.width), nn.Linear(body.width, 1)
         self.activation = ACTIVATIONS[body.config.activation]
         for layer in (self.dense, self.output):
             init_normal_(layer)
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
-        """Return the generator's summed cross-entropy, and the discriminator's with its weight."""
+        """Return the summed cross-entropies of the masked tokens, and the discriminator's, each with its weight."""
         logits, corrupted = self._corrupt(batch)
         assert batch.targets is not None
-        masked = cross_entropy_sum(logits, batch.targets)
-        replaced = binary_cross_entropy_sum(self.discriminate(corrupted), self._replaced(batch, corrupted))
+        assert batch.positions is not None
+        masked, states = cross_entropy_sum(logits, batch.targets), self.body.encode(corrupted)[0]
+        if self.mlm_weight:
+            masked = masked + self.mlm_weight * self.body.masked_loss_of(states, batch.positions.ids, batch.targets)
+        replaced = binary_cross_entropy_sum(self._scores(states), self._replaced(batch, corrupted))
         return {"masked": masked, "replaced": self.discriminator_weight * replaced}, None
 
     def _corrupt(self, batch: Batch, rng: torch.Generator | None = None) -> tuple[Tensor, Tokens]:
-        """Return the generator's logits (M, V) at the chosen positions, and the tokens with its samples there."""
+        """Return the generator's logits (M, V) at the chosen positions, and the tokens with its samples there.
+
+        If the body learns to fill masks, some of the chosen positions have [MASK] instead of a sample.
+        """
         if self.generator is None:
             raise TrainingError("task.generator_size: this model has no generator; set a size, and train one")
         assert batch.positions is not None
@@ -97,45 +113,68 @@ class ElectraHead(Head):
         masked = ids.scatter(0, at, original.masked_fill(is_chosen & (draws < MASKED), self.mask))
         logits = self.generator.logits(replace(batch.tokens, ids=masked), at=at)
         samples = torch.where(is_chosen, sample_tokens(logits.detach(), rng), original)
+        if self.mlm_weight:
+            draws = torch.rand(len(at), device=ids.device, generator=rng)
+            samples = samples.masked_fill(is_chosen & (draws < STILL_MASKED), self.mask)
         return logits, replace(batch.tokens, ids=ids.scatter(0, at, samples))
 
     def _replaced(self, batch: Batch, corrupted: Tokens) -> Tensor:
-        """Return for each token 1 if it was replaced, else 0; NaN for the tokens of filler sequences: (N,)."""
+        """Return for each token 1 if it was replaced, else 0; NaN for masks and tokens of filler sequences: (N,)."""
         assert batch.labels is not None
-        return (corrupted.ids != batch.tokens.ids) + batch.labels[rows_of(corrupted)]
+        labels = (corrupted.ids != batch.tokens.ids) + batch.labels[rows_of(corrupted)]
+        return labels.masked_fill(corrupted.ids == self.mask, torch.nan) if self.mlm_weight else labels
 
     def discriminate(self, tokens: Tokens) -> Tensor:
         """Return the logits of each token being replaced, (N,)."""
-        logits: Tensor = self.output(self.activation(self.dense(self.body.encode(tokens)[0])))
+        return self._scores(self.body.encode(tokens)[0])
+
+    def _scores(self, states: Tensor) -> Tensor:
+        logits: Tensor = self.output(self.activation(self.dense(states)))
         return logits[:, 0]
 
     def flops(self, batch: Batch) -> int:
-        """Return the FLOPs of both models; the generator's output projection is at the chosen positions alone."""
+        """Return the FLOPs of both models; their output projections are at the chosen positions alone."""
         own_size = num_matrix_parameters(self.dense) + num_matrix_parameters(self.output)
-        own_flops = 2 * own_size * len(batch.tokens.ids)
-        if self.generator is None:
-            return super().flops(batch) + own_flops
-        assert self.generator.transform is not None
-        output_size = self.generator.transform.weight.numel() + self.generator.embed.weight.numel()
+        flops = super().flops(batch) + 2 * own_size * len(batch.tokens.ids)
+        if self.generator is not None:
+            flops += self.generator.flops(batch.tokens)
         skipped = len(batch.tokens.ids) - (0 if batch.positions is None else len(batch.positions.ids))
-        return super().flops(batch) + own_flops + self.generator.flops(batch.tokens) - 2 * output_size * skipped
+        for model in (self.body, self.generator):
+            if model is not None and model.transform is not None:
+                flops -= 2 * (model.transform.weight.numel() + model.embed.weight.numel()) * skipped
+        return flops
 
     def tally(self, batch: Batch, rng: torch.Generator) -> dict[str, float]:
         """Return the summed losses of a batch, and what both models predict right."""
         logits, corrupted = self._corrupt(batch, rng)
-        scores, labels = self.discriminate(corrupted), self._replaced(batch, corrupted)
+        states, labels = self.body.encode(corrupted)[0], self._replaced(batch, corrupted)
+        scores, counted = self._scores(states), ~labels.isnan()
         assert batch.targets is not None
-        predicted, replaced = scores > 0, labels > 0
+        predicted, replaced = (scores > 0) & counted, labels > 0
         return {
             "masked": float(cross_entropy_sum(logits, batch.targets)),
             "masked right": int((logits.argmax(-1) == batch.targets).sum()),
             "masked count": len(batch.targets),
             "replaced": float(binary_cross_entropy_sum(scores, labels)),
-            "replaced right": int((predicted == replaced).sum()),
-            "replaced count": len(labels),
+            "replaced right": int(((predicted == replaced) & counted).sum()),
+            "replaced count": int(counted.sum()),
             "both": int((predicted & replaced).sum()),
             "predicted": int(predicted.sum()),
             "actual": int(replaced.sum()),
+            **(self._tally_fills(batch, corrupted, states) if self.mlm_weight else {}),
+        }
+
+    def _tally_fills(self, batch: Batch, corrupted: Tokens, states: Tensor) -> dict[str, float]:
+        """Return the body's summed loss at the chosen positions, and how many of the masked it predicts right."""
+        assert batch.targets is not None
+        assert batch.positions is not None
+        at = batch.positions.ids
+        logits = self.body.masked_logits_of(states, at)
+        is_masked = corrupted.ids[at] == self.mask
+        return {
+            "filled": float(cross_entropy_sum(logits, batch.targets)),
+            "filled right": int(((logits.argmax(-1) == batch.targets) & is_masked).sum()),
+            "filled count": int(is_masked.sum()),
         }
 
     def predict(self, batch: Batch, options: Section) -> list[list[float]]:

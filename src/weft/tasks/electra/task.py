@@ -8,6 +8,8 @@ Sequences are those of `weft.tasks.mlm.masked_sequences`: windows, pairs of segm
 Which tokens are chosen follows from seed, epoch and batch; what is sampled for them, from the random state that a
 checkpoint holds.
 
+With `mlm_weight` the model learns to fill masks beside: its weights then start `task: mlm` as well as fine-tuning.
+
 A question is a text; the answer says of each token how probably it was replaced.
 """
 
@@ -41,6 +43,7 @@ class ElectraConfig(MaskedSequencesConfig):
     generator_size: float = Field(0.25, ge=0, le=1)  # its width as a share of the model's; 0: no generator
     generator_layers: int | None = Field(None, ge=1)  # None: as many as the model has
     discriminator_weight: float = Field(50.0, gt=0)  # of the discriminator's loss, beside the generator's
+    mlm_weight: float = Field(0.0, ge=0)  # of the model's own masked-LM loss; above 0 it learns to fill masks, too
 
 
 class Electra(MaskedSequences):
@@ -53,10 +56,16 @@ class Electra(MaskedSequences):
     lower_is_better = True
     config: ElectraConfig
 
+    def roles_for(self, roles: frozenset[Role]) -> frozenset[Role]:
+        """Return the roles needed of the model: masked LM where it learns to fill masks."""
+        return self.required_roles | ({Role.MASKED_LM} if self.config.mlm_weight else set())
+
     def check(self, run: Run) -> None:
         """Set how the corpus is read, and raise for settings that the model or the tokenizer does not support."""
         if not isinstance(run.model, BERTConfig):
             raise ConfigError(f"model.name: task 'electra' pre-trains a bert, but this is {run.model.name!r}")
+        if self.config.mlm_weight:
+            self.metrics = (*type(self).metrics, "mlm_accuracy")  # of the model; `masked_accuracy` is the generator's
         self.pairs = self.makes_pairs(run, "pairs")
         super().check(run)
         self.lower_is_better = run.train.metric in (None, "loss")
@@ -80,7 +89,8 @@ class Electra(MaskedSequences):
         """Return the head: the body as discriminator, and a generator of its own."""
         size, layers = self.config.generator_size, self.config.generator_layers
         generator = make_generator(model, size, layers) if size else None
-        return ElectraHead(model, generator, self.vocabulary.mask, self.config.discriminator_weight)
+        weights = self.config.discriminator_weight, self.config.mlm_weight
+        return ElectraHead(model, generator, self.vocabulary.mask, *weights)
 
     def answer(self, example: TextExample, outputs: list[list[float]]) -> Answer:
         """Return the tokens of a text, and for each the probability that it was replaced."""
@@ -105,12 +115,15 @@ class Electra(MaskedSequences):
         if not sums.get("masked count"):
             raise DataError("not one word is left to evaluate on")
         masked, replaced = (sums[part] / sums[f"{part} count"] for part in ("masked", "replaced"))
+        filled = sums.get("filled", 0.0) / sums["masked count"]
+        mlm = {"mlm_accuracy": sums["filled right"] / max(sums["filled count"], 1)} if "filled" in sums else {}
         return Metrics(
             {
-                "loss": masked + self.config.discriminator_weight * replaced,
+                "loss": masked + self.config.mlm_weight * filled + self.config.discriminator_weight * replaced,
                 "replaced_accuracy": sums["replaced right"] / sums["replaced count"],
                 "replaced_precision": sums["both"] / max(sums["predicted"], 1),
                 "replaced_recall": sums["both"] / max(sums["actual"], 1),
                 "masked_accuracy": sums["masked right"] / sums["masked count"],
+                **mlm,
             }
         )
