@@ -193,6 +193,7 @@ def test_only_the_chosen_positions_meet_the_vocabulary():
 def test_the_generator_has_its_share_of_heads_and_the_embeddings_of_the_model():
     small = BERTConfig(name="bert", width=256, heads=4, layers=12, ffn_width=1024, embedding=128)
     generator = generator_config(small, 0.25, None)
+    assert generator.eps > 1e-6, "states that are all but equal must not make gradients infinite"
     assert (generator.width, generator.heads, generator.ffn_width, generator.layers) == (64, 1, 256, 12)
     assert generator.embedding == 128
     base = generator_config(BERTConfig(name="bert"), 1 / 3, 4)

@@ -158,9 +158,11 @@ def test_what_does_not_go_together_is_refused_before_any_data_is_read(sections, 
 
 
 def test_less_loss_is_better_and_more_of_all_else():
-    for metric, sign in ((None, 1), ("loss", 1), ("replaced_recall", -1), ("masked_accuracy", -1)):
+    for metric, sign in ((None, -1), ("loss", 1), ("replaced_recall", -1), ("masked_accuracy", -1)):
         run = Run.parse(recipe(train={"metric": metric}, data={"valid": "none.txt"}))
         assert sign_of(run, make_task(run)) == sign
+    run = Run.parse(recipe(task={"mlm_weight": 1.0}))
+    assert (make_task(run).metric, make_task(Run.parse(recipe())).metric) == ("mlm_accuracy", "masked_accuracy")
 
 
 # ---- whole runs ----

@@ -37,6 +37,7 @@ from weft.tasks.head import Head, Sums
 from weft.tokens import Tokens
 
 MASKED = 0.85  # the share of the chosen tokens that are masked
+GENERATOR_EPS = 1e-5  # of its layer norms: with BERT's 1e-12 the gradient of states that are all but equal has no bound
 STILL_MASKED = 0.3  # the share of the chosen tokens that the body sees masked, if it learns to fill masks
 SHARED = ("embed", "positions", "segments", "norm")  # the embeddings' modules of both models
 
@@ -53,7 +54,8 @@ def generator_config(config: BERTConfig, size: float, layers: int | None) -> BER
         "ffn_width": max(1, config.ffn_width * heads // config.heads),
         "layers": layers or config.layers,
     }
-    return config.model_copy(update={**sizes, "tie": True, "pooler": "none", "pruned_heads": {}, "weights": None})
+    fixed = {"tie": True, "pooler": "none", "pruned_heads": {}, "weights": None, "eps": GENERATOR_EPS}
+    return config.model_copy(update={**sizes, **fixed})
 
 
 def make_generator(body: BERT, size: float, layers: int | None) -> BERT:

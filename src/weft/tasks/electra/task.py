@@ -52,8 +52,8 @@ class Electra(MaskedSequences):
     Config: ClassVar[type[Named]] = ElectraConfig
     required_roles = frozenset({Role.ENCODER})
     metrics: tuple[str, ...] = ("replaced_accuracy", "replaced_precision", "replaced_recall", "masked_accuracy")
-    metric = "loss"
-    lower_is_better = True
+    # Losses do not rank checkpoints: the better the generator, the harder it is to tell what it replaced.
+    metric = "masked_accuracy"
     config: ElectraConfig
 
     def roles_for(self, roles: frozenset[Role]) -> frozenset[Role]:
@@ -65,10 +65,10 @@ class Electra(MaskedSequences):
         if not isinstance(run.model, BERTConfig):
             raise ConfigError(f"model.name: task 'electra' pre-trains a bert, but this is {run.model.name!r}")
         if self.config.mlm_weight:
-            self.metrics = (*type(self).metrics, "mlm_accuracy")  # of the model; `masked_accuracy` is the generator's
+            self.metric = "mlm_accuracy"  # of the model; `masked_accuracy` is the generator's
+            self.metrics = (*type(self).metrics, self.metric)
         self.pairs = self.makes_pairs(run, "pairs")
         super().check(run)
-        self.lower_is_better = run.train.metric in (None, "loss")
 
     def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
         """Return a batch of texts, or of segment pairs, with the positions of tokens to mask; its tokens are as read.
