@@ -28,6 +28,16 @@ FILES = {
         ("txt", None, False, (0,)),
     ),
     "translations in txt": ("fra.txt", "Go.\tVa !\nRun, now!\tCours !\n", ("tsv", "\t", False, (0, 1))),
+    "words and their sounds": (
+        "a.tsv",
+        "aa\tɑ ɑ\n" + "".join(f"word{'ly' * n}\tw ɝ d {'l i ' * n}\n" for n in range(9)),
+        ("tsv", "\t", False, (0, 1)),
+    ),
+    "short names over texts": (
+        "a.tsv",
+        "en\tfr\n" + "".join(f"A man, no. {n}.\tUn homme, le {n}.\n" for n in range(9)),
+        ("tsv", "\t", True, ("en", "fr")),
+    ),
     "objects in json": ("a.json", '{"text": "a"}\n{"text": "b", "x": 1}\n', ("jsonl", None, False, ("text", "x"))),
     "SQuAD": ("a.json", '{"data": [\n]}', ("squad", None, False, None)),
 }

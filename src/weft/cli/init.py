@@ -54,7 +54,7 @@ def init(
         raise ConfigError(f"--out: {out} is there already; give another name with -o, or remove it")
     changes = [*_find_splits(file, overrides or []), *(overrides or [])]
     check = check_data(file, changes, task)
-    text = write_recipe(file, check, propose_recipe(check, measure_data(check, _has_gpu())))
+    text = write_recipe(file, check, propose_recipe(check, measure_data(check, *_machine())))
     run = _parse_recipe(text)
     try:
         with out.open("x", encoding="utf-8") as stream:
@@ -76,10 +76,11 @@ def _find_splits(file: str, overrides: Sequence[str]) -> list[str]:
     return changes
 
 
-def _has_gpu() -> bool:
+def _machine() -> tuple[bool, int]:
+    """Return whether there is a GPU, and the number of cores that PyTorch uses."""
     import torch
 
-    return torch.cuda.is_available()
+    return torch.cuda.is_available(), torch.get_num_threads()
 
 
 def write_recipe(file: str, check: DataCheck, recipe: StarterRecipe) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weft.cli.data_check import DataCheck
-from weft.config.starters import STARTERS, Sections, has_few_words
+from weft.config.starters import STARTERS, Sections, Starter, has_few_words
 
 if TYPE_CHECKING:
     from weft.data.profile import ColumnProfile
@@ -15,10 +15,16 @@ MIN_VALIDATION_ROWS = 2  # fewer say nothing
 MAX_VALIDATION_ROWS = 4000  # more take time at each evaluation, and tell hardly more
 LITTLE_TEXT = 20_000  # words in all, below which a language model reads characters
 FEW_ROWS = 5000  # below which a pretrained model is advised
-TRANSFORMER_ROWS = 20_000  # pairs from which a Transformer is better than a recurrent model
+TRANSFORMER_ROWS = 20_000  # pairs from which a Transformer is better than a recurrent model, if there is a GPU
+NAME_WORDS = 3  # sources of at most so many words, such as names to be spelt, are read by characters
+CPU_SECONDS = 600  # of a training without a GPU, by the count of its FLOPs
+FLOPS_PER_CORE = 4e10  # a second, in fp32: measured on the models of the starters
+FEWEST_EPOCHS = 3  # with which a model must fit into CPU_SECONDS, else a smaller one is taken
 GPU_BATCH = 2  # a GPU reads batches so many times as large
 MAX_LENGTH = 1024  # tokens: the default of data.max_length
 TOKENS_PER_WORD = {"words": 1.3, "bpe": 2.0, "wordpiece": 1.6, "characters": 6.0}
+USUAL_LENGTH = 32  # tokens
+CHARACTERS = 200  # in the vocabulary of a tokenizer of characters, or so
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,7 @@ class DataSize:
     long: int  # words of the row that 95 % are not longer than
     by_characters: bool  # few words a row, or none that spaces part
     gpu: bool
+    cores: int  # that a training on the CPU uses
 
 
 @dataclass(frozen=True)
@@ -47,14 +54,14 @@ def validation_fraction(rows: int) -> float:
     return next((part for part in VALIDATION_FRACTIONS if part * rows <= MAX_VALIDATION_ROWS), VALIDATION_FRACTIONS[-1])
 
 
-def measure_data(check: DataCheck, gpu: bool) -> DataSize:
-    """Return the amount of training data and the lengths of its texts."""
+def measure_data(check: DataCheck, gpu: bool, cores: int) -> DataSize:
+    """Return the amount of training data and the lengths of its texts, with what is known of the machine."""
     texts = _text_columns(check)
     rows = check.profiles["train"].rows
     words = sum(length * times for column in texts for length, times in column.word_lengths.items()) / rows
     longest, long = sum(column.words.max for column in texts), sum(column.words.p95 for column in texts)
     by_characters = has_few_words(texts[0].words.median, texts[0].words.p95, texts[0].characters.median)
-    return DataSize(rows, words, longest, long, by_characters, gpu)
+    return DataSize(rows, words, longest, long, by_characters, gpu, cores)
 
 
 def _text_columns(check: DataCheck) -> list["ColumnProfile"]:
@@ -69,14 +76,11 @@ def propose_recipe(check: DataCheck, size: DataSize) -> StarterRecipe:
     task = str(check.task["name"])
     name = _choose_starter(check, size)
     starter = STARTERS[name]
-    sections = starter.recipe(size.rows * size.words if task in ("lm", "mlm") else size.rows)
-    sections["task"] = {**check.task, **sections["task"]}
-    note = starter.note
+    sections, fewer = _fit_machine(starter, check.task, size)
+    note = f"{starter.note}; {fewer}" if fewer else starter.note
     if task == "tag" and _has_entities(check):
         sections["task"]["crf"], note = True, f"{note}, with a CRF"
     sections["data"] |= {} if sections["data"] else _limits(size, task, sections["tokenizer"]["name"])
-    if size.gpu:
-        sections["train"] = _for_gpu(sections["train"])
     few = task == "classify" and size.rows < FEW_ROWS
     return StarterRecipe(sections, note, starter.pretrained or few)
 
@@ -88,11 +92,51 @@ def _choose_starter(check: DataCheck, size: DataSize) -> str:
         return "classify-characters"
     if task == "classify" and "pair" in check.fields.values():
         return "classify-pairs"
-    if task == "translate" and size.rows >= TRANSFORMER_ROWS:
+    if task == "translate" and size.long <= NAME_WORDS:
+        return "translate-characters"
+    if task == "translate" and size.gpu and size.rows >= TRANSFORMER_ROWS:
         return "translate-transformer"
     if task == "lm" and size.rows * size.words < LITTLE_TEXT:
         return "lm-characters"
     return task
+
+
+def _fit_machine(starter: Starter, task: Mapping[str, Any], size: DataSize) -> tuple[Sections, str]:
+    """Return the sections for the amount of data and the machine, and what was made smaller for lack of a GPU."""
+    words = size.rows * size.words
+    recipes = [
+        {**sections, "task": {**task, **sections["task"]}}
+        for sections in starter.recipes(words if task["name"] in ("lm", "mlm") else size.rows)
+    ]
+    if size.gpu:
+        return {**recipes[0], "train": _for_gpu(recipes[0]["train"])}, ""
+    affordable = CPU_SECONDS * FLOPS_PER_CORE * size.cores
+    epochs = [affordable / flops_per_epoch(sections, words) for sections in recipes]
+    full = recipes[0]["train"]["epochs"]
+    fitting = [number for number, count in enumerate(epochs) if count >= min(full, FEWEST_EPOCHS)]
+    chosen = fitting[0] if fitting else epochs.index(max(epochs))
+    sections = recipes[chosen]
+    if epochs[chosen] >= full:
+        return sections, ""
+    fewer = int(epochs[chosen]) if epochs[chosen] >= FEWEST_EPOCHS else max(0.1, round(epochs[chosen], 1))
+    sections["train"]["epochs"] = fewer
+    return sections, f"sized for {CPU_SECONDS // 60} minutes or so without a GPU"
+
+
+def flops_per_epoch(sections: Sections, words: float) -> float:
+    """Return the FLOPs of an epoch over so many words, by sequences of a usual length."""
+    from weft.config.schema import Run
+    from weft.models.base import Role
+    from weft.tasks.factory import body_on_meta
+    from weft.tokens import Tokens
+    from weft.training.flops import PASSES
+
+    run = Run.parse({**sections, "data": {**sections["data"], "train": "any", "validation_fraction": 0.1}})
+    body = body_on_meta(run, sections["tokenizer"].get("size", CHARACTERS))
+    tokens = Tokens.pack([range(USUAL_LENGTH)])
+    source = tokens if Role.SEQ2SEQ in body.roles(run.model) else None
+    per_token = PASSES * body.flops(tokens, source) / USUAL_LENGTH
+    return max(1.0, per_token * words * TOKENS_PER_WORD[sections["tokenizer"]["name"]])  # fasttext has no matrices
 
 
 def _has_entities(check: DataCheck) -> bool:

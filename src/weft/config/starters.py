@@ -4,7 +4,7 @@ Every number in them is in the table `STARTERS`; docs/defaults.md says how those
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +24,20 @@ class Starter:
 
     def recipe(self, amount: float) -> Sections:
         """Return the sections for an amount of data."""
-        update = next(self.sizes[limit] for limit in sorted(self.sizes) if amount < limit)
-        names = ("task", "data", "tokenizer", "model", "train")
-        return {name: {**self.sections.get(name, {}), **update.get(name, {})} for name in names}
+        return next(self.recipes(amount))
+
+    def recipes(self, amount: float) -> Iterator[Sections]:
+        """Yield the sections for an amount of data, then the same with the models for less data, the largest first."""
+        limits = sorted(self.sizes)
+        own = next(index for index, limit in enumerate(limits) if amount < limit)
+        tokenizer, epochs = self.sizes[limits[own]].get("tokenizer", {}), self.sizes[limits[own]]["train"]["epochs"]
+        for index in range(own, -1, -1):
+            update = {**self.sizes[limits[index]], "tokenizer": tokenizer}
+            update["train"] = {**update["train"], "epochs": epochs}
+            yield {name: {**self.sections.get(name, {}), **update.get(name, {})} for name in _SECTIONS}
 
 
+_SECTIONS = ("task", "data", "tokenizer", "model", "train")
 _DECAY = {"schedule": "warmup-linear", "warmup": 0.1}
 _COSINE = {"schedule": "cosine", "warmup": 0.1, "weight_decay": 0.1}
 _LSTM = {"name": "rnn", "cell": "lstm", "direction": "both"}
@@ -128,11 +137,28 @@ STARTERS = {
                 "model": {"width": 128},
                 "train": {"epochs": 30, "batch_tokens": 1024, "lr": 5e-3},
             },
-            math.inf: {
+            20_000: {
                 "tokenizer": {"size": 2000},
+                "model": {"width": 128},
+                "train": {"epochs": 20, "batch_tokens": 2048, "lr": 4e-3},
+            },
+            math.inf: {
+                "tokenizer": {"size": 4000},
                 "model": {"width": 256},
                 "train": {"epochs": 15, "batch_tokens": 4096, "lr": 2e-3},
             },
+        },
+    ),
+    "translate-characters": Starter(
+        "a recurrent encoder-decoder with attention, over characters",
+        {
+            "tokenizer": {"name": "characters"},
+            "model": {"name": "seq2seq", "attention": "additive", "width": 128},
+            "train": {**_DECAY, "patience": 3},
+        },
+        {
+            5_000: {"train": {"epochs": 30, "batch_tokens": 1024, "lr": 5e-3}},
+            math.inf: {"train": {"epochs": 15, "batch_tokens": 2048, "lr": 4e-3}},
         },
     ),
     "translate-transformer": Starter(

@@ -216,7 +216,7 @@ def _has_header(rows: Sequence[Sequence[str]]) -> bool:
     first, rest = rows[0], [row for row in rows[1:] if len(row) >= len(rows[0])]
     if not rest or len(set(first)) < len(first) or not all(0 < len(cell) <= 40 for cell in first if cell):
         return False
-    if any(_is_number(cell) or cell.endswith((".", "!", "?")) for cell in first) or not any(first):
+    if any(_is_number(cell) or cell.endswith((".", "!", "?")) or _is_spelt(cell) for cell in first) or not any(first):
         return False
     return any(_names_column(cell, [row[i] for row in rest if row[i]]) for i, cell in enumerate(first) if cell)
 
@@ -232,6 +232,12 @@ def _names_column(name: str, values: Sequence[str]) -> bool:
     repeated = len(set(values)) <= max(2, len(values) // 3)
     lengths = sorted(map(len, values))
     return repeated or (len(values) > 2 and len(name) < 0.4 * lengths[len(lengths) // 10])
+
+
+def _is_spelt(cell: str) -> bool:
+    """Return whether a cell is letters with spaces between, such as the sounds of a word."""
+    parts = cell.split()
+    return len(parts) > 1 and all(len(part) == 1 for part in parts)
 
 
 def _is_number(cell: str) -> bool:

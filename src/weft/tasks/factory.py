@@ -98,6 +98,14 @@ def build_on_meta(run: Run, tokenizer: Tokenizer) -> Head:
         return build(run, tokenizer)[1]
 
 
+def body_on_meta(run: Run, vocab: int) -> Model:
+    """Return the body of a recipe for a vocabulary of this size, without data as in `build_on_meta`."""
+    with torch.device("meta"), _NoInitialization():
+        model: Model = resolve("model", run.model.name)(run.model, vocab)
+        model.prune_unused(make_task(run).required_roles)
+        return model
+
+
 def num_parameters(head: Head) -> int:
     """Return the number of parameters, or of buffer elements for a model that counts (an n-gram model)."""
     return sum(tensor.numel() for tensor in (head.parameters() if not head.body.data_sized_buffers else head.buffers()))
