@@ -41,6 +41,19 @@ def test_a_table_says_what_was_made_and_the_folder_trains(weft, folder):
     assert weft("train", "recipe.yaml", "data.train=corpus", "--out", "run")[0] == 0
 
 
+def test_only_what_trains_needs_a_budget(weft, folder):
+    (folder / "recipe.yaml").write_text(json.dumps({name: RECIPE[name] for name in RECIPE if name != "train"}))
+    for command in (["data", "prepare"], ["tokenizer", "train"]):
+        assert weft(*command, "recipe.yaml", "--out", command[0])[0] == 0
+    assert weft("data", "show", "recipe.yaml")[0] == 0
+    code, _, err = weft("train", "recipe.yaml")
+    assert code == 2
+    assert "needs a budget" in err
+    code, _, err = weft("data", "prepare", "recipe.yaml", "train.stebs=2", "--out", "other")
+    assert code == 2
+    assert "train.stebs" in err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -15,6 +15,7 @@ from weft.config.json import write_json
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
+    from weft.config.schema import Run
     from weft.tasks.corpus.build import SplitProgress
 
 data_app = typer.Typer(help="List, check, show and prepare data.", no_args_is_help=True)
@@ -129,11 +130,11 @@ def data_prepare(
 ) -> None:
     """Turn text into token arrays that training memory-maps; if it was stopped before, continue."""
     from weft.data.samples.datasets import SPLITS
-    from weft.formats.pretrained import read_run, started_tokenizer
+    from weft.formats.pretrained import started_tokenizer
     from weft.tasks.corpus.build import prepare
     from weft.tasks.prepare import has_split
 
-    run = read_run(recipe, overrides or [])
+    run = _read_untrained(recipe, overrides or [])
     if split not in (*SPLITS, "all"):
         raise ConfigError(f"--split: must be train, valid, test or all, but is {split!r} instead")
     if split != "all" and not has_split(run.data, split):
@@ -194,11 +195,10 @@ def tokenizer_train(
     ),
 ) -> None:
     """Train a recipe's tokenizer alone."""
-    from weft.formats.pretrained import read_run
     from weft.tasks.factory import make_task
     from weft.training.run import make_tokenizer
 
-    run = read_run(recipe, overrides or [])
+    run = _read_untrained(recipe, overrides or [])
     tokenizer = make_tokenizer(run, make_task(run))
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -232,12 +232,18 @@ def tokenizer_show(
 def _read_rows(name: str, split: str, overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
     from weft.data.readers.examples import Skipped
     from weft.data.samples.datasets import SAMPLES, read_sample
-    from weft.formats.pretrained import read_run
     from weft.tasks.factory import make_task
     from weft.tasks.prepare import read_split
 
     if name in SAMPLES and not overrides:
         return (row for _, row in read_sample(name, split))
-    run = read_run(name, overrides)
+    run = _read_untrained(name, overrides)
     examples = read_split(run.data, split, make_task(run), Skipped())
     return (example.model_dump(exclude_none=True) for _, example in examples)
+
+
+def _read_untrained(recipe: str, overrides: Sequence[str]) -> "Run":
+    """Read a recipe that is not trained here, so that it needs no budget."""
+    from weft.formats.pretrained import read_run
+
+    return read_run(recipe, ["train.steps=1", *overrides])
