@@ -182,10 +182,12 @@ class Pipeline:
         errors: bool = False,
         columns: ColumnSpec | None = None,
         advance: Callable[[int], object] | None = None,
+        by_length: bool = False,
     ) -> EvaluationResult:
         """Evaluate as `evaluate` does; return metrics and, of labels, the confusion matrix and classification report.
 
         With `errors` also the wrong answers: the example's fields, `gold`, `predicted` and `score`, the worst first.
+        With `by_length`, where answers are no labels, also the metrics of short, longer and long inputs.
         `columns` of a file, by field, override the recipe's. `advance` is called with the number of examples that were
         answered since the last call.
         """
@@ -193,12 +195,14 @@ class Pipeline:
             raise RoleError(
                 f"errors: the task {self.run.task.name!r} has no answers that are right or wrong; leave it out"
             )
+        if tell and data is None and data_for(self.run.data, None, columns)[1] == "valid":
+            tell("evaluated on the validation data: the recipe has no data.test")
         result = self._evaluate_prepared(data, columns) if data is None or isinstance(data, str | Path) else None
         if result is None:
             examples, notice = self._evaluation_data(data, columns)
             if notice and tell:
                 tell(notice)
-            result = evaluate(self.task, self.head, examples, errors=errors, advance=advance)
+            result = evaluate(self.task, self.head, examples, errors=errors, advance=advance, by_length=by_length)
         if wrong := [name for name, value in result.metrics.items() if math.isnan(value)]:
             raise DataError(f"evaluate: {wrong[0]} is not a number: for some example {NOT_FINITE}")
         if result.note and tell:

@@ -240,7 +240,8 @@ def test_train_ends_with_the_evaluation(run, recipe_file, tmp_path):
     assert [line.split()[0] for line in done.lines if line.split()] == [
         "metric", "────────────────────", "loss", "exact_match", "bleu",
     ]  # fmt: skip
-    progress, last = done.err.splitlines()[:-1], done.err.splitlines()[-1]
+    *progress, split, last = done.err.splitlines()
+    assert split == "evaluated on the validation data: the recipe has no data.test"
     assert last == f"the best model is in {tmp_path / 'run' / 'best'}: weft predict {tmp_path / 'run'}"
     assert [line.partition(",")[0] for line in progress] == ["recipe: step 2 (50%)", "recipe: step 4 (100%)"]
     assert "tokens/s, valid loss " in progress[-1]
@@ -303,9 +304,11 @@ def test_evaluate(run, trained_run, tmp_path):
     assert "exact_match   1.0000" in table.out
     done = good(run("evaluate", trained_run, "--json"))
     assert set(json.loads(done.out)) == {"loss", "exact_match", "bleu"}
-    assert (len(done.lines), done.err) == (1, "")
+    assert (len(done.lines), done.err) == (1, "evaluated on the validation data: the recipe has no data.test\n")
     (tmp_path / "one.tsv").write_text("abc\tabc\n")
-    assert json.loads(good(run("evaluate", trained_run / "best", tmp_path / "one.tsv", "--json")).out)["loss"] > 1
+    done = good(run("evaluate", trained_run / "best", tmp_path / "one.tsv", "--json"))
+    assert json.loads(done.out)["loss"] > 1
+    assert done.err == ""
     refused(run("evaluate", trained_run, tmp_path / "gone.tsv"), "gone.tsv: there is no such file")
     refused(run("evaluate", trained_run, "langid"), "a row of langid has text, label")
     refused(run("evaluate", trained_run, "--device", "gpu"), "'gpu' cannot be used here")
@@ -358,7 +361,6 @@ def test_evaluate_writes_the_wrong_answers_the_most_confident_first(run, labelle
 
 
 def test_a_report_or_errors_that_cannot_be_are_refused_before_the_work(run, trained_run, labelled_run, tmp_path):
-    refused(run("evaluate", trained_run, "--report"), "--report: is of labels, and the task 'translate', as configured")
     refused(run("evaluate", labelled_run, "--errors", tmp_path / "errors.csv"), "--errors: must end in .jsonl, but is")
     refused(run("evaluate", labelled_run, "--errors", tmp_path / "no" / "x.jsonl"), "--errors: must be a file in a")
     (tmp_path / "folder.jsonl").mkdir()
@@ -368,11 +370,12 @@ def test_a_report_or_errors_that_cannot_be_are_refused_before_the_work(run, trai
     assert [path.name for path in tmp_path.iterdir()] == ["folder.jsonl"]
 
 
-def test_labels_without_a_report_are_refused_and_nothing_is_written(run, labelled_run, tmp_path, monkeypatch):
-    monkeypatch.setattr("weft.tasks.classification.task.Classify.report", lambda *_: None)  # as with task.regression
-    done = run("evaluate", labelled_run, "--report", "--errors", tmp_path / "errors.jsonl")
-    refused(done, "--report: is of labels, and the task 'classify', as configured, has none; leave it out")
-    assert list(tmp_path.iterdir()) == []
+def test_a_report_on_answers_that_are_no_labels_is_by_the_length_of_the_input(run, trained_run, labelled_run):
+    assert "by the length of the input" in good(run("evaluate", trained_run, "--report")).out
+    groups = json.loads(good(run("evaluate", trained_run, "--report", "--json")).out)["by_length"]
+    assert groups[0]["shortest"] <= groups[-1]["longest"]
+    assert "by_length" not in json.loads(good(run("evaluate", trained_run, "--json")).out)
+    assert "length" not in good(run("evaluate", labelled_run, "--report")).out
 
 
 def test_labels_that_look_like_markup_are_shown_as_they_are(run, recipe, tmp_path):
@@ -539,6 +542,7 @@ def test_predict_says_that_a_language_model_samples(run, tmp_path):
     greedy = good(run(*ask, "--set", "sample=false")).lines
     assert greedy[0] == greedy[1]
     assert good(run("predict", tmp_path / "run", "the", "--stream")).err == done.err
+    refused(run("evaluate", tmp_path / "run", tmp_path / "train.txt", "--report"), "--report: is of answers, and the")
 
 
 def test_samples_do_not_hang_on_how_the_input_comes_in(run, trained_run, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from weft.tasks.classification_report import ClassificationReport
+    from weft.tasks.length_report import LengthReport
     from weft.tasks.lm.minimal_pairs import MinimalPairsResult
     from weft.tasks.metrics import ConfusionMatrix
 
@@ -73,9 +74,14 @@ def print_metrics(metrics: Mapping[str, float], positive_label: str | None = Non
     print_table(["metric", "value"], rows)
 
 
-def print_report(report: "ClassificationReport") -> None:
-    """Print precision, recall, F1 and support of each class, and their averages."""
-    print_table(*report.table(), title=f"classification report, by {report.unit}", section=len(report.classes))
+def print_report(report: "ClassificationReport | LengthReport") -> None:
+    """Print precision, recall, F1 and support of each class, and their averages; or the metrics by length of input."""
+    from weft.tasks.length_report import LengthReport
+
+    if isinstance(report, LengthReport):
+        print_table(*report.table(), title="by the length of the input")
+    else:
+        print_table(*report.table(), title=f"classification report, by {report.unit}", section=len(report.classes))
 
 
 def check_errors_file(path: Path) -> None:

@@ -173,7 +173,7 @@ def evaluate_command(
         ),
     ] = None,
     report: Annotated[
-        bool, typer.Option("--report", help="Print precision, recall and F1 of each label or entity.")
+        bool, typer.Option("--report", help="Print the scores of each label or entity, or by the length of the input.")
     ] = False,
     errors: Annotated[
         Path | None,
@@ -207,8 +207,8 @@ def evaluate_command(
         typer.echo(write_json(result.to_dict()))
         return
     print_metrics(result.metrics, result.positive_label)
-    if report and result.report is not None:
-        print_report(result.report)
+    if report and (detail := result.report or result.by_length) is not None:
+        print_report(detail)
     if result.confusion:
         print_confusion(result.confusion)
 
@@ -365,17 +365,14 @@ def _evaluate(
     columns: "ColumnSpec | None",
     advance: Callable[[int], object],
 ) -> "EvaluationResult":
-    """Evaluate a model, and write its wrong answers to a file; raise an error if a report is asked for and has none."""
+    """Evaluate a model, and write its wrong answers to a file; raise an error if a report is asked for and cannot be."""
     from weft.data.readers.lines import plural
-    from weft.tasks.capabilities import LabelPrediction
+    from weft.tasks.capabilities import CustomEvaluation
 
-    name = pipeline.run.task.name
-    no_labels = RoleError(f"--report: is of labels, and the task {name!r}, as configured, has none; leave it out")
-    if report and not isinstance(pipeline.task, LabelPrediction):
-        raise no_labels
-    result = pipeline.evaluate_in_detail(data, tell, errors is not None, columns, advance)
-    if report and result.report is None:
-        raise no_labels
+    if report and isinstance(pipeline.task, CustomEvaluation):
+        name = pipeline.run.task.name
+        raise RoleError(f"--report: is of answers, and the task {name!r} is measured without any; leave it out")
+    result = pipeline.evaluate_in_detail(data, tell, errors is not None, columns, advance, by_length=report)
     if errors is not None:
         write_errors(errors, result.errors or [])
         tell(f"{errors}: {plural(len(result.errors or []), 'wrong answer')}")

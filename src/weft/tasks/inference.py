@@ -31,6 +31,7 @@ from weft.tasks.classification_report import ClassificationReport
 from weft.tasks.encoding import EvaluationData, encode_chunk
 from weft.tasks.finite_answers import check_outputs, finite_answer
 from weft.tasks.head import Head
+from weft.tasks.length_report import LengthReport
 from weft.tasks.metrics import ConfusionMatrix
 
 INFERENCE_CHUNK = 1024  # examples a chunk: enough for batches of similar lengths
@@ -272,6 +273,7 @@ class EvaluationResult:
     report: ClassificationReport | None = None
     positive_label: str | None = None  # the label that the metric `f1` is of, where there are two
     errors: list[dict[str, Any]] | None = None
+    by_length: LengthReport | None = None  # where it is asked for, and answers are no labels
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON, without the wrong answers: the metrics, and what is said of labels.
@@ -285,6 +287,8 @@ class EvaluationResult:
             plain["report"] = self.report.to_dict()
         if self.confusion is not None:
             plain["confusion"] = self.confusion.to_dict()
+        if self.by_length is not None:
+            plain["by_length"] = self.by_length.to_dict()["groups"]
         return plain
 
 
@@ -296,11 +300,12 @@ def evaluate(
     budget: int | None = None,
     errors: bool = False,
     advance: Callable[[int], object] | None = None,
+    by_length: bool = False,
 ) -> EvaluationResult:
     """Return the loss, the task's metrics and what it says of labels on labelled examples; `errors`: wrong answers too.
 
     Wrong answers can be asked of tasks with `ErrorAnalysis` only. `advance` is called with the number of examples that
-    were answered since the last call.
+    were answered since the last call. `by_length`: where answers are no labels, also the metrics by length of input.
     """
     if not data.examples:
         raise DataError("not one example is left to evaluate on")
@@ -314,10 +319,12 @@ def evaluate(
         {"loss": loss, **task.score(answers, data.examples)},
         errors=list_errors(task, answers, data.examples) if errors else None,
     )
-    if not isinstance(task, LabelPrediction):
-        return result
-    confusion, report = task.confusion(answers, data.examples), task.report(answers, data.examples)
-    return replace(result, confusion=confusion, report=report, positive_label=task.positive_label)
+    if isinstance(task, LabelPrediction):
+        confusion, report = task.confusion(answers, data.examples), task.report(answers, data.examples)
+        result = replace(result, confusion=confusion, report=report, positive_label=task.positive_label)
+    if by_length and result.report is None:
+        result = replace(result, by_length=LengthReport.of(task, answers, data.examples))
+    return result
 
 
 def list_errors(task: Task, answers: Sequence[Answer], examples: Sequence[Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,65 @@
+"""Metrics by the length of the input, for tasks whose answers are no labels: on which texts a model is weak."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from weft.tasks.base import Answer, Task
+
+GROUPS = 4  # of as many examples each, where lengths do not repeat
+
+
+@dataclass(frozen=True)
+class LengthGroup:
+    """The metrics of the examples whose inputs have from `shortest` to `longest` words."""
+
+    shortest: int
+    longest: int
+    examples: int
+    metrics: dict[str, float | None]  # None: not defined for these examples, such as a correlation with a constant
+
+
+@dataclass(frozen=True)
+class LengthReport:
+    """The metrics of groups of examples, from short inputs to long ones."""
+
+    groups: list[LengthGroup]
+
+    @classmethod
+    def of(cls, task: Task, answers: Sequence[Answer], examples: Sequence[Any]) -> "LengthReport":
+        """Return the report; examples with inputs of one length are in one group."""
+        lengths = [_count_words(task, example) for example in examples]
+        ordered = sorted(lengths)
+        limits = sorted({ordered[math.ceil(len(ordered) * part / GROUPS) - 1] for part in range(1, GROUPS + 1)})
+        groups, shortest = [], 0
+        for limit in limits:
+            rows = [row for row, length in enumerate(lengths) if shortest <= length <= limit]
+            metrics = task.score([answers[row] for row in rows], [examples[row] for row in rows])
+            defined = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+            groups.append(LengthGroup(min(lengths[row] for row in rows), limit, len(rows), defined))
+            shortest = limit + 1
+        return cls(groups)
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Return headers and rows, a row a group."""
+        names = list(dict.fromkeys(name for group in self.groups for name in group.metrics))
+        return ["words", "examples", *names], [
+            [
+                f"{group.shortest:,} to {group.longest:,}",
+                f"{group.examples:,}",
+                *("–" if (value := group.metrics.get(name)) is None else f"{value:.4f}" for name in names),
+            ]
+            for group in self.groups
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for JSON."""
+        return asdict(self)
+
+
+def _count_words(task: Task, example: Any) -> int:
+    """Return the number of words in all inputs of an example."""
+    values = (getattr(example, name, None) for name in task.input_fields)
+    texts = (text for value in values for text in ([value] if isinstance(value, str) else value or ()))
+    return sum(len(text.split()) for text in texts if isinstance(text, str))
