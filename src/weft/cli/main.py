@@ -365,7 +365,7 @@ def _evaluate(
     columns: "ColumnSpec | None",
     advance: Callable[[int], object],
 ) -> "EvaluationResult":
-    """Evaluate a model, and write its wrong answers to a file; raise an error if a report is asked for and cannot be."""
+    """Evaluate a model, and write its wrong answers to a file; raise an error if a report cannot be made."""
     from weft.data.readers.lines import plural
     from weft.tasks.capabilities import CustomEvaluation
 
