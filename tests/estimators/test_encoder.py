@@ -1,6 +1,7 @@
 """TextEncoder in scikit-learn: pipelines, grid search, clones, data frames, saving and loading."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -38,6 +39,17 @@ def test_vectors_are_those_of_embed(bert, folder):
             vectors = TextEncoder(model, **options).fit_transform(TEXTS)
             np.testing.assert_allclose(vectors, bert.embed(TEXTS, **options), atol=1e-5)
             assert vectors.dtype == np.float32
+
+
+def test_long_texts_are_cut_where_the_recipe_says_so_as_in_embed(bert):
+    data = bert.run.data.model_copy(update={"truncation": "cut"})
+    cutting = replace(bert, run=bert.run.model_copy(update={"data": data}))
+    long = ["play " * 99]
+    np.testing.assert_array_equal(TextEncoder(cutting).transform(long), cutting.embed(long))
+    np.testing.assert_array_equal(TextEncoder(bert, truncate=True).transform(long), cutting.embed(long))
+    for encoder in (TextEncoder(bert), TextEncoder(cutting, truncate=False)):
+        with pytest.raises(weft.DataError, match="truncate=True"):
+            encoder.transform(long)
 
 
 def test_texts_come_in_lists_arrays_and_columns(bert):
