@@ -1,5 +1,7 @@
 """The task and the columns that a file is for."""
 
+import re
+
 import pytest
 
 from weft.config.schema import Data
@@ -94,7 +96,7 @@ def test_the_task_the_columns_and_the_section_to_paste(profiled, case):
     profile = profiled(name, content)
     proposal = propose(profile)
     assert proposal.task == task
-    assert proposal.regression == (case == "STS-B")
+    assert proposal.options == ({"regression": True} if case == "STS-B" else {})
     proposed = proposal.data_section(profile, {"train": name})
     assert proposed == {"train": name, **section}
     assert read_yaml(write_section("data", proposed), "x") == {"data": proposed}
@@ -107,10 +109,18 @@ def test_a_task_that_is_given_chooses_the_columns(profiled):
     assert set(propose(profile, "lm").columns) == {"text"}
 
 
-def test_choices_that_are_not_numbered_from_0_are_not_taken_for_such(profiled):
-    profile = profiled("a.csv", WINOGRANDE)
+@pytest.mark.parametrize("first", [1, "A", "a"])
+def test_choices_may_be_counted_from_one_or_by_letters(profiled, first):
+    names = {"1": str(first), "2": str(2 if first == 1 else chr(ord(first) + 1))}
+    proposal = propose(profiled("a.csv", re.sub("([12])$", lambda match: names[match[1]], WINOGRANDE, flags=re.M)))
+    assert (proposal.task, proposal.options) == ("choice", {"first": first})
+    assert proposal.columns == {"text": "sentence", "choices": ["option1", "option2"], "label": "answer"}
+
+
+def test_labels_that_do_not_count_the_choices_are_not_taken_for_such(profiled):
+    profile = profiled("a.csv", re.sub("1$", "3", WINOGRANDE, flags=re.M))
     assert propose(profile).task == "classify"
-    with pytest.raises(DataError, match="choice needs a text, choices .* and the number of the right one, from 0"):
+    with pytest.raises(DataError, match="choice needs a text, choices .* and the number or letter of the right one"):
         propose(profile, "choice")
 
 

@@ -75,12 +75,21 @@ def test_digits_are_a_number_where_there_is_such_a_choice():
     assert ask("x", ["a", "b"]).label_index() is None
 
 
+@pytest.mark.parametrize(("first", "label"), [(1, 2), (1, "2"), ("A", "B"), ("a", "b"), ("A", "two")])
+def test_labels_count_from_one_or_are_letters_where_the_recipe_says_so(first, label):
+    example = Choice(ChoiceConfig(name="choice", first=first)).Example
+    assert example(text="x", choices=["one", "two"], label=label).label_index() == 1
+    with pytest.raises(ValueError, match=f"must be the number of a choice, {first} to "):
+        example(text="x", choices=["one", "two"], label=0)
+
+
 @pytest.mark.parametrize(
     ("choices", "label", "message"),
     [
         (["a", "b"], 2, "label: must be the number of a choice, 0 to 1, or its text, but is 2"),
         (["a", "b"], -1, "0 to 1, or its text, but is -1"),
         (["a", "b"], "c", "0 to 1, or its text, but is 'c'"),
+        (["x", "y"], "A", "0 to 1, or its text, but is 'A'; task.first says how they count"),
         (["a", "b"], "²", "0 to 1, or its text, but is '²'"),
         (["a"], 0, "must have choices, two at least, and has 1"),
         ([], None, "must have choices, two at least, and has 0"),

@@ -120,7 +120,7 @@ def _read_raw(name: str, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _task_section(proposal: "Proposal") -> dict[str, Any]:
-    return {"name": proposal.task, **({"regression": True} if proposal.regression else {})}
+    return {"name": proposal.task, **proposal.options}
 
 
 def _section(

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.data.layout import ColumnName
@@ -27,6 +27,7 @@ _ONE_CHOICE = r"(ending|choice|option|sol|solution|answer|alternative)[ _-]?([a-
 _CHOICE_LIST = r"choices|options|endings"
 _QUESTION_NAMES = (r"text|context|ctx|startphrase|stem", r"question|prompt|premise|goal|sentence|.*question.*")
 _CHOICE_LABELS = (r"label|gold|target", r"answer|correct.*")
+_FIRST_LABELS = (0, 1, "A", "a")
 _MIN_UNNAMED_CHOICES = 3  # of columns without names: fewer may be something else
 
 
@@ -36,7 +37,7 @@ class Proposal:
 
     task: str
     columns: ColumnMap
-    regression: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the task
 
     def data_section(self, profile: FileProfile, splits: Mapping[str, Any]) -> dict[str, Any]:
         """Return the recipe's `data` section; `splits` maps train, valid and test to their sources."""
@@ -112,7 +113,7 @@ def _classify(profile: FileProfile) -> Proposal:
     columns: ColumnMap = {"text": first.name, "label": label.name}
     if len(texts) == 2:
         columns = {"text": texts[0].name, "pair": texts[1].name, "label": label.name}
-    return Proposal("classify", columns, regression=label.kind == "number")
+    return Proposal("classify", columns, {"regression": True} if label.kind == "number" else {})
 
 
 def _unnamed_label(labels: Sequence[ColumnProfile], pairs: bool) -> ColumnProfile:
@@ -168,15 +169,16 @@ def _mlm(profile: FileProfile) -> Proposal:
 def _choice(profile: FileProfile) -> Proposal:
     columns = _choice_columns(profile)
     if columns is None:
-        needed = "a text, choices (a list, or a column each such as choice1) and the number of the right one, from 0"
+        needed = "a text, choices (a list, or a column each such as choice1) and the number or letter of the right one"
         raise _no_columns(profile, "choice", needed)
-    return Proposal("choice", columns)
+    first = _first_label(profile.column(columns["label"]), _choices(profile)[1])
+    return Proposal("choice", columns, {"first": first} if first else {})
 
 
 def _choice_columns(profile: FileProfile) -> ColumnMap | None:
     """Return the columns of a text, its choices and the right one; None if the file has none."""
     choices, number = _choices(profile)
-    labels = [column for column in profile.of_kind("label", "number") if _numbers_choices(column, number)]
+    labels = [column for column in profile.of_kind("label", "number") if _first_label(column, number) is not None]
     if not choices or not labels:
         return None
     names = column_fields({"choices": choices})
@@ -197,9 +199,14 @@ def _choices(profile: FileProfile) -> tuple[Any, int]:
     return (named, len(named)) if len(named) > 1 else ("", 0)
 
 
-def _numbers_choices(column: ColumnProfile, number: int) -> bool:
-    """Return whether the values of a column are the numbers of choices, from 0, and each choice is right somewhere."""
-    return {str(value) for value in column.values or ()} == {str(index) for index in range(number)}
+def _first_label(column: ColumnProfile, number: int) -> int | str | None:
+    """Return what a column calls the first choice, 0, 1, A or a; None unless its values are the names of all choices."""
+    values = {str(value) for value in column.values or ()}
+    for first in _FIRST_LABELS:
+        names = [chr(ord(first) + index) if isinstance(first, str) else str(first + index) for index in range(number)]
+        if values == set(names):
+            return first
+    return None
 
 
 _CHOOSERS: dict[str, Callable[[FileProfile], Proposal]] = {

@@ -7,7 +7,7 @@ last token). Questions may have different numbers of choices.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -33,17 +33,20 @@ from weft.tokens import WORD_END, Tokens, char_ids
 
 
 class ChoiceConfig(Named):
-    """The head's regularisation."""
+    """The head's regularisation, and how labels count the choices."""
 
     dropout: float = Field(0.1, ge=0, lt=1)  # on the body's output
+    first: Literal[0, 1, "A", "a"] = 0  # what a label calls the first choice
 
 
 class ChoiceExample(base.Example):
     """A text, which may be empty, its choices, and for training and evaluation the label.
 
     The label is the index of the right choice, from 0, as an integer or in digits, as in tables; otherwise its text.
+    Subclasses count from `first`: a number, or a letter.
     """
 
+    first: ClassVar[int | str] = 0
     text: str
     choices: list[str]
     label: int | str | None = None
@@ -54,16 +57,45 @@ class ChoiceExample(base.Example):
             raise ValueError(f"must have choices, two at least, and has {len(self.choices)}")
         if self.label is not None and self.label_index() is None:
             last = len(self.choices) - 1
-            raise ValueError(f"label: must be the number of a choice, 0 to {last}, or its text, but is {self.label!r}")
+            last_name = chr(ord(self.first) + last) if isinstance(self.first, str) else self.first + last
+            raise ValueError(
+                f"label: must be the number of a choice, {self.first} to {last_name}, or its text, but is {self.label!r}; "
+                "task.first says how they count"
+            )
         return self
 
     def label_index(self) -> int | None:
         """Return the index of the right choice, if it is known."""
         label = self.label
-        index = int(label) if isinstance(label, str) and label.isascii() and label.isdigit() else label
-        if isinstance(index, int) and 0 <= index < len(self.choices):
+        index: int | None = None
+        if isinstance(self.first, str):
+            index = ord(label) - ord(self.first) if isinstance(label, str) and len(label) == 1 else None
+        elif isinstance(label, int) or (isinstance(label, str) and label.isascii() and label.isdigit()):
+            index = int(label) - self.first
+        if index is not None and 0 <= index < len(self.choices):
             return index
         return self.choices.index(label) if isinstance(label, str) and label in self.choices else None
+
+
+class ChoiceFromOne(ChoiceExample):
+    """A question whose label is 1 for the first choice."""
+
+    first = 1
+
+
+class ChoiceFromCapitalA(ChoiceExample):
+    """A question whose label is A for the first choice."""
+
+    first = "A"
+
+
+class ChoiceFromSmallA(ChoiceExample):
+    """A question whose label is a for the first choice."""
+
+    first = "a"
+
+
+EXAMPLES = {example.first: example for example in (ChoiceExample, ChoiceFromOne, ChoiceFromCapitalA, ChoiceFromSmallA)}
 
 
 class ChoiceHead(Head):
@@ -112,6 +144,11 @@ class Choice(TeacherForcing, ErrorAnalysis):
     label_fields = ("label",)
     num_token_arrays = 1  # all choices are in one array: an item's size is the number of tokens that it adds to a batch
     config: ChoiceConfig
+
+    def configure(self, config: Any) -> None:
+        """Set how labels count the choices."""
+        super().configure(config)
+        self.Example = EXAMPLES[config.first]
 
     def check(self, run: Run) -> None:
         """Raise an error for `truncation: window`: choices are scored whole."""
