@@ -200,7 +200,7 @@ def _choices(profile: FileProfile) -> tuple[Any, int]:
 
 
 def _first_label(column: ColumnProfile, number: int) -> int | str | None:
-    """Return what a column calls the first choice, 0, 1, A or a; None unless its values are the names of all choices."""
+    """Return what a column calls the first choice, 0, 1, A or a; None unless its values name all choices so."""
     values = {str(value) for value in column.values or ()}
     for first in _FIRST_LABELS:
         names = [chr(ord(first) + index) if isinstance(first, str) else str(first + index) for index in range(number)]

@@ -59,8 +59,8 @@ class ChoiceExample(base.Example):
             last = len(self.choices) - 1
             last_name = chr(ord(self.first) + last) if isinstance(self.first, str) else self.first + last
             raise ValueError(
-                f"label: must be the number of a choice, {self.first} to {last_name}, or its text, but is {self.label!r}; "
-                "task.first says how they count"
+                f"label: must be the number of a choice, {self.first} to {last_name}, or its text, but is "
+                f"{self.label!r}; task.first says how they count"
             )
         return self
 
