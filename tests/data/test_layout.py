@@ -38,6 +38,18 @@ FILES = {
         "en\tfr\n" + "".join(f"A man, no. {n}.\tUn homme, le {n}.\n" for n in range(9)),
         ("tsv", "\t", True, ("en", "fr")),
     ),
+    "labels before texts": (
+        "a.all",
+        "".join(f"{n % 2} a film no. {n}\n" for n in range(9)),
+        ("labelled", None, False, ("label", "text")),
+    ),
+    "labels of fastText": (
+        "a.txt",
+        "".join(f"__label__{n % 2} a film no. {n}\n" for n in range(9)),
+        ("labelled", None, False, ("label", "text")),
+    ),
+    "numbered lines": ("a.txt", "".join(f"{n} a film\n" for n in range(9)), ("txt", None, False, (0,))),
+    "some lines with a number": ("a.txt", "1 a film\n" * 9 + "a film\n", ("txt", None, False, (0,))),
     "objects in json": ("a.json", '{"text": "a"}\n{"text": "b", "x": 1}\n', ("jsonl", None, False, ("text", "x"))),
     "SQuAD": ("a.json", '{"data": [\n]}', ("squad", None, False, None)),
 }

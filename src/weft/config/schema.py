@@ -134,7 +134,7 @@ class Data(Section):
     test: Source | None = None  # the same, for the evaluation at the end and `weft evaluate`
     # the share of the training rows that is held out for evaluations, in place of data.valid
     validation_fraction: float | None = Field(None, gt=0, lt=1)
-    format: Literal["txt", "tsv", "csv", "jsonl", "conll", "squad", "parquet"] | None = (
+    format: Literal["txt", "tsv", "csv", "jsonl", "conll", "labelled", "squad", "parquet"] | None = (
         None  # of the files; None: by the ending
     )
     delimiter: Delimiter | None = None  # between the columns of csv and tsv; None: a comma, a tab

@@ -14,7 +14,7 @@ from itertools import islice, pairwise
 from weft.config.schema import Data
 from weft.data.readers.column_mapping import Columns
 from weft.data.readers.examples import expand_glob, format_by_ending
-from weft.data.readers.formats import read_parquet
+from weft.data.readers.formats import LABELLED, LABELLED_LINE, read_parquet
 from weft.data.readers.lines import BadRow, Oddities, chomp, read_lines
 from weft.errors import DataError
 
@@ -89,8 +89,8 @@ def _parquet_names(path: str) -> list[str]:
 
 
 def _names(format: str, head: Sequence[str]) -> tuple[ColumnName, ...]:
-    if format == "squad":
-        return tuple(_SQUAD)
+    if format in ("squad", "labelled"):
+        return tuple(_SQUAD if format == "squad" else LABELLED)
     if format == "jsonl":
         return tuple(dict.fromkeys(key for value in _objects(head) for key in value))
     if format == "conll":
@@ -113,7 +113,7 @@ def _detect_format(path: str, head: Sequence[str], data: Data) -> str:
         return "tsv" if ending == "csv" and _best_delimiter(head, data) == "\t" and not quoted else ending
     delimiter = data.delimiter or _best_delimiter(head, data, "\t" if ending == "txt" else "\t;|,")
     if delimiter is None:
-        return "txt"
+        return "labelled" if _is_labelled(head) else "txt"
     return "csv" if quoted or delimiter in ",;" else "tsv"
 
 
@@ -148,6 +148,13 @@ def _is_conll(head: Sequence[str]) -> bool:
     width, times = _most_frequent([len(cells) for cells in tokens])
     words = sum(1 for cells in tokens if width == _CONLLU_WIDTH or " " not in cells[0].strip())
     return 2 <= width <= 30 and min(times, words) >= _CONSISTENT * len(tokens)
+
+
+def _is_labelled(head: Sequence[str]) -> bool:
+    """Return whether each line is a label, a space and a text, and labels repeat: else they may number the lines."""
+    lines = [LABELLED_LINE.fullmatch(chomp(line)) for line in head if line.strip()]
+    labels = {match[1] for match in lines if match}
+    return all(lines) and 3 * len(labels) <= len(lines)
 
 
 def _most_frequent(values: Sequence[int]) -> tuple[int, int]:

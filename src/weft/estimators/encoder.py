@@ -17,8 +17,8 @@ class TextEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     """Texts to vectors (n, D), by a frozen model.
 
     `model` is a path, a name on the hub or a `weft.Pipeline`; clones share a pipeline, but each loads a path again.
-    The rest is as in `Pipeline.embed`, also for texts that are too long. There is nothing to fit: `fit` loads the model,
-    and checks the texts.
+    The rest is as in `Pipeline.embed`, also for texts that are too long. There is nothing to fit: `fit` loads the
+    model, and checks the texts.
     """
 
     def __init__(

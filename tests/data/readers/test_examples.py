@@ -147,6 +147,21 @@ def test_jsonl_keeps_whole_surrogate_pairs(write):
     assert rows(write("a.jsonl", '{"text": "\\ud83d\\ude00 \\u00e9"}\n')) == [{"text": "😀 é"}]
 
 
+def test_a_label_may_stand_before_its_text(write):
+    path = write("a.all", "1 a fine film \n\n__label__not-so a film\n12 x\n")
+    assert rows(path, ["text", "label"], format="labelled") == [
+        {"text": "a fine film", "label": "1"},
+        {"text": "a film", "label": "not-so"},
+        {"text": "x", "label": "12"},
+    ]
+
+
+@pytest.mark.parametrize("line", ["a film", "1", "__label__", "__label__a __label__b a film", "-1 x"])
+def test_a_line_without_one_label_before_its_text_is_refused(write, line):
+    path = write("a.all", f"1 good\n{line}\n")
+    assert "a.all:2: must be a number or __label__NAME, a space and a text" in fails(path, format="labelled")
+
+
 def test_conll_gives_lists_a_sentence(write):
     text = "-DOCSTART- -X-\n\nThe DT\n# NN\n\n\nEnd  NN \na\u00a0b\tX Y\n"
     path = write("a.conll", text)

@@ -1,4 +1,4 @@
-"""Readers of rows, one per format: txt, tsv, csv, jsonl, conll, squad, parquet, and parallel files.
+"""Readers of rows, one per format: txt, tsv, csv, jsonl, conll, labelled, squad, parquet, and parallel files.
 
 A reader yields the line number where a row starts, and the row: a dict with the fields that `Columns` selects, or a
 `BadRow`. It raises if the file as a whole is invalid. It holds one row in memory at a time (parquet: a batch).
@@ -15,7 +15,10 @@ from weft.data.readers.column_mapping import ColumnLayout, Columns, NumberedRows
 from weft.data.readers.lines import LINE_OVERHEAD, BadRow, chomp, plural, read_lines, unreadable
 from weft.data.readers.squad import read_squad
 from weft.data.readers.tables import read_csv, read_tsv
-from weft.errors import DataError
+from weft.errors import DataError, abbreviate
+
+LABELLED = ("label", "text")  # the columns of `read_labelled`
+LABELLED_LINE = re.compile(r"(?:__label__(?=\S))?((?<=__label__)\S+|\d+) +(?!__label__)(\S.*?) *")
 
 
 def read_txt(path: str, columns: Columns, limit: int) -> NumberedRows:
@@ -27,6 +30,27 @@ def read_txt(path: str, columns: Columns, limit: int) -> NumberedRows:
         elif not line.isspace():
             text = chomp(line)
             yield number, {field: text for field, _ in picks}
+
+
+def read_labelled(path: str, columns: Columns, limit: int) -> NumberedRows:
+    """Yield a label and a text per line, with a space between; the prefix of fastText's labels is left out.
+
+    Any other word at the start is an error: a file of texts alone would lose the first word of each.
+    """
+    picks = columns.from_header(LABELLED, path, by_name=True)
+    for number, line in read_lines(path, limit):
+        if isinstance(line, BadRow):
+            yield number, line
+        elif match := LABELLED_LINE.fullmatch(chomp(line)):
+            yield number, {field: match[1 + index] for field, index in picks}
+        elif not line.isspace():
+            yield (
+                number,
+                BadRow(
+                    f"{path}:{number}: must be a number or __label__NAME, a space and a text, but is {abbreviate(line, 40)}; "
+                    "another format, such as jsonl, has texts alone"
+                ),
+            )
 
 
 def read_parallel(paths: Sequence[str], columns: Columns, limit: int) -> NumberedRows:
@@ -203,6 +227,7 @@ FORMAT_READERS: dict[str, Callable[[str, Columns, int], NumberedRows]] = {
     "csv": read_csv,
     "jsonl": read_jsonl,
     "conll": read_conll,
+    "labelled": read_labelled,
     "squad": read_squad,
     "parquet": read_parquet,
 }

@@ -17,7 +17,7 @@ from weft.data.readers.formats import FORMAT_READERS
 from weft.data.readers.lines import BadRow, chomp, read_lines
 from weft.errors import ConfigError, DataError
 
-_NAMED = frozenset({"csv", "jsonl", "squad", "parquet"})  # formats whose columns go by name
+_NAMED = frozenset({"csv", "jsonl", "labelled", "squad", "parquet"})  # formats whose columns go by name
 _ONLY_NUMBERED = frozenset({"txt", "conll"})
 _WHOLE = "\0"  # begins the key of a column that is kept as it is in the file
 
