@@ -372,7 +372,7 @@ def test_a_report_or_errors_that_cannot_be_are_refused_before_the_work(run, trai
 
 def test_a_report_on_answers_that_are_no_labels_is_by_the_length_of_the_input(run, trained_run, labelled_run):
     assert "by the length of the input" in good(run("evaluate", trained_run, "--report")).out
-    groups = json.loads(good(run("evaluate", trained_run, "--report", "--json")).out)["by_length"]
+    groups = json.loads(good(run("evaluate", trained_run, "--report", "--json")).out)["by_length"]["groups"]
     assert groups[0]["shortest"] <= groups[-1]["longest"]
     assert "by_length" not in json.loads(good(run("evaluate", trained_run, "--json")).out)
     assert "length" not in good(run("evaluate", labelled_run, "--report")).out

@@ -46,6 +46,14 @@ def test_the_words_of_all_inputs_count():
     assert (groups[0].shortest, groups[0].longest) == (6, 6)
 
 
+def test_single_words_are_grouped_by_their_characters():
+    words = [SimpleNamespace(text="w" * length, choices=None, gold="right") for length in (3, 9, 5, 4)]
+    report = LengthReport.of(Copying(), ["right"] * 4, words)
+    assert report.unit == "characters"
+    assert [group.longest for group in report.groups] == [3, 4, 5, 9]
+    assert LengthReport.of(Copying(), ["right"], [example(2)]).unit == "words"
+
+
 def test_what_is_not_defined_for_a_group_is_a_dash_and_null():
     class Undefined(Copying):
         def score(self, answers, examples):

@@ -288,7 +288,7 @@ class EvaluationResult:
         if self.confusion is not None:
             plain["confusion"] = self.confusion.to_dict()
         if self.by_length is not None:
-            plain["by_length"] = self.by_length.to_dict()["groups"]
+            plain["by_length"] = self.by_length.to_dict()
         return plain
 
 

@@ -12,7 +12,7 @@ GROUPS = 4  # of as many examples each, where lengths do not repeat
 
 @dataclass(frozen=True)
 class LengthGroup:
-    """The metrics of the examples whose inputs have from `shortest` to `longest` words."""
+    """The metrics of the examples whose inputs have from `shortest` to `longest` words, or characters."""
 
     shortest: int
     longest: int
@@ -25,11 +25,15 @@ class LengthReport:
     """The metrics of groups of examples, from short inputs to long ones."""
 
     groups: list[LengthGroup]
+    unit: str = "words"  # characters, where most inputs are one word
 
     @classmethod
     def of(cls, task: Task, answers: Sequence[Answer], examples: Sequence[Any]) -> "LengthReport":
         """Return the report; examples with inputs of one length are in one group."""
-        lengths = [_count_words(task, example) for example in examples]
+        inputs = [_inputs(task, example) for example in examples]
+        lengths, unit = [sum(len(text.split()) for text in texts) for texts in inputs], "words"
+        if sorted(lengths)[len(lengths) // 2] <= 1:
+            lengths, unit = [sum(map(len, texts)) for texts in inputs], "characters"
         ordered = sorted(lengths)
         limits = sorted({ordered[math.ceil(len(ordered) * part / GROUPS) - 1] for part in range(1, GROUPS + 1)})
         groups, shortest = [], 0
@@ -39,12 +43,12 @@ class LengthReport:
             defined = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
             groups.append(LengthGroup(min(lengths[row] for row in rows), limit, len(rows), defined))
             shortest = limit + 1
-        return cls(groups)
+        return cls(groups, unit)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return headers and rows, a row a group."""
         names = list(dict.fromkeys(name for group in self.groups for name in group.metrics))
-        return ["words", "examples", *names], [
+        return [self.unit, "examples", *names], [
             [
                 f"{group.shortest:,} to {group.longest:,}",
                 f"{group.examples:,}",
@@ -58,8 +62,8 @@ class LengthReport:
         return asdict(self)
 
 
-def _count_words(task: Task, example: Any) -> int:
-    """Return the number of words in all inputs of an example."""
+def _inputs(task: Task, example: Any) -> list[str]:
+    """Return the texts of all inputs of an example."""
     values = (getattr(example, name, None) for name in task.input_fields)
     texts = (text for value in values for text in ([value] if isinstance(value, str) else value or ()))
-    return sum(len(text.split()) for text in texts if isinstance(text, str))
+    return [text for text in texts if isinstance(text, str)]

@@ -44,11 +44,12 @@ def read_labelled(path: str, columns: Columns, limit: int) -> NumberedRows:
         elif match := LABELLED_LINE.fullmatch(chomp(line)):
             yield number, {field: match[1 + index] for field, index in picks}
         elif not line.isspace():
+            got = abbreviate(line, 40)
             yield (
                 number,
                 BadRow(
-                    f"{path}:{number}: must be a number or __label__NAME, a space and a text, but is {abbreviate(line, 40)}; "
-                    "another format, such as jsonl, has texts alone"
+                    f"{path}:{number}: must be a number or __label__NAME, a space and a text, but is {got}; texts "
+                    "alone are read from another format, such as jsonl"
                 ),
             )
 
