@@ -125,15 +125,17 @@ def test_labels_that_do_not_count_the_choices_are_not_taken_for_such(profiled):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "section"),
     [
-        "A man walks.\nHe sits.\n" * 9,
-        "A man\n\nwalks and\n\n" * 9,
-        "To be, or not to be\nThat is the question,\nWhether it is nobler\n\n" * 9,
+        ("A man walks.\nHe sits.\n" * 9, {}),
+        ("A man\n\nwalks and\n\n" * 9, {}),
+        ("To be, or not to be\nThat is the question,\nWhether it is nobler\n\n" * 9, {"documents": "blank"}),
     ],
 )
-def test_lines_without_documents_of_sentences_are_for_a_language_model(profiled, text):
-    assert propose(profiled("a.txt", text)).task == "lm"
+def test_lines_without_documents_of_sentences_are_for_a_language_model(profiled, text, section):
+    profile = profiled("a.txt", text)
+    assert propose(profile).task == "lm"
+    assert propose(profile).data_section(profile, {"train": "a.txt"}) == {"train": "a.txt", **section}
 
 
 def test_columns_that_a_task_lacks_are_told(profiled):

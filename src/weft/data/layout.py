@@ -35,7 +35,8 @@ class Layout:
     delimiter: str | None  # of csv and tsv
     header: bool
     names: tuple[ColumnName, ...]
-    sentences: bool = False  # txt: a sentence or paragraph a line, and blank lines between documents, as BERT reads it
+    paragraphs: bool = False  # txt: blank lines between groups of several lines
+    sentences: bool = False  # of these each a sentence or paragraph a line, as BERT reads it
 
     def describe(self) -> str:
         """Return the layout in words: `csv, separated by ';', with a header line`."""
@@ -68,15 +69,21 @@ def detect_layout(source: str | list[str], data: Data) -> Layout:
     format = data.format or _detect_format(path, head, data)
     if format in _DEFAULT_DELIMITERS:
         return _detect_table(format, head, data)
-    return Layout(format, None, False, _names(format, head), format == "txt" and _has_documents(head))
+    paragraphs = format == "txt" and _has_paragraphs(head)
+    return Layout(format, None, False, _names(format, head), paragraphs, paragraphs and _has_sentences(head))
 
 
-def _has_documents(head: Sequence[str]) -> bool:
-    """Return whether blank lines part documents of several lines, most of which end as sentences do."""
+def _has_paragraphs(head: Sequence[str]) -> bool:
+    """Return whether blank lines part paragraphs or documents of two lines or more, on average."""
+    paragraphs = 1 + sum(1 for line, after in pairwise(head[:-1]) if not line.strip() and after.strip())
+    return paragraphs > 1 and sum(1 for line in head if line.strip()) >= 2 * paragraphs
+
+
+def _has_sentences(head: Sequence[str]) -> bool:
+    """Return whether most lines end as sentences do."""
     texts = [line.strip() for line in head if line.strip()]
-    documents = 1 + sum(1 for line, after in pairwise(head[:-1]) if not line.strip() and after.strip())
     ended = sum(1 for text in texts if text.rstrip("\"'”’)").endswith((".", "!", "?", "…", "。")))
-    return documents > 1 and len(texts) >= 2 * documents and ended >= _SENTENCES * len(texts)
+    return ended >= _SENTENCES * len(texts)
 
 
 def _parquet_names(path: str) -> list[str]:

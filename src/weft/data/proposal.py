@@ -45,7 +45,7 @@ class Proposal:
         section: dict[str, Any] = dict(splits)
         if isinstance(source, str):
             section |= profile.layout.keys(source)
-        if self.task == "mlm" and profile.layout.sentences:
+        if {"mlm": profile.layout.sentences, "lm": profile.layout.paragraphs}.get(self.task):
             section["documents"] = "blank"
         numbered = all(isinstance(column, int) for column in column_fields(self.columns))
         if profile.layout.header and numbered and self.columns:
