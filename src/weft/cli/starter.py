@@ -76,10 +76,11 @@ def propose_recipe(check: DataCheck, size: DataSize) -> StarterRecipe:
     task = str(check.task["name"])
     name = _choose_starter(check, size)
     starter = STARTERS[name]
-    sections, fewer = _fit_machine(starter, check.task, size)
-    note = f"{starter.note}; {fewer}" if fewer else starter.note
+    (sections, reduced), note = _fit_machine(starter, check.task, size), starter.note
     if task == "tag" and _has_entities(check):
         sections["task"]["crf"], note = True, f"{note}, with a CRF"
+    if reduced:
+        note = f"{note}; sized for {CPU_SECONDS // 60} minutes or so without a GPU"
     sections["data"] |= {} if sections["data"] else _limits(size, task, sections["tokenizer"]["name"])
     few = task == "classify" and size.rows < FEW_ROWS
     return StarterRecipe(sections, note, starter.pretrained or few)
@@ -101,26 +102,24 @@ def _choose_starter(check: DataCheck, size: DataSize) -> str:
     return task
 
 
-def _fit_machine(starter: Starter, task: Mapping[str, Any], size: DataSize) -> tuple[Sections, str]:
-    """Return the sections for the amount of data and the machine, and what was made smaller for lack of a GPU."""
+def _fit_machine(starter: Starter, task: Mapping[str, Any], size: DataSize) -> tuple[Sections, bool]:
+    """Return the sections for the amount of data and the machine, and whether they were reduced for lack of a GPU."""
     words = size.rows * size.words
     recipes = [
         {**sections, "task": {**task, **sections["task"]}}
         for sections in starter.recipes(words if task["name"] in ("lm", "mlm") else size.rows)
     ]
     if size.gpu:
-        return {**recipes[0], "train": _for_gpu(recipes[0]["train"])}, ""
+        return {**recipes[0], "train": _for_gpu(recipes[0]["train"])}, False
     affordable = CPU_SECONDS * FLOPS_PER_CORE * size.cores
     epochs = [affordable / flops_per_epoch(sections, words) for sections in recipes]
     full = recipes[0]["train"]["epochs"]
     fitting = [number for number, count in enumerate(epochs) if count >= min(full, FEWEST_EPOCHS)]
     chosen = fitting[0] if fitting else epochs.index(max(epochs))
-    sections = recipes[chosen]
-    if epochs[chosen] >= full:
-        return sections, ""
-    fewer = int(epochs[chosen]) if epochs[chosen] >= FEWEST_EPOCHS else max(0.1, round(epochs[chosen], 1))
-    sections["train"]["epochs"] = fewer
-    return sections, f"sized for {CPU_SECONDS // 60} minutes or so without a GPU"
+    if epochs[chosen] < full:
+        fewer = int(epochs[chosen]) if epochs[chosen] >= FEWEST_EPOCHS else max(0.1, round(epochs[chosen], 1))
+        recipes[chosen]["train"]["epochs"] = fewer
+    return recipes[chosen], chosen > 0 or epochs[chosen] < full
 
 
 def flops_per_epoch(sections: Sections, words: float) -> float:
