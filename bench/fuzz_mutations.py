@@ -97,7 +97,7 @@ def mutate_tree(tree: Any, rng: Random, sizes: bool = False) -> Any:
         other, name = rng.choice(all_places)
         holder[key] = copy.deepcopy(other[name])
     elif action == "many":
-        holder[key] = [holder[key]] * rng.choice([2, 1000])
+        holder[key] = [holder[key]] * (2 if isinstance(holder[key], list | dict) else rng.choice([2, 1000]))
     elif isinstance(holder, dict):
         names = {
             "rename": str(key) + rng.choice(["s", " ", "\0", "é"]),
