@@ -47,6 +47,9 @@ class Failure:
     details: str
 
 
+LARGEST_FILE = 1 << 26  # bytes: changes that repeat what others have repeated must fit on the disk
+
+
 def write_input(made: Input, folder: Path) -> None:
     """Write an input's files."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -55,7 +58,7 @@ def write_input(made: Input, folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, bytes):
-            path.write_bytes(content)
+            path.write_bytes(content[:LARGEST_FILE])
         elif content == "directory":
             path.mkdir()
         elif content == "fifo":
