@@ -8,7 +8,7 @@ import pytest
 
 LAYERS = [
     {"errors"},
-    {"registry"},
+    {"registry", "zoo"},
     {"config"},
     {"tokens", "jit"},
     {"tokenization", "nn"},

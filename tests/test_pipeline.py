@@ -303,6 +303,18 @@ def test_saving_and_loading_gives_the_same_answers(reverser, tmp_path):
         reverser.save(folder)
 
 
+@pytest.mark.parametrize(("storage", "share"), [("bf16", 0.5), ("int8", 0.25)])
+def test_compact_weights_take_less_room_and_answer_alike(reverser, tmp_path, storage, share):
+    sizes = [(reverser.save(tmp_path / name, name) / "model.safetensors").stat().st_size for name in ("fp32", storage)]
+    assert sizes[1] < (share + 0.1) * sizes[0]
+    assert texts(weft.load(tmp_path / storage)(WORDS)) == TARGETS
+
+
+def test_an_unknown_storage_is_refused(reverser, tmp_path):
+    with pytest.raises(ConfigError, match="storage: must be fp32, bf16, int8, but is 'int4' instead"):
+        reverser.save(tmp_path / "x", "int4")
+
+
 def test_every_part_of_a_run_can_be_loaded(trained_run, reverser):
     for place in (trained_run, trained_run / "best", trained_run / "last", str(trained_run)):
         assert weft.load(place)(WORDS[:3]) == reverser(WORDS[:3])

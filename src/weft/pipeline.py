@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from itertools import chain
 from pathlib import Path
@@ -14,6 +15,7 @@ from weft.analysis.attention import Attention, views_of
 from weft.analysis.gradient_flow import GradientNorms, gradient_norms
 from weft.analysis.layer_probing import LayerScores, choices_for, probing_task, score_layers
 from weft.checkpoint import contents
+from weft.checkpoint.storage import Storage, check_storage
 from weft.checkpoint.store import save_folder
 from weft.config.schema import Overrides, Run
 from weft.data.corpus.format import find_corpus, read_manifest
@@ -341,17 +343,22 @@ class Pipeline:
         tokenizer = self.tokenizer.target if batch.source else self.tokenizer
         return [tokenizer.token(id) for id in batch.tokens.ids.tolist()]
 
-    def save(self, path: str | Path) -> Path:
-        """Write a checkpoint for `load` in a new folder; return its path."""
+    def save(self, path: str | Path, storage: Storage = "fp32") -> Path:
+        """Write a checkpoint for `load` in a new folder; return its path.
+
+        `storage` is how the weights are stored: fp32 as they are, bf16 in half the space, or int8 with a scale for each
+        row in a quarter. Loading gives fp32 again, rounded to what was stored.
+        """
         if self.precision != "fp32":
             raise ConfigError(
                 f"precision: a checkpoint holds fp32, but this is {self.precision}; load it in fp32 to save it"
             )
-        return save_folder(Path(path), 0, self.write)
+        check_storage(storage)
+        return save_folder(Path(path), 0, partial(self.write, storage=storage))
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, storage: Storage = "fp32") -> None:
         """Write the files of a checkpoint into an existing folder."""
-        contents.write_model(folder, self.run, self.tokenizer, self.head)
+        contents.write_model(folder, self.run, self.tokenizer, self.head, storage)
         if self.pooling is not None:
             write_pooling(folder, self.pooling)
 

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from weft.checkpoint.optimizer_state import OPTIMIZER_FILE, optimizer_tensors
+from weft.checkpoint.storage import Storage, compress, expand
 from weft.checkpoint.tensor_files import check_finite, copy_to, on_meta_device, read_tensors
 from weft.config.schema import Overrides, Run, read_recipe
 from weft.config.small_files import read_small_text
@@ -54,11 +55,12 @@ class Progress:
     done: bool = False
 
 
-def write_model(folder: Path, run: Run, tokenizer: Tokenizer, head: nn.Module) -> None:
+def write_model(folder: Path, run: Run, tokenizer: Tokenizer, head: nn.Module, storage: Storage = "fp32") -> None:
     """Write what `load` needs: recipe, tokenizer and weights."""
     (folder / "run.yaml").write_text(write_yaml(run.dump()), encoding="utf-8")
     tokenizer.save(folder)
-    save_file({name: value.contiguous() for name, value in weights(head).items()}, folder / "model.safetensors")
+    tensors = compress(weights(head), storage)
+    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
 
 
 def write_state(
@@ -191,8 +193,9 @@ def load_weights(folder: Path, head: nn.Module) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read the weights of a checkpoint, by name."""
-    return read_tensors(folder / "model.safetensors")
+    """Read the weights of a checkpoint, by name; compact ones are expanded to float32."""
+    path = folder / "model.safetensors"
+    return expand(read_tensors(path), str(path))
 
 
 def copy_into_head(head: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models by their names on the Hugging Face hub: from the local cache, else downloaded into it.
+"""Models by their names: those that ship with weft, else those of the Hugging Face hub, cached or downloaded.
 
 Only files that weft reads are downloaded: safetensors, never a pickle, and text. With HF_HUB_OFFLINE=1, none are.
 """
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import CheckpointError
+from weft.zoo import find_bundled
 
 ALLOW_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.spm"]
 IGNORE_PATTERNS = ["onnx/*", "openvino/*", "coreml/*"]
@@ -16,7 +17,7 @@ HUB_ID = re.compile(f"{NAME_PATTERN}(/{NAME_PATTERN})?")  # owner/name, or only 
 
 
 def find_model(name: str | Path) -> Path:
-    """Return the folder of a model: an existing path as it is, else the snapshot of a name on the hub."""
+    """Return the folder of a model: an existing path as it is, else a model that ships, else a snapshot of the hub's."""
     folder, text = Path(name), str(name)
     try:
         local = folder.exists() or ("/" in text and Path(text.partition("/")[0] or "/").exists())
@@ -25,7 +26,7 @@ def find_model(name: str | Path) -> Path:
         raise CheckpointError(f"{text[:200]!r}: cannot be a folder ({reason}); give the path of one") from None
     if local or not HUB_ID.fullmatch(text):
         return folder  # a path, even if it does not exist: reading it raises the error
-    return _find_cached(text) or _download(text)
+    return find_bundled(text) or _find_cached(text) or _download(text)
 
 
 def _find_cached(name: str) -> Path | None:
