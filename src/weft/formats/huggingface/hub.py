@@ -17,7 +17,7 @@ HUB_ID = re.compile(f"{NAME_PATTERN}(/{NAME_PATTERN})?")  # owner/name, or only 
 
 
 def find_model(name: str | Path) -> Path:
-    """Return the folder of a model: an existing path as it is, else a model that ships, else a snapshot of the hub's."""
+    """Return the folder of a model: an existing path as it is, else one that ships, else a snapshot of the hub."""
     folder, text = Path(name), str(name)
     try:
         local = folder.exists() or ("/" in text and Path(text.partition("/")[0] or "/").exists())
