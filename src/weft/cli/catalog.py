@@ -26,7 +26,10 @@ tokenizer_app = typer.Typer(help="Train a tokenizer, or show the tokens of a tex
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A recipe, preset, model, task, tokenizer, or the section data or train."),
+        typer.Argument(
+            metavar="NAME",
+            help="A trained model, recipe, preset, model, task, tokenizer, or the section data or train.",
+        ),
     ] = None,
     copy: Annotated[
         Path | None,
@@ -37,9 +40,10 @@ def models(
         bool, typer.Option("--kernels", help="List what computes each operation on this machine instead, and why.")
     ] = False,
 ) -> None:
-    """List what is ready to use: recipes, sizes of models (presets), models, tasks, tokenizers; or show one of them.
+    """List what is ready to use: trained models, recipes, sizes (presets), models, tasks, tokenizers; or show one.
 
-    Of a recipe or a preset, its YAML; of a model, a task, a tokenizer or a section, its options.
+    Of a trained model, its card; of a recipe or a preset, its YAML; of a model, a task, a tokenizer or a section, its
+    options.
     """
     if kernels and (name or copy):
         raise ConfigError(f"--kernels: lists operations, but {name or copy} is given as well; leave one out")
@@ -61,8 +65,9 @@ def models(
     presets = {name: read_preset(name) for name in preset_names()}
     if as_json:
         known = {f"{kind}s": list(table) for kind, table in TABLE.items()}
-        typer.echo(write_json({"recipes": ready, "presets": presets, **known}))
+        typer.echo(write_json({"trained": _trained_models(), "recipes": ready, "presets": presets, **known}))
         return
+    print_table(["trained model", "task", "model", "MB", "about"], [list(row.values()) for row in _trained_models()])
     kinds = ("task", "model", "tokenizer")
     rows = [
         [name, *(raw.get(kind, {}).get("name", "that of the weights") for kind in kinds)] for name, raw in ready.items()
@@ -72,6 +77,19 @@ def models(
     print_table(["preset", "model", "settings"], sizes)
     for kind, table in TABLE.items():
         typer.echo(f"{kind}s: {', '.join(table)}")
+
+
+def _trained_models() -> list[dict[str, Any]]:
+    """Return a row for each model that ships with weft."""
+    from weft.checkpoint.contents import read_recipe_of
+    from weft.zoo import ROOT, bundled_models, summary
+
+    rows = []
+    for name in bundled_models():
+        recipe, size = read_recipe_of(ROOT / name), (ROOT / name / "model.safetensors").stat().st_size
+        kinds = {kind: recipe[kind]["name"] for kind in ("task", "model")}
+        rows.append({"name": name, **kinds, "MB": round(size / 1e6, 1), "about": summary(name)})
+    return rows
 
 
 def _print_kernels(as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`weft models NAME`: a recipe or a preset as YAML, the options of a model, a task, a tokenizer or a section."""
+"""`weft models NAME`: a trained model's card, a recipe or preset as YAML, the options of a model, task or section."""
 
 import inspect
 from pathlib import Path
@@ -22,14 +22,18 @@ def show(name: str, as_json: bool = False) -> None:
     A few names stand for two things: `gpt` is a model and, as a preset, the size of the first one.
     """
     from weft.config.schema import expand_preset, preset_names, read_preset, read_recipe, recipe_names
+    from weft.zoo import bundled_models, read_card
 
+    in_zoo = name in bundled_models()
+    if in_zoo:
+        typer.echo(json.dumps({"card": read_card(name)}) if as_json else read_card(name), nl=as_json)
     in_recipes, in_presets = name in recipe_names(), name in preset_names()
     if in_recipes:
         raw = read_recipe(name)
         _print_yaml("recipes", name, {**raw, "model": expand_preset(raw["model"])}, as_json)
     if in_presets:
         _print_yaml("presets", name, read_preset(name), as_json)
-    if not (in_recipes or in_presets) or _kind_of(name):
+    if not (in_zoo or in_recipes or in_presets) or _kind_of(name):
         _print_options(name, as_json)
 
 
@@ -84,8 +88,10 @@ def known_names() -> list[str]:
     """Return all names that `weft models` shows."""
     from weft.config.schema import preset_names, recipe_names
     from weft.registry import TABLE
+    from weft.zoo import bundled_models
 
-    return [*recipe_names(), *preset_names(), *(name for table in TABLE.values() for name in table), "data", "train"]
+    registered = [name for table in TABLE.values() for name in table]
+    return [*bundled_models(), *recipe_names(), *preset_names(), *registered, "data", "train"]
 
 
 def copy_recipe(name: str | None, path: Path) -> None:

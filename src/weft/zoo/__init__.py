@@ -13,3 +13,13 @@ def bundled_models() -> list[str]:
 def find_bundled(name: str) -> Path | None:
     """Return the checkpoint of a model that ships with weft; None if no such model ships."""
     return ROOT / name if name in bundled_models() else None
+
+
+def read_card(name: str) -> str:
+    """Return the model card of a model that ships with weft, as Markdown."""
+    return (ROOT / name / "README.md").read_text(encoding="utf-8")
+
+
+def summary(name: str) -> str:
+    """Return the first paragraph of a model card in a line."""
+    return " ".join(read_card(name).split("\n\n")[1].split())
