@@ -193,7 +193,7 @@ def load_weights(folder: Path, head: nn.Module) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read the weights of a checkpoint, by name; compact ones are expanded to float32."""
+    """Read the weights of a checkpoint, by name; int8 rows are expanded to float32."""
     path = folder / "model.safetensors"
     return expand(read_tensors(path), str(path))
 

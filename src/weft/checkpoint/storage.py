@@ -1,4 +1,4 @@
-"""Compact storage of weights: int8 rows with a scale for each, or bfloat16; reading gives float32 back.
+"""Compact storage of weights: int8 rows with a scale for each, or bfloat16; a model that loads them has float32 again.
 
 A matrix W of float32 is stored as Q = round(W / s), int8, with s = max|W| / 127 for each row: the tensor `name` and its
 scales, float32, as `name::scale`. Vectors and scalars are stored in bfloat16. What is no float is stored as it is.
@@ -40,7 +40,7 @@ def compress(tensors: Mapping[str, Tensor], storage: Storage) -> dict[str, Tenso
 
 
 def expand(tensors: Mapping[str, Tensor], place: str) -> dict[str, Tensor]:
-    """Return stored weights in float32, by name; `place` is the file, for errors."""
+    """Return stored weights by name, int8 rows in float32; `place` is the file, for errors."""
     expanded: dict[str, Tensor] = {}
     for name, value in tensors.items():
         scale = tensors.get(name + SCALE)
@@ -50,7 +50,7 @@ def expand(tensors: Mapping[str, Tensor], place: str) -> dict[str, Tensor]:
             if name.removesuffix(SCALE) not in tensors:
                 raise CheckpointError(f"{place}: {name}: the weights that it scales are missing; copy the file again")
         else:
-            expanded[name] = value.float() if value.dtype == torch.bfloat16 else value
+            expanded[name] = value
     return expanded
 
 
