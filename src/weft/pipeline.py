@@ -343,22 +343,23 @@ class Pipeline:
         tokenizer = self.tokenizer.target if batch.source else self.tokenizer
         return [tokenizer.token(id) for id in batch.tokens.ids.tolist()]
 
-    def save(self, path: str | Path, storage: Storage = "fp32") -> Path:
+    def save(self, path: str | Path, storage: Storage = "fp32", base: str | None = None) -> Path:
         """Write a checkpoint for `load` in a new folder; return its path.
 
         `storage` is how the weights are stored: fp32 as they are, bf16 in half the space, or int8 with a scale for each
-        row in a quarter. Loading gives fp32 again, rounded to what was stored.
+        row in a quarter. Loading gives fp32 again, rounded to what was stored. Weights that equal those of `base`, a
+        model that ships with weft, are not stored but read from there: of a frozen encoder only the head is left.
         """
         if self.precision != "fp32":
             raise ConfigError(
                 f"precision: a checkpoint holds fp32, but this is {self.precision}; load it in fp32 to save it"
             )
         check_storage(storage)
-        return save_folder(Path(path), 0, partial(self.write, storage=storage))
+        return save_folder(Path(path), 0, partial(self.write, storage=storage, base=base))
 
-    def write(self, folder: Path, storage: Storage = "fp32") -> None:
+    def write(self, folder: Path, storage: Storage = "fp32", base: str | None = None) -> None:
         """Write the files of a checkpoint into an existing folder."""
-        contents.write_model(folder, self.run, self.tokenizer, self.head, storage)
+        contents.write_model(folder, self.run, self.tokenizer, self.head, storage, base)
         if self.pooling is not None:
             write_pooling(folder, self.pooling)
 

@@ -1,12 +1,17 @@
 """Compact storage: what is read back is as near as the format allows, and what is damaged is refused."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
-from weft.checkpoint.storage import SCALE, compress, expand
-from weft.errors import CheckpointError
+from weft.checkpoint.contents import read_weights
+from weft.checkpoint.storage import SCALE, compress, expand, leave_out
+from weft.errors import CheckpointError, ConfigError
 
 
 def weights(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -55,3 +60,26 @@ def test_scales_that_do_not_fit_are_refused() -> None:
         expand({**stored, "matrix" + SCALE: torch.ones(3)}, "file")
     with pytest.raises(CheckpointError, match="the weights that it scales are missing"):
         expand({"matrix" + SCALE: torch.ones(3)}, "file")
+
+
+def test_equal_weights_are_left_out_and_named() -> None:
+    base = weights()
+    changed = {**base, "bias": base["bias"] + 1}
+    own, metadata = leave_out(changed, base, "encoder-en")
+    assert list(own) == ["bias"]
+    assert metadata == {"base": "encoder-en", "inherited": "matrix kernel counts"}
+    with pytest.raises(ConfigError, match="base: not one weight equals one of encoder-en"):
+        leave_out({"bias": changed["bias"]}, base, "encoder-en")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"base": "../encoder-en", "inherited": "x"}, "'../encoder-en' does not ship with weft"),
+        ({"base": "encoder-en", "inherited": "no.such"}, "no.such: encoder-en, which it is to come from, has no such"),
+    ],
+)
+def test_a_base_must_ship_and_have_the_weights(tmp_path: Path, metadata: dict[str, str], message: str) -> None:
+    save_file(weights(), tmp_path / "model.safetensors", metadata)
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        read_weights(tmp_path)

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from weft.checkpoint.optimizer_state import OPTIMIZER_FILE, optimizer_tensors
-from weft.checkpoint.storage import Storage, compress, expand
+from weft.checkpoint.storage import Storage, bundled_model, compress, expand, leave_out, left_out
 from weft.checkpoint.tensor_files import check_finite, copy_to, on_meta_device, read_tensors
 from weft.config.schema import Overrides, Run, read_recipe
 from weft.config.small_files import read_small_text
@@ -55,12 +55,22 @@ class Progress:
     done: bool = False
 
 
-def write_model(folder: Path, run: Run, tokenizer: Tokenizer, head: nn.Module, storage: Storage = "fp32") -> None:
-    """Write what `load` needs: recipe, tokenizer and weights."""
+def write_model(
+    folder: Path,
+    run: Run,
+    tokenizer: Tokenizer,
+    head: nn.Module,
+    storage: Storage = "fp32",
+    base: str | None = None,
+) -> None:
+    """Write what `load` needs: recipe, tokenizer and weights, without those that equal the weights of `base`."""
     (folder / "run.yaml").write_text(write_yaml(run.dump()), encoding="utf-8")
     tokenizer.save(folder)
-    tensors = compress(weights(head), storage)
-    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
+    tensors, metadata = weights(head), None
+    if base is not None:
+        tensors, metadata = leave_out(tensors, read_weights(bundled_model(base, "base")), base)
+    stored = {name: value.contiguous() for name, value in compress(tensors, storage).items()}
+    save_file(stored, folder / "model.safetensors", metadata)
 
 
 def write_state(
@@ -193,9 +203,19 @@ def load_weights(folder: Path, head: nn.Module) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read the weights of a checkpoint, by name; int8 rows are expanded to float32."""
+    """Read the weights of a checkpoint, by name; int8 rows are expanded to float32.
+
+    Weights that were left out, as they equal those of a model that ships with weft, are read from that model.
+    """
     path = folder / "model.safetensors"
-    return expand(read_tensors(path), str(path))
+    tensors = expand(read_tensors(path), str(path))
+    base, names = left_out(path)
+    if base is None:
+        return tensors
+    inherited = read_weights(bundled_model(base, str(path)))
+    if missing := next((name for name in names if name not in inherited), None):
+        raise CheckpointError(f"{path}: {missing}: {base}, which it is to come from, has no such weight")
+    return tensors | {name: inherited[name] for name in names}
 
 
 def copy_into_head(head: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:

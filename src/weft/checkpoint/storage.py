@@ -3,15 +3,21 @@
 A matrix W of float32 is stored as Q = round(W / s), int8, with s = max|W| / 127 for each row: the tensor `name` and its
 scales, float32, as `name::scale`. Vectors and scalars are stored in bfloat16. What is no float is stored as it is.
 A weight that is read back differs by at most half a scale.
+
+Weights that equal those of a model that ships with weft need not be stored at all: the file's metadata name that model
+(`base`) and the weights that are read from it (`inherited`).
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal, get_args
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from weft.errors import CheckpointError, ConfigError
+from weft.errors import CheckpointError, ConfigError, did_you_mean
+from weft.zoo import bundled_models, find_bundled
 
 Storage = Literal["fp32", "bf16", "int8"]
 SCALE = "::scale"
@@ -68,3 +74,36 @@ def _dequantize_rows(value: Tensor, scale: Tensor, place: str) -> Tensor:
             f"{scale.dtype} {tuple(scale.shape)} instead; copy the file again"
         )
     return value.float() * scale.reshape(-1, *[1] * (value.ndim - 1))
+
+
+def leave_out(
+    tensors: Mapping[str, Tensor], inherited: Mapping[str, Tensor], base: str
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the weights that differ from those of the model `base`, and the metadata that name it and the others."""
+    equal = [
+        name
+        for name, value in tensors.items()
+        if name in inherited and torch.equal(value.cpu(), inherited[name].float())
+    ]
+    if not equal:
+        raise ConfigError(f"base: not one weight equals one of {base}; leave it out")
+    own = {name: value for name, value in tensors.items() if name not in equal}
+    return own, {"base": base, "inherited": " ".join(equal)}
+
+
+def left_out(path: Path) -> tuple[str | None, list[str]]:
+    """Return the model that the rest of a file's weights come from, None if the file has all, and their names."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+    except (OSError, SafetensorError, MemoryError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    return metadata.get("base"), metadata.get("inherited", "").split()
+
+
+def bundled_model(name: str, place: str) -> Path:
+    """Return the folder of a model that ships with weft; raise an error for any other name."""
+    folder = find_bundled(name)
+    if folder is None:
+        raise CheckpointError(f"{place}: {name!r} does not ship with weft; {did_you_mean(name, bundled_models())}")
+    return folder

@@ -67,7 +67,10 @@ def models(
         known = {f"{kind}s": list(table) for kind, table in TABLE.items()}
         typer.echo(write_json({"trained": _trained_models(), "recipes": ready, "presets": presets, **known}))
         return
-    print_table(["trained model", "task", "model", "MB", "about"], [list(row.values()) for row in _trained_models()])
+    print_table(
+        ["trained model", "task", "model", "MB", "about"],
+        [[str(cell) for cell in row.values()] for row in _trained_models()],
+    )
     kinds = ("task", "model", "tokenizer")
     rows = [
         [name, *(raw.get(kind, {}).get("name", "that of the weights") for kind in kinds)] for name, raw in ready.items()

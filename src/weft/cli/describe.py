@@ -26,7 +26,7 @@ def show(name: str, as_json: bool = False) -> None:
 
     in_zoo = name in bundled_models()
     if in_zoo:
-        typer.echo(json.dumps({"card": read_card(name)}) if as_json else read_card(name), nl=as_json)
+        typer.echo(write_json({"card": read_card(name)}) if as_json else read_card(name), nl=as_json)
     in_recipes, in_presets = name in recipe_names(), name in preset_names()
     if in_recipes:
         raw = read_recipe(name)

@@ -154,9 +154,9 @@ class Tokenizer:
 
     def save(self, directory: Path) -> None:
         """Write `tokenizer.json`, and `tokenizer.target.json` where the target side has its own tokenizer."""
-        (directory / "tokenizer.json").write_text(self.engine.to_str(pretty=True), encoding="utf-8")
+        (directory / "tokenizer.json").write_text(self.engine.to_str(), encoding="utf-8")
         if self.target is not self:
-            (directory / "tokenizer.target.json").write_text(self.target.engine.to_str(pretty=True), encoding="utf-8")
+            (directory / "tokenizer.target.json").write_text(self.target.engine.to_str(), encoding="utf-8")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # For spawned data workers: the library's own pickling drops the flag `encode_special_tokens`.
