@@ -7,7 +7,7 @@ PINNED := $(PIP) --no-compile --constraint constraints.txt --editable
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.dev
 
-.PHONY: help demo test browser isa peers lint format bench clean
+.PHONY: help demo test browser isa peers lint format bench models clean
 
 help:            ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -89,6 +89,12 @@ bench: $(DEV)  ## measure weft beside its peers; see bench/README.md
 	$(PIP) --no-deps --target .cache/encoders \
 		sentence-transformers==6.2.0 onnxruntime==1.31.1 onnx==1.23.2 flatbuffers==25.12.19 ml_dtypes==0.6.0
 	$(BIN)/python bench/encode.py
+
+# TEXTS: a folder of plain texts; PAIRS: Tatoeba's fra.txt; see bench/models.py. It takes an hour of a GPU.
+models: $(READY) ## train the models that ship with weft again (TEXTS=folder PAIRS=file)
+	$(BIN)/python bench/models.py text $(TEXTS) $(PAIRS)
+	$(BIN)/python bench/models.py train
+	$(BIN)/python bench/models.py pack
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) demo runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
