@@ -32,7 +32,7 @@ _NAME_COMMENTS = {
 }
 _PRETRAINED = """\
 # A pretrained model does far better here: leave out tokenizer, and set lr: 1e-4 and
-# model: {name: bert, weights: A NAME ON THE HUB OR A FOLDER}
+# model: {weights: encoder-en}, for English; or a folder, or a name on the hub
 """
 
 
