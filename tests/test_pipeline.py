@@ -136,8 +136,9 @@ def test_a_dataframe_is_no_list_of_texts(pair_classifier):
         pair_classifier.embed(pandas.DataFrame({"text": WORDS}))
 
 
-def test_pandas_is_not_imported_by_weft():
-    code = "import sys, weft; weft.Pipeline; sys.exit('pandas' in sys.modules)"
+def test_torch_is_imported_on_first_use_and_pandas_not_at_all():
+    code = "import sys, weft; assert 'torch' not in sys.modules; assert 'vectors' in dir(weft); weft.vectors.load"
+    code += "; weft.Pipeline; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
 
 

@@ -1,7 +1,5 @@
 """`weft.vectors`: what a file or a run gives, and queries beside gensim's KeyedVectors."""
 
-import subprocess
-import sys
 from itertools import combinations
 
 import numpy as np
@@ -142,8 +140,3 @@ def test_a_model_without_embeddings_is_refused(tmp_path):
     weft.train(recipe, out=tmp_path / "run")
     with pytest.raises(weft.ConfigError, match="the model 'ngram' has no word vectors; give a word2vec run, or a file"):
         weft.vectors.load(tmp_path / "run")
-
-
-def test_it_is_imported_on_first_use():
-    code = "import sys, weft; assert 'torch' not in sys.modules; assert 'vectors' in dir(weft); weft.vectors.load"
-    subprocess.run([sys.executable, "-c", code], check=True)
