@@ -1,12 +1,14 @@
 """The recipes that `weft init` starts from: one for every task and amount of data, valid and larger with more data."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from weft.cli.data_check import TASKS
 from weft.cli.starter import (
     CPU_SECONDS,
+    ENCODER_LENGTH,
     FLOPS_PER_CORE,
     STARTERS,
     DataSize,
@@ -15,6 +17,7 @@ from weft.cli.starter import (
     validation_fraction,
 )
 from weft.config.schema import Run
+from weft.formats.pretrained import read_run
 from weft.tasks.factory import make_task
 
 
@@ -51,11 +54,12 @@ def test_more_data_gets_a_larger_model():
 def test_every_starter_is_chosen_by_some_data_and_has_a_size_for_all_of_it():
     assert all(max(starter.sizes) == math.inf for starter in STARTERS.values())
     notes = {
-        propose_recipe(Check(task, other), DataSize(rows, words, 40, int(1.5 * words), words < 3, gpu, 2)).note
+        propose_recipe(Check(task, other), DataSize(rows, words, 40, int(1.5 * words), words < 3, gpu, 2, english)).note
         for task, other in [*((task, "tags") for task in TASKS), ("classify", "pair")]
         for rows in (100, 50_000)
         for words in (2, 20)
         for gpu in (False, True)
+        for english in (False, True)
     }
     assert {starter.note for starter in STARTERS.values()} == {
         note.partition("; sized for")[0].removesuffix(", with a CRF") for note in notes
@@ -91,6 +95,31 @@ def test_a_gpu_reads_larger_batches():
     sizes = [DataSize(5000, 20, 40, 30, False, gpu, 2) for gpu in (False, True)]
     small, large = (propose_recipe(Check("classify"), size).sections["train"]["batch_size"] for size in sizes)
     assert large == 2 * small
+
+
+@pytest.mark.parametrize(("task", "other"), [("classify", "pair"), ("tag", "tags"), ("span", "x"), ("choice", "x")])
+def test_english_texts_start_from_the_encoder_that_ships_where_that_is_better(task, other):
+    size = DataSize(3000, 20, 400, 30, False, False, 2, english=True)
+    sections = propose_recipe(Check(task, other), size).sections
+    data = {"train": "a.csv", "validation_fraction": 0.1, **sections["data"]}
+    run = read_run({**sections, "data": data})
+    make_task(run)
+    assert (run.model.weights, run.tokenizer.name) == ("encoder-en", "wordpiece")
+    assert 1 <= run.train.epochs <= 10
+    assert run.data.max_length <= ENCODER_LENGTH
+    flops = flops_per_epoch(sections, 3000 * 20) * run.train.epochs
+    assert flops <= 1.05 * CPU_SECONDS * FLOPS_PER_CORE * 2
+    for other_size in (replace(size, english=False), replace(size, rows=3_000_000)):  # too many for a CPU
+        assert "weights" not in propose_recipe(Check(task, other), other_size).sections["model"]
+
+
+def test_many_english_texts_to_label_need_no_encoder_and_names_have_none():
+    few, many, names = (
+        propose_recipe(Check("classify"), DataSize(rows, 20, 40, 30, characters, False, 2, english=True))
+        for rows, characters in [(500, False), (50_000, False), (500, True)]
+    )
+    assert few.sections["model"]["weights"] == "encoder-en"
+    assert {"weights"} & (many.sections["model"].keys() | names.sections["model"].keys()) == set()
 
 
 def test_a_pretrained_model_is_advised_where_rows_are_few():

@@ -8,7 +8,7 @@ import pytest
 
 from weft.config.schema import Data
 from weft.data import profile as profiles
-from weft.data.profile import TextLengths, profile_sample, profile_source
+from weft.data.profile import ColumnProfile, TextLengths, profile_sample, profile_source
 from weft.errors import DataError
 
 
@@ -112,3 +112,20 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2_500_000 < path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The cat sat on the mat and looked at the dog that was in the garden.", True),
+        ("Le chat est assis sur le tapis et a regardé le chien dans le jardin.", False),
+        ("Die Katze saß auf der Matte und sah den Hund im Garten an.", False),
+        ("colorless green ideas sleep furiously", False),
+    ],
+)
+def test_english_is_told_by_its_commonest_words(text, expected):
+    column = ColumnProfile("text")
+    for value in (text, text.split()):
+        column.add(value)
+    assert column.is_english is expected
+    assert not ColumnProfile("empty").is_english

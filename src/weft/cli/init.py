@@ -97,6 +97,8 @@ def write_recipe(file: str, check: DataCheck, recipe: StarterRecipe) -> str:
         *(f"# Odd: {warning}\n" for warning in profile.warnings()),
     ]
     for name, section in sections.items():
+        if not section:  # the tokenizer comes with the weights
+            continue
         if name == "model" and recipe.advise_pretrained:
             parts.append(_PRETRAINED)
         comments = _comments(name, section.get("name", ""), recipe.note)
@@ -144,12 +146,12 @@ def _comments(section: str, name: str, note: str) -> dict[str, str]:
 
 def _parse_recipe(text: str) -> "Run":
     """Return the run of a recipe; raise before a file is written if what was proposed is not valid."""
-    from weft.config.schema import Run
     from weft.config.yaml import read_yaml
+    from weft.formats.pretrained import read_run
     from weft.tasks.factory import make_task
 
     raw: Mapping[str, Any] = read_yaml(text, "the proposed recipe")
-    run = Run.parse(raw)
+    run = read_run(raw)
     make_task(run)
     return run
 

@@ -22,6 +22,7 @@ FLOPS_PER_CORE = 4e10  # a second, in fp32: measured on the models of the starte
 FEWEST_EPOCHS = 3  # with which a model must fit into CPU_SECONDS, else a smaller one is taken
 GPU_BATCH = 2  # a GPU reads batches so many times as large
 MAX_LENGTH = 1024  # tokens: the default of data.max_length
+ENCODER_LENGTH = 381  # tokens that the encoder reads at once: with what frames them 384, and it has 512 positions
 TOKENS_PER_WORD = {"words": 1.3, "bpe": 2.0, "wordpiece": 1.6, "characters": 6.0}
 USUAL_LENGTH = 32  # tokens
 CHARACTERS = 200  # in the vocabulary of a tokenizer of characters, or so
@@ -38,6 +39,7 @@ class DataSize:
     by_characters: bool  # few words a row, or none that spaces part
     gpu: bool
     cores: int  # that a training on the CPU uses
+    english: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ def measure_data(check: DataCheck, gpu: bool, cores: int) -> DataSize:
     words = sum(length * times for column in texts for length, times in column.word_lengths.items()) / rows
     longest, long = sum(column.words.max for column in texts), sum(column.words.p95 for column in texts)
     by_characters = has_few_words(texts[0].words.median, texts[0].words.p95, texts[0].characters.median)
-    return DataSize(rows, words, longest, long, by_characters, gpu, cores)
+    english = all(column.is_english for column in texts)
+    return DataSize(rows, words, longest, long, by_characters, gpu, cores, english)
 
 
 def _text_columns(check: DataCheck) -> list["ColumnProfile"]:
@@ -74,16 +77,30 @@ def _text_columns(check: DataCheck) -> list["ColumnProfile"]:
 def propose_recipe(check: DataCheck, size: DataSize) -> StarterRecipe:
     """Return the sections that fit the task and the amount of data, after the recipes that ship with weft."""
     task = str(check.task["name"])
-    name = _choose_starter(check, size)
-    starter = STARTERS[name]
-    (sections, reduced), note = _fit_machine(starter, check.task, size), starter.note
+    starter = STARTERS[_choose_starter(check, size)]
+    gains = starter.pretrained or (task == "classify" and size.rows < FEW_ROWS and not size.by_characters)
+    if gains and size.english and (adapted := _adapt_encoder(check.task, size)):
+        return adapted
+    sections, reduced = _fit_machine(starter, check.task, size)
+    note = _with_time(starter.note, reduced)
     if task == "tag" and _has_entities(check):
-        sections["task"]["crf"], note = True, f"{note}, with a CRF"
-    if reduced:
-        note = f"{note}; sized for {CPU_SECONDS // 60} minutes or so without a GPU"
-    sections["data"] |= {} if sections["data"] else _limits(size, task, sections["tokenizer"]["name"])
-    few = task == "classify" and size.rows < FEW_ROWS
-    return StarterRecipe(sections, note, starter.pretrained or few)
+        sections["task"]["crf"], note = True, _with_time(f"{starter.note}, with a CRF", reduced)
+    sections["data"] |= {} if sections["data"] else _limits(size, task, sections["tokenizer"]["name"], MAX_LENGTH)
+    return StarterRecipe(sections, note, gains)
+
+
+def _adapt_encoder(task: Mapping[str, Any], size: DataSize) -> StarterRecipe | None:
+    """Return a recipe that starts from the encoder that ships; None where the machine cannot train it for an epoch."""
+    sections, reduced = _fit_machine(STARTERS["encoder"], task, size)
+    if sections["train"]["epochs"] < 1:
+        return None
+    whole = STARTERS[str(task["name"])].sections.get("data")  # a passage is read in windows, however long it is
+    sections["data"] |= whole or _limits(size, str(task["name"]), "wordpiece", ENCODER_LENGTH)
+    return StarterRecipe(sections, _with_time(STARTERS["encoder"].note, reduced), advise_pretrained=False)
+
+
+def _with_time(note: str, reduced: bool) -> str:
+    return f"{note}; sized for {CPU_SECONDS // 60} minutes or so without a GPU" if reduced else note
 
 
 def _choose_starter(check: DataCheck, size: DataSize) -> str:
@@ -124,18 +141,18 @@ def _fit_machine(starter: Starter, task: Mapping[str, Any], size: DataSize) -> t
 
 def flops_per_epoch(sections: Sections, words: float) -> float:
     """Return the FLOPs of an epoch over so many words, by sequences of a usual length."""
-    from weft.config.schema import Run
+    from weft.formats.pretrained import read_run
     from weft.models.base import Role
     from weft.tasks.factory import body_on_meta
     from weft.tokens import Tokens
     from weft.training.flops import PASSES
 
-    run = Run.parse({**sections, "data": {**sections["data"], "train": "any", "validation_fraction": 0.1}})
-    body = body_on_meta(run, sections["tokenizer"].get("size", CHARACTERS))
+    run = read_run({**sections, "data": {**sections["data"], "train": "any", "validation_fraction": 0.1}})
+    body = body_on_meta(run, getattr(run.tokenizer, "size", None) or CHARACTERS)
     tokens = Tokens.pack([range(USUAL_LENGTH)])
     source = tokens if Role.SEQ2SEQ in body.roles(run.model) else None
     per_token = PASSES * body.flops(tokens, source) / USUAL_LENGTH
-    return max(1.0, per_token * words * TOKENS_PER_WORD[sections["tokenizer"]["name"]])  # fasttext has no matrices
+    return max(1.0, per_token * words * TOKENS_PER_WORD[run.tokenizer.name])  # fasttext has no matrices
 
 
 def _has_entities(check: DataCheck) -> bool:
@@ -143,13 +160,13 @@ def _has_entities(check: DataCheck) -> bool:
     return any(label.startswith("B-") for label in check.profiles["train"].column(tags).labels)
 
 
-def _limits(size: DataSize, task: str, tokenizer: str) -> dict[str, Any]:
-    """Return the keys for sequences that are longer than the default allows, where there are any."""
+def _limits(size: DataSize, task: str, tokenizer: str, limit: int) -> dict[str, Any]:
+    """Return the keys for sequences that may be longer than the limit, where there are any."""
     per_word = TOKENS_PER_WORD[tokenizer]
-    if size.longest * per_word * 1.5 <= MAX_LENGTH:
+    if size.longest * per_word * 1.5 <= limit:
         return {}
     truncation = {"tag": "window", "translate": "drop"}.get(task, "cut")
-    return {"max_length": min(MAX_LENGTH, 64 * (int(size.long * per_word) // 64 + 1)), "truncation": truncation}
+    return {"max_length": min(limit, 64 * (int(size.long * per_word) // 64 + 1)), "truncation": truncation}
 
 
 def _for_gpu(train: Mapping[str, Any]) -> dict[str, Any]:

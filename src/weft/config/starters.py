@@ -259,6 +259,18 @@ STARTERS = {
         },
         pretrained=True,
     ),
+    "encoder": Starter(
+        "the English encoder that ships with weft, adapted: weft models encoder-en",
+        {
+            "model": {"name": "bert", "weights": "encoder-en", "dropout": 0.1},
+            "train": {**_DECAY, "weight_decay": 0.01},
+        },
+        {
+            2_000: {"train": {"epochs": 10, "batch_size": 16, "lr": 1e-4}},
+            20_000: {"train": {"epochs": 5, "batch_size": 32, "lr": 2e-4}},
+            math.inf: {"train": {"epochs": 2, "batch_size": 32, "lr": 2e-4}},
+        },
+    ),
 }
 
 

@@ -30,6 +30,12 @@ MAX_COUNTED_LABELS = 200  # of a column of labels
 MAX_DIGESTS = 20_000_000  # rows that are compared
 FIRST_ROWS = 1000  # by which the columns of text are found
 NUM_EXAMPLES_SHOWN = 2
+WORDS_LOOKED_AT = 50  # of each of the first rows, for the language
+ENGLISH = frozenset(
+    re.findall(r"\w+", "a an and are as at be but by for from has have he her his i in is it not of on or")
+)
+ENGLISH |= frozenset(re.findall(r"\w+", "she that the they this to was we were with you"))
+ENGLISH_SHARE = 0.15  # of words that are in ENGLISH; a quarter in prose, a twentieth at most in other languages
 _LONG_TEXT = 20_000  # characters
 _FEW_ROWS = 5  # too few for labels to be repeated
 # Tags of HTML and its entities; not the special tokens of a corpus, such as <unk>.
@@ -75,6 +81,8 @@ class ColumnProfile:
     values: Counter[str] | None = field(default_factory=Counter)  # None: more than MAX_DISTINCT
     word_lengths: Counter[int] = field(default_factory=Counter)
     char_lengths: Counter[int] = field(default_factory=Counter)
+    words_seen: int = 0  # of the first rows
+    english_words: int = 0  # of them
     numbers: int = 0
     integers: int = 0
     lists: int = 0
@@ -89,6 +97,11 @@ class ColumnProfile:
     def characters(self) -> TextLengths:
         """The number of characters of a value."""
         return TextLengths.of(self.char_lengths)
+
+    @property
+    def is_english(self) -> bool:
+        """Whether the first rows have as many of the commonest English words as English has."""
+        return self.words_seen > 0 and self.english_words >= ENGLISH_SHARE * self.words_seen
 
     @property
     def labels(self) -> Counter[str]:
@@ -112,6 +125,7 @@ class ColumnProfile:
         self.word_lengths[len(items)] += 1
         for item in items if self.values is not None else ():
             self._count(str(item))
+        self._look_at(" ".join(map(str, items[:WORDS_LOOKED_AT])))
         self._show(" ".join(map(str, items[:12])))
 
     def _add_scalar(self, value: Any) -> None:
@@ -122,7 +136,14 @@ class ColumnProfile:
             self.numbers += 1
             self.integers += number.is_integer() and "." not in text
         self._count(text)
+        self._look_at(text)
         self._show(text)
+
+    def _look_at(self, text: str) -> None:
+        if self.rows <= FIRST_ROWS:
+            words = text.split(maxsplit=WORDS_LOOKED_AT)[:WORDS_LOOKED_AT]
+            self.words_seen += len(words)
+            self.english_words += sum(word.lower() in ENGLISH for word in words)
 
     def _count(self, text: str) -> None:
         if self.values is not None:
