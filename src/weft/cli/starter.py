@@ -20,6 +20,7 @@ NAME_WORDS = 3  # sources of at most so many words, such as names to be spelt, a
 CPU_SECONDS = 600  # of a training without a GPU, by the count of its FLOPs
 FLOPS_PER_CORE = 4e10  # a second, in fp32: measured on the models of the starters
 FEWEST_EPOCHS = 3  # with which a model must fit into CPU_SECONDS, else a smaller one is taken
+FEWEST_ENCODER_EPOCHS = 0.3  # with which a pretrained encoder is better than a model from scratch
 GPU_BATCH = 2  # a GPU reads batches so many times as large
 MAX_LENGTH = 1024  # tokens: the default of data.max_length
 ENCODER_LENGTH = 381  # tokens that the encoder reads at once: with what frames them 384, and it has 512 positions
@@ -90,9 +91,9 @@ def propose_recipe(check: DataCheck, size: DataSize) -> StarterRecipe:
 
 
 def _adapt_encoder(task: Mapping[str, Any], size: DataSize) -> StarterRecipe | None:
-    """Return a recipe that starts from the encoder that ships; None where the machine cannot train it for an epoch."""
+    """Return a recipe that starts from the encoder that ships; None where the machine cannot train it long enough."""
     sections, reduced = _fit_machine(STARTERS["encoder"], task, size)
-    if sections["train"]["epochs"] < 1:
+    if sections["train"]["epochs"] < FEWEST_ENCODER_EPOCHS:
         return None
     whole = STARTERS[str(task["name"])].sections.get("data")  # a passage is read in windows, however long it is
     sections["data"] |= whole or _limits(size, str(task["name"]), "wordpiece", ENCODER_LENGTH)
