@@ -112,7 +112,7 @@ def failure_of(error: BaseException) -> Failure:
 
 def judge(code: int, log: str, made: Input) -> Failure | None:
     """Return how an exit code and what was printed are wrong: a code of neither 0 nor 2, a traceback, NaN in JSON."""
-    if "Traceback (most recent call last)" in log:
+    if "Traceback (most recent call last)" in log and StoppedError.__name__ not in log:  # that one is our own
         return Failure("traceback", log.strip().splitlines()[-1][:80], log[-3000:])
     if "error: out of memory" in log:
         return Failure("memory", "an allocation failed", log[-1000:])

@@ -93,6 +93,10 @@ HARMFUL = {
         {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}},
         "the tokenizers library gives up: range end index",
     ),
+    "continued": (
+        {"model": {"type": "BPE", "vocab": {"Ã": 0, "©": 1}, "merges": [["Ã", "©"]], "continuing_subword_prefix": "~"}},
+        "model.merges: ['Ã', '©'] does not continue a word with '~'",
+    ),
     "random": ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "dropout": 0.5}}, "cuts texts at random"),
     "words": (
         {"model": {"type": "WordPiece", "vocab": {"a": 0}, "max_input_chars_per_word": 10**9}},

@@ -211,6 +211,12 @@ def _check_model(model: Any) -> None:
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if len(str(model.get(key) or "")) > MAX_TEXT:
             raise ValueError(f"model.{key} has more than {MAX_TEXT} characters")
+    prefix, merges = str(model.get("continuing_subword_prefix") or ""), model.get("merges")
+    for merge in merges if prefix and isinstance(merges, list) else ():
+        second = merge.split(" ")[-1] if isinstance(merge, str) else merge[-1] if isinstance(merge, list) else None
+        # The library cuts the prefix's bytes off, whatever they are: in the midst of a character it aborts.
+        if not (isinstance(second, str) and second.startswith(prefix)):
+            raise ValueError(f"model.merges: {str(merge)[:60]} does not continue a word with {prefix!r}")
     longest = model.get("max_input_chars_per_word", 100)
     if not isinstance(longest, int) or longest > MAX_WORD:
         raise ValueError(f"model.max_input_chars_per_word must be at most {MAX_WORD:,}, but is {longest!r} instead")
