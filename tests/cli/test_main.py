@@ -113,6 +113,10 @@ COMMANDS = {
         "--device",
     ],
     "models": ["NAME", "--json", "--kernels", "--copy"],
+    "serve": [
+        *("MODEL", "--host", "--port", "--allow-host", "--origin", "--queue", "--batch-tokens", "--running"),
+        *("--time-limit", "--access-log", "--trust", "--device", "--precision"),
+    ],
     "convert": ["FROM", "TO"],
     "average": ["RUN|CHECKPOINT", "--out", "--last"],
     "data list": ["--json"],

@@ -24,7 +24,10 @@ from tests.test_layering import SOURCE
 
 BUILD = "import sys; from hatchling import build; print(getattr(build, sys.argv[1])(sys.argv[2]))"
 TOUR = Path(__file__).with_name("tour.py")
-OPTIONAL = ["fastapi", "gensim", "h5py", "matplotlib", "pandas", "pyarrow", "pytest", "tensorboard", "transformers"]
+OPTIONAL = [
+    *("fastapi", "gensim", "h5py", "httpx", "matplotlib", "openai", "pandas", "prometheus_client", "pyarrow", "pytest"),
+    *("tensorboard", "transformers", "uvicorn"),
+]
 
 
 def build(kind, source, into):

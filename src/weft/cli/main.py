@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from weft import __version__
-from weft.cli import catalog, embed, init, look, vectors
+from weft.cli import catalog, embed, init, look, serve, vectors
 from weft.cli.console import (
     ColumnsOption,
     DeviceOption,
@@ -304,6 +304,7 @@ app.command()(init.init)
 app.command()(embed.embed)
 app.command()(embed.layers)
 app.command()(catalog.models)
+app.command()(serve.serve)
 
 
 @app.command("convert")

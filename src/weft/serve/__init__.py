@@ -1,0 +1,1 @@
+"""`weft serve`: models behind HTTP, with batches that requests share."""

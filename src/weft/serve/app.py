@@ -1,0 +1,182 @@
+"""The application: its routes, and what they share. `weft.serve.run` serves it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, FastAPI, Request
+from fastapi.responses import Response
+from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from weft import __version__
+from weft.errors import DataError, WeftError, did_you_mean
+from weft.serve.admission import Admission
+from weft.serve.config import ServerConfig
+from weft.serve.errors import JSONResponse, RequestError, add_error_handlers
+from weft.serve.guard import Guard
+from weft.serve.metrics import Metrics
+from weft.serve.models import ServedModel, renumbered
+from weft.serve.scheduler import BatchKind, Scheduler, split_jobs
+from weft.serve.schemas import (
+    AttentionRequest,
+    EmbedRequest,
+    ErrorResponse,
+    PredictBody,
+    PredictRequest,
+)
+
+STATIC = Path(__file__).with_name("static")  # the page at /
+REFUSALS = (401, 403, 404, 413, 415, 422, 429, 503)
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in REFUSALS}
+
+
+class Services:
+    """What the routes share: the models, the thread that runs them, the limits and the metrics."""
+
+    def __init__(self, models: Mapping[str, ServedModel], config: ServerConfig) -> None:
+        self.models, self.config, self.metrics = models, config, Metrics()
+        self.admission = Admission(config, self.metrics)
+        self.scheduler = Scheduler(config.batch_tokens, self.metrics)
+
+    def model(self, name: str) -> ServedModel:
+        """Return a model by its name; raise 404 for any other."""
+        if name not in self.models:
+            raise RequestError(404, f"model: there is no {name[:100]!r}; {did_you_mean(name[:100], self.models)}")
+        return self.models[name]
+
+    async def answers(self, request: Request, kind: BatchKind, inputs: Sequence[Any], noun: str = "example") -> Any:
+        """Return the results of a request's inputs; raise the first error among them."""
+        sizes = [num_characters(value) for value in inputs]
+        self.check_size(len(inputs), sum(sizes))
+        loop, budget = asyncio.get_running_loop(), self.config.batch_tokens
+        jobs = split_jobs(kind, inputs, sizes, budget, loop)
+        async with self.admission.admitted():
+            results = await self.admission.results(request, self.scheduler, jobs)
+        for number, result in enumerate(results, 1):
+            if isinstance(result, WeftError):
+                raise renumbered(result, number, noun)
+        return results
+
+    def check_size(self, inputs: int, characters: int) -> None:
+        """Raise an error if a request has too many inputs, or too long ones."""
+        if inputs > self.config.max_inputs:
+            raise DataError(f"the request has {inputs:,} inputs, and {self.config.max_inputs:,} are answered at most")
+        if characters > self.config.max_characters:
+            limit = f"{self.config.max_characters:,} are read at most; send fewer or shorter inputs"
+            raise DataError(f"the request has {characters:,} characters, and {limit}")
+
+
+def num_characters(value: Any) -> int:
+    """Return the number of characters in all texts of an input, which may be nested."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(num_characters, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(num_characters, value))
+    return sum(num_characters(part) for _, part in value) if hasattr(value, "model_fields_set") else 1
+
+
+def create_app(models: Mapping[str, ServedModel], config: ServerConfig) -> FastAPI:
+    """Return the application that serves these models."""
+    services = Services(models, config)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        services.scheduler.start()
+        yield
+        await asyncio.to_thread(services.scheduler.stop)
+
+    app = FastAPI(
+        title="weft", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
+    )
+    app.state.services = services
+    add_error_handlers(app)
+    app.include_router(health_routes(services))
+    app.include_router(model_routes(services))
+    app.mount("/", StaticFiles(directory=STATIC, html=True))
+    app.add_middleware(Guard, config=config, metrics=services.metrics)
+    return app
+
+
+def health_routes(services: Services) -> APIRouter:
+    """Return the routes that say how the server is."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/livez")
+    async def live() -> dict[str, str]:
+        """Say that the process is there."""
+        return {"status": "ok"}
+
+    @router.get("/readyz", responses={503: {"model": ErrorResponse}})
+    async def ready() -> dict[str, str]:
+        """Say whether requests are accepted: 503 once the server is about to end."""
+        if services.admission.draining:
+            raise RequestError(503, "the server is shutting down")
+        return {"status": "ok"}
+
+    @router.get("/metrics", responses={200: {"content": {"text/plain": {"example": "weft_active_requests 0.0"}}}})
+    async def metrics() -> Response:
+        """Return metrics for Prometheus."""
+        return Response(services.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def answer_example(content: Any) -> dict[int | str, dict[str, Any]]:
+    """Return what OpenAPI says of a route's responses: an example of the answer, and the errors."""
+    return {200: {"content": {"application/json": {"example": content}}}, **ERRORS}
+
+
+def model_routes(services: Services) -> APIRouter:
+    """Return the routes of models: their list, predictions, embeddings and attention."""
+    router = APIRouter(prefix="/v1/models", tags=["models"])
+    listed = {"object": "list", "data": [{"id": "dates", "object": "model", "task": "translate", "model": "seq2seq"}]}
+
+    @router.get("", responses=answer_example(listed))
+    async def models() -> Response:
+        """List the models, each with its task, what it answers, and inputs to try."""
+        return JSONResponse({"object": "list", "data": [model.describe() for model in services.models.values()]})
+
+    @router.get("/{name}", responses=answer_example(listed["data"]))
+    async def model(name: str) -> Response:
+        """Describe a model."""
+        return JSONResponse(services.model(name).describe())
+
+    @router.post("/{name}/predict", responses=answer_example({"text": "1990-05-01", "score": -0.01}))
+    async def predict(
+        request: Request, name: str, body: Annotated[PredictBody, Body(examples=[{"text": "May 1, 1990"}])]
+    ) -> Response:
+        """Answer an example, or each of a list of examples."""
+        model = services.model(name)
+        examples: Any = body.examples if isinstance(body, PredictRequest) else body
+        options = body.options if isinstance(body, PredictRequest) else {}
+        kind, several = model.predict_kind(options), examples if isinstance(examples, list) else [examples]
+        parsed = [model.pipeline.example(example, number) for number, example in enumerate(several, 1)]
+        answers = await services.answers(request, kind, parsed)
+        return JSONResponse(answers if isinstance(examples, list) else answers[0])
+
+    @router.post("/{name}/embed", responses=answer_example({"vectors": [[0.12, -0.5]]}))
+    async def embed(request: Request, name: str, body: EmbedRequest) -> Response:
+        """Return the vectors of texts; with `pool: tokens`, the tokens of each text and a vector for each."""
+        model = services.model(name)
+        texts = [body.texts] if isinstance(body.texts, str) else body.texts
+        options = body.model_dump(exclude={"texts"})
+        if body.pool == "tokens":
+            pairs = await services.answers(request, model.tokens_kind(options), texts, "text")
+            return JSONResponse({"tokens": [own for own, _ in pairs], "vectors": [own.tolist() for _, own in pairs]})
+        vectors = await services.answers(request, model.embed_kind(options), texts, "text")
+        return JSONResponse({"vectors": [vector.tolist() for vector in vectors]})
+
+    @router.post("/{name}/attention", responses=answer_example({"text": "May 1", "answer": {}, "views": []}))
+    async def attention(request: Request, name: str, body: AttentionRequest) -> Response:
+        """Return where each token looked, by layer and head."""
+        model = services.model(name)
+        parsed = model.pipeline.example(body.example)
+        (maps,) = await services.answers(request, model.attention_kind(body.layers, body.heads), [parsed])
+        return JSONResponse(maps)
+
+    return router

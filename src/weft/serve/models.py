@@ -1,0 +1,158 @@
+"""A served model: its description, and the functions that a batch of requests runs."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.analysis.attention import Attention
+from weft.config.json import write_json
+from weft.decoding.config import DecodingConfig
+from weft.errors import ConfigError, DataError, WeftError
+from weft.models.base import Role
+from weft.pipeline import Pipeline, load
+from weft.serve.scheduler import BatchKind, Results
+from weft.tasks.capabilities import TeacherForcing, TextStreaming
+from weft.tasks.inference import predict_or_errors
+from weft.tasks.requests import read_options
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+MAX_WEIGHTS = 4_000_000  # numbers of attention in one answer: about 40 MB of JSON
+
+# Inputs to try, by task.
+EXAMPLES: Mapping[str, Sequence[Any]] = {
+    "translate": [{"text": "May 1, 1990"}],
+    "classify": [{"text": "It works, and it was easy to set up."}],
+    "tag": [{"text": "Meet me in Paris on Friday"}],
+    "span": [{"question": "Where is the server?", "passage": "The server is in the cellar, under the stairs."}],
+    "choice": [{"text": "The cup fell and", "choices": ["broke.", "slept."]}],
+    "lm": [{"text": "The function returns"}],
+    "mlm": [{"text": "The function [MASK] a list."}],
+    "electra": [{"text": "The function returns a list."}],
+    "contrastive": [{"text": "A man is eating."}],
+    "embed": [{"text": "A man is eating."}],
+    "skipgram": [{"text": "function"}],
+}
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A pipeline under the name by which requests call it."""
+
+    name: str
+    pipeline: Pipeline
+
+    @property
+    def methods(self) -> list[str]:
+        """The routes that this model answers."""
+        task, body = self.pipeline.task, self.pipeline.head.body
+        roles = type(body).roles(body.config)
+        methods = ["predict"] if type(task).answer is not TeacherForcing.answer else []
+        methods += ["stream"] if self.generates else []
+        methods += ["embed"] if Role.ENCODER in roles else []
+        return methods + (["attention"] if isinstance(task, TeacherForcing) else [])
+
+    @property
+    def generates(self) -> bool:
+        """Whether answers are texts that are generated."""
+        body = self.pipeline.head.body
+        return isinstance(self.pipeline.task, TextStreaming) and Role.GENERATOR in type(body).roles(body.config)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the list of models says of it."""
+        run = self.pipeline.run
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "weft",
+            "task": run.task.name,
+            "model": run.model.name,
+            "parameters": self.pipeline.parameters,
+            "methods": self.methods,
+            "fields": list(self.pipeline.task.input_fields),
+            "options": self.pipeline.task.options().model_dump(mode="json"),
+            "examples": list(EXAMPLES.get(run.task.name, ())),
+        }
+
+    def predict_kind(self, options: Mapping[str, Any]) -> BatchKind:
+        """Return the kind of predictions with these options; raise an error if they are wrong."""
+        parsed, task, head = read_options(self.pipeline.task, options), self.pipeline.task, self.pipeline.head
+
+        def run(examples: list[Any]) -> Results:
+            return list(predict_or_errors(task, head, examples, self.pipeline.truncation_policy(), parsed))
+
+        # Samples depend on the place in a list, so such lists do not share a batch.
+        shared: Any = object() if isinstance(parsed, DecodingConfig) else write_json(parsed.model_dump(mode="json"))
+        return BatchKind(self.name, "predict", shared, run)
+
+    def embed_kind(self, options: Mapping[str, Any]) -> BatchKind:
+        """Return the kind of embeddings with these options; raise an error if they are wrong."""
+        embedder = self.pipeline.embedder(**options, on_error="nan")
+
+        def run(texts: list[Any]) -> Results:
+            vectors = embedder.all(texts)
+            return [embedder.errors.get(number, vector) for number, vector in enumerate(vectors, 1)]
+
+        return BatchKind(self.name, "embed", write_json(dict(options)), run)
+
+    def tokens_kind(self, options: Mapping[str, Any]) -> BatchKind:
+        """Return the kind of embeddings with a vector for each token; results are pairs of tokens and vectors."""
+        embedder = self.pipeline.embedder(**options, on_error="nan")
+
+        def run(texts: list[Any]) -> Results:
+            vectors = embedder.all(texts)
+            numbered = enumerate(zip(texts, vectors, strict=True), 1)
+            return [embedder.errors.get(n, (embedder.tokens(text), own)) for n, (text, own) in numbered]
+
+        return BatchKind(self.name, "embed", write_json(dict(options)), run)
+
+    def attention_kind(self, layers: Sequence[int] | None, heads: Sequence[int] | None) -> BatchKind:
+        """Return the kind of attention maps, one example a batch."""
+
+        def run(examples: list[Any]) -> Results:
+            return [_checked(self.pipeline.attention(example, layers, heads)) for example in examples]
+
+        return BatchKind(self.name, "attention", object(), run)
+
+
+def _checked(attention: Attention) -> dict[str, Any]:
+    """Return attention as plain data; raise an error if it would be too much to send."""
+    size = sum(view.weights.size for view in attention.views)
+    if size > MAX_WEIGHTS:
+        raise ConfigError(
+            f"attention: all layers and heads have {size:,} weights for this text, and {MAX_WEIGHTS:,} are sent at "
+            "most; give some layers or heads, or a shorter text"
+        )
+    return attention.to_dict()
+
+
+def renumbered(error: WeftError, number: int, noun: str = "example") -> WeftError:
+    """Return the error of one input with its number in its own request, rather than in the batch."""
+    if not isinstance(error, DataError):
+        return error
+    return DataError(f"{noun} {number}: {re.sub(rf'^{noun} [0-9]+: ', '', str(error))}")
+
+
+def load_models(models: Sequence[str], device: str, trust: bool, precision: str) -> dict[str, ServedModel]:
+    """Load models, each given as a path or as NAME=PATH; return them by name."""
+    served: dict[str, ServedModel] = {}
+    for model in models:
+        name, path = _name_and_path(model)
+        if name in served:
+            raise ConfigError(f"MODEL: two models are called {name!r}; name one of them: NAME={path}")
+        served[name] = ServedModel(name, load(path, device, trust, (), precision))
+    return served
+
+
+def _name_and_path(model: str) -> tuple[str, str]:
+    """Return the name and the path of a model: by default its folder's name, of a checkpoint the run's."""
+    name, separator, path = model.partition("=")
+    if separator and NAME.fullmatch(name) and not Path(model).exists():
+        return name, path
+    folder = Path(model)
+    parts = [part for part in folder.resolve().parts if part not in ("best", "last", "checkpoints")] or [model]
+    if folder.resolve().parent.name == "checkpoints":
+        parts = parts[:-1]
+    return re.sub(r"[^\w.-]", "-", parts[-1] if folder.exists() else folder.name), model

@@ -1,0 +1,119 @@
+"""Serving the application with uvicorn: slow clients are cut off, and SIGTERM lets accepted requests finish."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from weft.errors import ConfigError
+from weft.serve.app import create_app
+from weft.serve.config import ServerConfig
+from weft.serve.models import ServedModel
+
+MAX_HEAD = 32 << 10  # bytes of a request's line and headers
+BACKLOG = 2048  # connections that wait to be accepted
+IDLE = 20  # seconds that an idle connection is kept
+
+
+class Connection(H11Protocol):
+    """An HTTP connection that is closed if a request's headers do not come in time; uvicorn itself waits for ever."""
+
+    head_time_limit: float = 10.0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect a request."""
+        super().connection_made(transport)
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Read what has come; once a request has begun, its headers must be complete in time."""
+        if self._head_timer is None and self._is_idle():
+            self._expect_head()
+        super().data_received(data)
+        if not self._is_idle():
+            self._cancel_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._cancel_timer()
+        super().connection_lost(exc)
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_time_limit, self._close_if_idle)
+
+    def _cancel_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _close_if_idle(self) -> None:
+        self._head_timer = None
+        if self._is_idle():
+            self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which on a signal finishes what was accepted and refuses the rest before it ends."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain; a second signal ends the server at once. The signal is not raised again: the exit is 0."""
+        admission = self.config.app.state.services.admission  # type: ignore[union-attr]
+        self.force_exit = self.should_exit or admission.draining
+        admission.draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to end: once nothing that was accepted is left."""
+        admission = self.config.app.state.services.admission  # type: ignore[union-attr]
+        if admission.draining and (self.force_exit or not admission.active):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def make_server(models: Mapping[str, ServedModel], config: ServerConfig) -> Server:
+    """Return the server of these models; `run` serves until a signal."""
+    app = create_app(models, config)
+    connection: Any = type("Connection", (Connection,), {"head_time_limit": config.body_time_limit})
+    settings = uvicorn.Config(
+        app,
+        host=config.host,
+        port=config.port,
+        http=connection,
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=IDLE,
+        h11_max_incomplete_event_size=MAX_HEAD,
+    )
+    return Server(settings)
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """Return a socket that listens at the server's address; raise an error if it is taken, or none of this machine."""
+    try:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+    except (OSError, UnicodeError) as error:
+        address, reason = f"{config.host}:{config.port}", getattr(error, "strerror", "") or error
+        raise ConfigError(f"--host, --port: cannot listen on {address} ({reason}); choose others") from None
+
+
+def serve(models: Mapping[str, ServedModel], config: ServerConfig, tell: Callable[[str], object]) -> None:
+    """Serve until SIGTERM or Ctrl-C; tell where, once requests are accepted."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("weft.serve").setLevel(logging.INFO)
+    listening = bind(config)
+    host, port = listening.getsockname()[:2]
+    address = f"[{host}]" if ":" in host else host
+    tell(f"serving {', '.join(models)} on http://{address}:{port}")
+    make_server(models, config).run(sockets=[listening])
