@@ -108,14 +108,14 @@ def beam_of(options: DecodingConfig, kind: type[Beam] = Beam, forbid: tuple[int,
 class Patient(Beam):
     """Never stops early."""
 
-    def _done(self, beams: ActiveBeams, pool: FinishedPool, length: int) -> Tensor:
+    def done(self, beams: ActiveBeams, pool: FinishedPool, length: int) -> Tensor:
         return torch.zeros_like(pool.score[:, 0], dtype=torch.bool)
 
 
 class Hasty(Beam):
     """A wrong rule: stop as soon as the pool is full."""
 
-    def _done(self, beams: ActiveBeams, pool: FinishedPool, length: int) -> Tensor:
+    def done(self, beams: ActiveBeams, pool: FinishedPool, length: int) -> Tensor:
         return pool.score[:, -1] > float("-inf")
 
 
@@ -235,7 +235,7 @@ class TestEarlyStop:
         """The bound logprob / lp(length now) is tempting and wrong: a longer hypothesis may gain by its length."""
 
         class Tempted(Beam):
-            def _done(self, beams: ActiveBeams, pool: FinishedPool, length: int) -> Tensor:
+            def done(self, beams: ActiveBeams, pool: FinishedPool, length: int) -> Tensor:
                 return beams.logprob[:, 0] / self.penalty(1) <= pool.score[:, -1]
 
         sure = [-9.0, 9.0, -9.0]

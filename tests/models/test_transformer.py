@@ -333,7 +333,7 @@ def test_a_cache_that_grows_wrongly_is_caught(monkeypatch):
     """The negative control."""
     monkeypatch.setattr(kv_cache, "INITIAL_COLUMNS", 2)
     monkeypatch.setattr(
-        kv_cache, "_moved", lambda index, before, after: torch.nn.functional.pad(index, (0, after - before))
+        kv_cache, "moved_index", lambda index, before, after: torch.nn.functional.pad(index, (0, after - before))
     )
     with pytest.raises(AssertionError, match="not close"):
         test_so_it_is_in_double_precision_where_the_cache_grows({}, monkeypatch)

@@ -157,51 +157,25 @@ class Beam:
     def search(self, model: Generator, prompt: Tokens, source: Tokens | None = None) -> list[list[Hypothesis]]:
         """Return the `keep` best hypotheses of each prompt, best first (fewer if fewer exist)."""
         logits, state = model.start(prompt, source)
-        forbidden = ForbiddenTokens.for_logits(logits, self.eos, self.forbid, self.min_length)
-        active = torch.arange(len(prompt), device=logits.device)  # (A,) sources not done
-        beams, pool, tree = *self._begin(active, logits.dtype), HypothesisTree(active.device)
-        pools: list[tuple[Tensor, FinishedPool, bool]] = []
-        logprobs: Tensor | None = None
-        history = TokenHistory.of(prompt) if self.constraints else None
-        for length in range(1, self.max_length + 1):
-            renormalize = self.renormalize_logits and history is None  # else after the constraints
-            logprobs = log_probs(logits, forbidden.after(length - 1), logprobs, renormalize)
-            if history is not None:
-                logprobs = self._constrain(logprobs, history, logits)
-            if self.finish and length == self.max_length:
-                logprobs = force_eos(logprobs, self.eos)
-            beams, ended = self._extend(logprobs, beams, tree, length)
-            pool = pool.merge(ended)
-            if length == self.max_length:
-                break
-            done = self._done(beams, pool, length)
-            num_active = len(done) - int(done.sum())  # the one sync of a step
-            if num_active < len(done):
-                staying, leaving = done.to(torch.uint8).argsort(stable=True).tensor_split([num_active])
-                pools.append((active[leaving], pool.select(leaving), True))
-                active, beams, pool = active[staying], beams.select(staying), pool.select(staying)
-            if not num_active:
-                break
+        run = BeamRun(self, prompt, logits)
+        while beams := run.advance(logits):
             logits, state = model.step(beams.token.flatten(), state.select(beams.row.flatten()))
-            if history is not None:
-                history = history.select(beams.row.flatten()).append(beams.token.flatten())
-        unfinished = FinishedPool(beams.logprob / self.penalty(self.max_length), beams.node)
-        return self._collect([*pools, (active, pool, True), (active, unfinished, False)], tree, len(prompt))
+        return run.hypotheses()
 
-    def _begin(self, active: Tensor, dtype: torch.dtype) -> tuple[ActiveBeams, FinishedPool]:
+    def begin(self, active: Tensor, dtype: torch.dtype) -> tuple[ActiveBeams, FinishedPool]:
         """Return one empty prefix a source, at the root, and an empty pool."""
         root = torch.zeros_like(active)[:, None]
         logprob = torch.zeros_like(root, dtype=torch.promote_types(dtype, torch.float32))
         pool = FinishedPool((logprob + NEG_INF).expand(-1, self.places), root.expand(-1, self.places))
         return ActiveBeams(logprob, root, root, root), pool
 
-    def _constrain(self, logprobs: Tensor, history: TokenHistory, logits: Tensor) -> Tensor:
+    def constrain(self, logprobs: Tensor, history: TokenHistory, logits: Tensor) -> Tensor:
         """Return log-probabilities after the constraints: as in transformers, it is these that a beam is scored by."""
         logprobs = self.constraints.penalize(logprobs, history)
         logprobs = self.constraints.ban(logprobs, history, self.eos, logits)
         return logprobs.log_softmax(-1) if self.renormalize_logits else logprobs
 
-    def _extend(
+    def extend(
         self, logprobs: Tensor, beams: ActiveBeams, tree: HypothesisTree, length: int
     ) -> tuple[ActiveBeams, FinishedPool]:
         """Extend each beam by each token: return the best live beams, and the hypotheses that end."""
@@ -211,14 +185,14 @@ class Beam:
         node = tree.grow(beams.node.gather(1, parent), token)
         return ActiveBeams(logprob, token, row, node), FinishedPool(ending / self.penalty(length), beams.node)
 
-    def _done(self, beams: ActiveBeams, pool: FinishedPool, length: int) -> Tensor:
+    def done(self, beams: ActiveBeams, pool: FinishedPool, length: int) -> Tensor:
         """Return for each source whether no live beam can still enter its pool: bounds in the module's docstring."""
         if self.early_stopping == "first":
             return pool.score[:, -1] > NEG_INF
         bound = self.penalty(self.max_length if self.early_stopping == "sure" else length)
         return beams.logprob[:, 0] / bound <= pool.score[:, -1]
 
-    def _collect(
+    def collect(
         self, pools: list[tuple[Tensor, FinishedPool, bool]], tree: HypothesisTree, num_sources: int
     ) -> list[list[Hypothesis]]:
         """Read the hypotheses out of the tree; those of a source are in the order of `pools`."""
@@ -233,6 +207,58 @@ class Beam:
                 logprob = final_score * self.penalty(len(ids) + finished)
                 results[source].append(Hypothesis(ids, logprob, final_score, finished))
         return [hypotheses[: self.keep] for hypotheses in results]
+
+
+class BeamRun:
+    """A beam search in progress, which is given the logits of each step by its caller."""
+
+    def __init__(self, beam: Beam, prompt: Tokens, logits: Tensor) -> None:
+        self.beam, self._sources, self._length = beam, len(prompt), 0
+        self._forbidden = ForbiddenTokens.for_logits(logits, beam.eos, beam.forbid, beam.min_length)
+        self._active = torch.arange(len(prompt), device=logits.device)  # (A,) sources not done
+        self._beams, self._pool = beam.begin(self._active, logits.dtype)
+        self._tree = HypothesisTree(logits.device)
+        self._done: list[tuple[Tensor, FinishedPool, bool]] = []
+        self._logprobs: Tensor | None = None
+        self._history = TokenHistory.of(prompt) if beam.constraints else None
+
+    def advance(self, logits: Tensor) -> ActiveBeams | None:
+        """Extend the beams by their next tokens, of logits (A · b, V); return them, None once the search is over."""
+        beam, history = self.beam, self._history
+        self._length = length = self._length + 1
+        self._beams, ended = beam.extend(self._log_probs(logits), self._beams, self._tree, length)
+        self._pool = self._pool.merge(ended)
+        if length == beam.max_length:
+            return None
+        done = beam.done(self._beams, self._pool, length)
+        num_active = len(done) - int(done.sum())  # the one sync of a step
+        if num_active < len(done):
+            staying, leaving = done.to(torch.uint8).argsort(stable=True).tensor_split([num_active])
+            self._done.append((self._active[leaving], self._pool.select(leaving), True))
+            self._active, self._beams = self._active[staying], self._beams.select(staying)
+            self._pool = self._pool.select(staying)
+        if not num_active:
+            return None
+        if history is not None:
+            self._history = history.select(self._beams.row.flatten()).append(self._beams.token.flatten())
+        return self._beams
+
+    def _log_probs(self, logits: Tensor) -> Tensor:
+        """Return the log-probabilities of the next tokens, after all constraints."""
+        beam, history = self.beam, self._history
+        renormalize = beam.renormalize_logits and history is None  # else after the constraints
+        forbidden = self._forbidden.after(self._length - 1)
+        logprobs = self._logprobs = log_probs(logits, forbidden, self._logprobs, renormalize)
+        if history is not None:
+            logprobs = beam.constrain(logprobs, history, logits)
+        return force_eos(logprobs, beam.eos) if beam.finish and self._length == beam.max_length else logprobs
+
+    def hypotheses(self) -> list[list[Hypothesis]]:
+        """Return the best hypotheses of each source; those cut off at max_length fill places that are left."""
+        beam, beams = self.beam, self._beams
+        unfinished = FinishedPool(beams.logprob / beam.penalty(beam.max_length), beams.node)
+        pools = [*self._done, (self._active, self._pool, True), (self._active, unfinished, False)]
+        return beam.collect(pools, self._tree, self._sources)
 
 
 class Extended(NamedTuple):

@@ -58,32 +58,48 @@ def generate(
     assert not rows or len(rows) == len(prompt), "a number for each sequence"
     if not len(prompt):
         return []
-    forbid, constraints = _constraints(options, forbid, bad_words)
-    if options.beam > 1:
-        beam = Beam(
-            eos=eos,
-            width=options.beam,
-            keep=options.num_return_sequences,
-            max_length=options.max_length,
-            penalty=options.penalty,
-            min_length=options.min_length,
-            forbid=tuple(forbid),
-            early_stopping=options.early_stopping,
-            renormalize_logits=options.renormalize_logits,
-            finish=options.finish,
-            constraints=constraints,
+    rules = search_rules(eos, options, forbid, bad_words, rows or range(len(prompt)), prompt.device)
+    captured = options.graph_compatible and capturable(model, prompt)
+    if isinstance(rules, Beam):
+        return (
+            cuda_graph.search(model, BeamState, rules, prompt, source)  # type: ignore[arg-type]
+            if captured
+            else rules.search(model, prompt, source)
         )
-        if options.graph_compatible and capturable(model, prompt):
-            return cuda_graph.search(model, BeamState, beam, prompt, source)
-        return beam.search(model, prompt, source)
-    rules = _greedy_rules(eos, options, forbid, constraints, rows or range(len(prompt)), prompt.device)
-    if options.graph_compatible and capturable(model, prompt):
-        hypotheses = [
-            hypothesis for group in cuda_graph.search(model, GreedyState, rules, prompt, source) for hypothesis in group
-        ]
+    if captured:
+        groups = cuda_graph.search(model, GreedyState, rules, prompt, source)  # type: ignore[arg-type]
+        hypotheses = [hypothesis for group in groups for hypothesis in group]
     else:
         hypotheses = _decode_all(model, rules, prompt, source)
-    return _best_first(hypotheses, options.num_return_sequences)
+    copies = options.num_return_sequences
+    return [best_first(hypotheses[start : start + copies]) for start in range(0, len(hypotheses), copies)]
+
+
+def search_rules(
+    eos: int,
+    options: DecodingConfig,
+    forbid: Sequence[int],
+    bad_words: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    device: torch.device,
+) -> Beam | GreedyRules:
+    """Return the settings of a search: of a beam search, or of greedy search or sampling for the numbers `rows`."""
+    forbid, constraints = _constraints(options, forbid, bad_words)
+    if options.beam == 1:
+        return _greedy_rules(eos, options, forbid, constraints, rows, device)
+    return Beam(
+        eos=eos,
+        width=options.beam,
+        keep=options.num_return_sequences,
+        max_length=options.max_length,
+        penalty=options.penalty,
+        min_length=options.min_length,
+        forbid=tuple(forbid),
+        early_stopping=options.early_stopping,
+        renormalize_logits=options.renormalize_logits,
+        finish=options.finish,
+        constraints=constraints,
+    )
 
 
 def stream(
@@ -168,13 +184,8 @@ def _decode_steps(model: Generator, rules: GreedyRules, prompt: Tokens, source: 
         logits, state = logits[prompts], state.select(prompts)
     history = TokenHistory.of(prompt).select(row // rules.copies) if rules.constraints else None
     for written in range(rules.max_length):
-        logprobs = log_probs(logits, forbidden.after(written), renormalize_logits=rules.renormalize_logits)
-        scores = logprobs
-        if history is not None:
-            logprobs, scores = _constrain(rules, logits, logprobs, history)
-        if rules.finish and written + 1 == rules.max_length:
-            logprobs = scores = force_eos(logprobs, rules.eos)
-        token = rules.pick(scores, logprobs[:, 0] if rules.uniform is None else rules.uniform[row, written])
+        uniform = None if rules.uniform is None else rules.uniform[row, written]
+        token, logprobs = choose_tokens(rules, logits, forbidden, written, uniform, history)
         yield _DecodeStep(row, token, logprobs.gather(1, token[:, None])[:, 0])
         if written + 1 == rules.max_length:
             return
@@ -186,6 +197,24 @@ def _decode_steps(model: Generator, rules: GreedyRules, prompt: Tokens, source: 
             return
         logits, state = model.step(token, state)
         history = None if history is None else history.append(token)
+
+
+def choose_tokens(
+    rules: GreedyRules,
+    logits: Tensor,
+    forbidden: ForbiddenTokens,
+    written: int,
+    uniform: Tensor | None,
+    history: TokenHistory | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the next token of each row (A,), and the log-probabilities (A, V) of all; `uniform` (A,): to draw by."""
+    logprobs = log_probs(logits, forbidden.after(written), renormalize_logits=rules.renormalize_logits)
+    scores = logprobs
+    if history is not None:
+        logprobs, scores = _constrain(rules, logits, logprobs, history)
+    if rules.finish and written + 1 == rules.max_length:
+        logprobs = scores = force_eos(logprobs, rules.eos)
+    return rules.pick(scores, logprobs[:, 0] if uniform is None else uniform), logprobs
 
 
 def _constrain(rules: GreedyRules, logits: Tensor, logprobs: Tensor, history: TokenHistory) -> tuple[Tensor, Tensor]:
@@ -249,7 +278,6 @@ def _inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     return torch.where(probs.gather(1, token) > 0, token, probs.argmax(-1, keepdim=True))[:, 0]
 
 
-def _best_first(hypotheses: Sequence[Hypothesis], candidates: int) -> list[list[Hypothesis]]:
-    """Group the candidates of each sequence: finished ones first, by score."""
-    groups = [hypotheses[start : start + candidates] for start in range(0, len(hypotheses), candidates)]
-    return [sorted(group, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score)) for group in groups]
+def best_first(candidates: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """Sort the candidates of a sequence: finished ones first, by score."""
+    return sorted(candidates, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score))

@@ -44,6 +44,15 @@ class GenerationState(Protocol):
         ...
 
 
+@runtime_checkable
+class JoinableState(GenerationState, Protocol):
+    """A decoding state that other hypotheses can join while it is used (`weft.decoding.continuous`)."""
+
+    def join(self, other: Any) -> "JoinableState":
+        """Return the state of these hypotheses and, after them, those of another state of the same model."""
+        ...
+
+
 class Generator(Protocol):
     """The interface that greedy search, beam search and sampling call."""
 

@@ -31,7 +31,7 @@ from weft.config.schema import MAX_SIZE, Layers, Named, Pretrained, Size
 from weft.errors import ConfigError, RoleError
 from weft.models.base import LMDirection, Model, Role, num_matrix_parameters
 from weft.nn.layers.char_cnn import CharFilters, Highway
-from weft.nn.rnn.cells import CellState
+from weft.nn.rnn.cells import CellState, join_layers
 from weft.nn.rnn.projected_lstm import ProjectedLSTM
 from weft.nn.rnn.time_major import TimeMajor
 from weft.tokens import CHAR_PAD, MAX_WORD_CHARS, WORD_END, Tokens
@@ -87,6 +87,10 @@ class ELMoState:
     def select(self, rows: Tensor) -> "ELMoState":
         """Return the state whose hypothesis b continues the old hypothesis rows[b]."""
         return ELMoState(tuple(tuple(part[rows] for part in layer) for layer in self.layers))
+
+    def join(self, other: "ELMoState") -> "ELMoState":
+        """Return the state of these hypotheses and, after them, the other's."""
+        return ELMoState(join_layers(self.layers, other.layers))
 
 
 class CharEncoder(nn.Module):

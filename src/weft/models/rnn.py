@@ -36,7 +36,7 @@ from weft.models.word_vectors import Channels, check_channels, keep_static
 from weft.nn.attention.scores import Additive
 from weft.nn.layers.char_cnn import CharCNN
 from weft.nn.layers.dropout import SequenceDropout, WordDropout
-from weft.nn.rnn.cells import CellState
+from weft.nn.rnn.cells import CellState, join_layers
 from weft.nn.rnn.self_attentive import LSTMN
 from weft.nn.rnn.stack import RecurrentStack
 from weft.nn.rnn.time_major import TimeMajor
@@ -101,6 +101,10 @@ class RNNState:
     def select(self, rows: Tensor) -> "RNNState":
         """Return the state whose hypothesis b continues the old hypothesis rows[b]."""
         return RNNState(tuple(tuple(part[rows] for part in layer) for layer in self.layers))
+
+    def join(self, other: "RNNState") -> "RNNState":
+        """Return the state of these hypotheses and, after them, the other's."""
+        return RNNState(join_layers(self.layers, other.layers))
 
 
 class RNN(Model):

@@ -29,6 +29,7 @@ from weft.models.transformer_config import PrunedHeads, check_heads, check_prune
 from weft.models.word_vectors import Channels, check_channels, keep_static
 from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, without_last_tokens
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
+from weft.nn.attention.pooled_kv_cache import PooledSources
 from weft.nn.attention.positions import Learned, Sinusoidal, check_position, positions_of
 from weft.nn.kernels import dispatch
 from weft.nn.layers.activations import Activation
@@ -90,10 +91,17 @@ class TransformerState:
     cache: KVCache
     source_index: KVIndex  # which of the sources' keys and values each hypothesis attends to
     source_kv: tuple[Tensor, ...]  # for each layer the keys and values of all sources, (M, 2, H, d)
+    source_filled: int | None = None  # of M, those in use, where there is room for sources that join; None: all
 
     def select(self, rows: Tensor) -> "TransformerState":
         """Return the state whose hypothesis b continues the old hypothesis rows[b]; only indices are copied."""
         return replace(self, cache=self.cache.select(rows), source_index=self.source_index.select(rows))
+
+    def join(self, other: "TransformerState") -> "TransformerState":
+        """Return the state of these hypotheses and, after them, the other's: a pool, which is updated in place."""
+        own = PooledSources(self.source_kv, self.source_index, self.source_filled or len(self.source_kv[0]))
+        sources = own.join(PooledSources.of(other.source_kv, other.source_index))
+        return TransformerState(self.cache.join(other.cache), sources.index, sources.layers, sources.filled)
 
 
 @dataclass(frozen=True)

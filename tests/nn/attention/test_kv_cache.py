@@ -117,7 +117,7 @@ _opened = KVCache.opened
         (KVCache, "opened", never_full),
         (KVCache, "select", lost_index),
         (KVCache, "select", lost_first),
-        (kv_cache, "_moved", lambda index, before, after: torch.nn.functional.pad(index, (0, after - before))),
+        (kv_cache, "moved_index", lambda index, before, after: torch.nn.functional.pad(index, (0, after - before))),
     ],
 )
 def test_what_is_written_over_lost_or_numbered_wrongly_is_caught(owner, name, wrong, monkeypatch):

@@ -84,6 +84,10 @@ class NGramState:
         """Return the state whose hypothesis b continues the old hypothesis rows[b]."""
         return NGramState(self.contexts[rows.cpu()])
 
+    def join(self, other: "NGramState") -> "NGramState":
+        """Return the state of these hypotheses and, after them, the other's."""
+        return NGramState(torch.cat([self.contexts, other.contexts]))
+
 
 class NGram(Model):
     """N-gram tables (`weft.models.ngram.trie`) as buffers, which stay on the CPU in their own dtypes."""

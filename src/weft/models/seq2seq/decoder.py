@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from weft.nn.attention.capture import capturing, record
 from weft.nn.attention.scores import Additive, attend, make_score
 from weft.nn.kernels import dispatch
-from weft.nn.rnn.cells import Cell, CellState, at_last, make_cell
+from weft.nn.rnn.cells import Cell, CellState, at_last, join_layers, make_cell
 from weft.nn.rnn.fused.attention import AttentionSpec, InputFeedingSpec, attend_all, attention_spec
 from weft.nn.rnn.fused.scan import scan_fused
 from weft.nn.rnn.time_major import TimeMajor
@@ -35,6 +35,17 @@ class Memory:
         """Return the memory with a row for each hypothesis."""
         return Memory(*(part.index_select(0, owner) for part in (self.states, self.keys, self.empty)))
 
+    def join(self, other: "Memory") -> "Memory":
+        """Return these sources and, after them, the other's; the shorter ones are padded."""
+        longest = max(self.states.shape[1], other.states.shape[1])
+        padded = [memory._padded(longest) for memory in (self, other)]
+        return Memory(*(torch.cat(parts) for parts in zip(*padded, strict=True)))
+
+    def _padded(self, longest: int) -> tuple[Tensor, Tensor, Tensor]:
+        missing = longest - self.states.shape[1]
+        states, keys = (F.pad(part, (0, 0, 0, missing)) for part in (self.states, self.keys))
+        return states, keys, F.pad(self.empty, (0, missing), value=True)
+
 
 @dataclass(frozen=True)
 class DecoderState:
@@ -50,6 +61,23 @@ class DecoderState:
         """Return the state whose hypothesis b continues the old hypothesis rows[b]; the memory is not copied."""
         layers = tuple(tuple(part[rows] for part in layer) for layer in self.layers)
         return replace(self, layers=layers, read=self.read[rows], owner=self.owner[rows])
+
+    def join(self, other: "DecoderState") -> "DecoderState":
+        """Return the state of these hypotheses and, after them, the other's; sources without hypotheses are dropped."""
+        own, new = self._with_live_sources(), other._with_live_sources()
+        memory = None if own.memory is None or new.memory is None else own.memory.join(new.memory)
+        return DecoderState(
+            join_layers(own.layers, new.layers),
+            torch.cat([own.read, new.read]),
+            torch.cat([own.owner, new.owner + len(own.vector)]),
+            torch.cat([own.vector, new.vector]),
+            memory,
+        )
+
+    def _with_live_sources(self) -> "DecoderState":
+        sources, owner = self.owner.unique(return_inverse=True)
+        memory = None if self.memory is None else self.memory.rows(sources)
+        return replace(self, owner=owner, vector=self.vector[sources], memory=memory)
 
 
 class Decoder(nn.Module):

@@ -73,6 +73,10 @@ class Word2VecState:
         """Return the state whose hypothesis b continues the old hypothesis rows[b]."""
         return Word2VecState(self.ids[rows], self.lengths[rows])
 
+    def join(self, other: "Word2VecState") -> "Word2VecState":
+        """Return the state of these hypotheses and, after them, the other's."""
+        return Word2VecState(torch.cat([self.ids, other.ids]), torch.cat([self.lengths, other.lengths]))
+
 
 class Word2Vec(Model):
     """Input vectors, `embed`, and output vectors, `output`."""

@@ -57,15 +57,18 @@ class KVStorage:
         """Number of columns."""
         return self.layers[0].shape[1]
 
-    def enlarged(self, rows: int, filled: int) -> "KVStorage":
-        """Return a larger copy of the first `filled` columns: at least so many rows, and room for one more column."""
-        capacity = self.capacity
+    def enlarged(self, rows: int, filled: int, kept: int | None = None) -> "KVStorage":
+        """Return a larger copy: at least so many rows, and room for a column after `filled` ones.
+
+        The first `kept` columns are copied, by default those that are filled.
+        """
+        capacity, kept = self.capacity, filled if kept is None else kept
         while capacity <= filled:
             capacity *= 2
         layers = []
         for old in self.layers:
             new = old.new_empty(max(rows, self.rows), capacity, *old.shape[2:])
-            new[: self.rows, :filled] = old[:, :filled]
+            new[: self.rows, :kept] = old[:, :kept]
             layers.append(new)
         return KVStorage(layers, filled)
 
@@ -101,12 +104,18 @@ class KVCache:
         """Return the cache whose hypothesis b continues hypothesis rows[b]; keys and values stay where they are."""
         return replace(self, index=self.index.index_select(0, rows), first=self.first.index_select(0, rows))
 
+    def join(self, other: "KVCache") -> "KVCache":
+        """Return the cache of these hypotheses and, after them, the other's: a pool, which is updated in place."""
+        from weft.nn.attention.pooled_kv_cache import PooledKVCache
+
+        return PooledKVCache.like(self).join(self).join(other)
+
     def opened(self) -> "KVCache":
         """Return the cache with one more column, not yet written."""
         rows, storage, index = len(self.first), self.storage, self.index
         if rows > storage.rows or self.end >= storage.capacity or storage.filled != self.end:
             storage = storage.enlarged(rows, self.end)
-            index = _moved(index, self.storage.capacity, storage.capacity)
+            index = moved_index(index, self.storage.capacity, storage.capacity)
         storage.filled = self.end + 1
         own_slots = torch.arange(rows, dtype=torch.int32, device=index.device) * storage.capacity
         index = index.index_copy(1, self.at, (own_slots + self.at.int())[:, None])
@@ -196,7 +205,7 @@ def without_last_tokens(prompt: Tokens) -> Tokens:
     return replace(Tokens.flat(prompt.ids[kept], lengths), longest=prompt.longest - 1)
 
 
-def _moved(index: Tensor, before: int, after: int) -> Tensor:
+def moved_index(index: Tensor, before: int, after: int) -> Tensor:
     """Return the index for a storage whose number of columns has grown from `before` to `after`."""
     if before == after:
         return index

@@ -131,6 +131,27 @@ def at_last(states: Tensor, initial: Tensor, real: Tensor | None) -> Tensor:
     return torch.where((steps > 0).view(-1, *[1] * (last.dim() - 1)), last, initial)
 
 
+def join_layers(layers: Sequence[CellState], others: Sequence[CellState]) -> tuple[CellState, ...]:
+    """Return the states of layers for the rows of both, one after the other.
+
+    The states of a layer that attends to its own past are as long as it: the shorter ones get masked steps before.
+    """
+    pairs = (zip(layer, other, strict=True) for layer, other in zip(layers, others, strict=True))
+    return tuple(tuple(_join(*pair) for pair in parts) for parts in pairs)
+
+
+def _join(part: Tensor, other: Tensor) -> Tensor:
+    """Concatenate (A, ...) and (B, ...); in between, the shorter is padded before with zeros, a mask with True."""
+    is_past = part.dim() == 3 or part.dtype is torch.bool  # (B, T, D), or its mask (B, T)
+    longest = max(part.shape[1], other.shape[1])
+    tail = (0, 0) * (part.dim() - 2)
+    parts = [
+        F.pad(each, (*tail, longest - each.shape[1], 0), value=each.dtype is torch.bool) if is_past else each
+        for each in (part, other)
+    ]
+    return torch.cat(parts)
+
+
 class _TorchCell(Cell):
     """A cell for which torch has a fused kernel; its weights are in the kernel's layout."""
 
