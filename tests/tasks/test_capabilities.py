@@ -15,6 +15,7 @@ from weft.tasks.capabilities import (
     SelfFitting,
     StreamReading,
     TeacherForcing,
+    TextGeneration,
     TextStreaming,
     positive_label,
 )
@@ -51,6 +52,12 @@ def test_a_declaration_without_its_method_is_seen():
     assert lacking(Mute) == {"stream"}
     with pytest.raises(ConfigError, match=r"Mute does not define stream\(\)"):
         Mute(Task.Config(name="mute")).stream(None, None, None, None)
+
+    class Half(TextGeneration):
+        def stream(self, *arguments):
+            return iter(())
+
+    assert lacking(Half) == {"generation_request", "decode_generated"}
 
 
 def test_capabilities_differ_between_tasks():

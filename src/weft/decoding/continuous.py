@@ -8,7 +8,7 @@ A model whose state is no `JoinableState` generates one batch after the other: s
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from weft.decoding.beam_search import Beam, BeamRun
 from weft.decoding.config import DecodingConfig
-from weft.decoding.generate import Hypothesis, best_first, choose_tokens, search_rules
+from weft.decoding.generate import Hypothesis, best_first, choose_tokens, search_rules, stream
 from weft.decoding.logits_processors import ForbiddenTokens, TokenHistory
 from weft.decoding.static_state import GreedyRules
 from weft.models.base import GenerationState, Generator, JoinableState
@@ -40,6 +40,10 @@ class GenerationRequest:
     row: int = 0
     top_logprobs: int = 0  # how many of the most probable tokens are kept for each step
 
+    def stream(self, model: Generator) -> Iterator[int]:
+        """Yield the ids of the one sequence as they are chosen, by itself."""
+        return stream(model, self.prompt, self.eos, self.options, self.source, self.forbid, self.row, self.bad_words)
+
 
 @dataclass(eq=False)
 class GeneratedSequence:
@@ -50,7 +54,7 @@ class GeneratedSequence:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
-    done: bool = False
+    done: bool = False  # the caller may set it, where the text has come to its end
 
     def append(self, token: int, logprob: float, top: list[tuple[int, float]]) -> None:
         """Add a token; the sequence ends with eos, or with its last token."""
@@ -90,6 +94,10 @@ class Search(ABC):
     @abstractmethod
     def choose(self, members: Sequence[tuple[Any, range]], logits: Tensor) -> "dict[Search, Choice]":
         """Choose the next tokens of searches with the same key, each with its rows of the logits."""
+
+    @abstractmethod
+    def wanted(self, rows: range) -> list[int]:
+        """Return those of its rows that are still wanted; the others are dropped."""
 
     @abstractmethod
     def hypotheses(self) -> list[Hypothesis]:
@@ -141,6 +149,12 @@ class GreedySearch(Search):
         self.live = [sequence for sequence, _ in pairs]
         return [sequence.ids[-1] for sequence in self.live], [row for _, row in pairs]
 
+    def wanted(self, rows: range) -> list[int]:
+        """Return the rows of sequences that the caller has not ended."""
+        pairs = [(sequence, row) for sequence, row in zip(self.live, rows, strict=True) if not sequence.done]
+        self.live = [] if self.stopped else [sequence for sequence, _ in pairs]
+        return [] if self.stopped else [row for _, row in pairs]
+
     def hypotheses(self) -> list[Hypothesis]:
         """Return the sequences, finished ones first, by score."""
         return best_first([sequence.hypothesis for sequence in self.sequences])
@@ -185,6 +199,11 @@ class BeamSearch(Search):
         parents = [] if beams is None else beams.row.flatten().tolist()
         self._rows = len(tokens)
         return {self: (tokens, [rows.start + parent for parent in parents])}
+
+    def wanted(self, rows: range) -> list[int]:
+        """Return all rows, or none."""
+        self._rows = 0 if self.stopped else len(rows)
+        return [] if self.stopped else list(rows)
 
     def hypotheses(self) -> list[Hypothesis]:
         """Return the best hypotheses."""
@@ -256,11 +275,12 @@ class ContinuousBatch:
         return torch.tensor(self._tokens, device=device)
 
     def _drop_stopped(self) -> None:
-        """Let the rows of searches leave that are not wanted any more."""
-        if not any(search.stopped for search in self.searches) or self._state is None:
+        """Let the rows leave that are not wanted any more."""
+        spans = list(_spans(self.searches))
+        kept = [row for search, rows in spans for row in search.wanted(rows)]
+        if len(kept) == self.rows or self._state is None:
             return
-        kept = [row for search, rows in _spans(self.searches) if not search.stopped for row in rows]
-        self.searches = [search for search in self.searches if not search.stopped]
+        self.searches = [search for search in self.searches if not search.done]
         device = self.searches[0].request.prompt.device if self.searches else None
         self._tokens = [self._tokens[row] for row in kept]
         self._state = self._state.select(torch.tensor(kept, device=device)) if kept else None

@@ -16,9 +16,12 @@ from weft.errors import DataError, WeftError, did_you_mean
 from weft.serve.admission import Admission
 from weft.serve.config import ServerConfig
 from weft.serve.errors import JSONResponse, RequestError, add_error_handlers
+from weft.serve.events import EventStream, event
+from weft.serve.generation import Generated, GenerationEngine, GenerationJob, check_generates
 from weft.serve.guard import Guard
 from weft.serve.metrics import Metrics
 from weft.serve.models import ServedModel, renumbered
+from weft.serve.openai import openai_routes
 from weft.serve.scheduler import BatchKind, Scheduler, split_jobs
 from weft.serve.schemas import (
     AttentionRequest,
@@ -26,11 +29,12 @@ from weft.serve.schemas import (
     ErrorResponse,
     PredictBody,
     PredictRequest,
+    StreamRequest,
+    answer_example,
 )
+from weft.tasks.base import Answer
 
 STATIC = Path(__file__).with_name("static")  # the page at /
-REFUSALS = (401, 403, 404, 413, 415, 422, 429, 503)
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in REFUSALS}
 
 
 class Services:
@@ -40,6 +44,13 @@ class Services:
         self.models, self.config, self.metrics = models, config, Metrics()
         self.admission = Admission(config, self.metrics)
         self.scheduler = Scheduler(config.batch_tokens, self.metrics)
+        self.engines = {
+            name: GenerationEngine(model, config, self.metrics, self.scheduler)
+            for name, model in models.items()
+            if model.generates
+        }
+        for engine in self.engines.values():
+            self.scheduler.add_engine(engine)
 
     def model(self, name: str) -> ServedModel:
         """Return a model by its name; raise 404 for any other."""
@@ -59,6 +70,36 @@ class Services:
             if isinstance(result, WeftError):
                 raise renumbered(result, number, noun)
         return results
+
+    async def generate(
+        self, request: Request, model: ServedModel, examples: Sequence[Any], options: Mapping[str, Any]
+    ) -> list[Answer]:
+        """Return the answers of a model that generates text."""
+        self.check_size(len(examples), sum(map(num_characters, examples)))
+        engine = self.engines[model.name]
+        jobs = []
+        for row, example in enumerate(examples):
+            try:
+                jobs.append(engine.make_job(example, options, row))
+            except DataError as error:
+                raise renumbered(error, row + 1) from None
+        return [result.answer for result in await self.generated(request, jobs)]
+
+    async def generated(self, request: Request, jobs: Sequence[GenerationJob]) -> list[Generated]:
+        """Return what is generated for the jobs of a request, all of one model; raise the first error among them."""
+        async with self.admission.admitted():
+            if jobs:
+                self.engines[jobs[0].model.name].submit(jobs)
+            work = asyncio.gather(*(job.future for job in jobs), return_exceptions=True)
+            try:
+                results = await self.admission.finished(request, work)
+            finally:
+                for job in jobs:
+                    job.cancelled = True
+        for number, result in enumerate(results, 1):
+            if isinstance(result, Exception):
+                raise renumbered(result, number) if isinstance(result, WeftError) else result
+        return list(results)
 
     def check_size(self, inputs: int, characters: int) -> None:
         """Raise an error if a request has too many inputs, or too long ones."""
@@ -97,6 +138,7 @@ def create_app(models: Mapping[str, ServedModel], config: ServerConfig) -> FastA
     add_error_handlers(app)
     app.include_router(health_routes(services))
     app.include_router(model_routes(services))
+    app.include_router(openai_routes(services))
     app.mount("/", StaticFiles(directory=STATIC, html=True))
     app.add_middleware(Guard, config=config, metrics=services.metrics)
     return app
@@ -126,11 +168,6 @@ def health_routes(services: Services) -> APIRouter:
     return router
 
 
-def answer_example(content: Any) -> dict[int | str, dict[str, Any]]:
-    """Return what OpenAPI says of a route's responses: an example of the answer, and the errors."""
-    return {200: {"content": {"application/json": {"example": content}}}, **ERRORS}
-
-
 def model_routes(services: Services) -> APIRouter:
     """Return the routes of models: their list, predictions, embeddings and attention."""
     router = APIRouter(prefix="/v1/models", tags=["models"])
@@ -154,9 +191,12 @@ def model_routes(services: Services) -> APIRouter:
         model = services.model(name)
         examples: Any = body.examples if isinstance(body, PredictRequest) else body
         options = body.options if isinstance(body, PredictRequest) else {}
-        kind, several = model.predict_kind(options), examples if isinstance(examples, list) else [examples]
+        several = examples if isinstance(examples, list) else [examples]
         parsed = [model.pipeline.example(example, number) for number, example in enumerate(several, 1)]
-        answers = await services.answers(request, kind, parsed)
+        if model.generates:
+            answers = await services.generate(request, model, parsed, options)
+        else:
+            answers = await services.answers(request, model.predict_kind(options), parsed)
         return JSONResponse(answers if isinstance(examples, list) else answers[0])
 
     @router.post("/{name}/embed", responses=answer_example({"vectors": [[0.12, -0.5]]}))
@@ -179,4 +219,26 @@ def model_routes(services: Services) -> APIRouter:
         (maps,) = await services.answers(request, model.attention_kind(body.layers, body.heads), [parsed])
         return JSONResponse(maps)
 
+    streamed = 'data: {"text": " a", "token": "a", "logprob": -0.5}'
+
+    @router.post("/{name}/stream", responses=answer_example(streamed, "text/event-stream"))
+    async def stream(name: str, body: StreamRequest) -> Response:
+        """Send the answer's text piece by piece, as server-sent events: `token` events, and `answer` at the end."""
+        model = services.model(name)
+        check_generates(model)
+        example = model.pipeline.example(body.prompt)
+        services.check_size(1, num_characters(example))
+        job = services.engines[name].make_job(example, body.options, stream=True)
+        return EventStream(services.admission, lambda: token_events(services.engines[name], job), job.cancel)
+
     return router
+
+
+async def token_events(engine: GenerationEngine, job: GenerationJob) -> AsyncIterator[bytes]:
+    """Yield an event for each token, with the text that it adds, and at the end one with the whole answer."""
+    assert job.events is not None
+    engine.submit([job])
+    while (token := await job.events.get()) is not None:
+        data = {"text": token.text, "token": job.token_text(token.id), "logprob": round(token.logprob, 6)}
+        yield event(data | ({"candidate": token.candidate} if job.request.options.num_return_sequences > 1 else {}))
+    yield event((await job.future).answer, "answer")

@@ -13,7 +13,7 @@ from weft.errors import ConfigError, DataError, WeftError
 from weft.models.base import Role
 from weft.pipeline import Pipeline, load
 from weft.serve.scheduler import BatchKind, Results
-from weft.tasks.capabilities import TeacherForcing, TextStreaming
+from weft.tasks.capabilities import TeacherForcing, TextGeneration
 from weft.tasks.inference import predict_or_errors
 from weft.tasks.requests import read_options
 
@@ -57,7 +57,7 @@ class ServedModel:
     def generates(self) -> bool:
         """Whether answers are texts that are generated."""
         body = self.pipeline.head.body
-        return isinstance(self.pipeline.task, TextStreaming) and Role.GENERATOR in type(body).roles(body.config)
+        return isinstance(self.pipeline.task, TextGeneration) and Role.GENERATOR in type(body).roles(body.config)
 
     def describe(self) -> dict[str, Any]:
         """Return what the list of models says of it."""

@@ -104,7 +104,7 @@ class Scheduler:
         try:
             return engine.step()
         except Exception as error:  # the other requests must go on
-            engine.fail(_served_error(error))
+            engine.fail(served_error(error))
             return True
 
     def _take(self, wait: bool) -> list[BatchJob]:
@@ -136,11 +136,11 @@ class Scheduler:
         try:
             results: Results | Exception = kind.run(inputs)
         except Exception as error:  # the thread must go on
-            results = _served_error(error)
+            results = served_error(error)
         _deliver(batch, results)
 
 
-def _served_error(error: Exception) -> Exception:
+def served_error(error: Exception) -> Exception:
     """Return what a client is told of an error, and log one that is weft's own."""
     if isinstance(error, WeftError):
         return error

@@ -115,3 +115,12 @@ class ErrorResponse(BaseModel):
     """An error, as OpenAI's clients read it."""
 
     error: ErrorDetails
+
+
+REFUSALS = (401, 403, 404, 413, 415, 422, 429, 503)
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in REFUSALS}
+
+
+def answer_example(content: Any, media_type: str = "application/json") -> dict[int | str, dict[str, Any]]:
+    """Return what OpenAPI says of a route's responses: an example of the answer, and the errors."""
+    return {200: {"content": {media_type: {"example": content}}}, **ERRORS}

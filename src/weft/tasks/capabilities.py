@@ -15,6 +15,8 @@ from weft.data.batching.packed_items import PackedItems
 from weft.data.batching.static_shape import StaticShape
 from weft.data.corpus.format import CorpusSplit
 from weft.data.truncation import TruncationPolicy
+from weft.decoding.continuous import GenerationRequest
+from weft.decoding.generate import Hypothesis
 from weft.tasks.base import Answer, Task
 from weft.tasks.batch import Batch, Item
 from weft.tasks.classification_report import ClassificationReport
@@ -72,6 +74,24 @@ class TextStreaming(Task):
     ) -> Iterator[str]:
         """Yield the answer's text in increments; sampling is seeded as for example number `row` of a list."""
         raise missing_method(self, "stream")
+
+
+class TextGeneration(TextStreaming):
+    """Answers that are generated token by token, in a batch that sequences join and leave."""
+
+    def generation_request(
+        self, head: Head, example: Any, limit: TruncationPolicy, options: Section, row: int = 0
+    ) -> GenerationRequest:
+        """Return what to generate for an example, for a batch that sequences join (`weft.decoding.continuous`)."""
+        raise missing_method(self, "generation_request")
+
+    def decode_generated(self, request: GenerationRequest, ids: Sequence[int]) -> str:
+        """Return the text of generated ids, without eos."""
+        raise missing_method(self, "decode_generated")
+
+    def generated_outputs(self, head: Head, request: GenerationRequest, candidates: Sequence[Hypothesis]) -> list[Any]:
+        """Return the outputs, for `answer`, of candidates that were generated."""
+        return [list(candidates)]
 
 
 class TeacherForcing(Task):

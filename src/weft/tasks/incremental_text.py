@@ -5,22 +5,44 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # the decoding of an incomplete UTF-8 sequence
 
 
+class IncrementalText:
+    """The text of a sequence that grows: `add` returns what a token adds, once it can no longer change."""
+
+    def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = ()) -> None:
+        self._decode, self._stop = decode, stop
+        self._ids: list[int] = []
+        self._emitted = self._text = ""
+        self.stopped = False  # whether a stop word has come
+
+    def add(self, id: int) -> str:
+        """Return the text that a token adds; it ends before the first stop word."""
+        self._ids.append(id)
+        self._text = text = self._decode(self._ids)
+        if (end := find_stop_word(text, self._stop)) is not None:
+            self.stopped = True
+            return text[len(self._emitted) : end]
+        stable = text[: len(text) - _partial_stop_length(text, self._stop)]
+        if not stable.startswith(self._emitted) or text.endswith(INCOMPLETE):
+            return ""
+        added, self._emitted = stable[len(self._emitted) :], stable
+        return added
+
+    def end(self) -> str:
+        """Return what is left at the end: an incomplete character, or the beginning of a stop word."""
+        if self.stopped or not self._text.startswith(self._emitted):
+            return ""
+        return self._text[len(self._emitted) :]
+
+
 def grown(ids: Iterable[int], decode: Callable[[list[int]], str], stop: Sequence[str] = ()) -> Iterator[str]:
     """Yield the text that each token adds; it ends before the first stop word."""
-    seen: list[int] = []
-    emitted = text = ""
+    text = IncrementalText(decode, stop)
     for id in ids:
-        seen.append(id)
-        text = decode(seen)
-        if (end := find_stop_word(text, stop)) is not None:
-            yield text[len(emitted) : end]
+        yield text.add(id)
+        if text.stopped:
             return
-        stable = text[: len(text) - _partial_stop_length(text, stop)]
-        if stable.startswith(emitted) and not text.endswith(INCOMPLETE):
-            yield stable[len(emitted) :]
-            emitted = stable
-    if text.startswith(emitted) and text != emitted:  # an incomplete character, or the beginning of a stop word
-        yield text[len(emitted) :]
+    if rest := text.end():
+        yield rest
 
 
 def find_stop_word(text: str, stop: Sequence[str]) -> int | None:

@@ -11,7 +11,8 @@ from weft.config.schema import Named, Run, Section
 from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
 from weft.decoding.config import DecodingConfig
-from weft.decoding.generate import Hypothesis, generate, stream
+from weft.decoding.continuous import GenerationRequest
+from weft.decoding.generate import Hypothesis, generate
 from weft.errors import ConfigError
 from weft.models.base import Role
 from weft.nn.layers.losses import cross_entropy_sum
@@ -19,7 +20,7 @@ from weft.tasks import base
 from weft.tasks.bad_words import BadWords, bad_word_ids
 from weft.tasks.base import Answer, format_candidates
 from weft.tasks.batch import Batch, Item
-from weft.tasks.capabilities import ErrorAnalysis, StaticBatches, TeacherForcing, TextStreaming, WrongAnswer
+from weft.tasks.capabilities import ErrorAnalysis, StaticBatches, TeacherForcing, TextGeneration, WrongAnswer
 from weft.tasks.head import Head, Sums
 from weft.tasks.incremental_text import grown
 from weft.tasks.metrics import bleu, exact_match, sentence_bleu
@@ -74,12 +75,12 @@ class TranslateHead(Head):
         vocab: int = self.body.target_vocab
         return vocab * max(options.beam, options.num_return_sequences)
 
-    def stream(self, batch: Batch, options: DecodingConfig) -> Iterator[int]:
-        """Yield the ids of one translation as they are generated."""
+    def generation_request(self, batch: Batch, options: DecodingConfig) -> GenerationRequest:
+        """Return what to generate for a batch of one source."""
         batch = batch.to(next(self.parameters()).device)
-        bad_words = bad_word_ids(self.bad_words, options)
+        bad_words = tuple(bad_word_ids(self.bad_words, options))
         row = batch.rows[0] if batch.rows else 0
-        return stream(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, row, bad_words)
+        return GenerationRequest(_prompt(batch), self.eos, options, batch.source, self.forbid, bad_words, row)
 
 
 def _prompt(batch: Batch) -> Tokens:
@@ -87,7 +88,7 @@ def _prompt(batch: Batch) -> Tokens:
     return Tokens.flat(batch.tokens.ids[batch.tokens.starts[:-1].long()], torch.ones(len(batch.tokens)))
 
 
-class Translate(StaticBatches, TextStreaming, TeacherForcing, ErrorAnalysis):
+class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
     """Items are (source ids + eos, bos + target ids + eos)."""
 
     Config: ClassVar[type[Named]] = TranslateConfig
@@ -172,11 +173,22 @@ class Translate(StaticBatches, TextStreaming, TeacherForcing, ErrorAnalysis):
         self, head: Head, example: TranslateExample, limit: TruncationPolicy, options: Section, row: int = 0
     ) -> Iterator[str]:
         """Yield the translation as it grows."""
+        request = self.generation_request(head, example, limit, options, row)
+        # Not under inference_mode: between two increments it would hold for the caller's code too.
+        return grown(request.stream(head.body), self.tokenizer.target.decode)
+
+    def generation_request(
+        self, head: Head, example: TranslateExample, limit: TruncationPolicy, options: Section, row: int = 0
+    ) -> GenerationRequest:
+        """Return what to generate for a text."""
         assert isinstance(head, TranslateHead)
         assert isinstance(options, DecodingConfig)
-        batch = self.collate(self.encode(example, self.tokenizer, limit), np.random.default_rng(0)).numbered([row])
-        # Not under inference_mode: between two increments it would hold for the caller's code too.
-        return grown(head.stream(batch, options), self.tokenizer.target.decode)
+        items = self.encode(self.without_labels(example), self.tokenizer, limit)
+        return head.generation_request(self.collate(items, np.random.default_rng(0)).numbered([row]), options)
+
+    def decode_generated(self, request: GenerationRequest, ids: Sequence[int]) -> str:
+        """Return the text of a translation."""
+        return self.tokenizer.target.decode(list(ids))
 
     def format_answer(self, answer: Answer) -> str:
         """Return the translation on one line: a line break would look like the next answer."""

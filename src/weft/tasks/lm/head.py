@@ -1,6 +1,6 @@
 """Language-model head: loss, continuation of prompts, and log-probabilities of the tokens of a continuation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from weft.config.schema import Section
 from weft.decoding.config import DecodingConfig
-from weft.decoding.generate import Hypothesis, generate, stream
+from weft.decoding.continuous import GenerationRequest
+from weft.decoding.generate import Hypothesis, generate
 from weft.errors import DataError, RoleError
 from weft.models.base import LMDirection, Role
 from weft.nn.layers.losses import cross_entropy_sum
@@ -96,15 +97,19 @@ class LMHead(Head):
         vocab: int = self.body.vocab
         return vocab * max(options.beam, options.num_return_sequences)
 
-    def stream(self, batch: Batch, options: ContinuationConfig) -> Iterator[int]:
-        """Yield the ids of one continuation as they are chosen."""
+    def generation_request(self, batch: Batch, options: ContinuationConfig) -> GenerationRequest:
+        """Return what to generate for a batch of one prompt."""
         batch = batch.to(scoring.device_of(self))
         prompt = self._prompt(batch)
         limited = self._limit_length(prompt.longest, options)
         row = batch.rows[0] if batch.rows else 0
-        return stream(
-            self.body, prompt, self.eos, limited, None, self.forbid, row, bad_word_ids(self.bad_words, options)
-        )
+        bad_words = tuple(bad_word_ids(self.bad_words, options))
+        return GenerationRequest(prompt, self.eos, limited, None, self.forbid, bad_words, row)
+
+    def continuation(self, request: GenerationRequest, hypothesis: Hypothesis) -> Continuation:
+        """Return what was generated for a request, with the log-probabilities that its options ask for."""
+        assert isinstance(request.options, ContinuationConfig)
+        return self._to_continuation(tuple(request.prompt.ids.tolist()), hypothesis, request.options)
 
     def _prompt(self, batch: Batch) -> Tokens:
         """Return the prompts: without eos, which the batch of a bidirectional model has."""

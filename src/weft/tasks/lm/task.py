@@ -26,6 +26,8 @@ from weft.data.batching.lm_stream import BPTTSegments, LMWindows, SpanSampler, T
 from weft.data.batching.packed_items import PackedItems
 from weft.data.corpus.format import CorpusSplit
 from weft.data.truncation import TruncationPolicy
+from weft.decoding.continuous import GenerationRequest
+from weft.decoding.generate import Hypothesis
 from weft.errors import ConfigError, DataError
 from weft.models.base import LMDirection, Role, SelfFitted
 from weft.registry import resolve
@@ -39,7 +41,7 @@ from weft.tasks.capabilities import (
     SelfFitting,
     StreamReading,
     TeacherForcing,
-    TextStreaming,
+    TextGeneration,
 )
 from weft.tasks.char_inputs import Spelling
 from weft.tasks.encoding import EvaluationData
@@ -67,7 +69,7 @@ class LMExample(base.Example):
     text: str
 
 
-class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEvaluation):
+class LM(StreamReading, SelfFitting, TextGeneration, TeacherForcing, PreparedEvaluation):
     """Items are pairs (inputs, targets) or, of streams, whole documents (bos w_1 … w_n)."""
 
     Config: ClassVar[type[Named]] = LMConfig
@@ -262,11 +264,28 @@ class LM(StreamReading, SelfFitting, TextStreaming, TeacherForcing, PreparedEval
         self, head: Head, example: LMExample, limit: TruncationPolicy, options: Section, row: int = 0
     ) -> Iterator[str]:
         """Yield the text of the continuation as it is generated."""
+        assert isinstance(options, ContinuationConfig)
+        request = self.generation_request(head, example, limit, options, row)
+        prompt = [self.tokenizer.specials.bos, *self.tokenizer.ids([example.text])[0]]
+        return grown(request.stream(head.body), lambda ids: self.decode_continuation(prompt, ids), options.stop)
+
+    def generation_request(
+        self, head: Head, example: LMExample, limit: TruncationPolicy, options: Section, row: int = 0
+    ) -> GenerationRequest:
+        """Return what to generate for a prompt."""
         assert isinstance(head, LMHead)
         assert isinstance(options, ContinuationConfig)
-        batch = self.collate(self.encode(example, self.tokenizer, limit)[-1:], np.random.default_rng(0)).numbered([row])
-        prompt = [self.tokenizer.specials.bos, *self.tokenizer.ids([example.text])[0]]
-        return grown(head.stream(batch, options), lambda ids: self.decode_continuation(prompt, ids), options.stop)
+        batch = self._collate(self.encode(example, self.tokenizer, limit)[-1:])
+        return head.generation_request(batch.numbered([row]), options)
+
+    def decode_generated(self, request: GenerationRequest, ids: Sequence[int]) -> str:
+        """Return the text of a continuation."""
+        return self.decode_continuation(request.prompt.ids.tolist(), ids)
+
+    def generated_outputs(self, head: Head, request: GenerationRequest, candidates: Sequence[Hypothesis]) -> list[Any]:
+        """Return continuations, with the log-probabilities of their tokens where they are asked for."""
+        assert isinstance(head, LMHead)
+        return [[head.continuation(request, candidate) for candidate in candidates]]
 
     def teacher_forced(self, items: list[Item], outputs: list[Any]) -> tuple[list[str], list[str], Batch]:
         """Return the names of the tokens and the batch of the text itself: its tokens are the targets."""
