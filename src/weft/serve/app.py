@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, Request
+from fastapi import Path as PathParameter
 from fastapi.responses import Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -139,6 +140,8 @@ def create_app(models: Mapping[str, ServedModel], config: ServerConfig) -> FastA
     app.include_router(health_routes(services))
     app.include_router(model_routes(services))
     app.include_router(openai_routes(services))
+    for name in ("CompletionRequest", "EmbeddingsRequest"):
+        app.openapi()["components"]["schemas"][name]["properties"]["model"]["enum"] = list(models)
     app.mount("/", StaticFiles(directory=STATIC, html=True))
     app.add_middleware(Guard, config=config, metrics=services.metrics)
     return app
@@ -171,6 +174,7 @@ def health_routes(services: Services) -> APIRouter:
 def model_routes(services: Services) -> APIRouter:
     """Return the routes of models: their list, predictions, embeddings and attention."""
     router = APIRouter(prefix="/v1/models", tags=["models"])
+    Name = Annotated[str, PathParameter(json_schema_extra={"enum": list(services.models)})]
     listed = {"object": "list", "data": [{"id": "dates", "object": "model", "task": "translate", "model": "seq2seq"}]}
 
     @router.get("", responses=answer_example(listed))
@@ -179,13 +183,13 @@ def model_routes(services: Services) -> APIRouter:
         return JSONResponse({"object": "list", "data": [model.describe() for model in services.models.values()]})
 
     @router.get("/{name}", responses=answer_example(listed["data"]))
-    async def model(name: str) -> Response:
+    async def model(name: Name) -> Response:
         """Describe a model."""
         return JSONResponse(services.model(name).describe())
 
     @router.post("/{name}/predict", responses=answer_example({"text": "1990-05-01", "score": -0.01}))
     async def predict(
-        request: Request, name: str, body: Annotated[PredictBody, Body(examples=[{"text": "May 1, 1990"}])]
+        request: Request, name: Name, body: Annotated[PredictBody, Body(examples=[{"text": "May 1, 1990"}])]
     ) -> Response:
         """Answer an example, or each of a list of examples."""
         model = services.model(name)
@@ -200,7 +204,7 @@ def model_routes(services: Services) -> APIRouter:
         return JSONResponse(answers if isinstance(examples, list) else answers[0])
 
     @router.post("/{name}/embed", responses=answer_example({"vectors": [[0.12, -0.5]]}))
-    async def embed(request: Request, name: str, body: EmbedRequest) -> Response:
+    async def embed(request: Request, name: Name, body: EmbedRequest) -> Response:
         """Return the vectors of texts; with `pool: tokens`, the tokens of each text and a vector for each."""
         model = services.model(name)
         texts = [body.texts] if isinstance(body.texts, str) else body.texts
@@ -212,7 +216,7 @@ def model_routes(services: Services) -> APIRouter:
         return JSONResponse({"vectors": [vector.tolist() for vector in vectors]})
 
     @router.post("/{name}/attention", responses=answer_example({"text": "May 1", "answer": {}, "views": []}))
-    async def attention(request: Request, name: str, body: AttentionRequest) -> Response:
+    async def attention(request: Request, name: Name, body: AttentionRequest) -> Response:
         """Return where each token looked, by layer and head."""
         model = services.model(name)
         parsed = model.pipeline.example(body.example)
@@ -222,7 +226,7 @@ def model_routes(services: Services) -> APIRouter:
     streamed = 'data: {"text": " a", "token": "a", "logprob": -0.5}'
 
     @router.post("/{name}/stream", responses=answer_example(streamed, "text/event-stream"))
-    async def stream(name: str, body: StreamRequest) -> Response:
+    async def stream(name: Name, body: StreamRequest) -> Response:
         """Send the answer's text piece by piece, as server-sent events: `token` events, and `answer` at the end."""
         model = services.model(name)
         check_generates(model)
