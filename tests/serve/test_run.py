@@ -13,7 +13,7 @@ from tests.serve.conftest import running
 
 from weft.errors import ConfigError
 from weft.serve.config import ServerConfig
-from weft.serve.run import bind
+from weft.serve.run import app_from_environment, bind
 
 
 def test_the_command_serves_and_ends_with_0_on_sigterm(trained_run):
@@ -49,3 +49,14 @@ def test_a_port_that_is_taken_is_an_error():
         bind(ServerConfig(port=other.getsockname()[1]))
     with pytest.raises(ConfigError, match="cannot listen"):
         bind(ServerConfig(host="256.1.1.1", token="0" * 16))
+
+
+def test_the_application_can_be_made_for_another_server(trained_run, monkeypatch):
+    monkeypatch.delenv("WEFT_MODELS", raising=False)
+    with pytest.raises(ConfigError, match="WEFT_MODELS"):
+        app_from_environment()
+    monkeypatch.setenv("WEFT_MODELS", f"reverse={trained_run} {trained_run}/best")
+    monkeypatch.setenv("WEFT_TOKEN", "0123456789abcdef")
+    services = app_from_environment().state.services
+    assert list(services.models) == ["reverse", "run"]
+    assert services.config.token == "0123456789abcdef"

@@ -187,9 +187,11 @@ def model_routes(services: Services) -> APIRouter:
         """Describe a model."""
         return JSONResponse(services.model(name).describe())
 
-    @router.post("/{name}/predict", responses=answer_example({"text": "1990-05-01", "score": -0.01}))
+    @router.post("/{name}/predict", responses=answer_example({"text": "jeudi 12 janvier 2023", "score": -0.01}))
     async def predict(
-        request: Request, name: Name, body: Annotated[PredictBody, Body(examples=[{"text": "May 1, 1990"}])]
+        request: Request,
+        name: Name,
+        body: Annotated[PredictBody, Body(examples=[{"text": "Thursday, January 12, 2023"}])],
     ) -> Response:
         """Answer an example, or each of a list of examples."""
         model = services.model(name)

@@ -22,7 +22,7 @@ MAX_WEIGHTS = 4_000_000  # numbers of attention in one answer: about 40 MB of JS
 
 # Inputs to try, by task.
 EXAMPLES: Mapping[str, Sequence[Any]] = {
-    "translate": [{"text": "May 1, 1990"}],
+    "translate": [{"text": "Thursday, January 12, 2023"}],
     "classify": [{"text": "It works, and it was easy to set up."}],
     "tag": [{"text": "Meet me in Paris on Friday"}],
     "span": [{"question": "Where is the server?", "passage": "The server is in the cellar, under the stairs."}],

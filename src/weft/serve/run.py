@@ -2,18 +2,20 @@
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from weft.errors import ConfigError
 from weft.serve.app import create_app
 from weft.serve.config import ServerConfig
-from weft.serve.models import ServedModel
+from weft.serve.models import ServedModel, load_models
 
 MAX_HEAD = 32 << 10  # bytes of a request's line and headers
 BACKLOG = 2048  # connections that wait to be accepted
@@ -96,6 +98,20 @@ def make_server(models: Mapping[str, ServedModel], config: ServerConfig) -> Serv
         h11_max_incomplete_event_size=MAX_HEAD,
     )
     return Server(settings)
+
+
+def app_from_environment() -> FastAPI:
+    """Return the application for another server: the models of WEFT_MODELS, with WEFT_TOKEN and WEFT_ALLOWED_HOSTS.
+
+    It is `uvicorn --factory weft.serve.run:app_from_environment --workers 2`. With a token, calls by any address pass.
+    """
+    models = os.environ.get("WEFT_MODELS", "").split()
+    if not models:
+        raise ConfigError("WEFT_MODELS: must name the models to serve, separated by spaces, but is empty")
+    token = os.environ.get("WEFT_TOKEN") or None
+    host = "127.0.0.1" if token is None else "0.0.0.0"
+    names = tuple(os.environ.get("WEFT_ALLOWED_HOSTS", "").lower().split())
+    return create_app(load_models(models, "auto", False, "fp32"), ServerConfig(host, 0, token, names))
 
 
 def bind(config: ServerConfig) -> socket.socket:
