@@ -17,11 +17,22 @@ from weft.serve.run import app_from_environment, bind
 
 
 def test_the_command_serves_and_ends_with_0_on_sigterm(trained_run):
-    command = [sys.executable, "-m", "weft", "serve", f"reverse={trained_run}", "--port", "0", "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "weft",
+        "serve",
+        f"reverse={trained_run}",
+        "dates",
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "WEFT_TOKEN"}
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        address = re.search(r"serving reverse on (http://127.0.0.1:\d+)", server.stderr.readline()).group(1)
+        address = re.search(r"serving reverse, dates on (http://127.0.0.1:\d+)", server.stderr.readline()).group(1)
         body = {"text": "abcde"}
         assert httpx.post(f"{address}/v1/models/reverse/predict", json=body, timeout=60).json()["text"]
         server.send_signal(signal.SIGTERM)

@@ -13,8 +13,13 @@ TOKEN_VARIABLE = "WEFT_TOKEN"
 
 def serve(
     models: Annotated[
-        list[str], typer.Argument(parser=read_name, metavar="MODEL", help=f"{MODEL_HELP} NAME=MODEL gives it a name.")
-    ],
+        list[str] | None,
+        typer.Argument(
+            parser=read_name,
+            metavar="MODEL",
+            help=f"{MODEL_HELP} NAME=MODEL gives it a name. Without any, those that ship with weft.",
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option("--host", help=f"The address; another than this machine's needs {TOKEN_VARIABLE}.")
     ] = "127.0.0.1",
@@ -48,6 +53,7 @@ def serve(
     from weft.serve.config import ServerConfig
     from weft.serve.models import load_models
     from weft.serve.run import serve as run
+    from weft.zoo import bundled_models
 
     config = ServerConfig(
         host=host,
@@ -61,5 +67,5 @@ def serve(
         time_limit=time_limit,
         access_log=access_log,
     )
-    served = load_models(models, device, trust, precision)
+    served = load_models(models or bundled_models(), device, trust, precision)
     run(served, config, tell)
