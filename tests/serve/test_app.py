@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.serve.conftest import TEXTS, running, together
 
-from weft.serve.app import num_characters
+from weft.serve.models import num_characters
 
 
 def predict(client, name, body):
@@ -51,6 +51,7 @@ def test_labels_and_scores(client, classifier):
         ("reverse", {"examples": "a", "option": {}}, "option: Extra inputs"),
         ("classify", ["good", "bad " * 60], "example 2: "),
         ("classify", {"examples": "a", "options": {"beam": 3}}, "has no options"),
+        ("gpt", {"examples": "a", "options": {"stop": ["ab"] * 3000}}, "options: have 6,000 characters"),
     ],
 )
 def test_what_is_wrong_is_said_with_422(client, name, body, message):
@@ -76,6 +77,8 @@ def test_vectors(client, classifier):
     assert wrong.status_code == 422
     assert wrong.json()["error"]["message"].startswith("text 2: has 82 tokens")
     assert client.post("/v1/models/reverse/embed", json={"texts": "a"}).status_code == 422  # it does not encode
+    many = {"texts": "good", "layers": [1] * 1000, "combine": "concat"}
+    assert client.post("/v1/models/classify/embed", json=many).status_code == 422
 
 
 def test_attention(client, reverser):

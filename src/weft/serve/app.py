@@ -21,7 +21,7 @@ from weft.serve.events import EventStream, event
 from weft.serve.generation import Generated, GenerationEngine, GenerationJob, check_generates
 from weft.serve.guard import Guard
 from weft.serve.metrics import Metrics
-from weft.serve.models import ServedModel, renumbered
+from weft.serve.models import ServedModel, num_characters, renumbered
 from weft.serve.openai import openai_routes
 from weft.serve.scheduler import BatchKind, Scheduler, split_jobs
 from weft.serve.schemas import (
@@ -109,17 +109,6 @@ class Services:
         if characters > self.config.max_characters:
             limit = f"{self.config.max_characters:,} are read at most; send fewer or shorter inputs"
             raise DataError(f"the request has {characters:,} characters, and {limit}")
-
-
-def num_characters(value: Any) -> int:
-    """Return the number of characters in all texts of an input, which may be nested."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(num_characters, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(num_characters, value))
-    return sum(num_characters(part) for _, part in value) if hasattr(value, "model_fields_set") else 1
 
 
 def create_app(models: Mapping[str, ServedModel], config: ServerConfig) -> FastAPI:

@@ -22,7 +22,6 @@ from weft.tasks.base import Answer
 from weft.tasks.capabilities import TextGeneration
 from weft.tasks.finite_answers import NOT_FINITE, finite_answer
 from weft.tasks.incremental_text import IncrementalText, find_stop_word
-from weft.tasks.requests import read_options
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class GenerationEngine:
         """Return the job of an example; raise an error for options that are wrong or too much."""
         pipeline = self.model.pipeline
         assert isinstance(pipeline.task, TextGeneration)
-        parsed = read_options(pipeline.task, options)
+        parsed = self.model.read_options(options)
         assert isinstance(parsed, DecodingConfig)
         self._check(parsed, stream)
         limit = pipeline.truncation_policy()

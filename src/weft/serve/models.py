@@ -8,6 +8,7 @@ from typing import Any
 
 from weft.analysis.attention import Attention
 from weft.config.json import write_json
+from weft.config.schema import Section
 from weft.decoding.config import DecodingConfig
 from weft.errors import ConfigError, DataError, WeftError
 from weft.models.base import Role
@@ -18,6 +19,7 @@ from weft.tasks.inference import predict_or_errors
 from weft.tasks.requests import read_options
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+MAX_OPTIONS = 4000  # characters of all options: stop words, say, cost time at every step
 MAX_WEIGHTS = 4_000_000  # numbers of attention in one answer: about 40 MB of JSON
 
 # Inputs to try, by task.
@@ -76,9 +78,17 @@ class ServedModel:
             "examples": list(EXAMPLES.get(run.task.name, ())),
         }
 
+    def read_options(self, options: Mapping[str, Any]) -> Section:
+        """Return the options of a call, validated; raise an error for those that are wrong or too long."""
+        if (size := num_characters(options)) > MAX_OPTIONS:
+            raise ConfigError(
+                f"options: have {size:,} characters, and {MAX_OPTIONS:,} are read at most; give fewer words"
+            )
+        return read_options(self.pipeline.task, options)
+
     def predict_kind(self, options: Mapping[str, Any]) -> BatchKind:
         """Return the kind of predictions with these options; raise an error if they are wrong."""
-        parsed, task, head = read_options(self.pipeline.task, options), self.pipeline.task, self.pipeline.head
+        parsed, task, head = self.read_options(options), self.pipeline.task, self.pipeline.head
 
         def run(examples: list[Any]) -> Results:
             return list(predict_or_errors(task, head, examples, self.pipeline.truncation_policy(), parsed))
@@ -115,6 +125,17 @@ class ServedModel:
             return [_checked(self.pipeline.attention(example, layers, heads)) for example in examples]
 
         return BatchKind(self.name, "attention", object(), run)
+
+
+def num_characters(value: Any) -> int:
+    """Return the number of characters in all texts of an input, which may be nested."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(num_characters, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(num_characters, value))
+    return sum(num_characters(part) for _, part in value) if hasattr(value, "model_fields_set") else 1
 
 
 def _checked(attention: Attention) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from weft.errors import ConfigError
 from weft.serve.errors import JSONResponse
 from weft.serve.events import EventStream, event
 from weft.serve.generation import Generated, GenerationJob, TokenEvent, check_generates
+from weft.serve.models import MAX_OPTIONS
 from weft.serve.schemas import CompletionRequest, EmbeddingsRequest, answer_example
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def decoding_options(body: CompletionRequest, has_stop: bool) -> dict[str, Any]:
 
 def _stop_words(stop: str | list[str] | None) -> tuple[str, ...]:
     words = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(words) > MAX_STOP or not all(words):
+    if len(words) > MAX_STOP or not all(words) or sum(map(len, words)) > MAX_OPTIONS:
         raise ConfigError(f"stop: must be at most {MAX_STOP} words that are not empty, but is {stop!r:.100} instead")
     return words
 

@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag
 
 from weft.text_embedding import Combine, Pool
 
+MAX_LAYERS = 64  # layers or heads that a request names: their concatenation is as much wider
+
 Example = str | dict[str, JsonValue] | list[JsonValue]  # a text, the fields of an example, or their values
 
 
@@ -46,7 +48,7 @@ class EmbedRequest(Body):
 
     texts: str | list[str]
     pool: Pool | None = None
-    layers: int | str | list[int] = -1
+    layers: int | Annotated[str, Field(max_length=100)] | Annotated[list[int], Field(max_length=MAX_LAYERS)] = -1
     combine: Combine = "sum"
     normalize: bool | None = None
     truncate: bool | None = None
@@ -58,8 +60,8 @@ class AttentionRequest(Body):
     model_config = _example(example={"text": "May 1, 1990"}, layers=[0])
 
     example: Example
-    layers: list[int] | None = None
-    heads: list[int] | None = None
+    layers: Annotated[list[int], Field(max_length=MAX_LAYERS)] | None = None
+    heads: Annotated[list[int], Field(max_length=MAX_LAYERS)] | None = None
 
 
 class StreamRequest(Body):
