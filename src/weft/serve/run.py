@@ -69,13 +69,14 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; a second signal ends the server at once. The signal is not raised again: the exit is 0."""
         admission = self.config.app.state.services.admission  # type: ignore[union-attr]
-        self.force_exit = self.should_exit or admission.draining
+        if admission.draining:
+            os._exit(128 + sig)
         admission.draining = True
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end: once nothing that was accepted is left."""
         admission = self.config.app.state.services.admission  # type: ignore[union-attr]
-        if admission.draining and (self.force_exit or not admission.active):
+        if admission.draining and not admission.active:
             self.should_exit = True
         return await super().on_tick(counter)
 
