@@ -12,6 +12,7 @@ import torch
 from hypothesis import settings
 
 import weft
+from tests.browser import CHROMIUM, Browser, Tab
 from weft.testing import properties
 from weft.training.reporting import TensorBoard
 
@@ -101,3 +102,20 @@ def trained_run(tmp_path_factory):
 def reverser(trained_run):
     """Return the model of `trained_run`."""
     return weft.load(trained_run, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed: apt-get install chromium")
+    running = Browser(tmp_path_factory.mktemp("profile"))
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def tab(browser):
+    """Return a fresh tab."""
+    made = Tab(browser)
+    yield made
+    made.close()

@@ -103,7 +103,7 @@ def test_the_wheel_has_every_file_of_the_package(wheel):
     files = {name for name in files if "__pycache__" not in name}
     assert {name for name in contents(wheel) if ".dist-info/" not in name} == files
     assert {"weft/py.typed", "weft/recipes/dates.yaml", "weft/presets/bert-base.yaml"} <= files
-    assert {"weft/analysis/render/page.css", "weft/analysis/render/page.js"} <= files
+    assert {"weft/analysis/render/assets/page.css", "weft/analysis/render/assets/page.js"} <= files
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ def source(tmp_path):
 
 def test_a_wheel_from_the_source_distribution_is_the_same(wheel, source, tmp_path):
     assert contents(build("build_wheel", source, tmp_path)) == contents(wheel)
-    (source / "src/weft/analysis/render/page.css").unlink()
+    (source / "src/weft/analysis/render/assets/page.css").unlink()
     assert set(contents(wheel)) - set(contents(build("build_wheel", source, tmp_path))) == {
-        "weft/analysis/render/page.css"
+        "weft/analysis/render/assets/page.css"
     }
 
 

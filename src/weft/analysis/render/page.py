@@ -15,7 +15,8 @@ from pathlib import Path
 
 from weft.errors import DataError
 
-STYLE, SCRIPT = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+ASSETS = Path(__file__).with_name("assets")
+STYLE, SCRIPT = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
 
 # Characters that HTML forbids even escaped, and that UTF-8 cannot encode.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
@@ -41,7 +42,7 @@ def page(title: str, parts: Sequence[str], subtitle: str = "", compact: bool = F
             f'<body class="{"compact" if compact else ""}">\n<main>',
             f'<header><h1 dir="auto">{escaped(title)}</h1>{subheading}</header>',
             *parts,
-            f"</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n",
+            f'</main>\n<script type="module">{SCRIPT}</script>\n</body>\n</html>\n',
         ]
     )
 

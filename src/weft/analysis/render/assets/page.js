@@ -1,11 +1,11 @@
-"use strict";
-// The page's one script: what the pointer and the keys show in charts and maps, and which of several maps is drawn.
+// What the pointer and the keys show in charts and maps, and which of several maps is drawn. It is the one script of the
+// pages that `weft look` writes; the page of `weft serve` imports it.
 
 const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1],
   Home: [-1e9, 0], End: [1e9, 0] };
-const move = (event) => event.ctrlKey || event.metaKey || event.altKey ? undefined : moves[event.key];
-const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
-const make = (tag, properties = {}, children = []) => {
+export const move = (event) => event.ctrlKey || event.metaKey || event.altKey ? undefined : moves[event.key];
+export const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
+export const make = (tag, properties = {}, children = []) => {
   const element = Object.assign(document.createElement(tag), properties);
   element.append(...children);
   return element;
@@ -31,7 +31,7 @@ const lines = (data, marks, put) => ({
   },
 });
 
-// Maps: weights are IEEE half-precision numbers, map after map, row after row, in base64.
+// Maps: weights are numbers, map after map, row after row; in a file IEEE half-precision numbers in base64.
 const half = (bits) => {
   const power = bits >> 10 & 31, rest = bits & 1023, sign = bits >> 15 ? -1 : 1;
   if (power === 31) return NaN;
@@ -39,16 +39,17 @@ const half = (bits) => {
 };
 const reader = (weights, size) => {
   let bits = null;
+  if (typeof weights !== "string") return (index) => weights.subarray(index * size, (index + 1) * size);
   return (index) => {
     bits ??= new Uint16Array(Uint8Array.from(atob(weights), (char) => char.charCodeAt(0)).buffer);
     return Float64Array.from(bits.subarray(index * size, (index + 1) * size), half);
   };
 };
-const shares = (weights) => {  // of the largest, for shading; NaN has no shade
+export const shares = (weights) => {  // of the largest, for shading; NaN has no shade
   const known = weights.map((weight) => weight > 0 ? weight : 0), peak = known.reduce((a, b) => Math.max(a, b), 0) || 1;
   return [known.map((weight) => weight / peak), peak];
 };
-const written = (weight) => Number.isNaN(weight) ? "\u2013" : weight.toFixed(3);
+export const written = (weight) => Number.isNaN(weight) ? "\u2013" : weight.toFixed(3);
 
 const map = (data, marks, put, svg, figure) => {
   const labels = [...svg.querySelectorAll("[data-label]")], columns = data.source.length;
@@ -97,8 +98,9 @@ const map = (data, marks, put, svg, figure) => {
 
 // A map that is wider or taller than the window keeps its labels visible.
 const stick = (plot, svg, data) => {
-  const groups = [...svg.querySelectorAll("[data-stick]")];
+  const groups = [...svg.querySelectorAll("[data-stick]")], leave = new AbortController();
   const follow = () => {
+    if (!plot.isConnected) return leave.abort();
     const box = svg.getBoundingClientRect();
     const x = clamp(plot.getBoundingClientRect().left - box.left, 0, box.width - data.left - data.cell);
     const y = clamp(-box.top, 0, data.target.length * data.cell - data.cell);
@@ -108,8 +110,8 @@ const stick = (plot, svg, data) => {
     }
   };
   plot.addEventListener("scroll", follow, { passive: true });
-  window.addEventListener("scroll", follow, { passive: true });
-  window.addEventListener("resize", follow);
+  window.addEventListener("scroll", follow, { passive: true, signal: leave.signal });
+  window.addEventListener("resize", follow, { signal: leave.signal });
 };
 const reveal = (plot, svg, data, spot) => {
   const box = plot.getBoundingClientRect(), at = spot.getBoundingClientRect();
@@ -234,11 +236,8 @@ const grid = (data, marks, put, svg) => {
   };
 };
 
-const groups = new Map([...document.querySelectorAll(".places")].map((places) => [places, gather(places)]));
-
-for (const plot of document.querySelectorAll(".plot")) {
+const enliven = (plot, data, group) => {
   const figure = plot.closest("figure"), svg = plot.querySelector("svg"), tip = figure.querySelector(".tip");
-  const data = JSON.parse(figure.querySelector("script").textContent);
   const marks = [...svg.querySelectorAll("[data-mark]")];
   const put = (mark, x, y) => {
     mark.setAttribute("transform", `translate(${x} ${y})`); mark.setAttribute("visibility", "visible");
@@ -282,9 +281,20 @@ for (const plot of document.querySelectorAll(".plot")) {
     if (by) { event.preventDefault(); step([from[0] + by[0], from[1] + by[1]]); }
   });
   if (kind.draw) stick(plot, svg, data);
+  if (kind.draw && !svg.querySelector("[data-tiles]").firstChild) kind.draw(0);
   const choice = figure.querySelector(".choice");
-  if (choice) back = several(figure, data, kind, groups.get(figure.closest(".places")), () => {
+  if (choice) back = several(figure, data, kind, group, () => {
     for (const part of [plot, choice.lastChild]) part.scrollIntoView({ block: "nearest" });
     plot.focus({ preventScroll: true });
   });
-}
+};
+
+// Let the pointer and the keys show the values of all plots; `read` returns the data of a figure.
+export const enlivenAll = (root, read) => {
+  const groups = new Map([...root.querySelectorAll(".places")].map((places) => [places, gather(places)]));
+  for (const plot of root.querySelectorAll(".plot")) {
+    const figure = plot.closest("figure");
+    enliven(plot, read(figure), groups.get(figure.closest(".places")));
+  }
+};
+enlivenAll(document, (figure) => JSON.parse(figure.querySelector("script").textContent));

@@ -8,8 +8,6 @@ import shutil
 import subprocess
 import time
 
-import pytest
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run"),
@@ -82,12 +80,12 @@ class Tab:
     def ask(self, method, **parameters):
         return self._browser.ask(method, self._session, self.events, **parameters)
 
-    def open(self, path, width=1200, height=900, dark=False):
-        """Show a file in a window of this size; wait until it is loaded."""
+    def open(self, address, width=1200, height=900, dark=False):
+        """Show a file, or the page of an address, in a window of this size; wait until it is loaded."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.dark(dark)
         self.events.clear()
-        self.ask("Page.navigate", url=path.as_uri())
+        self.ask("Page.navigate", url=address if isinstance(address, str) else address.as_uri())
         while not self.told("Page.loadEventFired"):
             self.events.append(self._browser.hear())
         return self
@@ -149,20 +147,3 @@ class Tab:
 
     def close(self):
         self._browser.ask("Target.closeTarget", targetId=self._target)
-
-
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory):
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not installed: apt-get install chromium")
-    running = Browser(tmp_path_factory.mktemp("profile"))
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def tab(browser):
-    """Return a fresh tab."""
-    made = Tab(browser)
-    yield made
-    made.close()
