@@ -13,6 +13,7 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from weft import __version__
+from weft.analysis.render.page import ASSETS
 from weft.errors import DataError, WeftError, did_you_mean
 from weft.serve.admission import Admission
 from weft.serve.config import ServerConfig
@@ -35,7 +36,7 @@ from weft.serve.schemas import (
 )
 from weft.tasks.base import Answer
 
-STATIC = Path(__file__).with_name("static")  # the page at /
+STATIC = Path(__file__).with_name("static")  # the page at /; attention is drawn by the script of `weft look`
 
 
 class Services:
@@ -131,6 +132,7 @@ def create_app(models: Mapping[str, ServedModel], config: ServerConfig) -> FastA
     app.include_router(openai_routes(services))
     for name in ("CompletionRequest", "EmbeddingsRequest"):
         app.openapi()["components"]["schemas"][name]["properties"]["model"]["enum"] = list(models)
+    app.mount("/look", StaticFiles(directory=ASSETS))
     app.mount("/", StaticFiles(directory=STATIC, html=True))
     app.add_middleware(Guard, config=config, metrics=services.metrics)
     return app

@@ -12,6 +12,8 @@ from weft.config.schema import Section
 from weft.decoding.config import DecodingConfig
 from weft.errors import ConfigError, DataError, WeftError
 from weft.models.base import Role
+from weft.nn.attention.multihead import MultiHeadAttention
+from weft.nn.attention.scores import Score
 from weft.pipeline import Pipeline, load
 from weft.serve.scheduler import BatchKind, Results
 from weft.tasks.capabilities import TeacherForcing, TextGeneration
@@ -22,18 +24,33 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 MAX_OPTIONS = 4000  # characters of all options: stop words, say, cost time at every step
 MAX_WEIGHTS = 4_000_000  # numbers of attention in one answer: about 40 MB of JSON
 
-# Inputs to try, by task.
+# Inputs to try, by task; by its name, for a model that ships with weft.
 EXAMPLES: Mapping[str, Sequence[Any]] = {
-    "translate": [{"text": "Thursday, January 12, 2023"}],
-    "classify": [{"text": "It works, and it was easy to set up."}],
-    "tag": [{"text": "Meet me in Paris on Friday"}],
+    "translate": [{"text": "Thursday, January 12, 2023"}, {"text": "May 1, 1990"}, {"text": "March 14, 2023"}],
+    "translator-en-fr": [
+        {"text": "The house at the end of the street is very old."},
+        {"text": "Where is the station?"},
+        {"text": "She has never seen the sea."},
+    ],
+    "classify": [{"text": "It works, and it was easy to set up."}, {"text": "It broke after two days."}],
+    "tag": [{"text": "Meet me in Paris on Friday"}, {"text": "Ada Lovelace wrote to Charles Babbage in London"}],
     "span": [{"question": "Where is the server?", "passage": "The server is in the cellar, under the stairs."}],
     "choice": [{"text": "The cup fell and", "choices": ["broke.", "slept."]}],
     "lm": [{"text": "The function returns"}],
+    "writer-en": [{"text": "The history of the city begins"}, {"text": "When she opened the door,"}],
     "mlm": [{"text": "The function [MASK] a list."}],
+    "encoder-en": [
+        {"text": "The capital of France is [MASK]."},
+        {"text": "She [MASK] the door and [MASK] inside."},
+        {"text": "A doctor works in a [MASK]."},
+    ],
     "electra": [{"text": "The function returns a list."}],
-    "contrastive": [{"text": "A man is eating."}],
-    "embed": [{"text": "A man is eating."}],
+    "contrastive": [
+        {"text": "A man is eating lunch.", "pair": "Someone has a meal."},
+        {"text": "A woman plays the violin.", "pair": "The stock market fell today."},
+        {"text": "Share prices dropped.", "pair": "The market went down."},
+    ],
+    "embed": [{"text": "A man is eating lunch."}, {"text": "Someone has a meal."}, {"text": "Share prices dropped."}],
     "skipgram": [{"text": "function"}],
 }
 
@@ -53,7 +70,16 @@ class ServedModel:
         methods = ["predict"] if type(task).answer is not TeacherForcing.answer else []
         methods += ["stream"] if self.generates else []
         methods += ["embed"] if Role.ENCODER in roles else []
-        return methods + (["attention"] if isinstance(task, TeacherForcing) else [])
+        has_attention = any(isinstance(module, MultiHeadAttention | Score) for module in body.modules())
+        return methods + (["attention"] if has_attention and isinstance(task, TeacherForcing) else [])
+
+    @property
+    def required_fields(self) -> list[str]:
+        """The fields that every example has; of a task that takes the one or the other, none may be required."""
+        task = self.pipeline.task
+        fields = task.Example.model_fields
+        required = {name for name in task.input_fields if fields[name].is_required()}
+        return [name for name in task.input_fields if name in required | set(task.required_optional_fields)]
 
     @property
     def generates(self) -> bool:
@@ -74,8 +100,9 @@ class ServedModel:
             "parameters": self.pipeline.parameters,
             "methods": self.methods,
             "fields": list(self.pipeline.task.input_fields),
+            "required": self.required_fields,
             "options": self.pipeline.task.options().model_dump(mode="json"),
-            "examples": list(EXAMPLES.get(run.task.name, ())),
+            "examples": list(EXAMPLES.get(self.name, EXAMPLES.get(run.task.name, ()))),
         }
 
     def read_options(self, options: Mapping[str, Any]) -> Section:
