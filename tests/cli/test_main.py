@@ -633,7 +633,7 @@ def test_models(run):
 def test_data_list(run):
     done = good(run("data", "list"))
     names = [row["name"] for row in json.loads(good(run("data", "list", "--json")).out)]
-    assert {"dates", "langid", "dateparts", "pydoc"} <= set(names)
+    assert {"dates", "langid", "dateparts", "pydoc", "reviews"} <= set(names)
     assert all(name in done.out for name in names)
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from datetime import date, datetime
 from functools import cache
@@ -48,13 +48,20 @@ def test_the_catalogue() -> None:
         "langid": ("classify", ("text", "label")),
         "dateparts": ("tag", ("words", "tags")),
         "pydoc": ("lm", ("text",)),
+        "reviews": ("classify", ("text", "label")),
     }
     assert all(sample.name == name and "\n" not in sample.about for name, sample in SAMPLES.items())
 
 
 @pytest.mark.parametrize(
     ("name", "train", "held_out"),
-    [("dates", 50_000, 1_000), ("langid", 10_000, 500), ("dateparts", 19_000, 900), ("pydoc", 500, 40)],
+    [
+        ("dates", 50_000, 1_000),
+        ("langid", 10_000, 500),
+        ("dateparts", 19_000, 900),
+        ("pydoc", 500, 40),
+        ("reviews", 320, 80),
+    ],
 )
 def test_sizes(name: str, train: int, held_out: int) -> None:
     sizes = {split: len(rows) for split, rows in splits_of(name).items()}
@@ -82,7 +89,7 @@ def test_the_splits_are_all_rows_and_no_row_comes_twice(name: str) -> None:
     assert sorted(rows) == sorted(frozen(row) for row in flat(splits_of(name)))
 
 
-@pytest.mark.parametrize("name", ["dates", "langid", "dateparts"])
+@pytest.mark.parametrize("name", ["dates", "langid", "dateparts", "reviews"])
 def test_the_order_is_shuffled(name: str) -> None:
     rows = splits_of(name)["train"]
     firsts = [str(row[SAMPLES[name].fields[0]]) for row in rows[:200]]
@@ -358,6 +365,24 @@ x = [y for y in range(10)]
         "The if statement is used for con-ditional execution of some code:",
         "It selects exactly one of the suites by evaluating.",
     ]
+
+
+# ---- reviews ----
+
+
+def test_as_many_reviews_are_for_as_against_in_every_split() -> None:
+    for rows in splits_of("reviews").values():
+        labels = Counter(row["label"] for row in rows)
+        assert labels["positive"] == labels["negative"] == len(rows) / 2
+
+
+def test_reviews_are_not_made_from_templates() -> None:
+    texts = [row["text"] for row in flat(splits_of("reviews"))]
+    openings = Counter(" ".join(text.split()[:3]) for text in texts)
+    assert max(openings.values()) <= 10, "a template would begin many of them"
+    lengths = [len(text.split()) for text in texts]
+    assert min(lengths) <= 2
+    assert max(lengths) >= 20
 
 
 # ---- reading ----

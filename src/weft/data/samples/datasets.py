@@ -1,4 +1,4 @@
-"""Sample data sets that ship with weft, generated on the fly: no files, no network.
+"""Sample data sets that ship with weft, with no network: generated on the fly, or written for it (`reviews.tsv`).
 
 | name | task | source | key of the split |
 |---|---|---|---|
@@ -6,6 +6,7 @@
 | `langid` | classify | Babel's CLDR tables | its text, case-folded |
 | `dateparts` | tag | Babel's CLDR tables | its words |
 | `pydoc` | lm | CPython's `pydoc_data.topics` | the manual's topic |
+| `reviews` | classify | written for weft, under weft's own licence | none: the file says it |
 
 A stable hash of the key, never an index or a seed, assigns a row to train, valid or test: no test content occurs in
 training. The rows are the same on every machine with the same Babel and Python.
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from functools import cache
 from hashlib import blake2b
+from pathlib import Path
 from random import Random
 
 from weft.data.readers.column_mapping import Row
@@ -302,6 +304,13 @@ def _is_prose(text: str) -> bool:
     return bool(ends) and len(words) >= 6 and len(plain) >= 0.6 * len(words) and not re.search(r">>>|::=|\+--", text)
 
 
+def _reviews() -> Iterator[tuple[str, Row]]:
+    """Yield the rows of the file, which has the split, the label and the text of each."""
+    for line in Path(__file__).with_name("reviews.tsv").read_text(encoding="utf-8").splitlines():
+        split, label, text = line.split("\t")
+        yield split, {"text": text, "label": label}
+
+
 SAMPLES = {
     sample.name: sample
     for sample in (
@@ -309,5 +318,6 @@ SAMPLES = {
         Sample("langid", "which of 24 languages a name is in", "classify", ("text", "label"), _langid),
         Sample("dateparts", "BIO tags for dates, times and durations", "tag", ("words", "tags"), _dateparts),
         Sample("pydoc", "English prose from the manual of Python", "lm", ("text",), _pydoc),
+        Sample("reviews", "short film reviews, for and against", "classify", ("text", "label"), _reviews),
     )
 }
