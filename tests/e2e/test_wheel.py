@@ -7,6 +7,7 @@ wheel requires without extras, directly or not. An import that is not declared f
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import tarfile
@@ -126,9 +127,11 @@ def test_a_wheel_from_the_source_distribution_is_the_same(wheel, source, tmp_pat
 
 
 def tour():
-    """Return the steps of the README, with small budgets."""
+    """Return the steps of the README, with small budgets; write its files to the current folder."""
     steps = []
     for block in read_blocks((ROOT / "README.md").read_text(encoding="utf-8")):
+        if name := block.marks.get("file"):
+            Path(name).write_text(block.text, encoding="utf-8")
         if block.language == "python" and not block.skipped:
             steps.append([None, block.text])
         if block.language == "console" and not block.skipped:
@@ -136,8 +139,9 @@ def tour():
     return steps
 
 
-def test_the_tour_works_with_what_the_wheel_requires(python, tmp_path):
-    picture = [2, ["weft", "look", "runs/dates", "May 1, 1990", "-o", "look.png"]]
+def test_the_tour_works_with_what_the_wheel_requires(python, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    picture = [2, ["weft", "look", "dates", "May 1, 1990", "-o", "look.png"]]
     done = run(python, TOUR, folder=tmp_path, given=json.dumps([*tour(), picture]))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr.endswith("error: a .png needs matplotlib, which is not installed: pip install 'weft[plot]'\n")
@@ -152,3 +156,12 @@ def test_what_is_not_declared_cannot_be_imported(python, tmp_path):
     done = run(python, TOUR, folder=tmp_path, given=json.dumps([[None, "import matplotlib"]]))
     assert done.returncode == 1
     assert done.stderr.endswith("ModuleNotFoundError: No module named 'matplotlib'\n")
+
+
+def test_the_tour_has_no_network(python, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}))"
+        socket.create_connection(server.getsockname()).close()  # it could be reached from here
+        done = run(python, TOUR, folder=tmp_path, given=json.dumps([[None, code]]))
+    assert done.returncode == 1
+    assert done.stderr.endswith("PermissionError: the tour needs no network\n")
