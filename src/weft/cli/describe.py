@@ -24,10 +24,10 @@ def show(name: str, as_json: bool = False) -> None:
     from weft.config.schema import expand_preset, preset_names, read_preset, read_recipe, recipe_names
     from weft.zoo import bundled_models, read_card
 
-    in_zoo = name in bundled_models()
+    in_recipes, in_presets = name in recipe_names(), name in preset_names()
+    in_zoo = name in bundled_models() and not in_recipes  # `dates` is the recipe, which says all of the model
     if in_zoo:
         typer.echo(write_json({"card": read_card(name)}) if as_json else read_card(name), nl=as_json)
-    in_recipes, in_presets = name in recipe_names(), name in preset_names()
     if in_recipes:
         raw = read_recipe(name)
         _print_yaml("recipes", name, {**raw, "model": expand_preset(raw["model"])}, as_json)
@@ -91,7 +91,8 @@ def known_names() -> list[str]:
     from weft.zoo import bundled_models
 
     registered = [name for table in TABLE.values() for name in table]
-    return [*bundled_models(), *recipe_names(), *preset_names(), *registered, "data", "train"]
+    trained = [name for name in bundled_models() if name not in recipe_names()]
+    return [*trained, *recipe_names(), *preset_names(), *registered, "data", "train"]
 
 
 def copy_recipe(name: str | None, path: Path) -> None:
