@@ -33,7 +33,7 @@ TAGGED = [
 
 @pytest.fixture(autouse=True)
 def small_samples(monkeypatch):
-    for name, task, rows in (("reviews", "classify", ROWS), ("marked", "tag", TAGGED)):
+    for name, task, rows in (("lengths", "classify", ROWS), ("marked", "tag", TAGGED)):
         sample = samples.Sample(name, "", task, tuple(rows[0][1]), lambda rows=rows: iter(rows))
         monkeypatch.setitem(samples.SAMPLES, name, sample)
 
@@ -94,7 +94,7 @@ def vectors(pipeline, row, choice, pool):
 
 @pytest.mark.parametrize(
     ("name", "data", "pool"),
-    [("reviews", ROWS, "mean"), ("reviews", ROWS, "cls"), ("reviews", ROWS, "last"), ("marked", TAGGED, "mean")],
+    [("lengths", ROWS, "mean"), ("lengths", ROWS, "cls"), ("lengths", ROWS, "last"), ("marked", TAGGED, "mean")],
 )
 def test_every_choice_is_scored_as_by_hand(bert, name, data, pool):
     found = bert.layer_scores(name, pool=pool, choices=[("1,3", "concat")])
@@ -107,7 +107,7 @@ def test_every_choice_is_scored_as_by_hand(bert, name, data, pool):
 
 
 def test_features_are_those_of_embed(bert):
-    run, task = probing_task("reviews", [], bert.run, bert.head, bert.tokenizer)
+    run, task = probing_task("lengths", [], bert.run, bert.head, bert.tokenizer)
     packed, _ = layer_probing.pack_split(run.data, "train", task, task.tokenizer)
     cache, labels = encode_layers(task, bert.head, packed, "mean")
     texts = [row["text"] for split, row in ROWS if split == "train"]
@@ -121,7 +121,7 @@ def test_features_are_those_of_embed(bert):
 @pytest.mark.parametrize("body", ["gpt", "elmo", "rnn", "chars", "cnn", "word2vec", "elmo-tag"])
 def test_any_body_will_do(body):
     pipeline = made(body)
-    for name in ("reviews", "marked"):
+    for name in ("lengths", "marked"):
         found = pipeline.layer_scores(name)
         assert {one.choice.layers for one in found.scores} >= {(level,) for level in pipeline.head.body.mixable_layers}
 
@@ -144,8 +144,8 @@ def test_data_may_be_a_recipe_or_files(bert, tmp_path):
     (tmp_path / "train.conll").write_text("\n".join(words))
     columns = [f"data.valid={tmp_path / 'valid.tsv'}", "data.columns={text: 1, label: 0}"]
     files = bert.layer_scores(tmp_path / "train.tsv", columns)
-    assert files.to_dict() == bert.layer_scores("reviews").to_dict()
-    recipe = {"task": {"name": "classify", "dropout": 0.3, "unknown": 0.1}, "data": {"sample": "reviews"}}
+    assert files.to_dict() == bert.layer_scores("lengths").to_dict()
+    recipe = {"task": {"name": "classify", "dropout": 0.3, "unknown": 0.1}, "data": {"sample": "lengths"}}
     (tmp_path / "own.yaml").write_text(json.dumps(recipe))
     assert bert.layer_scores(tmp_path / "own.yaml").to_dict() == bert.layer_scores(recipe).to_dict() == files.to_dict()
     tagged = bert.layer_scores(tmp_path / "train.conll", [f"data.test={tmp_path / 'train.conll'}"])
@@ -177,21 +177,21 @@ def test_long_pairs_are_cut_to_what_the_model_reads(bert, monkeypatch):
         ({"data": "dates"}, weft.ConfigError, "task.name: layers are scored by labels.*but it is 'translate'"),
         ({"data": "gone.tsv"}, weft.ConfigError, "data.valid: required"),
         ({"data": "gone.tsv", "overrides": ["data.valid=gone.tsv"]}, weft.DataError, "gone.tsv: there is no such file"),
-        ({"data": "reviews", "pool": "max"}, weft.ConfigError, "pool: must be one of mean, cls, last"),
-        ({"data": "reviews", "choices": [("7", "sum")]}, weft.ConfigError, r"layers: this model has 0, 1.*\[7\]"),
+        ({"data": "lengths", "pool": "max"}, weft.ConfigError, "pool: must be one of mean, cls, last"),
+        ({"data": "lengths", "choices": [("7", "sum")]}, weft.ConfigError, r"layers: this model has 0, 1.*\[7\]"),
         (
-            {"data": {"task": {"name": "classify", "multiple": True}, "data": {"sample": "reviews"}}},
+            {"data": {"task": {"name": "classify", "multiple": True}, "data": {"sample": "lengths"}}},
             weft.ConfigError,
             "task.multiple: layers are scored by one label per text or word",
         ),
         (
-            {"data": "reviews", "choices": [("top", "sum")]},
+            {"data": "lengths", "choices": [("top", "sum")]},
             weft.ConfigError,
             "layers: must be a layer .* 'top' instead",
         ),
         ({"data": "gone", "choices": [("1", "add")]}, weft.ConfigError, "combine: there is no 'add'"),
         ({"data": "gone", "pool": "max"}, weft.ConfigError, "pool: must be one of"),  # before data is looked for
-        ({"data": "reviews", "overrides": ["task.labels=[long]"]}, weft.DataError, "'short' is not in task.labels"),
+        ({"data": "lengths", "overrides": ["task.labels=[long]"]}, weft.DataError, "'short' is not in task.labels"),
     ],
 )
 def test_what_cannot_be_scored_is_named(bert, asked, error, message):
@@ -244,12 +244,12 @@ def test_several_labels_a_text_are_refused(bert, monkeypatch):
 def test_what_does_not_encode_is_refused(monkeypatch):
     monkeypatch.setitem(BODIES, "ngram", ({"name": "lm"}, {"name": "ngram"}))
     with pytest.raises(weft.RoleError, match="gives texts no vectors: it does not encode"):
-        made("ngram").layer_scores("reviews")
+        made("ngram").layer_scores("lengths")
 
 
 def test_the_model_is_left_as_it_was(bert):
     before = {name: value.clone() for name, value in bert.head.state_dict().items()}
-    bert.layer_scores("reviews")
+    bert.layer_scores("lengths")
     assert all((value == before[name]).all() for name, value in bert.head.state_dict().items())
 
 
