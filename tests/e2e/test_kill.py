@@ -12,7 +12,7 @@ import reliability
 from weft.registry import names
 
 SCRIPT = Path(reliability.__file__)
-FEW = ["seq2seq translate, workers, accumulate", "rnn (lstm) lm, carried state, workers"]
+FEW = ["rnn (lstm) lm, carried state, workers"]  # tests/e2e/test_corpus_kill.py and tests/checkpoint kill others
 
 
 def test_two_kills_of_each_change_no_bit():
@@ -22,7 +22,7 @@ def test_two_kills_of_each_change_no_bit():
     *reports, summary = map(json.loads, done.stdout.splitlines())
     assert [report["case"] for report in reports] == FEW
     assert summary["identical"] == len(FEW)
-    assert summary["kills"] > len(FEW)
+    assert summary["kills"] == 2
 
 
 def test_the_script_has_every_model_and_every_task_that_is_trained():

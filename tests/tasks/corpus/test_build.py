@@ -190,7 +190,7 @@ def stop_after(parts):
 def test_only_what_is_missing_is_made(text, tmp_path, out, workers):
     run = parsed(lm_recipe(text))
     with pytest.raises(KeyboardInterrupt):
-        prepare(run, out, workers=workers, size=1000, report=stop_after(3))
+        prepare(run, out, workers=workers, size=200, report=stop_after(3))  # far more parts than two workers are ahead
     parts = out / "parts" / "train"
     done = {path: path.stat().st_ino for path in parts.glob("*.json") if path.name != "plan.json"}
     assert len(done) >= 3
