@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +14,8 @@ SCALARS = {"step", "averaged"}  # counts of updates; all other state has the par
 SQUARES = {"exp_avg_sq", "sum"}  # means and sums of squares: never negative
 
 
-def _state_keys(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, frozenset[str]]:
-    """Return for each parameter the keys of the state that it has once it was updated."""
-    return {
-        parameter: _group_keys(optimizer, group) for group in optimizer.param_groups for parameter in group["params"]
-    }
-
-
-def _group_keys(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> frozenset[str]:
-    """Return the keys of the state of a group's parameters."""
-    if group.get("orthogonal"):  # by Muon
-        return frozenset({"momentum_buffer"})
+def _state_keys(optimizer: torch.optim.Optimizer) -> frozenset[str]:
+    """Return the keys of the state that a parameter has once it was updated."""
     if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
         return frozenset({"step", "exp_avg", "exp_avg_sq"})
     if isinstance(optimizer, torch.optim.Adagrad):
@@ -52,11 +42,11 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, head: nn.Modu
     states: dict[str, dict[str, Tensor]] = {}
     for full, value in tensors.items():
         key, _, name = full.partition(".")
-        if name not in parameters or key not in keys.get(parameters[name], ()):
+        if name not in parameters or key not in keys:
             raise CheckpointError(f"{path}: {full}: the optimizer has no such state; use another checkpoint")
         _check_state(f"{path}: {full}", key, value, parameters[name])
         states.setdefault(name, {})[key] = value
-    _check_complete(path, states, {name: keys[parameters[name]] for name in states})
+    _check_complete(path, states, keys)
     for name, state in states.items():
         # Adam's fused kernel needs its step on the parameter's device.
         device = parameters[name].device
@@ -77,8 +67,8 @@ def _check_state(place: str, key: str, value: Tensor, parameter: nn.Parameter) -
         raise CheckpointError(f"{place}: must not be negative, but is {float(value.min()):g}; use another checkpoint")
 
 
-def _check_complete(path: Path, states: Mapping[str, Mapping[str, Tensor]], keys: Mapping[str, frozenset[str]]) -> None:
+def _check_complete(path: Path, states: Mapping[str, Mapping[str, Tensor]], keys: frozenset[str]) -> None:
     """Raise CheckpointError if a parameter has a part of its state only."""
     for name, state in states.items():
-        if missing := sorted(keys[name] - state.keys()):
+        if missing := sorted(keys - state.keys()):
             raise CheckpointError(f"{path}: lacks {missing[0]}.{name}; use another checkpoint")

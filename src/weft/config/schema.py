@@ -173,8 +173,7 @@ class Train(Section):
     batch_tokens: int | None = Field(4096, ge=1)  # tokens in a batch; None: batch_size is given
     batch_size: int | None = Field(None, ge=1)  # items in a batch, in place of batch_tokens
     accumulate: int = Field(1, ge=1, le=10_000)  # batches for each update, in each process
-    # asgd: SGD, averaged in the end; muon: for the matrices of hidden layers, with adamw for the rest
-    optimizer: Literal["adamw", "adam", "adagrad", "sgd", "asgd", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adam", "adagrad", "sgd", "asgd"] = "adamw"  # asgd: SGD, averaged in the end
     lr: float = Field(1e-3, gt=0)  # the peak of the learning rate
     betas: tuple[Share, Share] = (0.9, 0.999)  # of Adam
     weight_decay: float = Field(0.0, ge=0)  # on matrices; vectors, such as biases, have none

@@ -88,13 +88,6 @@ def layer_lr_factors(head: Head, decay: float) -> dict[nn.Parameter, float]:
     return factors
 
 
-def hidden_matrices(head: Head) -> frozenset[nn.Parameter]:
-    """Return the matrices of the body's layers, without its embeddings and without those that embeddings share."""
-    embeddings, *layers = head.body.layer_groups() or [[]]
-    shared = set(_parameters(embeddings))
-    return frozenset(p for group in layers for p in _parameters(group) if p.ndim == 2 and p not in shared)
-
-
 @contextmanager
 def reinitialized(body: Model, layers: int) -> Iterator[None]:
     """Keep the initial weights of the top layers and of the parts above them, whatever is loaded inside the context."""

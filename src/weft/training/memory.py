@@ -17,7 +17,7 @@ from weft.tasks.factory import build
 from weft.tokenization.trainable import Tokenizer
 from weft.training.finetuning import frozen
 
-OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "adagrad": 1, "sgd": 0, "asgd": 1, "muon": 2}  # tensors for each parameter
+OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "adagrad": 1, "sgd": 0, "asgd": 1}  # tensors for each parameter
 WARN_SHARE = 0.7  # of the memory: activations and data need the rest
 _SMALL = 1 << 28  # parameters, by a rough bound, of a model that is not looked at: building it twice takes a while
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container

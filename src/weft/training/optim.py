@@ -12,35 +12,21 @@ each times min(1, step / warmup): all have the warm-up. p_w is the share of the 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from weft.config.schema import Train
-from weft.errors import ConfigError
 from weft.training.asgd import ASGD
-from weft.training.muon import Muon
 
 
 def make_optimizer(
-    module: nn.Module,
-    train: Train,
-    rates: Mapping[nn.Parameter, float] | None = None,
-    hidden: Set[nn.Parameter] = frozenset(),
+    module: nn.Module, train: Train, rates: Mapping[nn.Parameter, float] | None = None
 ) -> torch.optim.Optimizer:
-    """Return the optimiser of the trainable parameters; `rates` are factors of the learning rate, 1 by default.
-
-    `hidden` are the matrices of hidden layers, which Muon orthogonalises.
-    """
-    groups = _param_groups(module, train, rates or {}, hidden if train.optimizer == "muon" else frozenset())
-    if train.optimizer == "muon":
-        if not any(group["orthogonal"] for group in groups):
-            raise ConfigError(
-                "train.optimizer: muon updates the matrices of hidden layers, and none is trained here; take adamw"
-            )
-        return Muon(groups, lr=train.lr, betas=train.betas, fused=True)
+    """Return the optimiser of the trainable parameters; `rates` are factors of the learning rate, 1 by default."""
+    groups = _param_groups(module, train, rates or {})
     if train.optimizer == "adagrad":
         return torch.optim.Adagrad(groups, lr=train.lr, foreach=True)
     if train.optimizer in ("sgd", "asgd"):
@@ -50,26 +36,15 @@ def make_optimizer(
     return adam(groups, lr=train.lr, betas=train.betas, fused=True)
 
 
-def _param_groups(
-    module: nn.Module, train: Train, rates: Mapping[nn.Parameter, float], hidden: Set[nn.Parameter]
-) -> list[dict[str, Any]]:
-    """Group parameters by learning rate factor, weight decay and whether they are hidden matrices.
-
-    Vectors (biases, norms) have no weight decay.
-    """
-    groups: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
+def _param_groups(module: nn.Module, train: Train, rates: Mapping[nn.Parameter, float]) -> list[dict[str, Any]]:
+    """Group parameters by learning rate factor and weight decay; vectors (biases, norms) have no weight decay."""
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for parameter in module.parameters():
         if parameter.requires_grad:
-            key = rates.get(parameter, 1.0), parameter.ndim > 1, parameter in hidden
-            groups.setdefault(key, []).append(parameter)
+            groups.setdefault((rates.get(parameter, 1.0), parameter.ndim > 1), []).append(parameter)
     return [
-        {
-            "params": parameters,
-            "weight_decay": train.weight_decay if decays else 0.0,
-            "factor": factor,
-            "orthogonal": is_hidden,
-        }
-        for (factor, decays, is_hidden), parameters in groups.items()
+        {"params": parameters, "weight_decay": train.weight_decay if decays else 0.0, "factor": factor}
+        for (factor, decays), parameters in groups.items()
     ]
 
 

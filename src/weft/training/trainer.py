@@ -35,7 +35,7 @@ from weft.training import asgd
 from weft.training.budget import EVALUATIONS, resolve_budget
 from weft.training.deferred_loss import DeferredLoss
 from weft.training.distributed import World
-from weft.training.finetuning import hidden_matrices, layer_lr_factors
+from weft.training.finetuning import layer_lr_factors
 from weft.training.flops import TrainingCost, peak_flops
 from weft.training.metric_ranking import ranking_key
 from weft.training.optim import clip_gradients, lr_factor, make_optimizer, set_lr
@@ -73,8 +73,7 @@ class Trainer:
         self.wrapped = self.world.wrap(self.head)
         # Evaluation uses the uncompiled head.
         self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.static_shape else self.wrapped
-        factors = layer_lr_factors(self.head, self.train.layer_decay)
-        self.optimizer = make_optimizer(self.head, self.train, factors, hidden_matrices(self.head))
+        self.optimizer = make_optimizer(self.head, self.train, layer_lr_factors(self.head, self.train.layer_decay))
         asgd.check(self.optimizer, self.evaluate is not None)
         self.cost = TrainingCost()  # since the last report
         self._peak_flops = math.nan
