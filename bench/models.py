@@ -41,6 +41,7 @@ STRETCHES = [
     "writer",
     "translator",
 ]
+TASK = {"name": "mlm", "whole_words": True, "next_sentence": False}  # of encoder-en, as it ships
 LONGEST_HELD_OUT = 200_000  # characters: a whole novel is no validation document
 SENTENCE_END = re.compile(r"(?<=[.!?]) +(?=[A-Z\"'(])")
 ABBREVIATION = re.compile(r"(?:\b(?:Mr|Mrs|Dr|St|Jr|Sr|vs|etc|e\.g|i\.e|No|U\.S|[A-Z])\.)$")
@@ -163,7 +164,7 @@ def pack(work: Path) -> None:
 def _filler(pipeline: weft.Pipeline) -> weft.Pipeline:
     """Return the model of an ELECTRA run as one that fills masks."""
     raw = pipeline.run.dump()
-    run = Run.parse({**raw, "task": {"name": "mlm", "whole_words": True}, "model": {**raw["model"], "weights": None}})
+    run = Run.parse({**raw, "task": TASK, "model": {**raw["model"], "weights": None}})
     task, head = build(run, pipeline.tokenizer)
     weights = contents.weights(pipeline.head)
     with torch.no_grad():
