@@ -15,7 +15,7 @@ from weft.errors import CheckpointError, ConfigError, DataError, RoleError, Trai
 
 if TYPE_CHECKING:
     from weft import estimators, testing, vectors
-    from weft.comparison import compare
+    from weft.comparison.run import compare
     from weft.pipeline import Pipeline, load, train
 
 __version__ = "0.1.0"
@@ -37,7 +37,12 @@ __all__ = [
 ]
 
 # Imported on first use: they bring torch, which takes longer to import than most commands take to run.
-_LAZY = {"train": "weft.pipeline", "load": "weft.pipeline", "Pipeline": "weft.pipeline", "compare": "weft.comparison"}
+_LAZY = {
+    "train": "weft.pipeline",
+    "load": "weft.pipeline",
+    "Pipeline": "weft.pipeline",
+    "compare": "weft.comparison.run",
+}
 _MODULES = ("estimators", "testing", "vectors")
 
 

@@ -291,7 +291,7 @@ def compare_command(
     quiet: QuietOption = False,
 ) -> None:
     """Train recipes with the same budget; print a table of results, and write report.html."""
-    from weft.comparison import compare
+    from weft.comparison.run import compare
     from weft.training.progress_bar import ProgressBar
 
     result = compare(recipes, budget, out, changes or [], lambda name: ProgressBar(name, quiet))

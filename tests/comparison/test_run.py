@@ -4,10 +4,10 @@ import json
 import re
 
 import pytest
+from tests.conftest import recipe_for, write_pairs
 
 import weft
-from tests.conftest import recipe_for, write_pairs
-from weft.comparison import _check_same_task, compare
+from weft.comparison.run import _check_same_task, compare
 from weft.config.schema import Run, read_recipe
 from weft.formats.pretrained import read_run
 from weft.training.reporting import Step, read_metrics

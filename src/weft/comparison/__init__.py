@@ -1,0 +1,1 @@
+"""Recipes compared on the same data at the same budget."""
