@@ -25,6 +25,7 @@ $(READY): pyproject.toml constraints.txt
 $(DEV): $(READY)
 	@echo "Adding what the tests and checks need to $(VENV): about a minute"
 	@$(PINNED) '.[dev]'
+	@$(PIP) --no-deps axe-playwright-python==0.1.8  # for its copy of axe-core: Playwright is not needed
 	@touch $@
 
 demo: $(READY)   ## train a fixed-vector model and an attention model for 1,000 steps each, and compare them

@@ -7,6 +7,7 @@ import select
 import shutil
 import subprocess
 import time
+from importlib.resources import files
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
@@ -124,6 +125,13 @@ class Tab:
         for kind in ["mouseMoved", *(["mousePressed", "mouseReleased"] if click else [])]:
             button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
             self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
+
+    def violations(self):
+        """Return what axe-core finds serious or critical about the page's accessibility, each with its elements."""
+        self.run(files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8") + "; 0")
+        found = self.run("axe.run({resultTypes: ['violations']}).then((result) => result.violations)")
+        grave = [rule for rule in found if rule["impact"] in ("serious", "critical")]
+        return [f"{rule['id']}: {', '.join(str(node['target'][0]) for node in rule['nodes'])}" for rule in grave]
 
     def picture(self):
         """Return a PNG of the window."""

@@ -245,6 +245,30 @@ def test_a_phone_in_the_dark(tab, served, model):
     assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 28)"
 
 
+VIEWS = {task: {"mode": "predict", **fields(INPUTS[task])} for task in INPUTS}
+VIEWS |= {"mlm attention": {"model": "mlm", "mode": "attention", **fields(INPUTS["mlm"])}}
+VIEWS |= {"embed": {"model": "contrastive", "mode": "embed", "in.texts": "the weft\nthe warp"}}
+VIEWS |= {"side by side": {"model": "translate", "with": "other", "in.text": "abcde"}}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_axe_finds_nothing_serious(view, tab, served):
+    parts = {"model": view} | VIEWS[view]
+    open_page(tab, served, **parts)
+    assert tab.violations() == []
+    tab.dark(True)
+    tab.settle()
+    assert tab.violations() == []
+
+
+def test_axe_would_find_it(tab, served):
+    open_page(tab, served, "classify", *PHONE)
+    assert tab.violations() == []
+    tab.run("document.querySelector('textarea').id = ''")
+    tab.run("document.querySelector('#playground label').style.color = '#ccc'")
+    assert {line.split(":")[0] for line in tab.violations()} >= {"label", "color-contrast"}
+
+
 def test_the_page_asks_for_the_token(tab, reverser):
     with running({"translate": reverser}, token="0123456789abcdef") as client:
         tab.open(f"{client.base_url}#in.text=abcde")
