@@ -137,6 +137,13 @@ def test_a_time_is_turned_into_steps():
     assert plan_of(time="15m", seconds=1800).steps == 1
 
 
+def test_operations_are_turned_into_steps():
+    plan = plan_of(flops=1e12)
+    assert plan.steps == 333_334
+    assert "train.flops, 1 TFLOP" in shown(plan)["steps"][1]
+    assert "train.time" in shown(plan_of(flops=1e30, time="15m"))["steps"][1]
+
+
 @pytest.mark.parametrize(("steps", "time", "expected"), [(10, "1h", 10), (10_000, "10s", 20), (20, "10s", 20)])
 def test_of_two_budgets_the_first_to_be_spent_counts(steps, time, expected):
     plan = plan_of(steps=steps, time=time)

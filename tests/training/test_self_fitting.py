@@ -64,7 +64,7 @@ def test_a_fit_that_breaks_off_keeps_its_last_whole_pass(tmp_path):
     assert float(left.head.body.counts.sum()) == len(left.tokenizer) + 2 * (9 + 3)
 
 
-@pytest.mark.parametrize("key", ["average", "patience"])
+@pytest.mark.parametrize("key", ["average", "patience", "flops"])
 def test_what_makes_no_sense_for_a_fit_is_refused(tmp_path, key):
     raw = recipe(tmp_path)
     raw["train"][key] = 2

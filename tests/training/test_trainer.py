@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ class Listener:
 
     def of(self, kind):
         return [record for record in self.records if isinstance(record, kind)]
+
+
+class BreakOff(Listener):
+    """A reporter that ends the training with an error at a step."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def __call__(self, record):
+        if isinstance(record, Step) and record.step == self.step:
+            raise KeyboardInterrupt
 
 
 def trainer_for(recipe, *overrides, double=False, device="cpu"):
@@ -126,6 +139,23 @@ def test_a_time_budget_ends_the_run(recipe, tmp_path):
     assert trained.progress.done
     assert 1 <= trained.progress.elapsed < 3
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["lr"] < 1e-3  # the schedule ran by time
+
+
+def test_a_budget_of_operations_is_kept_to_when_resumed(recipe, tmp_path):
+    changes = ["train.schedule=warmup-linear", "train.report_every=1"]
+    train_run(Run.parse(read_recipe(recipe, [*changes, "train.steps=8"])), tmp_path / "steps")
+    rows = read_metrics(tmp_path / "steps" / "metrics.jsonl")
+    changes += ["train.steps=null", f"train.flops={rows[5]['flops'] - 1}"]
+    run = Run.parse(read_recipe(recipe, [*changes, "train.save_every=2"]))
+    whole = train_run(run, tmp_path / "whole").progress
+    assert (whole.step, whole.flops) == (6, rows[5]["flops"])
+    broken = tmp_path / "broken"
+    with pytest.raises(KeyboardInterrupt):
+        train_run(run, broken, report=BreakOff(3))
+    resumed = train_run(run, broken, resume=True).progress
+    assert replace(resumed, elapsed=whole.elapsed) == whole
+    losses = [[row["loss"] for row in read_metrics(tmp_path / name / "metrics.jsonl")] for name in ("whole", "broken")]
+    assert losses[0] == losses[1]
 
 
 def test_the_best_model_is_kept_and_returned(recipe, tmp_path):

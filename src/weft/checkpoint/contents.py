@@ -53,6 +53,7 @@ class Progress:
     stale: Count = 0  # evaluations since the best one
     data: str = ""  # digest of the training data
     done: bool = False
+    flops: Finite = 0.0  # operations of training, over all processes
 
 
 def write_model(

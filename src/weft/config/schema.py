@@ -170,6 +170,7 @@ class Train(Section):
     steps: int | None = Field(None, ge=1)  # the budget in updates; or give `time`
     epochs: float | None = Field(None, gt=0, le=10_000)  # passes over the training data
     time: Seconds | None = None  # the budget in time: 90s, 15m or 2h
+    flops: float | None = Field(None, gt=0)  # the budget in operations, forward and backward: 1e15
     batch_tokens: int | None = Field(4096, ge=1)  # tokens in a batch; None: batch_size is given
     batch_size: int | None = Field(None, ge=1)  # items in a batch, in place of batch_tokens
     accumulate: int = Field(1, ge=1, le=10_000)  # batches for each update, in each process
@@ -211,7 +212,7 @@ class Train(Section):
 
     @model_validator(mode="after")
     def _some_budget(self) -> "Train":
-        if self.steps is None and self.epochs is None and self.time is None:
+        if self.steps is None and self.epochs is None and self.time is None and self.flops is None:
             raise ValueError("needs a budget: give train.steps, train.epochs, or train.time such as 15m")
         if self.batch_size is not None and self.batch_tokens is not None:
             raise ValueError(

@@ -46,7 +46,7 @@ def batches_read(loader: Loader[Any], progress: Progress) -> int:
 
 def _default_eval_every(train: Train, loader: Loader[Any], per_step: int) -> Every | None:
     """Return each epoch, of 2 to 10, else ten times a run, with a report; None: by the share of a budget of time."""
-    if train.time is not None or train.steps is None:
+    if train.time is not None or train.flops is not None or train.steps is None:
         return None
     if 2 <= round(train.steps * per_step / loader.num_batches(0), 1) <= EVALUATIONS:
         return "epoch"

@@ -66,7 +66,8 @@ class RunEstimate:
     def steps(self) -> int:
         """The number of updates within the budget."""
         by_time = math.inf if self.train.time is None else self.train.time / self.step.seconds
-        return max(1, math.ceil(min(self.train.steps or math.inf, by_time)))
+        by_flops = math.inf if self.train.flops is None else self.train.flops / max(self.step.flops, 1)
+        return max(1, math.ceil(min(self.train.steps or math.inf, by_time, by_flops)))
 
     @property
     def mfu(self) -> float:
@@ -106,7 +107,9 @@ class RunEstimate:
             by_epochs = self.train.epochs is not None and self.steps / self.epoch > self.train.epochs - 0.05
             fewer = ", or fewer by train.patience" if self.train.patience else ""
             return f"train.{'epochs' if by_epochs else 'steps'}{fewer}"
-        return f"train.time, {_format_duration(self.train.time or 0)}, at this speed"
+        if self.train.time is not None and self.training >= self.train.time:
+            return f"train.time, {_format_duration(self.train.time)}, at this speed"
+        return f"train.flops, {_format_si(self.train.flops or 0, 'FLOP')}"
 
     def _memory(self) -> str:
         kind = "resident peak of this process" if self.resident else "peak of what the GPU held"

@@ -32,6 +32,12 @@ class TrainingCost:
     flops: int = 0
     seconds: float = 0.0
 
+    def __iadd__(self, other: "TrainingCost") -> "TrainingCost":
+        self.tokens += other.tokens
+        self.flops += other.flops
+        self.seconds += other.seconds
+        return self
+
     def add(self, head: Head, batches: Iterable[Batch]) -> None:
         """Add the cost of an update on these batches; their lengths are on the CPU, so there is no synchronisation."""
         for batch in batches:

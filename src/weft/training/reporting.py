@@ -30,6 +30,7 @@ class Step:
     epoch: int
     elapsed: float  # seconds of training, without evaluation and saving
     spent: float  # share of the budget, 0 to 1
+    flops: float = math.nan  # operations of training so far, over all processes
     valid: dict[str, float] = field(default_factory=dict)  # metrics, if an evaluation was due
 
     def row(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from weft.training.reporting import MetricsFile, Notice, Reporter, Reporters, Te
 from weft.training.self_fitting import FitLoop
 from weft.training.trainer import Evaluate, Trainer
 
-BUDGET = {"train.steps", "train.epochs", "train.time"}
+BUDGET = {"train.steps", "train.epochs", "train.time", "train.flops"}
 FREE = {"data.workers", "train.keep"}  # recipe keys that may change on resume, since they do not affect the result
 
 

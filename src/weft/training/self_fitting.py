@@ -53,6 +53,11 @@ class FitLoop:
                 f"train.epochs: {self.run.model.name!r} is fitted in whole passes over the data, but is {epochs:g} "
                 f"instead; try {math.ceil(epochs)}"
             )
+        if self.run.train.flops is not None:
+            raise ConfigError(
+                f"train.flops: {self.run.model.name!r} is fitted, not trained, so its operations are not counted; "
+                "give train.epochs or train.time"
+            )
         for key in ("average", "patience", "freeze", "layer_decay", "reinit"):
             if getattr(self.run.train, key) != Train.model_fields[key].default:
                 raise ConfigError(f"train.{key}: {self.run.model.name!r} is fitted, not trained; leave it out")

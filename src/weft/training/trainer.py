@@ -139,11 +139,13 @@ class Trainer:
         self._step(loaded)
         if self._due():
             self._read_pending()  # here, so that waiting for the device is timed
-        self.cost.add(self.head, (item.batch for item in loaded))
-        # The mean over the ranks, so that all ranks have the same budget.
-        seconds = self.world.sum({"s": time.perf_counter() - began})["s"] / self.world.size
-        self.progress.elapsed += seconds
-        self.cost.seconds += seconds
+        cost = TrainingCost(seconds=time.perf_counter() - began)
+        cost.add(self.head, (item.batch for item in loaded))
+        # The mean time of the ranks and all their operations, so that all ranks have the same budget.
+        totals = self.world.sum({"seconds": cost.seconds / self.world.size, "flops": cost.flops})
+        self.progress.elapsed += totals["seconds"]
+        self.progress.flops += totals["flops"]
+        self.cost += replace(cost, seconds=totals["seconds"])
 
     def _signal_received(self, signals: Signals) -> bool:
         """Return whether any rank received a signal; all ranks return the same."""
@@ -153,10 +155,11 @@ class Trainer:
         return bool(count)
 
     def spent(self) -> float:
-        """Return the share of the budget that is used, by steps or by time, whichever is more."""
+        """Return the share of the budget that is used, by steps, time or operations, whichever is most."""
         by_steps = self.progress.step / self.train.steps if self.train.steps else 0.0
         by_time = self.progress.elapsed / self.train.time if self.train.time else 0.0
-        return max(by_steps, by_time)
+        by_flops = self.progress.flops / self.train.flops if self.train.flops else 0.0
+        return max(by_steps, by_time, by_flops)
 
     def _spent_before(self) -> float:
         """Return the share used when this step began, so that the last step of a linear decay has a rate above zero."""
@@ -304,6 +307,7 @@ class Trainer:
                 mfu=round(totals["flops"] / seconds / self._peak_flops, 6),
                 epoch=progress.position.epoch,
                 elapsed=round(progress.elapsed, 3),
+                flops=progress.flops,
                 spent=min(1.0, self.spent()),
                 valid=valid,
             )
