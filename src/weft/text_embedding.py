@@ -48,6 +48,7 @@ LayerSelection = int | str | Sequence[int]  # -1, "-4:", "1,3" or [1, 3]
 CHUNK_SIZE, MAX_CHARS = 8192, 1 << 22  # texts in a chunk, and characters
 MAX_CHARS_PER_TOKEN_VECTORS = 1 << 18  # characters in a chunk with pool="tokens"
 BUDGET, BUDGET_ON_GPU = 1024, 1 << 16  # tokens in a batch
+MIN_SHARE = 128  # tokens that are worth a thread of their own
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ class Embedder:
         """Encode a tokenized chunk, and return vectors in the order of the given texts."""
         if len(texts.ids) > BUDGET_ON_GPU and self._device.type == "cuda" and self._half:
             try_reading(self._device)
-        batches = list(texts.batches(self._budget))
+        batches = list(texts.batches(self._batch_tokens(len(texts.ids))))
         parts = list(
             map_in_threads(self._encode, batches) if self._device.type == "cpu" else map(self._encode, batches)
         )
@@ -245,6 +246,13 @@ class Embedder:
         vectors = np.concatenate([flat, empty])[texts.rows]
         vectors[failed] = np.nan
         return vectors
+
+    def _batch_tokens(self, tokens: int) -> int:
+        """Return the number of tokens in a batch: on the CPU each thread has one, where there are enough of them."""
+        if self._device.type != "cpu":
+            return self._budget
+        share = -(-tokens // torch.get_num_threads())
+        return min(self._budget, max(share, MIN_SHARE))
 
     def _not_finite(self, flat: np.ndarray, texts: _TokenizedTexts) -> list[int]:
         """Return the given texts whose vectors (N, D), of texts or of tokens, are not finite; each is an error."""

@@ -14,8 +14,10 @@ A caller that wants what a kernel does not give, such as attention weights or ke
 `weft models --kernels` prints this machine's answers (`weft.nn.kernels.report`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from types import ModuleType
 from typing import Any, Literal
 
@@ -48,6 +50,32 @@ def trust(agreed: bool, learning: bool = True) -> None:
     _enabled["inference"] = agreed
     if learning:
         _enabled["training"] = agreed
+
+
+@contextmanager
+def lasting_inference() -> Iterator[None]:
+    """Context of inference that goes on for long, as a server's: every kernel on the CPU is worth its compilation."""
+    with _lasting_lock:
+        _lasting_scopes.append(None)
+    try:
+        yield
+    finally:
+        with _lasting_lock:
+            _lasting_scopes.pop()
+
+
+_lasting_scopes: list[None] = []
+_lasting_lock = Lock()
+
+
+def min_packed_rows() -> int:
+    """Return the number of rows from which on a matrix is worth packing."""
+    return 1 if _lasting_scopes else MIN_PACKED_ROWS
+
+
+def min_encoder_tokens() -> int:
+    """Return the number of tokens from which on the numba encoder is worth its compilation."""
+    return 1 if _lasting_scopes else MIN_ENCODER_TOKENS
 
 
 def kernels_enabled(learning: bool) -> bool:
@@ -189,7 +217,7 @@ def encoder_kernel(blocks: Any, x: Tensor) -> Kernel | None:
     if blocks.training or not infers_on_cpu(x):
         return None
     int8 = not isinstance(blocks.blocks[0].feed_forward.fc1, nn.Linear)
-    if len(x) < (1 if int8 else MIN_ENCODER_TOKENS):
+    if len(x) < (1 if int8 else min_encoder_tokens()):
         return None
     from weft.nn.kernels.numba import encoder
 

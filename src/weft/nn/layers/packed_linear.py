@@ -54,7 +54,7 @@ def packed(weight: Tensor, rows: int) -> "PackedWeights | None":
     entry = _Scopes.cache.get(id(weight))
     if entry is not None and entry.version == weight._version:
         return entry.packed
-    return _pack(weight) if rows >= dispatch.MIN_PACKED_ROWS else None
+    return _pack(weight) if rows >= dispatch.min_packed_rows() else None
 
 
 def _pack(weight: Tensor) -> "PackedWeights":

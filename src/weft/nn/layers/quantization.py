@@ -28,7 +28,7 @@ class Int8Linear(nn.Module):
         self.in_features, self.out_features, self.form = dense.in_features, dense.out_features, _format(dense)
         self.bias = None if dense.bias is None else dense.bias.detach().float()
         quantized = matmul.quantize_weight(dense.weight.detach().float())
-        self._packed: PackedWeights = matmul.PackedWeights.integers(*quantized, self.form)
+        self.packed: PackedWeights = matmul.PackedWeights.integers(*quantized, self.form)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, in_features) to (N, out_features)."""
@@ -37,7 +37,7 @@ class Int8Linear(nn.Module):
     def product(self, rows: "Rows", out: Tensor | None = None) -> Tensor:
         """Return the same for tokens that are quantized already."""
         assert rows.integers is not None
-        return self._packed.multiply(rows.integers, self.bias, out)
+        return self.packed.multiply(rows.integers, self.bias, out)
 
 
 def _format(dense: nn.Linear) -> "Format":

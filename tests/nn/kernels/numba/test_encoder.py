@@ -13,6 +13,7 @@ from weft.nn.kernels import dispatch
 from weft.nn.kernels.numba import encoder
 from weft.nn.kernels.numba.attention import MAX_LENGTH
 from weft.nn.layers.activations import ACTIVATIONS
+from weft.nn.layers.packed_linear import frozen_weights
 from weft.nn.layers.quantization import lower
 from weft.nn.transformer.blocks import BlockConfig, Blocks
 from weft.tokens import Tokens
@@ -36,18 +37,60 @@ def asked(lengths, seed=0):
     return torch.randn(sum(lengths), WIDTH), AttentionLayout.self_attention(tokens)
 
 
-def both(blocks, x, layout):
-    """What the loops make of it, and what operations do."""
+def all_three(blocks, x, layout):
+    """Return what the loops give, what a function for each layer gives, and what operations give."""
     assert len(x) < dispatch.MIN_ENCODER_TOKENS
     with torch.inference_mode():
-        return encoder.encode(blocks, x, layout.queries), blocks(x, layout)
+        looped, expected = encoder.encode(blocks, x, layout.queries), blocks(x, layout)
+        with frozen_weights(), dispatch.lasting_inference():  # weights are packed
+            return looped, encoder.encode(blocks, x, layout.queries), expected
 
 
 def check(blocks, lengths):
-    actual, expected = both(blocks, *asked(lengths))
-    assert len(actual) == len(expected) == 3
-    for one, other in zip(actual, expected, strict=True):
+    looped, compiled, expected = all_three(blocks, *asked(lengths))
+    assert len(looped) == len(compiled) == len(expected) == 3
+    for one, two, other in zip(looped, compiled, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(two, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def compiled_layers(monkeypatch):
+    """Count the layers that are one function."""
+    seen, encode = [], encoder.encode_layer
+    monkeypatch.setattr(encoder, "encode_layer", lambda *given: seen.append(1) or encode(*given))
+    return seen
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_layer_is_one_function_where_weights_are_packed(precision, compiled_layers):
+    blocks, (x, layout) = made(), asked([5, 9])
+    lower(blocks, precision)
+    with torch.inference_mode():
+        encoder.encode(blocks, x, layout.queries)
+        assert len(compiled_layers) == (0 if precision == "fp32" else 2)
+        with frozen_weights(), dispatch.lasting_inference():
+            encoder.encode(blocks, x, layout.queries)
+            assert len(compiled_layers) == (2 if precision == "fp32" else 4)
+            encoder.encode(blocks, *_inputs([MAX_LENGTH + 1]))
+            assert len(compiled_layers) == (2 if precision == "fp32" else 4)
+
+
+def _inputs(lengths):
+    x, layout = asked(lengths)
+    return x, layout.queries
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_compiled_layer_is_its_operations(norm, precision, monkeypatch):
+    blocks, inputs = made(norm, off={"1": [0]}), _inputs([5, 0, 9, 30])
+    lower(blocks, precision)
+    with torch.inference_mode(), frozen_weights(), dispatch.lasting_inference():
+        compiled = encoder.encode(blocks, *inputs)
+        monkeypatch.setattr(encoder, "packed_products", lambda *_: None)
+        for one, other in zip(compiled, encoder.encode(blocks, *inputs), strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("causal", [False, True])

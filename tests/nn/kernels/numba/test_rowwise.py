@@ -103,4 +103,4 @@ def test_what_cannot_be_kept_is_compiled_all_the_same():
     space = {}
     exec("def twice(x):\n    return 2 * x", space)  # of no file, beside which it could be kept
     assert cached_njit()(space["twice"])(21) == 42
-    assert activate.__globals__["_activate"].stats.cache_path  # those of a module are
+    assert activate.__globals__["activate_values"].stats.cache_path  # those of a module are

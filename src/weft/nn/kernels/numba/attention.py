@@ -22,7 +22,7 @@ def ragged_self_attention(qkv: Tensor, starts: Tensor, heads: int, causal: bool)
     out = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
     if out.shape[1] // heads % COLUMNS:  # the last panel of values is read to its end
         qkv = torch.cat([qkv.flatten(), qkv.new_zeros(COLUMNS)])[:-COLUMNS].view_as(qkv)
-    _attend(heads, causal, *(x.numpy() for x in (qkv, starts, out)))
+    attend(heads, causal, *(x.numpy() for x in (qkv, starts, out)))
     return out
 
 
@@ -126,7 +126,7 @@ def _softmax(scores, scale, max_score, total):  # type: ignore[no-untyped-def]
 
 
 @cached_njit()
-def _attend(heads, causal, qkv, starts, out):  # type: ignore[no-untyped-def]
+def attend(heads, causal, qkv, starts, out):  # type: ignore[no-untyped-def]
     width, longest = out.shape[1], 0
     for b in range(len(starts) - 1):
         longest = max(longest, starts[b + 1] - starts[b])

@@ -3,11 +3,12 @@
 The loops (`weft.nn.kernels.numba.rowwise`, `weft.nn.kernels.numba.attention`) fuse what would else be an operation, and
 a pass over memory, for each step. The batch is split into parts, and each part goes through all layers before the next
 one, on the calling thread: so a layer's output is still in the cache when the next layer reads it, whatever the batch
-size. Threads are for whole batches (`weft.tasks.inference.side_by_side`).
+size. Threads are for whole batches (`weft.tasks.inference.map_in_threads`). On one core, and with short sequences, a layer is
+one function (`weft.nn.kernels.numba.encoder_layer`).
 """
 
 from collections.abc import Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,7 +17,9 @@ from torch.nn import functional as F
 
 from weft.nn.attention.multihead import MultiHeadAttention
 from weft.nn.kernels.numba.attention import MAX_LENGTH, ragged_self_attention
-from weft.nn.kernels.numba.matmul import FLOAT32
+from weft.nn.kernels.numba.encoder_layer import encode_layer, packed_products
+from weft.nn.kernels.numba.matmul import FLOAT32, Format
+from weft.nn.kernels.numba.microkernel import COLUMNS
 from weft.nn.kernels.numba.rowwise import Rows, activate, add_norm_rows, quantize_rows
 from weft.nn.layers.packed_linear import Linear
 from weft.nn.layers.quantization import Int8Linear
@@ -55,25 +58,40 @@ def _encode_part(blocks: Blocks, outputs: dict[int, Tensor], tokens: Tokens, fir
 
 def _encode_layers(blocks: Blocks, outputs: dict[int, Tensor], starts: Tensor, longest: int) -> None:
     layers, final_norm = [block for block in blocks.blocks if isinstance(block, Block)], blocks.norm
-    norms = iter(
-        [residual.norm for block in layers for residual in (block.attention_residual, block.feed_forward_residual)]
-    )
+    norms = [residual.norm for block in layers for residual in (block.attention_residual, block.feed_forward_residual)]
     x, form = outputs[0], getattr(layers[0].feed_forward.fc1, "form", FLOAT32)
     if pre_norm := isinstance(final_norm, nn.LayerNorm):
-        norms = chain(norms, [final_norm])
-    rows = quantize_rows(next(norms)(x) if pre_norm else x, form)
-    buffer = _allocate(len(x) * max(3 * x.shape[1], layers[0].feed_forward.fc1.out_features))
+        norms.append(final_norm)
+    rows = quantize_rows(norms.pop(0)(x) if pre_norm else x, form)
+    buffer = _allocate(len(x) * max(3 * x.shape[1], layers[0].feed_forward.fc1.out_features) + COLUMNS)
+    buffer[-COLUMNS:] = 0  # attention reads the last panel of values to its end
     for depth, block in enumerate(layers, 1):
-        rows = quantize_rows(_attend(block.attention, rows, starts, longest, buffer), form)
-        y = _linear(block.attention.out_proj, rows)
-        rows = add_norm_rows(x, y, next(norms), form)
-        x = y if pre_norm else rows.values
-        rows = activate(block.feed_forward.activation, _linear(block.feed_forward.fc1, rows, buffer), form)
-        y = _linear(block.feed_forward.fc2, rows)
-        rows = add_norm_rows(x, y, next(norms), form)
-        x = y if pre_norm else rows.values
+        inputs = (norms[2 * depth - 2], norms[2 * depth - 1]), x, rows, starts, buffer, form
+        products = packed_products(block, len(x)) if longest <= MAX_LENGTH else None
+        x, rows = _layer_by_operations(block, *inputs) if products is None else encode_layer(block, products, *inputs)
         if depth in outputs:
             outputs[depth].copy_(rows.values if depth == len(layers) else x)
+
+
+def _layer_by_operations(
+    block: Block,
+    norms: tuple[nn.LayerNorm, nn.LayerNorm],
+    x: Tensor,
+    rows: Rows,
+    starts: Tensor,
+    buffer: Tensor,
+    form: Format,
+) -> tuple[Tensor, Rows]:
+    """Return the output of a layer and its norm, the next layer's input, by a function for each operation."""
+    pre_norm, (middle_norm, next_norm) = block.attention_residual.pre_norm, norms
+    rows = quantize_rows(_attend(block.attention, rows, starts, buffer), form)
+    y = _linear(block.attention.out_proj, rows)
+    rows = add_norm_rows(x, y, middle_norm, form)
+    x = y if pre_norm else rows.values
+    rows = activate(block.feed_forward.activation, _linear(block.feed_forward.fc1, rows, buffer), form)
+    y = _linear(block.feed_forward.fc2, rows)
+    rows = add_norm_rows(x, y, next_norm, form)
+    return y if pre_norm else rows.values, rows
 
 
 def _allocate(size: int) -> Tensor:
@@ -91,9 +109,10 @@ def _linear(layer: Linear | Int8Linear, rows: Rows, memory: Tensor | None = None
     return torch.addmm(layer.bias, rows.values, layer.weight.t(), out=out) if product is None else product
 
 
-def _attend(attention: MultiHeadAttention, rows: Rows, starts: Tensor, longest: int, memory: Tensor) -> Tensor:
+def _attend(attention: MultiHeadAttention, rows: Rows, starts: Tensor, memory: Tensor) -> Tensor:
     qkv, heads = _linear(attention.in_proj, rows, memory), len(attention.kept)
-    return (ragged_self_attention if longest <= MAX_LENGTH else _attend_sdpa)(qkv, starts, heads, attention.causal)
+    attend = ragged_self_attention if int(starts.diff().max()) <= MAX_LENGTH else _attend_sdpa
+    return attend(qkv, starts, heads, attention.causal)
 
 
 def _attend_sdpa(qkv: Tensor, starts: Tensor, heads: int, causal: bool) -> Tensor:

@@ -106,7 +106,7 @@ class PackedWeights:
     def integers(cls, weight: Tensor, scale: Tensor, form: Format) -> "PackedWeights":
         """Pack the result of `quantize_weight`, for products with x in a format."""
         sums = weight.sum(1, dtype=torch.int32)
-        return cls(_integer_panels(weight, form), _pad_to_panels(scale), _pad_to_panels(sums), len(weight))
+        return cls(_integer_panels(weight, form), pad_to_panels(scale), pad_to_panels(sums), len(weight))
 
     def multiply(self, x: Tensor | Integers, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """Return x Wᵀ + bias, float32 (M, N). A row's result does not depend on the other rows, to the last bit."""
@@ -116,15 +116,20 @@ class PackedWeights:
             out = torch.empty(len(x.values), self.rows)
         if not len(x.values):
             return out
-        bias = _pad_to_panels(torch.zeros(self.rows) if bias is None else bias.detach())
+        bias = pad_to_panels(torch.zeros(self.rows) if bias is None else bias.detach())
         arrays = [tensor.numpy() for tensor in (*x, self.panels, self.scale, self.sums, bias, out)]
         count, threads = len(self.panels), torch.get_num_threads()
-        if threads == 1 or len(x.values) * self.panels.numel() < _MIN_PARALLEL:
-            _multiply(0, count, *arrays)
+        if not uses_threads(len(x.values) * self.panels.numel()):
+            multiply_panels(0, count, *arrays)
         else:
             bounds = [count * part // threads for part in range(threads + 1)]
-            list(_pool(threads).map(lambda bound: _multiply(*bound, *arrays), pairwise(bounds)))
+            list(_pool(threads).map(lambda bound: multiply_panels(*bound, *arrays), pairwise(bounds)))
         return out
+
+
+def uses_threads(products: int) -> bool:
+    """Return whether so many products are shared by several threads."""
+    return torch.get_num_threads() > 1 and products >= _MIN_PARALLEL
 
 
 _NO_SCALE, _NO_ZERO = torch.empty(0), torch.empty(0, dtype=torch.int32)
@@ -138,9 +143,13 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
-def _pad_to_panels(vector: Tensor) -> Tensor:
+def pad_to_panels(vector: Tensor) -> Tensor:
     """Pad a vector to whole panels."""
-    return torch.nn.functional.pad(vector, (0, -len(vector) % COLUMNS))
+    return (
+        vector.contiguous()
+        if len(vector) % COLUMNS == 0
+        else torch.nn.functional.pad(vector, (0, -len(vector) % COLUMNS))
+    )
 
 
 def _integer_panels(weight: Tensor, form: Format) -> Tensor:
@@ -165,7 +174,7 @@ def _pack(weight, panels):  # type: ignore[no-untyped-def]
 
 
 @cached_njit()
-def _multiply(low, high, x, x_scale, x_zero, panels, scale, sums, bias, out):  # type: ignore[no-untyped-def]
+def multiply_panels(low, high, x, x_scale, x_zero, panels, scale, sums, bias, out):  # type: ignore[no-untyped-def]
     """Multiply with the panels low … high."""
     steps, M = panels.shape[1], x.shape[0]
     block = max(1, _L2_BYTES // (4 * steps) // ROWS) * ROWS

@@ -36,46 +36,49 @@ class Rows(NamedTuple):
     integers: Integers | None = None
 
 
-def _arrays(integers: Integers | None, form: Format) -> tuple[Any, ...]:
+def integer_arrays(integers: Integers | None) -> tuple[Any, ...]:
     """Return the arrays that loops write integers to: empty ones, where the product is in float32."""
-    if integers is None:
-        return _EMPTY
-    return *(x.numpy() for x in integers), form.steps
+    return _EMPTY if integers is None else tuple(x.numpy() for x in integers)
 
 
-_EMPTY = (np.empty((0, 1), np.uint8), np.empty(0, np.float32), np.empty(0, np.int32), 0)
+_EMPTY = (np.empty((0, 1), np.uint8), np.empty(0, np.float32), np.empty(0, np.int32))
 
 
-def _allocate(values: Tensor, form: Format) -> Integers | None:
-    count, width = values.shape
+def allocate_integers(count: int, width: int, form: Format) -> Integers | None:
+    """Allocate memory for tokens (N, D) in an integer format; None where the format is float32."""
     if form is FLOAT32:
         return None
     padded = torch.empty(count, width + -width % form.group, dtype=form.dtype)
     return Integers(padded, torch.empty(count), torch.empty(count, dtype=torch.int32))
 
 
+def activation_code(activation: Callable[..., Tensor]) -> int:
+    """Return the number of an activation, by which loops know it."""
+    return _ACTIVATION_CODES[activation]
+
+
 def quantize_rows(x: Tensor, form: Format) -> Rows:
     """Quantize tokens (N, D), each with its own scale and zero point; in the format float32 they stay as they are."""
     values = x.contiguous()
-    integers = _allocate(values, form)
+    integers = allocate_integers(len(values), values.shape[1], form)
     if integers is not None:
-        _quantize_rows(values.numpy(), *_arrays(integers, form))
+        quantize_all(values.numpy(), *integer_arrays(integers), form.steps)
     return Rows(values, integers)
 
 
 def activate(activation: Callable[..., Tensor], values: Tensor, form: Format) -> Rows:
     """Apply the activation to values, in place, and return them."""
-    integers = _allocate(values, form)
-    _activate(_ACTIVATION_CODES[activation], values.numpy(), *_arrays(integers, form))
+    integers = allocate_integers(len(values), values.shape[1], form)
+    activate_values(_ACTIVATION_CODES[activation], values.numpy(), *integer_arrays(integers), form.steps)
     return Rows(values, integers)
 
 
 def add_norm_rows(x: Tensor, y: Tensor, norm: nn.LayerNorm, form: Format) -> Rows:
     """Return norm(x + y); y (N, D) is overwritten by the sum."""
     values = torch.empty_like(x)
-    integers = _allocate(values, form)
+    integers = allocate_integers(len(values), values.shape[1], form)
     inputs = (tensor.detach().numpy() for tensor in (x, y, norm.weight, norm.bias))
-    _add_norm(*inputs, np.float32(norm.eps), values.numpy(), *_arrays(integers, form))
+    add_norm(*inputs, np.float32(norm.eps), values.numpy(), *integer_arrays(integers), form.steps)
     return Rows(values, integers)
 
 
@@ -103,13 +106,13 @@ def quantize_row(row, values, integers, scale, zero, steps):  # type: ignore[no-
 
 
 @cached_njit()
-def _quantize_rows(values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
+def quantize_all(values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
     for row in range(values.shape[0]):
         quantize_row(row, values, integers, scale, zero, steps)
 
 
 @cached_njit(sums=True)
-def _add_norm(x, y, weight, bias, eps, values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
+def add_norm(x, y, weight, bias, eps, values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
     width = np.float32(x.shape[1])
     for row in range(x.shape[0]):
         total, squares = np.float32(0), np.float32(0)
@@ -138,7 +141,7 @@ def _gelu(x):  # type: ignore[no-untyped-def]
 
 
 @cached_njit()
-def _activate(kind, values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
+def activate_values(kind, values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
     for row in range(values.shape[0]):
         if kind == 0:
             for column in range(values.shape[1]):
