@@ -1,7 +1,12 @@
 """Which requests share a batch, and in what order batches are run."""
 
 import asyncio
+import threading
 
+import pytest
+import torch
+
+from weft.serve.errors import RequestError
 from weft.serve.metrics import Metrics
 from weft.serve.scheduler import BatchJob, BatchKind, Scheduler, split_jobs
 
@@ -10,16 +15,17 @@ def make_jobs(sizes, kind, loop):
     return [BatchJob(kind, [size], size, loop.create_future()) for size in sizes]
 
 
-def order_of_batches(sizes, budget, kinds=None):
+def order_of_batches(sizes, budget, kinds=None, threads=1, while_run=lambda: None):
     """Return the inputs of each batch, where all jobs wait before the first batch."""
     batches = []
 
     def run(inputs):
         batches.append(inputs)
+        while_run()
         return inputs
 
     async def submit():
-        loop, scheduler = asyncio.get_running_loop(), Scheduler(budget, Metrics())
+        loop, scheduler = asyncio.get_running_loop(), Scheduler(budget, Metrics(), threads)
         kinds_of_jobs = kinds or [0] * len(sizes)
         jobs = [
             job
@@ -58,3 +64,20 @@ def test_a_large_request_is_split():
 
     assert asyncio.run(split([4, 4, 40, 4, 4])) == [[4, 4], [40], [4, 4]]
     assert asyncio.run(split([])) == []
+
+
+def test_threads_compute_side_by_side_with_one_core_each():
+    meeting, cores = threading.Barrier(2, timeout=5), []
+
+    def meet():
+        meeting.wait()
+        cores.append(torch.get_num_threads())
+
+    assert sorted(order_of_batches([500] * 4, 4096, threads=2, while_run=meet)) == [[500, 500], [500, 500]]
+    assert 1 in cores
+    with pytest.raises(RequestError):  # of one thread, nobody meets another
+        order_of_batches([500] * 4, 4096, while_run=threading.Barrier(2, timeout=0.2).wait)
+
+
+def test_few_tokens_are_not_shared():
+    assert order_of_batches([5] * 4, 4096, threads=2) == [[5] * 4]

@@ -46,6 +46,7 @@ def serve(
     """Serve models over HTTP: predictions, embeddings, attention, streams, and OpenAI's completions."""
     try:
         import fastapi  # noqa: F401
+        import httptools  # noqa: F401
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:

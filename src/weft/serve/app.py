@@ -22,7 +22,7 @@ from weft.serve.events import EventStream, event
 from weft.serve.generation import Generated, GenerationEngine, GenerationJob, check_generates
 from weft.serve.guard import Guard
 from weft.serve.metrics import Metrics
-from weft.serve.models import ServedModel, num_characters, renumbered
+from weft.serve.models import ServedModel, num_characters, num_threads, renumbered
 from weft.serve.openai import openai_routes
 from weft.serve.scheduler import BatchKind, Scheduler, split_jobs
 from weft.serve.schemas import (
@@ -45,7 +45,7 @@ class Services:
     def __init__(self, models: Mapping[str, ServedModel], config: ServerConfig) -> None:
         self.models, self.config, self.metrics = models, config, Metrics()
         self.admission = Admission(config, self.metrics)
-        self.scheduler = Scheduler(config.batch_tokens, self.metrics)
+        self.scheduler = Scheduler(config.batch_tokens, self.metrics, num_threads(models.values()))
         self.engines = {
             name: GenerationEngine(model, config, self.metrics, self.scheduler)
             for name, model in models.items()

@@ -12,7 +12,6 @@ import torch
 from weft.decoding.config import DecodingConfig
 from weft.decoding.continuous import ContinuousBatch, GeneratedSequence, GenerationRequest, GreedySearch, Search
 from weft.errors import ConfigError, DataError
-from weft.nn.layers.packed_linear import frozen_weights
 from weft.serve.config import ServerConfig
 from weft.serve.errors import RequestError
 from weft.serve.metrics import Metrics
@@ -178,7 +177,7 @@ class GenerationEngine:
         joining = self._take()
         if not joining and not self._batch.searches:
             return False
-        with frozen_weights(), torch.inference_mode():
+        with torch.inference_mode():
             self._join(joining)
             self._deliver()
             self._batch.step()

@@ -99,14 +99,22 @@ class Guard:
         return not self.config.is_loopback  # an address is no name that could be rebound
 
     async def _read_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
-        """Return the whole body; raise an error if it is not JSON, too large, compressed or too slow."""
+        """Return the whole body; raise an error if it is not JSON, too large, compressed or too slow.
+
+        A body of the wrong kind is received, too: a client that still sends would not read the answer.
+        """
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             return b""
-        close, limit = {"connection": "close"}, self.config.max_body
+        body = await self._receive_body(headers, receive)
         if headers.get("content-encoding", "identity") != "identity":
-            raise RequestError(415, "a compressed body is not read; send it as it is", close)
+            raise RequestError(415, "a compressed body is not read; send it as it is")
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise RequestError(415, "the body must be JSON; send the header Content-Type: application/json", close)
+            raise RequestError(415, "the body must be JSON; send the header Content-Type: application/json")
+        return body
+
+    async def _receive_body(self, headers: Headers, receive: Receive) -> bytes:
+        """Return the body as it is sent, within the limits of size and time."""
+        close, limit = {"connection": "close"}, self.config.max_body
         too_large = RequestError(413, f"the body has more than {limit:,} bytes; send fewer or shorter inputs", close)
         length = headers.get("content-length", "")
         if length.isdigit() and int(length[:20]) > limit:

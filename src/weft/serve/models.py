@@ -1,10 +1,14 @@
 """A served model: its description, and the functions that a batch of requests runs."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from weft.analysis.attention import Attention
 from weft.config.json import write_json
@@ -19,9 +23,11 @@ from weft.serve.scheduler import BatchKind, Results
 from weft.tasks.capabilities import TeacherForcing, TextGeneration
 from weft.tasks.inference import predict_or_errors
 from weft.tasks.requests import read_options
+from weft.text_embedding import Embedder
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 MAX_OPTIONS = 4000  # characters of all options: stop words, say, cost time at every step
+MAX_KINDS = 32  # kinds of embeddings that are kept, each with its options
 MAX_WEIGHTS = 4_000_000  # numbers of attention in one answer: about 40 MB of JSON
 
 # Inputs to try, by task; by its name, for a model that ships with weft.
@@ -61,6 +67,7 @@ class ServedModel:
 
     name: str
     pipeline: Pipeline
+    _kinds: dict[tuple[str, str], BatchKind] = field(default_factory=dict, compare=False)  # by method and options
 
     @property
     def methods(self) -> list[str]:
@@ -126,24 +133,41 @@ class ServedModel:
 
     def embed_kind(self, options: Mapping[str, Any]) -> BatchKind:
         """Return the kind of embeddings with these options; raise an error if they are wrong."""
-        embedder = self.pipeline.embedder(**options, on_error="nan")
 
-        def run(texts: list[Any]) -> Results:
+        def run(embedder: Embedder, texts: list[Any]) -> Results:
             vectors = embedder.all(texts)
             return [embedder.errors.get(number, vector) for number, vector in enumerate(vectors, 1)]
 
-        return BatchKind(self.name, "embed", write_json(dict(options)), run)
+        return self._embedding_kind("embed", options, run)
 
     def tokens_kind(self, options: Mapping[str, Any]) -> BatchKind:
         """Return the kind of embeddings with a vector for each token; results are pairs of tokens and vectors."""
-        embedder = self.pipeline.embedder(**options, on_error="nan")
 
-        def run(texts: list[Any]) -> Results:
+        def run(embedder: Embedder, texts: list[Any]) -> Results:
             vectors = embedder.all(texts)
             numbered = enumerate(zip(texts, vectors, strict=True), 1)
             return [embedder.errors.get(n, (embedder.tokens(text), own)) for n, (text, own) in numbered]
 
-        return BatchKind(self.name, "embed", write_json(dict(options)), run)
+        return self._embedding_kind("embed tokens", options, run)
+
+    def _embedding_kind(
+        self, method: str, options: Mapping[str, Any], run: Callable[[Embedder, list[Any]], Results]
+    ) -> BatchKind:
+        """Return the kind of a method with these options: it is kept, and so is an embedder for each thread."""
+        key = method, write_json(dict(options))
+        if key not in self._kinds:
+            own = threading.local()
+            own.embedder = self.pipeline.embedder(**options, on_error="nan")  # checks the options
+
+            def run_in_thread(texts: list[Any]) -> Results:
+                if not hasattr(own, "embedder"):
+                    own.embedder = self.pipeline.embedder(**options, on_error="nan")
+                return run(own.embedder, texts)
+
+            if len(self._kinds) >= MAX_KINDS:
+                self._kinds.clear()
+            self._kinds[key] = BatchKind(self.name, *key, run_in_thread)
+        return self._kinds[key]
 
     def attention_kind(self, layers: Sequence[int] | None, heads: Sequence[int] | None) -> BatchKind:
         """Return the kind of attention maps, one example a batch."""
@@ -152,6 +176,12 @@ class ServedModel:
             return [_checked(self.pipeline.attention(example, layers, heads)) for example in examples]
 
         return BatchKind(self.name, "attention", object(), run)
+
+
+def num_threads(models: Iterable[ServedModel]) -> int:
+    """Return the number of threads that compute: on CPUs one for each core that PyTorch uses, else one."""
+    devices = {parameter.device.type for model in models for parameter in islice(model.pipeline.head.parameters(), 1)}
+    return torch.get_num_threads() if devices == {"cpu"} else 1
 
 
 def num_characters(value: Any) -> int:

@@ -1,16 +1,18 @@
 """Serving the application with uvicorn: slow clients are cut off, and SIGTERM lets accepted requests finish."""
 
 import asyncio
+import gc
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from weft.errors import ConfigError
 from weft.serve.app import create_app
@@ -19,14 +21,16 @@ from weft.serve.models import ServedModel, load_models
 
 MAX_HEAD = 32 << 10  # bytes of a request's line and headers
 BACKLOG = 2048  # connections that wait to be accepted
+SWITCH_INTERVAL = 2e-4  # seconds after which a thread gives way: the one that computes asks for it at every kernel
 IDLE = 20  # seconds that an idle connection is kept
 
 
-class Connection(H11Protocol):
-    """An HTTP connection that is closed if a request's headers do not come in time; uvicorn itself waits for ever."""
+class Connection(HttpToolsProtocol):
+    """An HTTP connection that is closed if a request's head does not come in time, or is too large."""
 
-    head_time_limit: float = 10.0
+    head_time_limit: float = 10.0  # uvicorn itself waits for ever, and reads headers of any size
     _head_timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0  # received of a head that is not complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a request."""
@@ -34,12 +38,21 @@ class Connection(H11Protocol):
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
-        """Read what has come; once a request has begun, its headers must be complete in time."""
+        """Read what has come; once a request has begun, its head must be complete in time and within the limit."""
         if self._head_timer is None and self._is_idle():
             self._expect_head()
         super().data_received(data)
+        self._head_bytes = self._head_bytes + len(data) if self._is_idle() else 0
         if not self._is_idle():
             self._cancel_timer()
+        elif self._head_bytes > MAX_HEAD and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too large.")
+
+    def on_headers_complete(self) -> None:
+        """Begin the request, unless its head is too large."""
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD:
+            raise ValueError("the parser answers 400 to any error")
+        super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -96,7 +109,6 @@ def make_server(models: Mapping[str, ServedModel], config: ServerConfig) -> Serv
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=IDLE,
-        h11_max_incomplete_event_size=MAX_HEAD,
     )
     return Server(settings)
 
@@ -127,6 +139,9 @@ def bind(config: ServerConfig) -> socket.socket:
 
 def serve(models: Mapping[str, ServedModel], config: ServerConfig, tell: Callable[[str], object]) -> None:
     """Serve until SIGTERM or Ctrl-C; tell where, once requests are accepted."""
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    gc.collect()
+    gc.freeze()  # what is there now stays: a collection that looked at all of it would hold up every request
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("weft.serve").setLevel(logging.INFO)
     listening = bind(config)

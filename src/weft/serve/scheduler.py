@@ -1,24 +1,31 @@
-"""The thread that computes: requests that wait together share a batch, and a request that is alone does not wait.
+"""The threads that compute: requests that wait together share a batch, and a request that is alone does not wait.
 
-One thread runs every model, so that two of them never compete for the cores or for the device. While it computes,
-requests wait; when it is free, it takes those of one kind (a model, a method and its options) up to a budget of tokens.
+A thread that is free takes waiting requests of one kind (a model, a method and its options), up to a budget of tokens.
 The shortest ones come first, so that a long text does not hold up short ones; but every other batch begins with the
-request that has waited longest, so that none waits for ever.
+request that has waited longest, so that none waits for ever. On a GPU there is one thread. On a CPU there is one for
+each core: a batch that is alone is computed by all cores, and several batches by one core each, as cores that share a
+batch wait for each other. What goes on step by step, such as the generation of texts, is done by the first thread.
 """
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
+
 from weft.errors import WeftError
+from weft.nn.kernels.dispatch import lasting_inference
+from weft.nn.layers.packed_linear import frozen_weights
 from weft.serve.errors import RequestError
 from weft.serve.metrics import Metrics
 
 LOG = logging.getLogger("weft.serve")
 CHARACTERS_PER_TOKEN = 4  # of a text that is not tokenized yet
+MIN_SHARE = 64  # tokens that are worth a thread of their own
 
 Results = list[Any]  # a result or a WeftError for each input
 OUT_OF_MEMORY = "out of memory; send fewer or shorter inputs, or try again"
@@ -56,49 +63,76 @@ class Engine(Protocol):
 
 
 class Scheduler:
-    """Runs batches and engines on one thread."""
+    """Runs batches and engines, on `threads` threads: one, or as many as PyTorch uses cores."""
 
-    def __init__(self, budget: int, metrics: Metrics) -> None:
+    def __init__(self, budget: int, metrics: Metrics, threads: int = 1) -> None:
         self._budget, self._metrics = budget, metrics
         self._waiting: list[BatchJob] = []
         self._engines: list[Engine] = []
         self._condition = threading.Condition()
         self._oldest_first = True
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="weft-serve", daemon=True)
+        self._busy = 0  # threads that compute
+        self._threads = [
+            threading.Thread(target=self._run, args=(number == 0,), name=f"weft-serve-{number}", daemon=True)
+            for number in range(threads)
+        ]
 
     def add_engine(self, engine: Engine) -> None:
         """Add work that is stepped between batches."""
         self._engines.append(engine)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """End the thread once it has done what it is doing."""
+        """End the threads once they have done what they are doing."""
         with self._condition:
             self._stopping = True
-            self._condition.notify()
-        self._thread.join()
+            self._condition.notify_all()
+        for thread in self._threads:
+            thread.join()
 
     def wake(self) -> None:
-        """Let the thread look for work: an engine has some."""
+        """Let the threads look for work: an engine has some."""
         with self._condition:
-            self._condition.notify()
+            self._condition.notify_all()
 
     def submit(self, jobs: Sequence[BatchJob]) -> None:
         """Queue jobs."""
         with self._condition:
             self._waiting += jobs
-            self._condition.notify()
+            self._condition.notify(len(jobs))
 
-    def _run(self) -> None:
-        while not self._stopping:
-            stepped = [self._step(engine) for engine in self._engines]
-            batch = self._take(wait=not any(stepped))
-            if batch:
-                self._run_batch(batch)
+    def _run(self, steps_engines: bool) -> None:
+        """Work until the end, with weights that are packed once, and not for each batch."""
+        cores = torch.get_num_threads()
+        with frozen_weights(), lasting_inference():
+            while not self._stopping:
+                with self._computing(cores):
+                    stepped = [self._step(engine) for engine in self._engines] if steps_engines else []
+                if any(stepped) and len(self._threads) > 1:
+                    continue  # the other threads run the batches
+                batch = self._take(wait=not any(stepped))
+                if batch:
+                    with self._computing(cores, is_batch=True):
+                        self._run_batch(batch)
+
+    @contextmanager
+    def _computing(self, cores: int, is_batch: bool = False) -> Iterator[None]:
+        """Context in which this thread computes: with all cores if no other does, and else with one."""
+        with self._condition:
+            self._busy += not is_batch  # a batch was counted when it was taken
+            alone = self._busy == 1 and not self._waiting
+        if len(self._threads) > 1:
+            torch.set_num_threads(cores if alone else 1)
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._busy -= 1
 
     def _step(self, engine: Engine) -> bool:
         try:
@@ -108,27 +142,35 @@ class Scheduler:
             return True
 
     def _take(self, wait: bool) -> list[BatchJob]:
-        """Return the jobs of the next batch; with `wait`, sleep until there may be some work."""
+        """Return the jobs of the next batch, and count this thread as busy; with `wait`, sleep until there may be some."""
         with self._condition:
             self._waiting = [job for job in self._waiting if not job.cancelled]
             if not self._waiting and wait and not self._stopping:
                 self._condition.wait(timeout=1.0)  # an engine may have work, too
-            return self._choose() if self._waiting else []
+            batch = self._choose() if self._waiting else []
+            self._busy += bool(batch)
+            return batch
 
     def _choose(self) -> list[BatchJob]:
         """Take jobs of one kind from the queue, up to the budget: the shortest, or the oldest and then the shortest."""
         first = self._waiting[0] if self._oldest_first else min(self._waiting, key=lambda job: job.tokens)
         self._oldest_first = not self._oldest_first
         batch, tokens = [first], first.tokens
-        others = (job for job in self._waiting if job.kind == first.kind and job is not first)
+        others = [job for job in self._waiting if job.kind == first.kind and job is not first]
+        budget = self._share(first.tokens + sum(job.tokens for job in others))
         for job in sorted(others, key=lambda job: job.tokens):
             tokens += job.tokens
-            if tokens > self._budget:
+            if tokens > budget:
                 break
             batch.append(job)
         taken = set(map(id, batch))
         self._waiting = [job for job in self._waiting if id(job) not in taken]
         return batch
+
+    def _share(self, tokens: int) -> int:
+        """Return the budget of a batch: of the tokens that wait, as many as leave some for the other free threads."""
+        free = max(1, len(self._threads) - self._busy)
+        return min(self._budget, max(-(-tokens // free), MIN_SHARE))
 
     def _run_batch(self, batch: list[BatchJob]) -> None:
         kind, inputs = batch[0].kind, [value for job in batch for value in job.inputs]
@@ -152,8 +194,6 @@ def served_error(error: Exception) -> Exception:
 
 
 def _free_memory() -> None:
-    import torch
-
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
