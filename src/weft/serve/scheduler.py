@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -73,10 +74,11 @@ class Scheduler:
         self._oldest_first = True
         self._stopping = False
         self._busy = 0  # threads that compute
-        self._threads = [
-            threading.Thread(target=self._run, args=(number == 0,), name=f"weft-serve-{number}", daemon=True)
-            for number in range(threads)
-        ]
+        with frozen_weights(), lasting_inference():  # weights are packed once for all threads, and not for each batch
+            self._threads = [
+                threading.Thread(target=copy_context().run, args=(self._run, number == 0), daemon=True)
+                for number in range(threads)
+            ]
 
     def add_engine(self, engine: Engine) -> None:
         """Add work that is stepped between batches."""
@@ -107,18 +109,16 @@ class Scheduler:
             self._condition.notify(len(jobs))
 
     def _run(self, steps_engines: bool) -> None:
-        """Work until the end, with weights that are packed once, and not for each batch."""
         cores = torch.get_num_threads()
-        with frozen_weights(), lasting_inference():
-            while not self._stopping:
-                with self._computing(cores):
-                    stepped = [self._step(engine) for engine in self._engines] if steps_engines else []
-                if any(stepped) and len(self._threads) > 1:
-                    continue  # the other threads run the batches
-                batch = self._take(wait=not any(stepped))
-                if batch:
-                    with self._computing(cores, is_batch=True):
-                        self._run_batch(batch)
+        while not self._stopping:
+            with self._computing(cores):
+                stepped = [self._step(engine) for engine in self._engines] if steps_engines else []
+            if any(stepped) and len(self._threads) > 1:
+                continue  # the other threads run the batches
+            batch = self._take(wait=not any(stepped))
+            if batch:
+                with self._computing(cores, is_batch=True):
+                    self._run_batch(batch)
 
     @contextmanager
     def _computing(self, cores: int, is_batch: bool = False) -> Iterator[None]:
@@ -142,7 +142,7 @@ class Scheduler:
             return True
 
     def _take(self, wait: bool) -> list[BatchJob]:
-        """Return the jobs of the next batch, and count this thread as busy; with `wait`, sleep until there may be some."""
+        """Return the jobs of the next batch, and count this thread as busy; with `wait`, sleep until there are some."""
         with self._condition:
             self._waiting = [job for job in self._waiting if not job.cancelled]
             if not self._waiting and wait and not self._stopping:

@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, pairwise
 from typing import Any, TypeVar
@@ -233,7 +234,7 @@ def map_in_threads(answer: Callable[[_A], _B], batches: Sequence[_A]) -> Iterato
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for batch in batches:
-                futures.append(pool.submit(answer, batch))
+                futures.append(pool.submit(copy_context().run, answer, batch))
                 if len(futures) > threads:
                     yield futures.popleft().result()
             while futures:

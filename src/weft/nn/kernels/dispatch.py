@@ -16,8 +16,8 @@ A caller that wants what a kernel does not give, such as attention weights or ke
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
-from threading import Lock
 from types import ModuleType
 from typing import Any, Literal
 
@@ -52,30 +52,27 @@ def trust(agreed: bool, learning: bool = True) -> None:
         _enabled["training"] = agreed
 
 
+_is_lasting: ContextVar[bool] = ContextVar("is_lasting", default=False)
+
+
 @contextmanager
 def lasting_inference() -> Iterator[None]:
     """Context of inference that goes on for long, as a server's: every kernel on the CPU is worth its compilation."""
-    with _lasting_lock:
-        _lasting_scopes.append(None)
+    token = _is_lasting.set(True)
     try:
         yield
     finally:
-        with _lasting_lock:
-            _lasting_scopes.pop()
-
-
-_lasting_scopes: list[None] = []
-_lasting_lock = Lock()
+        _is_lasting.reset(token)
 
 
 def min_packed_rows() -> int:
     """Return the number of rows from which on a matrix is worth packing."""
-    return 1 if _lasting_scopes else MIN_PACKED_ROWS
+    return 1 if _is_lasting.get() else MIN_PACKED_ROWS
 
 
 def min_encoder_tokens() -> int:
     """Return the number of tokens from which on the numba encoder is worth its compilation."""
-    return 1 if _lasting_scopes else MIN_ENCODER_TOKENS
+    return 1 if _is_lasting.get() else MIN_ENCODER_TOKENS
 
 
 def kernels_enabled(learning: bool) -> bool:

@@ -1,11 +1,13 @@
 """Linear layers that use weft's own matrix product (`weft.nn.kernels.numba.matmul`) for inference on the CPU.
 
 It needs packed weights. Inside `frozen_weights` each matrix is packed at its first product with many rows, and cached
-until the last such scope ends; outside nothing is cached, so that weights may change in any way between two calls.
+until that scope ends; outside nothing is cached, so that weights may change in any way between two calls.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,45 +27,48 @@ class _PackedEntry(NamedTuple):
     packed: "PackedWeights"
 
 
-class _Scopes:
-    """The number of open scopes, and the cache of packed matrices, by the ids of the matrices."""
+@dataclass
+class _Scope:
+    """The packed matrices of a scope, by the ids of the matrices."""
 
-    count = 0
-    cache: dict[int, _PackedEntry] = {}  # noqa: RUF012
-    lock = Lock()
+    cache: dict[int, _PackedEntry] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
 
 
 @contextmanager
 def frozen_weights() -> Iterator[None]:
-    """Context in which no weight changes, so that matrices are packed once."""
-    with _Scopes.lock:
-        _Scopes.count += 1
+    """Context in which no weight changes, so that matrices are packed once; threads in a copy of it share them."""
+    if _scope.get() is not None:
+        yield
+        return
+    token = _scope.set(_Scope())
     try:
         yield
     finally:
-        with _Scopes.lock:
-            _Scopes.count -= 1
-            if not _Scopes.count:
-                _Scopes.cache = {}
+        _scope.reset(token)
 
 
 def packed(weight: Tensor, rows: int) -> "PackedWeights | None":
     """Return a matrix packed in this scope; None where a product of so many rows is left to PyTorch."""
-    if not _Scopes.count:
+    scope = _scope.get()
+    if scope is None:
         return None
-    entry = _Scopes.cache.get(id(weight))
+    entry = scope.cache.get(id(weight))
     if entry is not None and entry.version == weight._version:
         return entry.packed
-    return _pack(weight) if rows >= dispatch.min_packed_rows() else None
+    return _pack(weight, scope) if rows >= dispatch.min_packed_rows() else None
 
 
-def _pack(weight: Tensor) -> "PackedWeights":
+def _pack(weight: Tensor, scope: _Scope) -> "PackedWeights":
     """Pack a matrix, unless another thread has just done it."""
     pack = dispatch.matmul_module().PackedWeights.floats
-    with _Scopes.lock:
-        entry = _Scopes.cache.get(id(weight))
+    with scope.lock:
+        entry = scope.cache.get(id(weight))
         if entry is None or entry.version != weight._version:
-            entry = _Scopes.cache[id(weight)] = _PackedEntry(weight, weight._version, pack(weight))
+            entry = scope.cache[id(weight)] = _PackedEntry(weight, weight._version, pack(weight))
     return entry.packed
 
 

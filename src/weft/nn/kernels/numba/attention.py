@@ -127,6 +127,7 @@ def _softmax(scores, scale, max_score, total):  # type: ignore[no-untyped-def]
 
 @cached_njit()
 def attend(heads, causal, qkv, starts, out):  # type: ignore[no-untyped-def]
+    """Write the self-attention of all sequences to `out`; behind qkv there is memory of one panel more."""
     width, longest = out.shape[1], 0
     for b in range(len(starts) - 1):
         longest = max(longest, starts[b + 1] - starts[b])

@@ -1,8 +1,8 @@
 """A layer of a Transformer encoder as one compiled function, for inference on one core of the CPU.
 
-It computes what `weft.nn.kernels.numba.encoder` does by a function for each operation. Between two functions a thread needs
-Python's lock: where several threads compute, or a server's event loop runs beside them, waiting for it takes longer
-than a product of few tokens. Here a thread needs it once a layer.
+It computes what `weft.nn.kernels.numba.encoder` does by a function for each operation. Between two functions a thread
+needs Python's lock: where several threads compute, or a server's event loop runs beside them, waiting for it takes
+longer than a product of few tokens. Here a thread needs it once a layer.
 """
 
 from typing import Any, NamedTuple
@@ -74,8 +74,8 @@ def encode_layer(
 ) -> tuple[Tensor, Rows]:
     """Return the output of a layer and its norm, the next layer's input; where norms come after sums both are one.
 
-    `x` is the residual stream, and `rows` what the first product reads: x itself, or its norm. `buffer` has room for the
-    queries, keys and values, and for the hidden layer.
+    `x` is the residual stream, and `rows` what the first product reads: x itself, or its norm. `buffer` has room for
+    the queries, keys and values, and for the hidden layer.
     """
     attention, feed_forward = block.attention, block.feed_forward
     y, z = torch.empty_like(x), torch.empty_like(x)

@@ -107,12 +107,14 @@ def quantize_row(row, values, integers, scale, zero, steps):  # type: ignore[no-
 
 @cached_njit()
 def quantize_all(values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
+    """Quantize every row."""
     for row in range(values.shape[0]):
         quantize_row(row, values, integers, scale, zero, steps)
 
 
 @cached_njit(sums=True)
 def add_norm(x, y, weight, bias, eps, values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
+    """Write norm(x + y) to `values`, and quantized where `integers` has rows; y is overwritten by the sum."""
     width = np.float32(x.shape[1])
     for row in range(x.shape[0]):
         total, squares = np.float32(0), np.float32(0)
@@ -142,6 +144,7 @@ def _gelu(x):  # type: ignore[no-untyped-def]
 
 @cached_njit()
 def activate_values(kind, values, integers, scale, zero, steps):  # type: ignore[no-untyped-def]
+    """Apply the activation of this code in place; quantize the rows where `integers` has some."""
     for row in range(values.shape[0]):
         if kind == 0:
             for column in range(values.shape[1]):
