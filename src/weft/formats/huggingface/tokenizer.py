@@ -95,6 +95,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, family: HFMapping, longe
         "model_max_length": longest,
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", *(["token_type_ids"] if family.token_types else []), "attention_mask"],
+        "unk_token": tokens["eos"],  # GPT-2's, which has no unknown token; CTranslate2 asks for one
         **{key: tokens[role] for key, role in keys.items()},
         "weft": tokenizer.config.model_dump(mode="json", exclude_none=True),
     }
