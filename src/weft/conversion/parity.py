@@ -123,7 +123,7 @@ def _run_model(pipeline: Pipeline, sample: Tokens, max_tokens: int) -> Outputs:
     roles, outputs = body.roles(pipeline.run.model), dict[str, list[Tensor]]()
     if Role.ENCODER in roles:
         outputs["hidden states"] = list(body.encode(sample, range(pipeline.run.model.layers + 1)))  # type: ignore[attr-defined]
-    outputs |= {name: [logits] for name, logits in _logits(pipeline, sample).items()}
+    outputs |= {name: [logits] for name, logits in task_logits(pipeline, sample).items()}
     if Role.GENERATOR in roles:
         steps = min(STEPS, max_tokens - len(sample.ids))
         (best,) = generate(body, sample, specials.eos, DecodingConfig(max_length=steps))[0]
@@ -131,7 +131,7 @@ def _run_model(pipeline: Pipeline, sample: Tokens, max_tokens: int) -> Outputs:
     return outputs
 
 
-def _logits(pipeline: Pipeline, sample: Tokens) -> dict[str, Tensor]:
+def task_logits(pipeline: Pipeline, sample: Tokens) -> dict[str, Tensor]:
     """Return the head's logits for the sample: one row a token, or one row in all."""
     head: Any = pipeline.head
     match pipeline.run.task.name:
@@ -213,13 +213,14 @@ def _transformers_logits(output: Any, task: str) -> Outputs:
 
 def _compare_outputs(expected: Outputs, reference: Outputs, against: str) -> list[ParityCheck]:
     return [
-        _compare(quantity, tensors, reference[quantity], against)
+        compare(quantity, tensors, reference[quantity], against)
         for quantity, tensors in expected.items()
         if quantity in reference
     ]
 
 
-def _compare(quantity: str, expected: Sequence[Tensor], reference: Sequence[Tensor], against: str) -> ParityCheck:
+def compare(quantity: str, expected: Sequence[Tensor], reference: Sequence[Tensor], against: str) -> ParityCheck:
+    """Compare tensors with those of another model: floats, of several layers where there are several, or tokens."""
     count = sum(tensor.numel() for tensor in expected)
     if [tensor.shape for tensor in expected] != [tensor.shape for tensor in reference]:
         return ParityCheck(quantity, against, float("inf"), count)

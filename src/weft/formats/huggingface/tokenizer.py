@@ -109,8 +109,10 @@ def _post_processor(tokenizer: Tokenizer, family: HFMapping) -> Any:
     special_tokens = [(bos, ids.bos), (eos, ids.eos)]
     if family.framed:
         second_type = int(family.token_types)
-        between = " ".join([eos] * len(tokenizer.pair_separator))
+        separators = [(str(tokenizer.engine.id_to_token(id)), id) for id in tokenizer.pair_separator]
+        between = " ".join(token for token, _ in separators)
         pair = f"{bos} $A {between} $B:{second_type} {eos}:{second_type}"
+        special_tokens = list(dict.fromkeys([*special_tokens, *separators]))
         return TemplateProcessing(single=f"{bos} $A {eos}", pair=pair, special_tokens=special_tokens)
     return None if bos == eos else TemplateProcessing(single=f"{bos} $A", special_tokens=special_tokens[:1])
 
