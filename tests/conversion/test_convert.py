@@ -179,6 +179,14 @@ def test_a_difference_is_the_largest_and_no_number_is_none(tmp_path):
     ConversionReport(tmp_path, [ParityCheck("x", "y", 1e-5, 1)]).demand()
 
 
+def test_what_is_allowed_grows_with_the_hidden_states():
+    """Logits inherit the rounding of hidden states, which are larger than they are: writer-en's, of up to 141."""
+    outputs = {"hidden states": [torch.full((3,), 200.0)], "logits": [torch.ones(3)]}
+    for difference, matches in ((1e-3, True), (1e-2, False)):
+        _, check = parity._compare_outputs(outputs, {**outputs, "logits": [torch.ones(3) + difference]}, "x")
+        assert (check.quantity, check.matches) == ("logits", matches)
+
+
 def test_a_model_that_has_no_counterpart_is_refused(trained_run, tmp_path):
     with pytest.raises(
         CheckpointError, match="'seq2seq', as configured, has no counterpart in the Hugging Face format"

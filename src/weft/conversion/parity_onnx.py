@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from weft.conversion.parity import SAMPLE, SECOND, ParityCheck, compare, task_logits
+from weft.conversion.parity import SAMPLE, SECOND, ParityCheck, compare, largest_value, task_logits
 from weft.errors import CheckpointError
 from weft.formats.onnx.heads import PAIR_OUTPUTS, has_segments, model_inputs
 from weft.nn.layers.pooling import pool_tokens
@@ -45,12 +45,12 @@ def compare_onnx(original: Pipeline, path: Path) -> list[ParityCheck]:
     longest: int = original.head.body.max_positions
     rows = [Row(ids[:longest], segments[:longest]) for ids, segments in rows]
     against, outputs = _run_onnx(path, _padded(original, rows))
-    expected = _expected_outputs(original, rows)
+    expected, largest = _expected_outputs(original, rows)
     for name, output in outputs.items():
         value = expected[name]
         if output.ndim > value.ndim:  # of tokens: (B, T, …) as (N, …)
             output = torch.cat([part[: len(row.ids)] for part, row in zip(output, rows, strict=True)])
-        checks.append(compare(name, [value], [output], against))
+        checks.append(compare(name, [value], [output], against, largest))
     return checks
 
 
@@ -108,8 +108,8 @@ def _reference(path: str, feeds: dict[str, np.ndarray]) -> tuple[list[str], list
 
 
 @torch.no_grad()
-def _expected_outputs(pipeline: Pipeline, rows: Sequence[Row]) -> dict[str, Tensor]:
-    """Return weft's outputs by the names of the ONNX model, (B, …) or of all tokens (N, …)."""
+def _expected_outputs(pipeline: Pipeline, rows: Sequence[Row]) -> tuple[dict[str, Tensor], float]:
+    """Return weft's outputs by the names of the ONNX model, (B, …) or (N, …), and the largest value of any layer."""
     tokens = Tokens.pack([row.ids for row in rows])
     tokens = replace(tokens, segments=torch.tensor([segment for row in rows for segment in row.segments]))
     head: Any = pipeline.head
@@ -122,9 +122,10 @@ def _expected_outputs(pipeline: Pipeline, rows: Sequence[Row]) -> dict[str, Tens
         "pooled output": "pooler_output",
     }
     values = {names.get(name) or name: value for name, value in logits.items()}
+    states = head.body.encode(tokens, head.body.mixable_layers)
     if pipeline.run.task.name in ("embed", "mlm"):
-        values["last_hidden_state"] = head.body.encode(tokens)[0]
+        values["last_hidden_state"] = states[-1]
     if pipeline.pooling is not None:
-        vectors = pool_tokens(values["last_hidden_state"], tokens, pipeline.pooling.pool)
+        vectors = pool_tokens(states[-1], tokens, pipeline.pooling.pool)
         values["sentence_embedding"] = F.normalize(vectors, dim=-1) if pipeline.pooling.normalize else vectors
-    return values
+    return values, largest_value(states)
