@@ -146,3 +146,22 @@ def test_more_tokens_than_positions_are_an_error(tmp_path):
     inputs = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), ids)
     with pytest.raises(Exception, match="48 by 49"):
         onnx_models.run(path, inputs)
+
+
+def test_onnx_runtimes_optimizer_finds_what_it_merges(tmp_path):
+    """Documented in docs/onnx.md."""
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    path = write(make({"name": "embed"}), tmp_path)
+    merged = optimize_model(str(path), "bert", num_heads=3, hidden_size=24, opt_level=0).get_fused_operator_statistics()
+    assert (merged["Attention"], merged["BiasGelu"], merged["SkipLayerNormalization"]) == (2, 2, 5)
+
+
+def test_a_weight_that_several_use_is_there_once(tmp_path):
+    tied, own = make({"name": "mlm"}), make({"name": "mlm"}, {**BERT, "tie": False})
+    sizes = [write(pipeline, tmp_path / str(number)).stat().st_size for number, pipeline in enumerate((tied, own))]
+    assert sizes[1] - sizes[0] == pytest.approx(4 * tied.head.body.embed.weight.numel(), rel=0.05)
+    shared, deep = (make({"name": "embed"}, {**ALBERT, "layers": layers}) for layers in (1, 2))
+    sizes = [write(pipeline, tmp_path / f"albert{n}").stat().st_size for n, pipeline in enumerate((shared, deep))]
+    block = sum(weight.numel() for weight in shared.head.body.encoder.blocks[0].parameters())
+    assert sizes[1] - sizes[0] < 4 * block / 2

@@ -13,6 +13,7 @@ mlm             logits (B, T, V); last_hidden_state; of an objective of segment 
 electra         logits (B, T): the larger, the more probably a token was replaced
 """
 
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -32,6 +33,7 @@ from weft.models.bert import BERT
 from weft.tasks.head import Head
 
 BATCH, LENGTH, CHOICES = "batch_size", "sequence_length", "num_choices"
+_SIDES = ("start_logits", "end_logits")
 PAIR_OUTPUTS = {"next": "seq_relationship_logits", "order": "sop_logits"}  # by what is learnt of segment pairs
 
 Inputs = dict[str, Shape]
@@ -52,34 +54,25 @@ def model_inputs(run: Run) -> Inputs:
 
 def model_outputs(graph: Graph, run: Run, head: Head, pooling: Pooling | None) -> Outputs:
     """Add all nodes of a model, and return its outputs."""
-    tokens, body = _padded_tokens(graph, run), head.body
-    states = hidden_states(graph, body, tokens)
+    tokens = _padded_tokens(graph, run)
+    encoder = _Encoder(graph, run.task, head, tokens, hidden_states(graph, head.body, tokens))
     match run.task.name:
         case "embed":
-            return _features(graph, run, body, states[-1], tokens, pooling)
+            return _features(encoder, pooling)
         case "mlm":
-            return _mlm(graph, head, states[-1], tokens)
+            return _mlm(encoder)
         case "electra":
-            return {"logits": (_discriminator(graph, head, states[-1]), (BATCH, LENGTH))}
+            return {"logits": (_discriminator(encoder), (BATCH, LENGTH))}
         case "span":
-            logits = linear(graph, _mixed(graph, run, head, states), head.output)  # type: ignore[arg-type]
+            logits = encoder.output(encoder.mixed())
             sides = {name: graph.add("Gather", logits, graph.number(side), axis=2) for side, name in enumerate(_SIDES)}
             return {name: (value, (BATCH, LENGTH)) for name, value in sides.items()}
+        case "choice":
+            shape = graph.add("Shape", "input_ids", start=0, end=2)
+            return {"logits": (graph.add("Reshape", encoder.output(encoder.pooled()), shape), (BATCH, CHOICES))}
         case "tag":
-            logits = linear(graph, _mixed(graph, run, head, states), head.output)  # type: ignore[arg-type]
-            return {"logits": (logits, (BATCH, LENGTH, _num_outputs(head)))}
-    logits = linear(graph, _pooled_output(graph, run, head, states, tokens), head.output)  # type: ignore[arg-type]
-    if run.task.name == "choice":
-        shape = graph.add("Shape", "input_ids", start=0, end=2)
-        return {"logits": (graph.add("Reshape", logits, shape), (BATCH, CHOICES))}
-    return {"logits": (logits, (BATCH, _num_outputs(head)))}
-
-
-_SIDES = ("start_logits", "end_logits")
-
-
-def _num_outputs(head: Any) -> int:
-    return int(head.output.out_features)
+            return {"logits": (encoder.output(encoder.mixed()), (BATCH, LENGTH, encoder.num_labels))}
+    return {"logits": (encoder.output(encoder.pooled()), (BATCH, encoder.num_labels))}
 
 
 def _padded_tokens(graph: Graph, run: Run) -> PaddedTokens:
@@ -93,60 +86,78 @@ def _padded_tokens(graph: Graph, run: Run) -> PaddedTokens:
     return PaddedTokens(ids, mask, segments[0] if segments else None)
 
 
-def _mixed(graph: Graph, run: Run, head: Any, states: list[str]) -> str:
-    """Return the hidden states that a head reads, (B, T, D): the last layer's, or a scalar mix of several."""
-    if getattr(head, "mix", None) is None:
-        return states[-1]
-    layers = head.body.mixable_layers if run.task.layers == "mix" else run.task.layers  # type: ignore[attr-defined]
-    shares = (head.mix.scale * head.mix.shares).tolist()
-    terms = [graph.add("Mul", states[layer], graph.floats(share)) for layer, share in zip(layers, shares, strict=True)]
-    return reduce(lambda total, term: graph.add("Add", total, term), terms)
+@dataclass(frozen=True)
+class _Encoder:
+    """The hidden states of all layers in a graph, (B, T, D), and the task and the head that read them."""
+
+    graph: Graph
+    task: Any
+    head: Any
+    tokens: PaddedTokens
+    states: list[str]
+
+    @property
+    def num_labels(self) -> int:
+        """The number of outputs of the head's last layer."""
+        return int(self.head.output.out_features)
+
+    def output(self, x: str) -> str:
+        """Return the head's last layer on what it reads."""
+        return linear(self.graph, x, self.head.output)
+
+    def mixed(self) -> str:
+        """Return the hidden states that the head reads, (B, T, D): the last layer's, or a scalar mix of several."""
+        mix = getattr(self.head, "mix", None)
+        if mix is None:
+            return self.states[-1]
+        layers = self.head.body.mixable_layers if self.task.layers == "mix" else self.task.layers
+        weighted = zip(layers, (mix.scale * mix.shares).tolist(), strict=True)
+        terms = [self.graph.add("Mul", self.states[layer], self.graph.floats(share)) for layer, share in weighted]
+        return reduce(lambda total, term: self.graph.add("Add", total, term), terms)
+
+    def pooled(self) -> str:
+        """Return the vector of each row that the head reads, (B, D): the body's own, or the mean of mixed layers."""
+        if getattr(self.head, "mix", None) is None:
+            return self.body_pooled()
+        return pool(self.graph, self.mixed(), self.tokens.mask, "mean")
+
+    def body_pooled(self) -> str:
+        """Return the body's pooled output: of a GPT the last token's, of a BERT the first one's through its pooler."""
+        body = self.head.body
+        if not isinstance(body, BERT):
+            return pool(self.graph, self.states[-1], self.tokens.mask, "last")
+        first = pool(self.graph, self.states[-1], self.tokens.mask, "cls")
+        if body.pooler is None:
+            return first
+        return ACTIVATIONS[body.config.pooler](self.graph, linear(self.graph, first, body.pooler))
 
 
-def _pooled_output(graph: Graph, run: Run, head: Any, states: list[str], tokens: PaddedTokens) -> str:
-    """Return the vector of each row that a head reads, (B, D): the body's own, or the mean of mixed layers."""
-    if getattr(head, "mix", None) is not None:
-        return pool(graph, _mixed(graph, run, head, states), tokens.mask, "mean")
-    return _body_pooled(graph, head.body, states[-1], tokens)
-
-
-def _body_pooled(graph: Graph, body: Any, last: str, tokens: PaddedTokens) -> str:
-    """Return the body's pooled output: of a GPT the last token's, of a BERT the first one's through its pooler."""
-    if not isinstance(body, BERT):
-        return pool(graph, last, tokens.mask, "last")
-    first = pool(graph, last, tokens.mask, "cls")
-    return first if body.pooler is None else ACTIVATIONS[body.config.pooler](graph, linear(graph, first, body.pooler))
-
-
-def _features(graph: Graph, run: Run, body: Any, last: str, tokens: PaddedTokens, pooling: Pooling | None) -> Outputs:
+def _features(encoder: _Encoder, pooling: Pooling | None) -> Outputs:
     """Return the hidden states, and the vectors of texts that the model has."""
+    graph, last, body = encoder.graph, encoder.states[-1], encoder.head.body
     outputs: Outputs = {"last_hidden_state": (last, (BATCH, LENGTH, body.width))}
-    if run.task.pooler and isinstance(body, BERT):  # type: ignore[attr-defined]
-        outputs["pooler_output"] = (_body_pooled(graph, body, last, tokens), (BATCH, body.width))
+    if encoder.task.pooler and isinstance(body, BERT):
+        outputs["pooler_output"] = encoder.body_pooled(), (BATCH, body.width)
     if pooling is not None:
-        vector = pool(graph, last, tokens.mask, pooling.pool)
-        vector = normalize(graph, vector) if pooling.normalize else vector
-        outputs["sentence_embedding"] = (vector, (BATCH, body.width))
+        vector = pool(graph, last, encoder.tokens.mask, pooling.pool)
+        outputs["sentence_embedding"] = normalize(graph, vector) if pooling.normalize else vector, (BATCH, body.width)
     return outputs
 
 
-def _mlm(graph: Graph, head: Any, last: str, tokens: PaddedTokens) -> Outputs:
-    """Return the logits of every token and, where segment pairs are told apart, those of each row."""
-    body: BERT = head.body
-    assert body.transform is not None
-    assert body.transform_norm is not None
-    assert body.output is not None
+def _mlm(encoder: _Encoder) -> Outputs:
+    """Return the logits and states of every token and, where segment pairs are told apart, the logits of each row."""
+    graph, last, head, body = encoder.graph, encoder.states[-1], encoder.head, encoder.head.body
     hidden = ACTIVATIONS[body.config.activation](graph, linear(graph, last, body.transform))
-    hidden = layer_norm(graph, hidden, body.transform_norm)
-    outputs: Outputs = {"logits": (linear(graph, hidden, body.output), (BATCH, LENGTH, body.vocab))}
+    logits = linear(graph, layer_norm(graph, hidden, body.transform_norm), body.output)
+    outputs: Outputs = {"logits": (logits, (BATCH, LENGTH, body.vocab))}
     outputs["last_hidden_state"] = last, (BATCH, LENGTH, body.width)
     if head.next is not None:
-        pooled = _body_pooled(graph, body, last, tokens)
-        outputs[PAIR_OUTPUTS[head.objective]] = (linear(graph, pooled, head.next), (BATCH, 2))
+        outputs[PAIR_OUTPUTS[head.objective]] = linear(graph, encoder.body_pooled(), head.next), (BATCH, 2)
     return outputs
 
 
-def _discriminator(graph: Graph, head: Any, last: str) -> str:
+def _discriminator(encoder: _Encoder) -> str:
     """Return the logit of each token being replaced."""
-    hidden = ACTIVATIONS[head.body.config.activation](graph, linear(graph, last, head.dense))
-    return graph.add("Squeeze", linear(graph, hidden, head.output), graph.numbers(2))
+    graph, head = encoder.graph, encoder.head
+    hidden = ACTIVATIONS[head.body.config.activation](graph, linear(graph, encoder.states[-1], head.dense))
+    return graph.add("Squeeze", encoder.output(hidden), graph.numbers(2))

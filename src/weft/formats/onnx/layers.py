@@ -85,7 +85,9 @@ def attention(graph: Graph, x: str, layer: MultiHeadAttention, bias: str) -> str
 
 def attention_bias(graph: Graph, mask: str, causal: bool) -> str:
     """Return what is added to the scores: no token attends to padding or, with `causal`, to what comes after it."""
-    seen = graph.add("Cast", graph.add("Unsqueeze", mask, graph.numbers(1, 2)), to=TensorProto.FLOAT)
+    # Two nodes, not one, as ONNX Runtime's optimizer for BERT expects a mask.
+    row = graph.add("Unsqueeze", graph.add("Unsqueeze", mask, graph.numbers(1)), graph.numbers(2))
+    seen = graph.add("Cast", row, to=TensorProto.FLOAT)
     bias = graph.add("Mul", graph.add("Sub", graph.floats(1), seen), graph.floats(LOWEST))
     if not causal:
         return bias
@@ -126,13 +128,15 @@ def hidden_states(graph: Graph, body: Any, tokens: PaddedTokens) -> list[str]:
 
 
 def _token_embeddings(graph: Graph, body: Any, tokens: PaddedTokens, offset: int = 0) -> str:
-    """Return the embeddings of the tokens and of their positions, the first of which is `offset`."""
+    """Return the embeddings of the tokens and of their positions, the first of which is `offset`.
+
+    The sum is an error where rows are longer than the table of positions.
+    """
     embedded = graph.add("Gather", graph.weight(body.embed.weight), tokens.ids)
     stop = graph.add("Add", graph.add("Shape", tokens.ids, start=1), graph.numbers(offset))
     table = graph.weight(body.positions.table.weight)
-    return graph.add(
-        "Add", embedded, graph.add("Slice", table, graph.numbers(offset), stop, graph.numbers(0))
-    )  # a row of more tokens than positions is an error
+    positions = graph.add("Slice", table, graph.numbers(offset), stop, graph.numbers(0))
+    return graph.add("Add", embedded, positions)
 
 
 def _bert_embeddings(graph: Graph, body: BERT, tokens: PaddedTokens) -> str:
