@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 import torch
 
 import weft
@@ -12,6 +13,9 @@ from weft.config.schema import Run
 from weft.tasks.factory import build
 from weft.tokenization.trainable import train_tokenizer
 from weft.tokens import Tokens
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
 
 BERT = {"name": "bert", "width": 24, "layers": 2, "heads": 3, "ffn_width": 40, "max_positions": 48}
 GPT = {key: value for key, value in BERT.items() if key != "name"} | {"name": "gpt"}
@@ -52,8 +56,6 @@ def padded(tokens, seed=1):
 
 def run(path, inputs):
     """Run a model in ONNX Runtime; return its outputs by name."""
-    import onnxruntime
-
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [given.name for given in session.get_inputs()]
     values = session.run(None, {name: inputs[name] for name in names})

@@ -19,7 +19,6 @@ from weft.errors import CheckpointError, ConfigError, RoleError
 from weft.formats.onnx import export, graph, layers
 from weft.formats.sentence_transformers import Pooling
 
-pytest.importorskip("onnxruntime")
 FILES = ["config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json"]
 SEPARATED = {"name": "bpe", "size": 300, "bytes": True, "specials": {"sep": "<|sep|>"}}
 TASKS = {

@@ -10,7 +10,6 @@ from weft.formats.onnx.export import write_onnx
 from weft.formats.sentence_transformers import Pooling
 from weft.nn.layers.pooling import pool_tokens
 
-pytest.importorskip("onnxruntime")
 DISTIL = {**BERT, "segments": 0, "pooler": "relu", "activation": "gelu-tanh"}
 ROBERTA = {**BERT, "segments": 1, "offset": 2, "max_positions": 50, "eps": 1e-5}
 ALBERT = {**BERT, "shared": True, "embedding": 8, "activation": "gelu-tanh"}
