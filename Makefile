@@ -85,10 +85,8 @@ bench: $(DEV)  ## measure weft beside its peers; see bench/README.md
 	$(PIP) --no-deps --target .cache/joeynmt joeynmt==2.3.0
 	$(BIN)/python bench/attention.py --order own
 	$(BIN)/python bench/layers.py
-	$(PIP) --no-deps --target .cache/ctranslate2 ctranslate2==4.8.4
 	$(BIN)/python bench/translate.py
-	$(PIP) --no-deps --target .cache/encoders \
-		sentence-transformers==6.2.0 onnxruntime==1.31.1 onnx==1.23.2 flatbuffers==25.12.19 ml_dtypes==0.6.0
+	$(PIP) --no-deps --target .cache/encoders sentence-transformers==6.2.0
 	$(BIN)/python bench/encode.py
 
 # TEXTS: a folder of plain texts; PAIRS: Tatoeba's fra.txt; see bench/models.py. It takes an hour of a GPU.

@@ -157,7 +157,7 @@ def test_every_layer_has_its_row_and_the_largest_difference_is_named(tmp_path):
     other = states.clone()
     other[1, 0, 2] = 0.25
     report = ConversionReport(
-        tmp_path, [parity._compare("hidden states", list(states), list(other), "y"), ParityCheck("z", "y", 1e-5, 1)]
+        tmp_path, [parity.compare("hidden states", list(states), list(other), "y"), ParityCheck("z", "y", 1e-5, 1)]
     )
     rows = report.table()[1]
     assert [row[0] for row in rows] == [*(f"hidden states, layer {layer}" for layer in range(3)), "z"]
@@ -171,12 +171,20 @@ def test_a_difference_is_the_largest_and_no_number_is_none(tmp_path):
     assert parity._difference(ones, ones) == 0
     assert parity._difference(ones, other[:2].new_tensor([1, 1.5, 1])) == 0.5
     assert parity._difference(ones, other) == float("inf") or parity._difference(ones, other) > 1e30
-    assert parity._compare("x", [ones], [ones[:2]], "y").difference == float("inf")
+    assert parity.compare("x", [ones], [ones[:2]], "y").difference == float("inf")
     assert parity._difference(torch.tensor([1, 2]), torch.tensor([1, 3])) == 1
     assert not ParityCheck("x", "y", 2e-4, 1).matches
     assert ParityCheck("x", "y", 2e-4, 1, 3000.0).matches
     assert not ParityCheck("x", "y", 2e-1, 1, 3000.0).matches
     ConversionReport(tmp_path, [ParityCheck("x", "y", 1e-5, 1)]).demand()
+
+
+def test_what_is_allowed_grows_with_the_hidden_states():
+    """Logits inherit the rounding of hidden states, which are larger than they are: writer-en's, of up to 141."""
+    outputs = {"hidden states": [torch.full((3,), 200.0)], "logits": [torch.ones(3)]}
+    for difference, matches in ((1e-3, True), (1e-2, False)):
+        _, check = parity._compare_outputs(outputs, {**outputs, "logits": [torch.ones(3) + difference]}, "x")
+        assert (check.quantity, check.matches) == ("logits", matches)
 
 
 def test_a_model_that_has_no_counterpart_is_refused(trained_run, tmp_path):

@@ -26,8 +26,8 @@ from tests.test_layering import SOURCE
 BUILD = "import sys; from hatchling import build; print(getattr(build, sys.argv[1])(sys.argv[2]))"
 TOUR = Path(__file__).with_name("tour.py")
 OPTIONAL = [
-    *("fastapi", "gensim", "h5py", "httpx", "matplotlib", "openai", "pandas", "prometheus_client", "pyarrow", "pytest"),
-    *("tensorboard", "transformers", "uvicorn"),
+    *("ctranslate2", "fastapi", "gensim", "h5py", "httpx", "matplotlib", "onnx", "onnxruntime", "openai", "pandas"),
+    *("prometheus_client", "pyarrow", "pytest", "tensorboard", "transformers", "uvicorn"),
 ]
 
 
@@ -142,8 +142,10 @@ def tour():
 def test_the_tour_works_with_what_the_wheel_requires(python, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     picture = [2, ["weft", "look", "dates", "May 1, 1990", "-o", "look.png"]]
-    done = run(python, TOUR, folder=tmp_path, given=json.dumps([*tour(), picture]))
+    graph = [2, ["weft", "convert", "encoder-en", "encoder.onnx"]]
+    done = run(python, TOUR, folder=tmp_path, given=json.dumps([*tour(), graph, picture]))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "error: an .onnx needs onnx, which is not installed: pip install 'weft[onnx]'\n" in done.stderr
     assert done.stderr.endswith("error: a .png needs matplotlib, which is not installed: pip install 'weft[plot]'\n")
     assert (tmp_path / "compared" / "report.html").is_file()
 

@@ -1,6 +1,7 @@
 """Crash-safe file operations (create, flush, temporary names), and `OSError` as `CheckpointError`."""
 
 import errno
+import filecmp
 import hashlib
 import os
 import secrets
@@ -94,6 +95,32 @@ def new_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+@contextmanager
+def new_files(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder whose files are moved into `folder`, new or not, on success; on an error none is.
+
+    A file that is there already must be the same.
+    """
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(folder) as temporary:
+            yield temporary
+        return
+    temporary = temporary_in(folder)
+    try:
+        temporary.mkdir()
+        yield temporary
+        files = [path.relative_to(temporary) for path in iter_paths(temporary) if path.is_file()]
+        for file in files:
+            if (folder / file).exists() and not filecmp.cmp(folder / file, temporary / file, shallow=False):
+                raise CheckpointError(f"{folder / file}: exists already, and differs; choose a new folder")
+        for file in files:
+            (folder / file).parent.mkdir(exist_ok=True)
+            os.replace(temporary / file, folder / file)
+    finally:
+        remove(temporary)
 
 
 def sync_folder(folder: Path) -> None:

@@ -318,10 +318,13 @@ def convert_command(
         ),
     ],
     target: Annotated[
-        Path, typer.Argument(parser=read_path, metavar="TO", help="A new folder, or a file: .arpa or .arpa.gz.")
+        Path, typer.Argument(parser=read_path, metavar="TO", help="A new folder, or a file: .onnx, .arpa or .arpa.gz.")
     ],
 ) -> None:
-    """Convert a Hugging Face directory to a checkpoint, or a run to a directory; compare the two models' outputs."""
+    """Convert a Hugging Face directory to a checkpoint, or a run to a directory; compare the two models' outputs.
+
+    An encoder with its head goes to an ONNX model where TO ends in .onnx; its tokenizer lies beside it.
+    """
     from weft.conversion.convert import convert
 
     report = convert(source, target)

@@ -3,16 +3,19 @@
     Hugging Face directory -> weft checkpoint        weft checkpoint -> Hugging Face directory
     .arpa, .arpa.gz        -> weft checkpoint        an n-gram's checkpoint -> .arpa, .arpa.gz
     a folder of ELMo's options.json and weights (.hdf5) -> weft checkpoint
+    any model that weft loads, an encoder -> .onnx
 
 The result is loaded again, and both models run on a sample; where `transformers` is installed, it runs on it, too.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
+from weft.checkpoint.atomic_io import new_files, wrap_os_errors
 from weft.conversion.parity import ParityCheck, compare_models
-from weft.errors import CheckpointError
+from weft.errors import CheckpointError, ConfigError
 from weft.formats.huggingface.folder import is_hf, save_hf
 from weft.formats.huggingface.hub import find_model
 from weft.formats.sentence_transformers import export_pooling, transformer_folder
@@ -20,7 +23,7 @@ from weft.pipeline import Pipeline, load
 from weft.tasks.contrastive import Contrastive
 from weft.tasks.feature_extraction import Embed, EmbedConfig
 
-ARPA = (".arpa", ".arpa.gz")
+ARPA, ONNX = (".arpa", ".arpa.gz"), ".onnx"
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class ConversionReport:
 
     path: Path
     checks: Sequence[ParityCheck] = ()
+    kept: bool = True  # whether what was written stays there, also where it differs
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the headers and rows of a table."""
@@ -46,7 +50,8 @@ class ConversionReport:
             if not check.matches:
                 raise CheckpointError(
                     f"{self.path}: {check.quantity} differ by {check.difference:.3g} from those of {check.against}, "
-                    f"where {check.tolerance:.1g} is allowed; it is left there to be looked at"
+                    f"where {check.tolerance:.1g} is allowed; "
+                    + ("it is left there to be looked at" if self.kept else "nothing was written")
                 )
 
 
@@ -59,6 +64,12 @@ def convert(source: str | Path, target: str | Path) -> ConversionReport:
         return ConversionReport(
             (import_arpa if str(source_path).endswith(ARPA) else export_arpa)(source_path, target_path)
         )
+    if source_path.suffix == ONNX:
+        raise CheckpointError(
+            f"{source}: weft writes ONNX models, and reads none; give the model that it was made from"
+        )
+    if target_path.suffix == ONNX:
+        return _export_onnx(source_path, target_path)
     source_path = find_model(source_path)
     if any(source_path.glob("*.hdf5")):
         return ConversionReport(_import_elmo_folder(source_path, target_path))
@@ -72,6 +83,26 @@ def convert(source: str | Path, target: str | Path) -> ConversionReport:
     if original.pooling is not None:
         export_pooling(target_path, original.pooling, original.head.body.width)
     return ConversionReport(target_path, compare_models(original, load(target_path, device="cpu"), target_path))
+
+
+def _export_onnx(source: Path, target: Path) -> ConversionReport:
+    """Export an encoder with its head, and its tokenizer beside it; nothing is left where the two models differ."""
+    package = find_spec("onnx")
+    if package is None or package.origin is None:  # a folder of this name has none
+        raise ConfigError("an .onnx needs onnx, which is not installed: pip install 'weft[onnx]'")
+    if target.exists():
+        raise CheckpointError(f"{target}: exists already; choose a new name")
+    from weft.conversion.parity_onnx import compare_onnx
+    from weft.formats.onnx.export import check_exportable, write_onnx
+
+    original = _without_projection(load(source, device="cpu"))
+    check_exportable(original.run)
+    problem, remedy = "cannot be written", "choose a folder where you may write"
+    with wrap_os_errors(target, problem, remedy), new_files(target.parent) as folder:
+        write_onnx(folder, target.name, original.run, original.tokenizer, original.head, original.pooling)
+        report = ConversionReport(target, compare_onnx(original, folder / target.name), kept=False)
+        report.demand()
+    return report
 
 
 def _without_projection(pipeline: Pipeline) -> Pipeline:

@@ -15,7 +15,7 @@ from weft.checkpoint.manifest import CHECKPOINT_MANIFEST
 from weft.config.schema import Named, Overrides, Run, read_section
 from weft.errors import CheckpointError, ConfigError, did_you_mean
 from weft.formats.huggingface.families import FAMILIES, MODEL_NAMES
-from weft.formats.huggingface.heads import detect_head, head_name, read_task, write_task
+from weft.formats.huggingface.heads import check_task, detect_head, head_name, read_task, write_task
 from weft.formats.huggingface.mapping import HFMapping, WeightFiles
 from weft.formats.huggingface.marian_tokenizer import read_marian, read_translation, write_marian, write_translation
 from weft.formats.huggingface.tokenizer import read_json, read_tokenizer, write_json_object, write_tokenizer
@@ -124,7 +124,7 @@ def _question_limit(head: str, max_tokens: int) -> dict[str, int]:
 def save_hf(folder: Path, run: Run, tokenizer: Tokenizer, head: Head) -> Path:
     """Write a model as a Hugging Face directory, which `transformers` loads by AutoModel and AutoTokenizer."""
     family = family_for(run)
-    config, generation = _hf_config(family, run, tokenizer), _special_ids(tokenizer)
+    config, generation = _checked_config(family, run, tokenizer), _special_ids(tokenizer)
     if _is_marian(family):
         options, generation = write_translation(run, tokenizer)
         config |= options
@@ -144,7 +144,7 @@ def save_hf(folder: Path, run: Run, tokenizer: Tokenizer, head: Head) -> Path:
 
 def family_for(run: Run) -> HFMapping:
     """Return the family that a model can be exported as."""
-    families = [family for family in FAMILIES.get(run.model.name, ()) if _supports(family, run)]
+    families = _supporting_families(run)
     if not families:
         supported = ", ".join(sorted(FAMILIES))
         hint = "; n-grams go to a file that ends in .arpa" if run.model.name == "ngram" else ""
@@ -161,6 +161,16 @@ def family_for(run: Run) -> HFMapping:
     return family
 
 
+def closest_family(run: Run) -> HFMapping:
+    """Return the family that a model is written as or, where it cannot represent all of it, the most similar one."""
+    return (_supporting_families(run) or FAMILIES[run.model.name])[0]
+
+
+def _supporting_families(run: Run) -> list[HFMapping]:
+    """Return the families that can represent a model; they may lack its head."""
+    return [family for family in FAMILIES.get(run.model.name, ()) if _supports(family, run)]
+
+
 def class_for(run: Run) -> str:
     """Return the class name of a model in transformers."""
     return next(name for name, head in family_for(run).architectures.items() if head == head_name(run))
@@ -173,13 +183,25 @@ def _supports(family: HFMapping, run: Run) -> bool:
     return fixed and all(getattr(run.model, key) != value for key, value in family.excluded.items())
 
 
-def _hf_config(family: HFMapping, run: Run, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return config.json, and check that it reads back as the same configuration."""
-    model = run.model.model_dump(mode="json", exclude={"weights"})  # the source of its weights is not exported
-    model |= {key: family.fixed[key] for key in family.unused_fields.get(head_name(run), ())}
-    config = {"architectures": [class_for(run)], "model_type": family.model_type, "vocab_size": len(tokenizer)}
+def hf_config(family: HFMapping, run: Run, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return config.json, with as much of a model as a family can represent."""
+    classes = [name for name, head in family.architectures.items() if head == head_name(run)]
+    config: dict[str, Any] = {"architectures": classes[:1]} if classes else {}
+    config |= {"model_type": family.model_type, "vocab_size": len(tokenizer)}
     config |= {"torch_dtype": "float32", **_special_ids(tokenizer), **write_task(family, run)}
-    config |= {**_config_fields(family, model), **family.required, **family.write_only}
+    return config | {**_config_fields(family, _model_fields(family, run)), **family.required, **family.write_only}
+
+
+def _model_fields(family: HFMapping, run: Run) -> dict[str, Any]:
+    """Return the fields of a model; the source of its weights is not exported."""
+    model: dict[str, Any] = run.model.model_dump(mode="json", exclude={"weights"})
+    return model | {key: family.fixed[key] for key in family.unused_fields.get(head_name(run), ())}
+
+
+def _checked_config(family: HFMapping, run: Run, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return config.json, and check that it reads back as the same configuration."""
+    check_task(family, run)
+    config, model = hf_config(family, run, tokenizer), _model_fields(family, run)
     _check_padding(family, config, tokenizer.specials.pad)
     read_back = resolve("model", run.model.name).Config(**_model_section(Path(), family, config))
     for key, (value, theirs) in differences(model, read_back.model_dump(mode="json", exclude={"weights"})).items():

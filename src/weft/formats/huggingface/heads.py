@@ -90,19 +90,25 @@ def _labels(folder: Path, config: Mapping[str, Any], classify: bool, num_outputs
     return {"labels": labels, **({"multiple": True} if classify and problem_type == MULTI_LABEL else {})}
 
 
-def write_task(family: HFMapping, run: Run) -> dict[str, Any]:
-    """Return the task's keys of config.json; raise an error for options that it cannot express."""
-    task, config = run.task.model_dump(mode="json"), dict[str, Any]()
+def check_task(family: HFMapping, run: Run) -> None:
+    """Raise an error for options of the task that config.json cannot express."""
+    task = run.task.model_dump(mode="json")
     for key, default in (("symmetric", False), ("crf", False), ("layers", "last")):
         if task.get(key, default) != default:
             raise CheckpointError(
                 f"task.{key}: {task[key]!r} cannot be expressed in the format of {family.model_type}; such a model "
                 "cannot be exported"
             )
+
+
+def write_task(family: HFMapping, run: Run) -> dict[str, Any]:
+    """Return the task's keys of config.json."""
+    task, config = run.task.model_dump(mode="json"), dict[str, Any]()
     if run.task.name in ("classify", "tag"):
         names = task["labels"] or ["LABEL_0"]  # for regression
         config |= {"id2label": {str(id): name for id, name in enumerate(names)}}
-        config |= {"label2id": {name: id for id, name in enumerate(names)}, family.dropout_key: task["dropout"]}
+        config |= {"label2id": {name: id for id, name in enumerate(names)}}
+        config |= {family.dropout_key: task["dropout"]} if family.dropout_key else {}
     if run.task.name == "classify":
         single_label = "single_label_classification"
         config["problem_type"] = REGRESSION if task["regression"] else MULTI_LABEL if task["multiple"] else single_label

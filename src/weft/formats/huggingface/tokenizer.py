@@ -95,6 +95,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, family: HFMapping, longe
         "model_max_length": longest,
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", *(["token_type_ids"] if family.token_types else []), "attention_mask"],
+        "unk_token": tokens["eos"],  # GPT-2's, which has no unknown token; CTranslate2 asks for one
         **{key: tokens[role] for key, role in keys.items()},
         "weft": tokenizer.config.model_dump(mode="json", exclude_none=True),
     }
@@ -108,8 +109,10 @@ def _post_processor(tokenizer: Tokenizer, family: HFMapping) -> Any:
     special_tokens = [(bos, ids.bos), (eos, ids.eos)]
     if family.framed:
         second_type = int(family.token_types)
-        between = " ".join([eos] * len(tokenizer.pair_separator))
+        separators = [(str(tokenizer.engine.id_to_token(id)), id) for id in tokenizer.pair_separator]
+        between = " ".join(token for token, _ in separators)
         pair = f"{bos} $A {between} $B:{second_type} {eos}:{second_type}"
+        special_tokens = list(dict.fromkeys([*special_tokens, *separators]))
         return TemplateProcessing(single=f"{bos} $A {eos}", pair=pair, special_tokens=special_tokens)
     return None if bos == eos else TemplateProcessing(single=f"{bos} $A", special_tokens=special_tokens[:1])
 

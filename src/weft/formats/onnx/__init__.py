@@ -1,0 +1,1 @@
+"""Export of encoders and their heads as ONNX models."""
