@@ -132,15 +132,24 @@ class Embedder:
         """
         self.errors = {}
         max_chars = MAX_CHARS_PER_TOKEN_VECTORS if self.choice.pool == "tokens" else MAX_CHARS
+        with frozen_weights():
+            yield from map(self._embed, self._tokenize_ahead(_chunk_texts(texts, max_chars)))
+
+    def _tokenize_ahead(self, chunks: Iterator[tuple[int, list[Any]]]) -> Iterator[_TokenizedTexts]:
+        """Yield the tokenized chunks, one ahead of the model in a thread: the tokenizer releases the GIL."""
+        first, second = next(chunks, None), next(chunks, None)
+        if second is None:  # few texts: a thread would cost more than it saves
+            yield from (self._tokenize(*chunk) for chunk in (first,) if chunk is not None)
+            return
+        assert first is not None
         pending: deque[Future[_TokenizedTexts]] = deque()
-        # The tokenizer releases the GIL: it runs one chunk ahead of the model.
-        with frozen_weights(), ThreadPoolExecutor(1) as pool:
-            for first, chunk in _chunk_texts(texts, max_chars):
-                pending.append(pool.submit(self._tokenize, chunk, first))
+        with ThreadPoolExecutor(1) as pool:
+            for chunk in chain((first, second), chunks):
+                pending.append(pool.submit(self._tokenize, *chunk))
                 if len(pending) > 1:
-                    yield self._embed(pending.popleft().result())
+                    yield pending.popleft().result()
             while pending:
-                yield self._embed(pending.popleft().result())
+                yield pending.popleft().result()
 
     def all(self, texts: Iterable[str | DataError]) -> Any:
         """Return the vectors of all texts: (B, D), or a list of (T, D)."""
@@ -156,9 +165,9 @@ class Embedder:
 
     def tokens(self, text: str) -> list[str]:
         """Return the tokens of a text, special ones included: those that `pool="tokens"` has vectors for."""
-        return [self.task.tokenizer.token(id) for id in self._tokenize([text], 1).ids.tolist()]
+        return [self.task.tokenizer.token(id) for id in self._tokenize(1, [text]).ids.tolist()]
 
-    def _tokenize(self, chunk: Sequence[str | DataError], first: int) -> _TokenizedTexts:
+    def _tokenize(self, first: int, chunk: Sequence[str | DataError]) -> _TokenizedTexts:
         """Tokenize each distinct text and add special tokens; sort by length, longest first, then alphabetically.
 
         So batches do not depend on the order of the given texts, and neither do vectors, to the last bit.

@@ -127,9 +127,9 @@ def create_app(models: Mapping[str, ServedModel], config: ServerConfig) -> FastA
     )
     app.state.services = services
     add_error_handlers(app)
-    app.include_router(health_routes(services))
+    app.include_router(openai_routes(services))  # routes are tried in this order
     app.include_router(model_routes(services))
-    app.include_router(openai_routes(services))
+    app.include_router(health_routes(services))
     for name in ("CompletionRequest", "EmbeddingsRequest"):
         app.openapi()["components"]["schemas"][name]["properties"]["model"]["enum"] = list(models)
     app.mount("/look", StaticFiles(directory=ASSETS))

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -74,11 +74,14 @@ class Scheduler:
         self._oldest_first = True
         self._stopping = False
         self._busy = 0  # threads that compute
-        with frozen_weights(), lasting_inference():  # weights are packed once for all threads, and not for each batch
-            self._threads = [
-                threading.Thread(target=copy_context().run, args=(self._run, number == 0), daemon=True)
-                for number in range(threads)
-            ]
+        # Weights are packed once for all threads, and not for each batch.
+        self._context, self._scopes = copy_context(), ExitStack()
+        for scope in (frozen_weights(), lasting_inference()):
+            self._context.run(self._scopes.enter_context, scope)
+        self._threads = [
+            threading.Thread(target=self._context.copy().run, args=(self._run, number == 0), daemon=True)
+            for number in range(threads)
+        ]
 
     def add_engine(self, engine: Engine) -> None:
         """Add work that is stepped between batches."""
@@ -96,6 +99,7 @@ class Scheduler:
             self._condition.notify_all()
         for thread in self._threads:
             thread.join()
+        self._context.run(self._scopes.close)
 
     def wake(self) -> None:
         """Let the threads look for work: an engine has some."""

@@ -69,7 +69,27 @@ def test_weights_that_change_against_the_promise_are_seen():
 def test_a_scope_ends_with_an_error_too():
     with pytest.raises(RuntimeError, match="on the way"), frozen_weights():
         raise RuntimeError("on the way")
-    assert linear._scope.get() is None
+    assert not linear._scope.get().users
+
+
+def test_scopes_may_end_in_any_order(packings):
+    dense, x = layer(), torch.randn(60, 24)
+
+    def outputs():
+        with frozen_weights():
+            while True:
+                with torch.inference_mode():
+                    output = dense(x)
+                yield output
+
+    first, second = outputs(), outputs()
+    next(first), next(second)
+    ThreadPoolExecutor(1).submit(first.close).result()
+    next(second)
+    assert len(packings) == 1
+    second.close()
+    next(outputs())
+    assert len(packings) == 2
 
 
 def test_what_learns_or_is_not_float32_is_the_librarys():

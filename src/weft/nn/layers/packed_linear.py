@@ -29,9 +29,10 @@ class _PackedEntry(NamedTuple):
 
 @dataclass
 class _Scope:
-    """The packed matrices of a scope, by the ids of the matrices."""
+    """The packed matrices of a scope, by the ids of the matrices, and how many `frozen_weights` are inside it."""
 
     cache: dict[int, _PackedEntry] = field(default_factory=dict)
+    users: int = 0
     lock: Lock = field(default_factory=Lock)
 
 
@@ -41,20 +42,25 @@ _scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
 @contextmanager
 def frozen_weights() -> Iterator[None]:
     """Context in which no weight changes, so that matrices are packed once; threads in a copy of it share them."""
-    if _scope.get() is not None:
-        yield
-        return
-    token = _scope.set(_Scope())
+    scope = _scope.get()
+    if scope is None or not scope.users:
+        scope = _Scope()
+        _scope.set(scope)  # never reset: a generator may end in another context than it began in
+    with scope.lock:
+        scope.users += 1
     try:
         yield
     finally:
-        _scope.reset(token)
+        with scope.lock:
+            scope.users -= 1
+            if not scope.users:
+                scope.cache = {}
 
 
 def packed(weight: Tensor, rows: int) -> "PackedWeights | None":
     """Return a matrix packed in this scope; None where a product of so many rows is left to PyTorch."""
     scope = _scope.get()
-    if scope is None:
+    if scope is None or not scope.users:
         return None
     entry = scope.cache.get(id(weight))
     if entry is not None and entry.version == weight._version:
