@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from weft.config.schema import read_section
 from weft.decoding.config import DecodingConfig
-from weft.decoding.generate import Hypothesis, _inverse_cdf, generate, stream
+from weft.decoding.generate import Hypothesis, inverse_cdf, generate, stream
 from weft.errors import ConfigError, WeftError
 from weft.tokens import Tokens
 
@@ -346,13 +346,13 @@ class TestSampling:
         probs = torch.tensor([weights], dtype=torch.float64 if double else torch.float32)
         probs = probs / probs.sum()
         for uniform in (0.0, 1 - 2**-24, 0.5):
-            assert probs[0, _inverse_cdf(probs, torch.tensor([uniform]))] > 0
+            assert probs[0, inverse_cdf(probs, torch.tensor([uniform]))] > 0
 
     def test_the_edges_of_the_unit_interval(self) -> None:
         probs = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])
-        drawn = [_inverse_cdf(probs, torch.tensor([u])).item() for u in (0.0, 0.2499, 0.25, 0.9999)]
+        drawn = [inverse_cdf(probs, torch.tensor([u])).item() for u in (0.0, 0.2499, 0.25, 0.9999)]
         assert drawn == [1, 1, 3, 3]
-        assert _inverse_cdf(probs, torch.tensor([1.0])).item() == 3, "however the sum is rounded"
+        assert inverse_cdf(probs, torch.tensor([1.0])).item() == 3, "however the sum is rounded"
 
 
 class TestStream:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
@@ -10,6 +11,8 @@ import httpx
 import pytest
 from tests.serve.conftest import TEXTS, language_model, running, together
 
+from weft.decoding.captured_batch import CapturedBatch
+from weft.serve import generation
 from weft.serve.generation import GenerationEngine
 
 PATH = "/v1/models/gpt/predict"
@@ -191,3 +194,17 @@ def test_an_error_of_a_step_fails_those_in_the_batch_and_the_next_request_works(
             patch.setattr(gpt.head.body, "step", full)
             assert client.post(PATH, json="good").status_code == 503
         assert client.post(PATH, json="good").status_code == 200
+
+
+def test_a_batch_in_static_memory_gives_the_same_answers(gpt, monkeypatch):
+    monkeypatch.setattr(generation, "make_running_batch", CapturedBatch)
+    bodies = calls()[:24]
+    with running({"gpt": gpt}) as client:
+        answers = [response.json() for response in together(client, PATH, bodies)]
+        body = {"prompt": "good", "options": {"max_length": 20, "seed": 5, "stop": ["o"]}}
+        *tokens, (_, answer) = events(client.post("/v1/models/gpt/stream", json=body))
+        generated = client.services.metrics.text().decode()
+    assert all(map(close, answers, [gpt(body["examples"], body["options"])[0] for body in bodies]))
+    assert answer["text"] == gpt("good", body["options"])[0]["text"] == "".join(data["text"] for _, data in tokens)
+    assert "o" not in answer["text"]
+    assert re.search(r'weft_generated_tokens_total{model="gpt"} [1-9]', generated)

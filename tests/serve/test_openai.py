@@ -84,6 +84,11 @@ def test_embeddings(api, classifier):
 
             vectors = [np.frombuffer(base64.b64decode(vector), "<f4") for vector in vectors]
         assert np.allclose(vectors, classifier.embed(TEXTS), atol=1e-6)
+    long = "good " * 100
+    with pytest.raises(openai.UnprocessableEntityError, match="tokens"):
+        api.embeddings.create(model="classify", input=long)
+    cut = api.embeddings.create(model="classify", input=long, extra_body={"truncate": True})
+    assert np.allclose(cut.data[0].embedding, classifier.embed(long, truncate=True)[0], atol=1e-6)
     plain = api.embeddings.create(model="classify", input="good")  # base64 between client and server
     assert np.allclose(plain.data[0].embedding, classifier.embed("good")[0], atol=1e-6)
 

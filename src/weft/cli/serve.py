@@ -34,8 +34,9 @@ def serve(
     ] = None,
     queue: Annotated[int, typer.Option("--queue", min=1, help="Requests at a time; others get 429.")] = 256,
     batch_tokens: Annotated[
-        int, typer.Option("--batch-tokens", min=1, help="Tokens that requests share in a batch.")
-    ] = 4096,
+        int | None,
+        typer.Option("--batch-tokens", min=1, help="Tokens that requests share in a batch; by default by the device."),
+    ] = None,
     running: Annotated[int, typer.Option("--running", min=1, help="Texts that a model generates at a time.")] = 64,
     time_limit: Annotated[float, typer.Option("--time-limit", min=0.1, help="Seconds for a request.")] = 60.0,
     access_log: Annotated[bool, typer.Option("--access-log", help="Print a line for each request.")] = False,

@@ -10,10 +10,11 @@ A model whose state is no `JoinableState` generates one batch after the other: s
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.decoding.beam_search import Beam, BeamRun
@@ -29,7 +30,7 @@ Choice = tuple[list[int], list[int]]  # the tokens of the hypotheses that go on,
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What to generate: the prompt's tokens (1,), with the options and the number that seeds its samples."""
+    """What to generate: a prompt, on the CPU, with the options and the number that seeds its samples."""
 
     prompt: Tokens
     eos: int
@@ -42,7 +43,9 @@ class GenerationRequest:
 
     def stream(self, model: Generator) -> Iterator[int]:
         """Yield the ids of the one sequence as they are chosen, by itself."""
-        return stream(model, self.prompt, self.eos, self.options, self.source, self.forbid, self.row, self.bad_words)
+        device = device_of(model)
+        prompt, source = self.prompt.to(device), None if self.source is None else self.source.to(device)
+        return stream(model, prompt, self.eos, self.options, source, self.forbid, self.row, self.bad_words)
 
 
 @dataclass(eq=False)
@@ -63,6 +66,12 @@ class GeneratedSequence:
         self.top.append(top[: self.search.request.top_logprobs])
         rules = self.search.rules
         self.done = token == rules.eos or len(self.ids) == rules.max_length
+
+    def end_after(self, place: int) -> None:
+        """End the sequence with the token at a place; what was generated after it is dropped."""
+        for values in (self.ids, self.logprobs, self.top):
+            del values[place + 1 :]
+        self.done = True
 
     @property
     def hypothesis(self) -> Hypothesis:
@@ -142,6 +151,15 @@ class GreedySearch(Search):
             sequence.append(chosen, value, best)
         return {search: search._go_on(span) for search, span in members}
 
+    def extend(self, sequence: GeneratedSequence, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Add the tokens of some steps to a sequence, up to its end."""
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            if sequence.done:
+                break
+            sequence.append(token, logprob, [])
+        if sequence.done:
+            self.live = [own for own in self.live if own is not sequence]
+
     def _go_on(self, rows: range) -> Choice:
         """Return the tokens just chosen and the rows of the sequences that have not ended."""
         self.written += 1
@@ -178,7 +196,7 @@ class BeamSearch(Search):
     """A beam search: its beams are rows that are reordered at each step."""
 
     def __init__(self, request: GenerationRequest, beam: Beam, logits: Tensor) -> None:
-        self.request, self._run = request, BeamRun(beam, request.prompt, logits)
+        self.request, self._run = request, BeamRun(beam, request.prompt.to(logits.device), logits)
         self._rows = 1
 
     @property
@@ -210,12 +228,20 @@ class BeamSearch(Search):
         return self._run.hypotheses()[0]
 
 
+def device_of(model: object) -> torch.device:
+    """Return the device of a model: that of its parameters or, of a model that counts, of its buffers."""
+    if not isinstance(model, nn.Module):
+        return torch.device("cpu")
+    return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+
+
 class ContinuousBatch:
     """A running batch of one model."""
 
     def __init__(self, model: Generator) -> None:
-        self.model = model
+        self.model, self._device = model, device_of(model)
         self.searches: list[Search] = []
+        self.generated = 0  # tokens of all hypotheses
         self._state: GenerationState | None = None
         self._tokens: list[int] = []
         self._joins = True
@@ -233,10 +259,11 @@ class ContinuousBatch:
     @torch.no_grad()
     def join(self, requests: Sequence[GenerationRequest]) -> list[Search]:
         """Read the prompts of requests, choose their first tokens, and let them join; return their searches."""
-        prompt = _concatenate([request.prompt for request in requests])
+        prompt = concatenate([request.prompt for request in requests]).to(self._device)
         sources = [request.source for request in requests if request.source is not None]
-        logits, state = self.model.start(prompt, _concatenate(sources) if sources else None)
+        logits, state = self.model.start(prompt, concatenate(sources).to(self._device) if sources else None)
         searches, rows = _begin(requests, logits)
+        self.generated += len(rows)
         logits, state = logits[rows], state.select(rows)
         tokens, kept = _choose(searches, logits)
         live = [search for search in searches if not search.done]
@@ -259,7 +286,9 @@ class ContinuousBatch:
         self._drop_stopped()
         if not self.searches or self._state is None:
             return []
-        logits, state = self.model.step(self._token_tensor(), self._state)
+        self.generated += self.rows
+        tokens = torch.tensor(self._tokens, device=self._device)
+        logits, state = self.model.step(tokens, self._state)
         searches = self.searches
         self._tokens, kept = _choose(searches, logits)
         self.searches = [search for search in searches if not search.done]
@@ -270,10 +299,6 @@ class ContinuousBatch:
         """Drop all sequences."""
         self.searches, self._tokens, self._state = [], [], None
 
-    def _token_tensor(self) -> Tensor:
-        device = self.searches[0].request.prompt.device
-        return torch.tensor(self._tokens, device=device)
-
     def _drop_stopped(self) -> None:
         """Let the rows leave that are not wanted any more."""
         spans = list(_spans(self.searches))
@@ -281,9 +306,8 @@ class ContinuousBatch:
         if len(kept) == self.rows or self._state is None:
             return
         self.searches = [search for search in self.searches if not search.done]
-        device = self.searches[0].request.prompt.device if self.searches else None
         self._tokens = [self._tokens[row] for row in kept]
-        self._state = self._state.select(torch.tensor(kept, device=device)) if kept else None
+        self._state = self._state.select(torch.tensor(kept, device=self._device)) if kept else None
 
 
 def _spans(searches: Iterable[Search]) -> Iterable[tuple[Search, range]]:
@@ -330,7 +354,7 @@ def _top_tokens(logprobs: Tensor, count: int) -> list[list[tuple[int, float]]]:
     return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
 
 
-def _concatenate(sequences: Sequence[Tokens]) -> Tokens:
+def concatenate(sequences: Sequence[Tokens]) -> Tokens:
     """Return the sequences of several batches as one."""
     if len(sequences) == 1:
         return sequences[0]

@@ -122,7 +122,7 @@ class GraphStep(Generic[R]):
         # The number of groups that fit a smaller graph.
         self.shrink_at = self.groups // 2 if self.groups * self.width > MIN_ROWS else 0
         self.prefill: GraphPrefill | None = None
-        self.graph = _capture_graph(lambda: self._step(model)) if decoding.row.is_cuda else None
+        self.graph = capture_graph(lambda: self._step(model)) if decoding.row.is_cuda else None
         if self.graph is not None:
             self._done_buffers = [torch.zeros(self.groups, dtype=torch.bool).pin_memory() for _ in range(2)]
 
@@ -191,7 +191,7 @@ class GraphPrefill:
         prompt, source = inputs
         self.inputs = _clone_tokens(prompt), None if source is None else _clone_tokens(source)
         prefill(self.inputs)  # warm-up: compile and load before the capture
-        self.graph = _capture_graph(lambda: prefill(self.inputs))
+        self.graph = capture_graph(lambda: prefill(self.inputs))
 
     def __call__(self, inputs: Inputs) -> None:
         """Copy the inputs and replay the graph."""
@@ -206,7 +206,8 @@ def _clone_tokens(tokens: Tokens) -> Tokens:
     return replace(tokens, ids=tokens.ids.clone(), starts=tokens.starts.clone())
 
 
-def _capture_graph(function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+def capture_graph(function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Return the graph of what a function launches; it is not run."""
     graph = torch.cuda.CUDAGraph()
     with _capture_lock, torch.cuda.graph(graph, capture_error_mode="thread_local"):
         function()

@@ -259,7 +259,7 @@ def _sampler(temperature: float, k: int | None, p: float | None) -> Pick:
         logits = apply_temperature(logprobs, temperature)
         logits = logits if k is None else top_k(logits, k)
         logits = logits if p is None else top_p(logits, p)
-        return _inverse_cdf(logits.softmax(-1), uniform)
+        return inverse_cdf(logits.softmax(-1), uniform)
 
     return pick
 
@@ -269,7 +269,7 @@ def _seed(*parts: int) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
 
 
-def _inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
+def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     """Return the first token at which the cumulative sum of `probs` (A, V) exceeds `uniform` (A,), in [0, 1)."""
     cdf = probs.cumsum(-1)
     level = uniform[:, None].to(cdf.dtype) * cdf[:, -1:]

@@ -203,3 +203,13 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     probs = sorted_logits.softmax(-1)
     outside = probs.cumsum(-1) - probs >= p  # the tokens before it have mass p already; before the first, the mass is 0
     return logits.masked_fill(torch.empty_like(outside).scatter_(-1, ids, outside), NEG_INF)
+
+
+def keep_top(logits: Tensor, k: Tensor, p: Tensor) -> Tensor:
+    """Apply `top_k` and then `top_p` to each row, (B, V), with its own k and p, (B,); k = 0 and p > 1 keep all."""
+    sorted_logits, ids = logits.sort(dim=-1, descending=True, stable=True)
+    worst = sorted_logits.gather(1, (k.long() - 1).clamp(0, logits.shape[-1] - 1)[:, None])
+    dropped = (sorted_logits < worst) & (k > 0)[:, None]
+    probs = sorted_logits.masked_fill(dropped, NEG_INF).softmax(-1)
+    dropped |= probs.cumsum(-1) - probs >= p[:, None]
+    return logits.masked_fill(torch.empty_like(dropped).scatter_(-1, ids, dropped), NEG_INF)

@@ -104,6 +104,48 @@ class Capturable(Generator, Protocol):
         ...
 
 
+class StatePool(GenerationState, Protocol):
+    """Decoding states of a running batch at fixed addresses: a row belongs to one hypothesis, or to none.
+
+    A step writes into it and returns it; a row that is not active stays as it is, and its logits mean nothing.
+    """
+
+    @property
+    def active(self) -> Tensor:
+        """(R,) int32: 1 where a hypothesis goes on."""
+        ...
+
+    def first_rows(self, rows: int) -> "StatePool":
+        """Return the pool of the first rows; the memory is the same."""
+        ...
+
+    def put(
+        self,
+        rows: Sequence[int],
+        state: Any,
+        hypotheses: Sequence[int],
+        tokens: Sequence[int],
+        source_tokens: Sequence[int],
+    ) -> None:
+        """Copy hypotheses of a state, each with so many tokens and tokens of its source, into rows."""
+        ...
+
+    def copy_from(self, pool: Any) -> None:
+        """Copy the rows of a smaller pool into the first rows."""
+        ...
+
+
+@runtime_checkable
+class Poolable(Capturable, Protocol):
+    """A generator whose running batch can be captured: hypotheses join and leave it, each with a row of its own."""
+
+    target_vocab: int
+
+    def make_pool(self, rows: int, tokens: int, source_tokens: int) -> StatePool:
+        """Return an empty pool for so many hypotheses, of so many tokens each, and as many of its source."""
+        ...
+
+
 @dataclass(frozen=True)
 class FitBudget:
     """The budget and settings of a model's own fit: passes over the data or seconds, learning rate, seed, threads."""

@@ -26,6 +26,7 @@ from weft.models.transformer_config import StackConfig
 from weft.nn.attention.kv_cache import KVCache, StaticKVCache, without_last_tokens
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.positions import Learned, check_position, positions_of
+from weft.nn.attention.static_kv_pool import StaticKVPool
 from weft.nn.kernels import dispatch
 from weft.nn.layers.activations import Activation
 from weft.nn.layers.losses import read_out_sum
@@ -146,6 +147,10 @@ class GPT(Model):
         """Return a cache at fixed addresses for `rows` hypotheses of up to `capacity` tokens."""
         check_position(int(state.at) + 1, self.config.max_positions)  # `end` of a static cache is its capacity
         return StaticKVCache.like(state, rows, min(capacity, self.config.max_positions))
+
+    def make_pool(self, rows: int, tokens: int, source_tokens: int = 0) -> StaticKVPool:
+        """Return the empty cache of a running batch, at fixed addresses."""
+        return StaticKVPool.make(self.decoder.shapes, rows, tokens, self.embed.weight.detach())
 
     @property
     def prefill_capturable(self) -> bool:

@@ -16,9 +16,11 @@ projection may have a bias, as in Marian (Junczys-Dowmunt et al. 2018); layer no
 biases.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -31,6 +33,7 @@ from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, without_
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.pooled_kv_cache import PooledSources
 from weft.nn.attention.positions import Learned, Sinusoidal, check_position, positions_of
+from weft.nn.attention.static_kv_pool import StaticKVPool, to_device, token_places
 from weft.nn.kernels import dispatch
 from weft.nn.layers.activations import Activation
 from weft.nn.transformer.blocks import BlockConfig, Blocks
@@ -126,6 +129,53 @@ class StaticTransformerState(TransformerState):
             static.copy_(index)
         for static, kv in zip(self.source_kv, state.source_kv, strict=True):
             static.copy_(kv)
+
+
+@dataclass(frozen=True)
+class TransformerPool(TransformerState):
+    """The decoding states of a running batch at fixed addresses (weft.models.base.StatePool).
+
+    A row has places of its own for its source's keys and values.
+    """
+
+    cache: StaticKVPool
+
+    @property
+    def active(self) -> Tensor:
+        """(R,) int32: 1 where a hypothesis goes on."""
+        return self.cache.active
+
+    def first_rows(self, rows: int) -> "TransformerPool":
+        """Return the pool of the first rows; the memory is the same."""
+        index = KVIndex(*(tensor[:rows] for tensor in self.source_index))
+        return replace(self, cache=self.cache.first_rows(rows), source_index=index)
+
+    def put(
+        self,
+        rows: Sequence[int],
+        state: TransformerState,
+        hypotheses: Sequence[int],
+        tokens: Sequence[int],
+        source_tokens: Sequence[int],
+    ) -> None:
+        """Copy hypotheses of a state, with the keys and values of their sources, into rows."""
+        self.cache.put(rows, state.cache, hypotheses, tokens)
+        slots, _, last = self.source_index
+        row, hypothesis, column = token_places(rows, hypotheses, source_tokens, slots.device)
+        places, others = slots[row, column].long(), state.source_index
+        sources = others.slots[hypothesis, column + others.first.long()[hypothesis]].long()
+        for layer, other in zip(self.source_kv, state.source_kv, strict=True):
+            layer[places] = other[sources].to(layer.dtype)
+        number, size = to_device(np.array([rows, source_tokens]), slots.device)
+        last[number] = size.int()
+
+    def copy_from(self, pool: "TransformerPool") -> None:
+        """Copy the rows of a smaller pool into the first rows."""
+        self.cache.copy_from(pool.cache)
+        (rows, size), last = pool.source_index.slots.shape, pool.source_index.last
+        self.source_index.last[:rows] = last
+        for layer, other in zip(self.source_kv, pool.source_kv, strict=True):
+            layer[self.source_index.slots[:rows, :size].long()] = other[pool.source_index.slots.long()]
 
 
 class Transformer(Model):
@@ -229,6 +279,14 @@ class Transformer(Model):
         index = KVIndex(*(tensor.new_zeros(rows, *tensor.shape[1:]) for tensor in state.source_index))
         source_kv = tuple(torch.zeros_like(kv) for kv in state.source_kv)
         return StaticTransformerState(StaticKVCache.like(state.cache, rows, capacity), index, source_kv)
+
+    def make_pool(self, rows: int, tokens: int, source_tokens: int) -> TransformerPool:
+        """Return the empty states of a running batch, at fixed addresses."""
+        like, shapes = self.target_embed.weight.detach(), self.decoder.shapes
+        slots = torch.arange(rows * source_tokens, dtype=torch.int32, device=like.device).view(rows, source_tokens)
+        index = KVIndex(slots, torch.zeros_like(slots[:, 0]), torch.ones_like(slots[:, 0]))
+        source_kv = tuple(like.new_zeros(rows * source_tokens, 2, *shape) for shape in self.decoder.cross_shapes)
+        return TransformerPool(StaticKVPool.make(shapes, rows, tokens, like), index, source_kv)
 
     @property
     def prefill_capturable(self) -> bool:

@@ -17,7 +17,7 @@ class ServerConfig:
     origins: tuple[str, ...] = ()  # pages of other origins that may call it from a browser (CORS)
     queue: int = 256  # requests at a time, those that are being answered included
     running: int = 64  # sequences that are generated at a time, for each model
-    batch_tokens: int = 4096  # tokens that requests share in a batch
+    batch_tokens: int | None = None  # tokens that requests share in a batch; None: by the device
     max_body: int = 4 << 20  # bytes
     max_inputs: int = 1024  # examples or texts in a request
     max_characters: int = 1 << 20  # of all texts in a request

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from weft.decoding.captured_batch import make_running_batch
 from weft.decoding.config import DecodingConfig
-from weft.decoding.continuous import ContinuousBatch, GeneratedSequence, GenerationRequest, GreedySearch, Search
+from weft.decoding.continuous import GeneratedSequence, GenerationRequest, GreedySearch, Search
 from weft.errors import ConfigError, DataError
 from weft.serve.config import ServerConfig
 from weft.serve.errors import RequestError
@@ -56,7 +57,7 @@ class GenerationJob:
     cancelled: bool = False
     search: Search | None = None
     texts: list[IncrementalText] = field(default_factory=list)
-    followed: int = 0  # tokens of each sequence that events have been made of
+    followed: list[int] = field(default_factory=list)  # tokens of each sequence that events have been made of
 
     def cancel(self) -> None:
         """Stop the work before its next step."""
@@ -79,6 +80,7 @@ class GenerationJob:
         self.search = search
         if isinstance(search, GreedySearch) and (self.events is not None or self.stop):
             self.texts = [IncrementalText(self.decode, self.stop) for _ in search.sequences]
+            self.followed = [0] * len(self.texts)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of generated ids."""
@@ -99,24 +101,27 @@ class GenerationJob:
 
     def follow(self) -> list[TokenEvent]:
         """Return the newest tokens as events; end the sequences that have come to a stop word."""
-        if not self.texts or not isinstance(self.search, GreedySearch) or self.search.written == self.followed:
+        if not isinstance(self.search, GreedySearch):
             return []
-        self.followed = self.search.written
-        active = [sequence for sequence in self.search.sequences if len(sequence.ids) == self.search.written]
-        return [self._event(sequence) for sequence in active]
+        events = []
+        for text, sequence in zip(self.texts, self.search.sequences, strict=False):  # no texts: nobody follows
+            while self.followed[sequence.number] < len(sequence.ids):
+                events.append(self._event(sequence, text, self.followed[sequence.number]))
+                self.followed[sequence.number] += 1
+        return events
 
-    def _event(self, sequence: GeneratedSequence) -> TokenEvent:
-        token, logprob = sequence.ids[-1], sequence.logprobs[-1]
+    def _event(self, sequence: GeneratedSequence, text: IncrementalText, place: int) -> TokenEvent:
+        token, logprob, top = sequence.ids[place], sequence.logprobs[place], sequence.top[place]
         if not math.isfinite(logprob):
             raise DataError(NOT_FINITE)
-        text = self.texts[sequence.number]
         ended = token == self.request.eos
         added = "" if ended else text.add(token)
-        sequence.done = sequence.done or text.stopped
-        if sequence.done:
-            added += text.end()
+        if text.stopped:
+            sequence.end_after(place)
+        if not sequence.done or place + 1 < len(sequence.ids):
+            return TokenEvent(sequence.number, added, token, logprob, top)
         reason = "stop" if ended or text.stopped else "length"
-        return TokenEvent(sequence.number, added, token, logprob, sequence.top[-1], reason if sequence.done else None)
+        return TokenEvent(sequence.number, added + text.end(), token, logprob, top, reason)
 
     def result(self) -> Generated:
         """Return the whole result, once the search is done."""
@@ -129,9 +134,12 @@ class GenerationJob:
 class GenerationEngine:
     """The running batch of one model, stepped by the scheduler's thread."""
 
-    def __init__(self, model: ServedModel, config: ServerConfig, metrics: Metrics, scheduler: Scheduler) -> None:
+    def __init__(
+        self, model: ServedModel, config: ServerConfig, batch_tokens: int, metrics: Metrics, scheduler: Scheduler
+    ) -> None:
         self.model, self._config, self._metrics, self._scheduler = model, config, metrics, scheduler
-        self._batch = ContinuousBatch(model.pipeline.head.body)
+        self._batch_tokens = batch_tokens
+        self._batch = make_running_batch(model.pipeline.head.body)
         self._waiting: list[GenerationJob] = []
         self._running: list[GenerationJob] = []
         self._lock = threading.Lock()
@@ -177,13 +185,14 @@ class GenerationEngine:
         joining = self._take()
         if not joining and not self._batch.searches:
             return False
+        before = self._batch.generated
         with torch.inference_mode():
             self._join(joining)
             self._deliver()
             self._batch.step()
             self._deliver()
         self._metrics.running.labels(self.model.name).set(self._batch.rows)
-        self._metrics.tokens.labels(self.model.name).inc(self._batch.rows + len(joining))
+        self._metrics.tokens.labels(self.model.name).inc(self._batch.generated - before)
         return True
 
     def _drop_cancelled(self) -> None:
@@ -211,7 +220,7 @@ class GenerationEngine:
                 rows += max(job.request.options.beam, job.request.options.num_return_sequences)
                 tokens += job.prompt_tokens
                 is_full = rows > self._config.running and bool(taken or self._batch.rows)
-                if is_full or (taken and tokens > self._config.batch_tokens):
+                if is_full or (taken and tokens > self._batch_tokens):
                     break
                 taken.append(self._waiting.pop(0))
         return taken

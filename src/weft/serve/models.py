@@ -8,8 +8,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from weft.analysis.attention import Attention
 from weft.config.json import write_json
 from weft.config.schema import Section
@@ -178,10 +176,10 @@ class ServedModel:
         return BatchKind(self.name, "attention", object(), run)
 
 
-def num_threads(models: Iterable[ServedModel]) -> int:
-    """Return the number of threads that compute: on CPUs one for each core that PyTorch uses, else one."""
+def on_cpu(models: Iterable[ServedModel]) -> bool:
+    """Return whether all models are on the CPU."""
     devices = {parameter.device.type for model in models for parameter in islice(model.pipeline.head.parameters(), 1)}
-    return torch.get_num_threads() if devices == {"cpu"} else 1
+    return devices == {"cpu"}
 
 
 def num_characters(value: Any) -> int:

@@ -58,7 +58,7 @@ def openai_routes(services: "Services") -> APIRouter:
         """Return the vectors of texts, with the model's own pooling."""
         model = services.model(body.model)
         texts = [body.input] if isinstance(body.input, str) else body.input
-        vectors = await services.answers(request, model.embed_kind({}), texts, "text")
+        vectors = await services.answers(request, model.embed_kind({"truncate": body.truncate}), texts, "text")
         encode = _as_base64 if body.encoding_format == "base64" else _as_list
         data = [
             {"object": "embedding", "index": index, "embedding": encode(vector)} for index, vector in enumerate(vectors)

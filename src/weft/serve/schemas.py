@@ -101,6 +101,7 @@ class EmbeddingsRequest(Body):
     model: str
     input: str | list[str]
     encoding_format: Literal["float", "base64"] = "float"
+    truncate: bool = False  # not OpenAI's: whether texts that are too long are cut off
     user: str | None = None
 
 

@@ -77,7 +77,6 @@ class TranslateHead(Head):
 
     def generation_request(self, batch: Batch, options: DecodingConfig) -> GenerationRequest:
         """Return what to generate for a batch of one source."""
-        batch = batch.to(next(self.parameters()).device)
         bad_words = tuple(bad_word_ids(self.bad_words, options))
         row = batch.rows[0] if batch.rows else 0
         return GenerationRequest(_prompt(batch), self.eos, options, batch.source, self.forbid, bad_words, row)

@@ -272,6 +272,12 @@ class Blocks(nn.Module):
         attentions = [block.attention for block in self.blocks if isinstance(block, Block)]
         return [(len(attention.kept), attention.size) for attention in attentions]
 
+    @property
+    def cross_shapes(self) -> list[tuple[int, int]]:
+        """The same of each layer's cross-attention."""
+        crosses = [block.cross_attention for block in self.blocks if isinstance(block, Block)]
+        return [(len(cross.kept), cross.size) for cross in crosses if cross is not None]
+
     def remember(self, memory: Tensor) -> tuple[Tensor, ...]:
         """Return each layer's cross-attention keys and values (M, 2, H, d) of a source (M, D), once for all steps."""
         crosses = [block.cross_attention for block in self.blocks if isinstance(block, Block)]

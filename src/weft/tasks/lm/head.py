@@ -99,7 +99,6 @@ class LMHead(Head):
 
     def generation_request(self, batch: Batch, options: ContinuationConfig) -> GenerationRequest:
         """Return what to generate for a batch of one prompt."""
-        batch = batch.to(scoring.device_of(self))
         prompt = self._prompt(batch)
         limited = self._limit_length(prompt.longest, options)
         row = batch.rows[0] if batch.rows else 0
