@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from weft.config.schema import read_section
 from weft.decoding.config import DecodingConfig
-from weft.decoding.generate import Hypothesis, inverse_cdf, generate, stream
+from weft.decoding.generate import Hypothesis, generate, inverse_cdf, stream
 from weft.errors import ConfigError, WeftError
 from weft.tokens import Tokens
 

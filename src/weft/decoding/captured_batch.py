@@ -26,12 +26,13 @@ from weft.decoding.continuous import (
 )
 from weft.decoding.cuda_graph import capture_graph
 from weft.decoding.generate import inverse_cdf, search_rules
-from weft.decoding.logits_processors import NEG_INF, ForbiddenTokens, keep_top, log_probs
+from weft.decoding.logits_processors import NEG_INF, ForbiddenTokens, keep_top
 from weft.decoding.static_state import GreedyRules
 from weft.models.base import Generator, Poolable, StatePool
 from weft.nn.attention.static_kv_pool import to_device
+from weft.nn.kernels.dispatch import decodes_on_triton
 
-STEPS = 4  # steps that are replayed at a time
+STEPS = 8  # steps that are replayed at a time
 MIN_ROWS, MIN_TOKENS, MIN_SOURCE = 4, 128, 32  # what memory is allocated for at first
 GREEDY, SAMPLED, TRUNCATED = 0, 1, 2  # how tokens are chosen: what a later one serves, includes the ones before
 
@@ -123,8 +124,9 @@ class StaticBatch:
         # Of the last steps, the tokens, -1 of a row that was not active, and their log-probabilities.
         self.output = torch.full((STEPS, rows), -1, dtype=torch.int32, device=self.device)
         self.logprobs = torch.zeros(STEPS, rows, device=self.device)
-        self._forbidden = torch.tensor(sorted(forbid), dtype=torch.long, device=self.device)
-        self._tick = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.forbidden = torch.zeros(model.target_vocab, dtype=torch.bool, device=self.device)
+        self.forbidden[list(forbid)] = True
+        self.tick = torch.zeros(1, dtype=torch.long, device=self.device)  # steps since `output` was read
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
     def copy_from(self, other: "StaticBatch") -> None:
@@ -144,7 +146,7 @@ class StaticBatch:
 
     def run(self, rows: int, choice: int) -> None:
         """Generate the next `STEPS` tokens of the first rows, on CUDA without waiting for them."""
-        self._tick.zero_()
+        self.tick.zero_()
         for _ in range(STEPS):
             if self.device.type == "cuda":
                 self._graph(rows, choice).replay()
@@ -162,20 +164,30 @@ class StaticBatch:
 
     def _step(self, rows: int, choice: int) -> None:
         """Generate the next token of each of the first rows that is active."""
-        pool, own = self.pool.first_rows(rows), self.settings.first_rows(rows)
-        logits, _ = self.model.step(own.token, pool)
-        logprobs = log_probs(logits, self._forbidden)
+        logits, _ = self.model.step(self.settings.token[:rows], self.pool.first_rows(rows))
+        self.choose(logits, rows, choice)
+
+    def choose(self, logits: Tensor, rows: int, choice: int) -> None:
+        """Choose and write the next token of each of the first rows; rows that are not active get -1."""
+        if choice == GREEDY and decodes_on_triton(logits):
+            from weft.decoding import static_state_triton
+
+            return static_state_triton.running(self, rows, logits)
+        own, active = self.settings.first_rows(rows), self.pool.active[:rows]
+        logprobs = torch.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        logprobs.masked_fill_(self.forbidden, NEG_INF)
         logprobs[:, self.eos].masked_fill_(own.written < own.min_length, NEG_INF)
         token = logprobs.argmax(-1)
         if choice != GREEDY:
             token = torch.where(own.temperature > 0, _draw(logprobs, own, choice == TRUNCATED), token)
-        output = torch.where(pool.active > 0, token, -1).int()
-        self.output[:, :rows].index_copy_(0, self._tick, output[None])
-        self.logprobs[:, :rows].index_copy_(0, self._tick, logprobs.gather(1, token[:, None]).t())
+        output = torch.where(active > 0, token, -1).int()
+        self.output[:, :rows].index_copy_(0, self.tick, output[None])
+        self.logprobs[:, :rows].index_copy_(0, self.tick, logprobs.gather(1, token[:, None]).t().float())
         own.token.copy_(token)
-        own.written.add_(pool.active)
-        pool.active.mul_((token != self.eos) & (own.written < own.max_length))
-        self._tick.add_(1)
+        own.written.add_(active)
+        active.mul_((token != self.eos) & (own.written < own.max_length))
+        self.tick.add_(1)
+        return None
 
 
 def _draw(logprobs: Tensor, own: RowSettings, truncates: bool) -> Tensor:

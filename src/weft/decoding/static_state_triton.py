@@ -10,12 +10,17 @@ first (largest key).
 
 # mypy: ignore-errors
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 
 from weft.decoding.static_state import BeamState, GreedyState
 from weft.nn.kernels.triton.decode_attention import early, let_in
+
+if TYPE_CHECKING:
+    from weft.decoding.captured_batch import StaticBatch
 
 CHUNK, MAX_CHUNKS = 128, 256  # ids a chunk, at least the beam width; larger where there would be too many chunks
 MIN_KEY = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
@@ -168,6 +173,31 @@ def _greedy_kernel(
     tl.store(written + a, count + 1, valid)
 
 
+@triton.jit(do_not_specialize=["eos", "room", "B"])
+def _rows_kernel(
+    values, ids, ends, output, logprobs, token, written, min_length, max_length, active, tick, eos, room, B,
+    BB: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Write the better of the best token and eos for the rows of a running batch, in one program; count the step."""
+    let_in(EARLY)
+    a, step = tl.arange(0, BB), tl.load(tick)
+    valid = a < B
+    count, value, id = tl.load(written + a, valid, 0), tl.load(values + a, valid, 0.0), tl.load(ids + a, valid, 0)
+    is_active = tl.load(active + a, valid, 0) != 0
+    eos_logprob = tl.where(count >= tl.load(min_length + a, valid, 0), tl.load(ends + a, valid, 0.0), -float("inf"))
+    ending = (eos_logprob > value) | ((eos_logprob == value) & (eos < id))
+    id = tl.where(ending, eos, id)
+    count += is_active.to(tl.int32)
+    goes_on = is_active & (id != eos) & (count < tl.load(max_length + a, valid, 0))
+    tl.debug_barrier()  # all is read before anything is overwritten
+    tl.store(output + step * room + a, tl.where(is_active, id, -1), valid)
+    tl.store(logprobs + step * room + a, tl.where(ending, eos_logprob, value), valid)
+    tl.store(token + a, id.to(tl.int64), valid)
+    tl.store(written + a, count, valid)
+    tl.store(active + a, goes_on.to(tl.int32), valid)
+    tl.store(tick, step + 1)
+
+
 def _top_k(state, logits, width):
     """Return the best of each row: log-probabilities and ids (B, width), and log-probabilities of eos (B,)."""
     rows, vocab = logits.shape
@@ -195,6 +225,16 @@ def beam(state: BeamState, logits: torch.Tensor) -> None:
         *_top_k(state, logits, width), state.logprob, state.score, state.node, state.parents, state.tokens,
         state.token, state.row, state.done, state.written, state.min_length, state.penalty, state.bound, state.room,
         K=width, KP=triton.next_power_of_2(width), N=keep, NP=triton.next_power_of_2(keep), num_warps=1, **early(),
+    )  # fmt: skip
+
+
+def running(batch: "StaticBatch", rows: int, logits: torch.Tensor) -> None:
+    """Do `weft.decoding.captured_batch.StaticBatch.choose` for rows that search greedily."""
+    own = batch.settings
+    _rows_kernel[(1,)](
+        *_top_k(batch, logits, 1), batch.output, batch.logprobs, own.token, own.written, own.min_length,
+        own.max_length, batch.pool.active, batch.tick, batch.eos, batch.rows, rows,
+        BB=triton.next_power_of_2(rows), num_warps=4, **early(),
     )  # fmt: skip
 
 

@@ -26,10 +26,10 @@ from weft.tasks.incremental_text import IncrementalText, find_stop_word
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """A token that was generated: the text that it adds, perhaps none yet, and its log-probability."""
+    """A token that was generated, or the last of several: the text that they add, and its log-probability."""
 
+    text: str  # perhaps none yet
     candidate: int
-    text: str
     id: int
     logprob: float
     top: Sequence[tuple[int, float]] = ()
@@ -54,6 +54,7 @@ class GenerationJob:
     future: asyncio.Future[Generated]
     stop: tuple[str, ...] = ()
     events: asyncio.Queue[TokenEvent | None] | None = None  # of a stream; None in it is the end
+    merges: bool = False  # whether an event may be of several tokens
     cancelled: bool = False
     search: Search | None = None
     texts: list[IncrementalText] = field(default_factory=list)
@@ -79,7 +80,7 @@ class GenerationJob:
         """Begin to follow the search of this job."""
         self.search = search
         if isinstance(search, GreedySearch) and (self.events is not None or self.stop):
-            self.texts = [IncrementalText(self.decode, self.stop) for _ in search.sequences]
+            self.texts = [self.task.incremental_text(self.request, self.stop) for _ in search.sequences]
             self.followed = [0] * len(self.texts)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -105,23 +106,25 @@ class GenerationJob:
             return []
         events = []
         for text, sequence in zip(self.texts, self.search.sequences, strict=False):  # no texts: nobody follows
-            while self.followed[sequence.number] < len(sequence.ids):
-                events.append(self._event(sequence, text, self.followed[sequence.number]))
-                self.followed[sequence.number] += 1
+            while (first := self.followed[sequence.number]) < len(sequence.ids):
+                end = len(sequence.ids) if self.merges and not self.stop else first + 1
+                events.append(self._event(sequence, text, first, end))
+                self.followed[sequence.number] = end
         return events
 
-    def _event(self, sequence: GeneratedSequence, text: IncrementalText, place: int) -> TokenEvent:
-        token, logprob, top = sequence.ids[place], sequence.logprobs[place], sequence.top[place]
+    def _event(self, sequence: GeneratedSequence, text: IncrementalText, first: int, end: int) -> TokenEvent:
+        """Return the event of the tokens from `first` to `end` of a sequence."""
+        ids, logprob = sequence.ids[first:end], sequence.logprobs[end - 1]
         if not math.isfinite(logprob):
             raise DataError(NOT_FINITE)
-        ended = token == self.request.eos
-        added = "" if ended else text.add(token)
+        ended = ids[-1] == self.request.eos
+        added = text.add(*(ids[:-1] if ended else ids))
         if text.stopped:
-            sequence.end_after(place)
-        if not sequence.done or place + 1 < len(sequence.ids):
-            return TokenEvent(sequence.number, added, token, logprob, top)
-        reason = "stop" if ended or text.stopped else "length"
-        return TokenEvent(sequence.number, added + text.end(), token, logprob, top, reason)
+            sequence.end_after(first)
+        parts = sequence.number, ids[-1], logprob, sequence.top[end - 1]
+        if not sequence.done or end < len(sequence.ids):
+            return TokenEvent(added, *parts)
+        return TokenEvent(added + text.end(), *parts, "stop" if ended or text.stopped else "length")
 
     def result(self) -> Generated:
         """Return the whole result, once the search is done."""

@@ -93,7 +93,7 @@ class Completion:
         for row, prompt in enumerate(prompts):
             example = model.pipeline.example(prompt, row + 1)
             job = self._engine.make_job(example, options, row, bool(body.stream), body.logprobs or 0)
-            job.stop = stop or job.stop
+            job.stop, job.merges = stop or job.stop, body.logprobs is None
             self.jobs.append(job)
         self._head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
         self._head["model"] = model.name

@@ -22,6 +22,7 @@ from weft.tasks.batch import Batch, Item
 from weft.tasks.classification_report import ClassificationReport
 from weft.tasks.encoding import EvaluationData
 from weft.tasks.head import Head, missing_method
+from weft.tasks.incremental_text import IncrementalText
 from weft.tasks.metrics import ConfusionMatrix
 
 
@@ -88,6 +89,10 @@ class TextGeneration(TextStreaming):
     def decode_generated(self, request: GenerationRequest, ids: Sequence[int]) -> str:
         """Return the text of generated ids, without eos."""
         raise missing_method(self, "decode_generated")
+
+    def incremental_text(self, request: GenerationRequest, stop: Sequence[str] = ()) -> IncrementalText:
+        """Return the text of generated ids as it grows."""
+        return IncrementalText(lambda ids: self.decode_generated(request, ids), stop)
 
     def generated_outputs(self, head: Head, request: GenerationRequest, candidates: Sequence[Hypothesis]) -> list[Any]:
         """Return the outputs, for `answer`, of candidates that were generated."""

@@ -2,41 +2,58 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+CONTEXT = 8  # tokens before a sequence on which the text of its first one may depend
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # the decoding of an incomplete UTF-8 sequence
 
 
 class IncrementalText:
-    """The text of a sequence that grows: `add` returns what a token adds, once it can no longer change."""
+    """The text of a sequence that grows: `add` returns what tokens add, once it can no longer change.
 
-    def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = ()) -> None:
+    Only the newest tokens are decoded, with those that the text before them came from: a token's text may depend on its
+    neighbours, by a space between words or by the bytes of one character. `context` is what comes before the sequence.
+    """
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = (), context: Sequence[int] = ()
+    ) -> None:
         self._decode, self._stop = decode, stop
-        self._ids: list[int] = []
-        self._emitted = self._text = ""
+        self._window = list(context)[-CONTEXT:]  # the tokens of the text before, and those that are new
+        self._before = len(self._window)  # how many of them the text before came from
+        self._text_before = decode(self._window) if self._window else ""
+        self._held = ""  # text that may be the beginning of a stop word
         self.stopped = False  # whether a stop word has come
 
-    def add(self, id: int) -> str:
-        """Return the text that a token adds; it ends before the first stop word."""
-        self._ids.append(id)
-        self._text = text = self._decode(self._ids)
+    def add(self, *ids: int) -> str:
+        """Return the text that tokens add; it ends before the first stop word."""
+        self._window += ids
+        text = self._held + self._take()
         if (end := find_stop_word(text, self._stop)) is not None:
             self.stopped = True
-            return text[len(self._emitted) : end]
-        stable = text[: len(text) - _partial_stop_length(text, self._stop)]
-        if not stable.startswith(self._emitted) or text.endswith(INCOMPLETE):
+            return text[:end]
+        end = len(text) - _partial_stop_length(text, self._stop)
+        self._held = text[end:]
+        return text[:end]
+
+    def _take(self) -> str:
+        """Return the text of the new tokens; nothing as long as it may change."""
+        text = self._decode(self._window)
+        if text.endswith(INCOMPLETE) or not text.startswith(self._text_before):
             return ""
-        added, self._emitted = stable[len(self._emitted) :], stable
+        if added := text[len(self._text_before) :]:
+            self._window = self._window[self._before :]
+            self._before, self._text_before = len(self._window), self._decode(self._window)
         return added
 
     def end(self) -> str:
         """Return what is left at the end: an incomplete character, or the beginning of a stop word."""
-        if self.stopped or not self._text.startswith(self._emitted):
+        text = self._decode(self._window) if self._window else ""
+        if self.stopped or not text.startswith(self._text_before):
             return ""
-        return self._text[len(self._emitted) :]
+        return self._held + text[len(self._text_before) :]
 
 
-def grown(ids: Iterable[int], decode: Callable[[list[int]], str], stop: Sequence[str] = ()) -> Iterator[str]:
+def grown(ids: Iterable[int], text: IncrementalText) -> Iterator[str]:
     """Yield the text that each token adds; it ends before the first stop word."""
-    text = IncrementalText(decode, stop)
     for id in ids:
         yield text.add(id)
         if text.stopped:

@@ -174,7 +174,7 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
         """Yield the translation as it grows."""
         request = self.generation_request(head, example, limit, options, row)
         # Not under inference_mode: between two increments it would hold for the caller's code too.
-        return grown(request.stream(head.body), self.tokenizer.target.decode)
+        return grown(request.stream(head.body), self.incremental_text(request))
 
     def generation_request(
         self, head: Head, example: TranslateExample, limit: TruncationPolicy, options: Section, row: int = 0

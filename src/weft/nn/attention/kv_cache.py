@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from weft.nn.attention.positions import rows_of
 from weft.nn.kernels import dispatch
 from weft.tokens import Tokens
 
@@ -200,9 +201,11 @@ def without_last_tokens(prompt: Tokens) -> Tokens:
     lengths = prompt.lengths - 1
     if prompt.longest <= 1:  # no transfer to the device, so that a CUDA graph can capture this
         return replace(prompt, ids=prompt.ids[:0], starts=torch.zeros_like(prompt.starts), lengths=lengths, longest=0)
-    row = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    kept = (torch.arange(len(row)) + row).to(prompt.device)
-    return replace(Tokens.flat(prompt.ids[kept], lengths), longest=prompt.longest - 1)
+    # On the device, without waiting for it: before a token there is one that is dropped for each earlier sequence.
+    starts = prompt.starts - torch.arange(len(prompt) + 1, dtype=torch.int32, device=prompt.device)
+    row = rows_of(Tokens(prompt.ids[: int(lengths.sum())], starts, lengths, prompt.longest - 1))
+    kept = torch.arange(len(row), device=prompt.device) + row
+    return Tokens(prompt.ids[kept], starts, lengths, prompt.longest - 1)
 
 
 def moved_index(index: Tensor, before: int, after: int) -> Tensor:

@@ -193,9 +193,9 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """Return the concatenated heads, the input of the output projection: (N, H·d)."""
         captured = not torch.compiler.is_compiling() and capturing(self.layer)
+        if layout.schedule is not None and memory is None and not captured:
+            return self._varlen_self_attention(x, layout, layout.schedule, keep)
         if keep is None and not captured:
-            if layout.schedule is not None and memory is None:
-                return self._varlen_self_attention(x, layout, layout.schedule)
             longest = max(layout.queries.longest, layout.keys.longest)
             if short_attention := dispatch.short_attention_kernel(x, self.size, longest):
                 return self._short_attention(short_attention, x, layout, memory)
@@ -207,13 +207,17 @@ class MultiHeadAttention(nn.Module):
             self._record(q, k, layout)
         return fused(q, k, v, layout, self.causal).flatten(1)
 
-    def _varlen_self_attention(self, x: Tensor, layout: AttentionLayout, schedule: BlockSchedule) -> Tensor:
+    def _varlen_self_attention(
+        self, x: Tensor, layout: AttentionLayout, schedule: BlockSchedule, keep: list[Tensor] | None
+    ) -> Tensor:
         """Return the heads of self-attention by one kernel, which adds the bias and reads the projection in place."""
         varlen_self_attention = dispatch.varlen_self_attention_kernel()
         qkv, tokens = F.linear(x, self.in_proj.weight).unflatten(-1, (3, -1, self.size)), layout.queries
         heads: Tensor = varlen_self_attention(
             qkv, self.in_proj.bias, tokens.starts, *schedule, tokens.longest, self.causal
         )[0]
+        if keep is not None:
+            keep.append((qkv + self.in_proj.bias.to(qkv.dtype).view(3, -1, self.size))[:, 1:].detach())
         return heads.flatten(1)
 
     def _short_attention(

@@ -202,8 +202,7 @@ class Blocks(nn.Module):
             if encode is not None and not self._captures():
                 hidden_states: list[Tensor] = encode(self, x, layout.queries, layers)
                 return hidden_states
-        scheduled = layout.with_schedule(x, self.shapes[0][1]) if keep is None else layout
-        states = self._hidden_states(x, scheduled, memory, across, keep)
+        states = self._hidden_states(x, layout.with_schedule(x, self.shapes[0][1]), memory, across, keep)
         return states if layers is None else [states[layer] for layer in layers]
 
     def _hidden_states(

@@ -46,7 +46,7 @@ from weft.tasks.capabilities import (
 from weft.tasks.char_inputs import Spelling
 from weft.tasks.encoding import EvaluationData
 from weft.tasks.head import Head
-from weft.tasks.incremental_text import find_stop_word, grown
+from weft.tasks.incremental_text import IncrementalText, find_stop_word, grown
 from weft.tasks.lm import scoring
 from weft.tasks.lm.head import Continuation, ContinuationConfig, LMHead, loss_names
 from weft.tokenization.trainable import Tokenizer
@@ -266,8 +266,7 @@ class LM(StreamReading, SelfFitting, TextGeneration, TeacherForcing, PreparedEva
         """Yield the text of the continuation as it is generated."""
         assert isinstance(options, ContinuationConfig)
         request = self.generation_request(head, example, limit, options, row)
-        prompt = [self.tokenizer.specials.bos, *self.tokenizer.ids([example.text])[0]]
-        return grown(request.stream(head.body), lambda ids: self.decode_continuation(prompt, ids), options.stop)
+        return grown(request.stream(head.body), self.incremental_text(request, options.stop))
 
     def generation_request(
         self, head: Head, example: LMExample, limit: TruncationPolicy, options: Section, row: int = 0
@@ -281,6 +280,10 @@ class LM(StreamReading, SelfFitting, TextGeneration, TeacherForcing, PreparedEva
     def decode_generated(self, request: GenerationRequest, ids: Sequence[int]) -> str:
         """Return the text of a continuation."""
         return self.decode_continuation(request.prompt.ids.tolist(), ids)
+
+    def incremental_text(self, request: GenerationRequest, stop: Sequence[str] = ()) -> IncrementalText:
+        """Return the text of a continuation as it grows."""
+        return IncrementalText(self.tokenizer.decode, stop, request.prompt.ids.tolist())
 
     def generated_outputs(self, head: Head, request: GenerationRequest, candidates: Sequence[Hypothesis]) -> list[Any]:
         """Return continuations, with the log-probabilities of their tokens where they are asked for."""
