@@ -70,7 +70,7 @@ class BERT(Model):
     """Embeddings, blocks, pooler and masked-LM head."""
 
     Config: ClassVar[type[Named]] = BERTConfig
-    supports_compile: ClassVar[bool] = True
+    supports_compile = True
     supports_low_precision: ClassVar[bool] = True
     config: BERTConfig
     pooler: nn.Linear | None
