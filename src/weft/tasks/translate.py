@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -26,6 +27,7 @@ from weft.tasks.capabilities import ErrorAnalysis, StaticBatches, TeacherForcing
 from weft.tasks.head import Head, Sums
 from weft.tasks.incremental_text import grown
 from weft.tasks.text_metrics import TEXT_METRICS, sentence_bleu
+from weft.tasks.unknown_words import numbered_ids, unknown_words, with_unknown_words
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens
 
@@ -150,13 +152,25 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
         self, examples: Sequence[TranslateExample], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[list[Item]]:
         """Encode many pairs with one call of the tokenizer for each side; there is an item for each reference."""
-        sources = tokenizer.ids([example.text for example in examples], limit.needed)
-        references = [example.references for example in examples]
-        targets = iter(tokenizer.target.ids([text for own in references for text in own], limit.needed))
+        encoded = self._encode_sides(examples, tokenizer, limit.needed)
         return [
-            [item for target in islice(targets, len(own)) for item in self._items(source, target, tokenizer, limit)]
-            for source, own in zip(sources, references, strict=True)
+            [item for target in targets for item in self._items(source, target, tokenizer, limit)]
+            for source, targets in encoded
         ]
+
+    def _encode_sides(
+        self, examples: Sequence[TranslateExample], tokenizer: Tokenizer, needed: int | None
+    ) -> list[tuple[list[int], list[list[int]]]]:
+        """Return the ids of each source and of its references."""
+        if tokenizer.joint and tokenizer.unknown_slots:
+            return [numbered_ids(tokenizer, example.text, example.references, needed) for example in examples]
+        references = [example.references for example in examples]
+        sources = tokenizer.ids([example.text for example in examples], needed)
+        targets = iter(tokenizer.target.ids([text for own in references for text in own], needed))
+        return [(source, list(islice(targets, len(own)))) for source, own in zip(sources, references, strict=True)]
+
+    def _unknown_words(self, example: TranslateExample) -> list[str]:
+        return unknown_words(self.tokenizer, example.text) if self.tokenizer.joint else []
 
     def _items(self, source: list[int], target: list[int], tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         specials = tokenizer.target.specials
@@ -192,8 +206,9 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
 
     def answer(self, example: TranslateExample, outputs: list[Any]) -> Answer:
         """Return the text of the best hypothesis, and the others where several were requested."""
+        words = self._unknown_words(example)
         candidates = [
-            {"text": self.tokenizer.target.decode(hypothesis.ids), "score": round(hypothesis.score, 6)}
+            {"text": self._decode(hypothesis.ids, words), "score": round(hypothesis.score, 6)}
             for hypothesis in outputs[0]
         ]
         answer: Answer = dict(candidates[0])
@@ -225,11 +240,16 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
         assert isinstance(head, TranslateHead)
         assert isinstance(options, DecodingConfig)
         items = self.encode(self.without_labels(example), self.tokenizer, limit)
-        return head.generation_request(self.collate(items, np.random.default_rng(0)).numbered([row]), options)
+        request = head.generation_request(self.collate(items, np.random.default_rng(0)).numbered([row]), options)
+        return replace(request, unknown_words=tuple(self._unknown_words(example)))
 
     def decode_generated(self, request: GenerationRequest, ids: Sequence[int]) -> str:
         """Return the text of a translation."""
-        return self.tokenizer.target.decode(list(ids))
+        return self._decode(ids, request.unknown_words)
+
+    def _decode(self, ids: Sequence[int], unknown_words: Sequence[str]) -> str:
+        target = self.tokenizer.target
+        return with_unknown_words(target, target.decode(list(ids)), unknown_words)
 
     def format_answer(self, answer: Answer) -> str:
         """Return the translation on one line: a line break would look like the next answer."""
