@@ -140,7 +140,8 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
 
     def check(self, run: Run) -> None:
         """Raise an error for `truncation: window`: translating windows is not translating the text."""
-        self.lower_is_better = (run.train.metric or self.metric) == "token_error_rate"
+        if (run.train.metric or self.metric) == "token_error_rate":
+            self.lower_is_better = True
         if run.data.truncation == "window":
             raise ConfigError("data.truncation: task 'translate' cannot use 'window'; try cut, drop or error")
 

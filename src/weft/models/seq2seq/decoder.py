@@ -114,7 +114,7 @@ class Decoder(nn.Module):
             hidden, context, last = self._attend_and_step(inputs, state.layers[0], memory, real)
             top, upper = self._run(hidden, state.layers[1:], real, depth=1)
             parts, layers = [top, context, inputs], (last, *upper)
-            queries = torch.cat([state.layers[0][0][None], hidden[:-1]])
+            queries = torch.cat([state.layers[0][0][None], hidden[:-1]]) if self.copy_gate else top  # q_t = s_{t-1}
         else:
             top, layers = self._run(inputs, state.layers, real)
             context, weights = self._attend(top, memory)
