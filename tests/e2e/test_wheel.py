@@ -6,9 +6,7 @@ wheel requires without extras, directly or not. An import that is not declared f
 
 import json
 import os
-import py_compile
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -73,37 +71,6 @@ def link(name, site):
             (site / top).symlink_to(found.locate_file(top))
 
 
-def keep_compiled(package, source=SOURCE):
-    """Give the files of an unpacked wheel what Python and numba have compiled of the same files of the source.
-
-    Both know a file by its size and time, so that each gets the time of its source; one that differs keeps its own.
-    """
-    for path in source.rglob("*.py"):
-        copy = package / path.relative_to(source)
-        if not copy.exists() or copy.read_bytes() != path.read_bytes():
-            continue
-        times = path.stat()
-        os.utime(copy, ns=(times.st_atime_ns, times.st_mtime_ns))
-        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
-            (copy.parent / "__pycache__").mkdir(exist_ok=True)
-            shutil.copy2(compiled, copy.parent / "__pycache__")
-
-
-def test_what_is_compiled_is_kept_of_the_same_files_only(tmp_path):
-    source, package = tmp_path / "source", tmp_path / "package"
-    for folder in (source, package):
-        folder.mkdir()
-        for name in ("same", "changed"):
-            (folder / f"{name}.py").write_text(f"VALUE = '{name}'\n")
-    (package / "changed.py").write_text("VALUE = 'another'\n")
-    for name in ("same", "changed"):
-        os.utime(source / f"{name}.py", (1e9, 1e9))
-        py_compile.compile(str(source / f"{name}.py"), doraise=True)
-    keep_compiled(package, source)
-    assert [path.name.split(".")[0] for path in (package / "__pycache__").iterdir()] == ["same"]
-    assert (package / "same.py").stat().st_mtime == 1e9 < (package / "changed.py").stat().st_mtime
-
-
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory):
     """Return the interpreter of an environment that has the wheel and what it requires."""
@@ -112,7 +79,6 @@ def python(wheel, tmp_path_factory):
     site = next(folder.glob("lib/python*/site-packages"))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    keep_compiled(site / "weft")
     (metadata,) = site.glob("weft-*.dist-info/METADATA")
     lines = metadata.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     for name in requirements(
