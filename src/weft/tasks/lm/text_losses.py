@@ -21,6 +21,11 @@ class TextLosses:
     bytes: np.ndarray
     spelling: np.ndarray | None
 
+    def of(self, rows: np.ndarray) -> "TextLosses":
+        """Return those of some of the texts."""
+        spelling = None if self.spelling is None else self.spelling[rows]
+        return TextLosses(self.nats[rows], self.tokens[rows], self.bytes[rows], spelling)
+
     def metric(self, name: str, rows: np.ndarray | slice = slice(None)) -> float:
         """Return a metric of some of the texts, a text as often as it is named; NaN where it is not given."""
         nats = float(self.nats[rows].sum())
