@@ -159,15 +159,28 @@ def surprise(seed, bits, by_word=False):
     rng = np.random.default_rng(seed)
     pieces = CODE.replace(" ", " \0").split("\0") if by_word else list(CODE)
     before = [" ", *pieces]
-    costs = [bits * (2.4 if before[i].endswith((" ", "\n", "_")) else 0.7) * (3 if by_word else 1) for i in range(len(pieces))]
-    return [(piece, float(cost * rng.uniform(0.3, 1.7))) for piece, cost in zip(pieces, costs, strict=True)] + [("", 0.4)]
+    costs = [
+        bits * (2.4 if before[i].endswith((" ", "\n", "_")) else 0.7) * (3 if by_word else 1)
+        for i in range(len(pieces))
+    ]
+    return [(piece, float(cost * rng.uniform(0.3, 1.7))) for piece, cost in zip(pieces, costs, strict=True)] + [
+        ("", 0.4)
+    ]
 
 
 def language_models(**changes):
     """An n-gram, recurrent models and a GPT by bits per byte, lower is better, with a text shaded by surprise."""
     finals = {"pydoc-elman": 2.41, "pydoc-lstm": 2.12, "pydoc-gru": 2.15, "pydoc-gpt": 1.98}
     entries = [
-        trained(name, final, 1 + place, "bits_per_byte", (1,), name.split("-")[1], versus_best=None if name == "pydoc-gpt" else versus(final - 1.98, 0.001))
+        trained(
+            name,
+            final,
+            1 + place,
+            "bits_per_byte",
+            (1,),
+            name.split("-")[1],
+            versus_best=None if name == "pydoc-gpt" else versus(final - 1.98, 0.001),
+        )
         for place, (name, final) in enumerate(finals.items())
     ]
     entries.append(fitted("pydoc-ngram", "ngram", 2.33, "bits_per_byte", "fitted", versus_best=versus(0.35, 0.001)))

@@ -8,6 +8,7 @@ from itertools import groupby
 from weft.analysis.attention import legend
 from weft.analysis.render.page import caption, details, escaped, paragraph, subheading, table
 from weft.analysis.render.shaded_text import scale, shaded_text
+from weft.analysis.render.svg import visible
 from weft.comparison.quantities import is_finite, listed, plural
 from weft.comparison.ranking import ranked
 from weft.comparison.results import AnswerCell, ComparedExample, ComparisonResults, SurprisingText
@@ -27,9 +28,10 @@ def example_parts(results: ComparisonResults) -> list[str]:
     disagree = [example for example in results.examples if len(distinct_answers(example, order)) > 1]
     agree = [example for example in results.examples if len(distinct_answers(example, order)) == 1]
     shown = [_example(example, order) for example in (*disagree, *agree)]
+    how_many = f"{len(disagree):,}, shown first" if agree else "all"
     intro = paragraph(
-        f"The same {plural(len(shown), 'example')} of the {results.split} data; on {len(disagree):,} of them the entries "
-        f"disagree, and these come first. ✓ is right, ✗ is wrong; entries that gave the same answer stand together."
+        f"Of these {plural(len(shown), 'example')} of the {results.split} data, the entries disagree on {how_many}. "
+        "✓ is right, ✗ is wrong. Entries that gave the same answer stand together."
     )
     rest = [details(f"{plural(len(shown) - _EXAMPLES, 'more example')}", shown[_EXAMPLES:])]
     return [intro, *shown[:_EXAMPLES], *(rest if len(shown) > _EXAMPLES else [])]
@@ -79,7 +81,10 @@ def class_parts(results: ComparisonResults) -> list[str]:
         rows.append([name, supports[name], *(f"{score:.1%}" if abs(score) < 100 else None for score in scores)])
         best |= {(place, column + 2) for column, score in enumerate(scores) if score == top > 0 and len(entries) > 1}
     headers = [results.class_unit, "support", *(entry.name for entry in entries)]
-    text = f"F1 by {results.class_unit}, of the first seed; the best of each row is underlined. Support is the number of gold items."
+    text = (
+        f"F1 by {results.class_unit}, of the first seed; the best of each row is underlined. "
+        "Support is the number of gold items."
+    )
     first = {cell for cell in best if cell[0] < _CLASSES}
     parts = [caption(text, "table"), table(headers, rows[:_CLASSES], first)]
     if len(rows) > _CLASSES:
@@ -100,9 +105,10 @@ def surprise_parts(results: ComparisonResults) -> list[str]:
     if not parts:
         return []
     intro = paragraph(
-        "The darker a piece of the text, the more it surprised the model: the shade is −log₂ of the probability that the "
-        "model gave it, in bits per character, so that models that cut the text otherwise can be compared. The ink in all is "
-        "the length of the text in the model's code. Point at a piece, or move with the arrow keys, to read its bits. ∎ is the end of the text."
+        "The darker a piece of the text, the more it surprised the model: the shade is −log₂ of the probability that "
+        "the model gave it, in bits per character, so that models that cut the text otherwise can be compared. The ink "
+        "in all is the length of the text in the model's code. Point at a piece, or move with the arrow keys, to read "
+        "its bits. ∎ is the end of the text."
     )
     return [intro, *parts]
 
@@ -126,7 +132,7 @@ def _surprise(name: str, pieces: Sequence[tuple[str, float]], top: float) -> str
     note = f"{total:,.0f} bits, {total / max(characters, 1):.2f} per character" if is_finite(total) else "not finite"
     ordered = sorted((piece for piece in pieces if is_finite(piece[1])), key=lambda piece: -piece[1])
     worst = [
-        f"“{piece.strip() or piece or '∎'}” {bits:.1f}" for piece, bits in ordered[:_MOST_SURPRISING] if abs(bits) < 1e6
+        f"“{visible(piece.strip() or piece)}” {bits:.1f}" for piece, bits in ordered[:_MOST_SURPRISING] if bits < 1e6
     ]
     return shaded_text(pieces, name, note + (f"; most for {listed(worst)}" if worst else ""), top)
 
@@ -137,10 +143,12 @@ def attention_parts(results: ComparisonResults) -> list[str]:
     order = {entry.name: place for place, entry in enumerate(ranked(results))}
     for text, group in groupby(sorted(results.attention, key=lambda item: item.text), key=lambda item: item.text):
         parts.append(subheading(text))
+        maps = ""
         for item in sorted(group, key=lambda item: order.get(item.entry, len(order))):
             for figure in item.figures:
                 _check_figure(figure, item.entry)
-            parts.append(f'<div class="places">{"".join(item.figures)}</div>')
+            maps += f'<div class="places">{"".join(item.figures)}</div>\n'
+        parts.append(f'<div class="beside">{maps}</div>')
     return [legend(), *parts] if parts else []
 
 

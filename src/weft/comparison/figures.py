@@ -104,8 +104,8 @@ def curve_figures(results: ComparisonResults) -> list[str]:
     ):
         charts = {p.label: chart for p in order if (chart := _curve_chart(results, title, p, value, name == "loss"))}
         if charts:
-            axis = "Both axes of the charts by operations and of the loss may be logarithmic." * (name == "loss")
-            parts += [panels(name, f"{title}: horizontal axis", charts), caption(f"{title}.{several} {axis}", "figure")]
+            scale = " The scale of the loss is logarithmic." * (name == "loss")
+            parts += [panels(name, f"{title}: horizontal axis", charts), caption(f"{title}.{several}{scale}", "figure")]
     return parts
 
 

@@ -1,7 +1,8 @@
 """Quantities as the tables and the page write them: metrics, durations, bytes, operations, probabilities."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import median
 from typing import TypeGuard
 
 from weft.analysis.render.axes import LIMIT
@@ -14,7 +15,7 @@ _DECIMALS = {
     **{"bleu": 1, "perplexity": 2, "backward_perplexity": 2, "pseudo_perplexity": 2, "bits_per_byte": 3, "loss": 3},
     **{"spearman": 3, "pearson": 3, "matthews": 3, "alignment": 3, "uniformity": 3},
 }
-_DURATIONS = [(5400, 3600, "h"), (90, 60, "min"), (1, 1, "s"), (1e-3, 1e-3, "ms"), (0, 1e-6, "µs")]
+_DURATIONS = [(7200, 3600, "h"), (600, 60, "min"), (1, 1, "s"), (1e-3, 1e-3, "ms"), (0, 1e-6, "µs")]
 _BYTES = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (0, "B")]
 
 
@@ -47,14 +48,19 @@ def format_spread(metric: str, spread: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """Return seconds in the unit that reads best: `4.2 ms`, `45 s`, `3.4 min`, `2.1 h`."""
-    size, unit = next((size, unit) for least, size, unit in _DURATIONS if seconds >= least or not least)
-    return f"{_three_digits(seconds / size)} {unit}"
+    return duration_writer([seconds])(seconds)
 
 
-def format_bytes(count: float) -> str:
-    """Return a number of bytes in decimal units: `12.4 MB`."""
-    size, unit = next((least or 1, unit) for least, unit in _BYTES if count >= least or not least)
-    return f"{_three_digits(count / size)} {unit}"
+def duration_writer(values: Sequence[float]) -> Callable[[float], str]:
+    """Return a function that writes seconds in the unit that suits the median of `values`, so that a column has one."""
+    size, unit = next((size, unit) for least, size, unit in _DURATIONS if median(values) >= least or not least)
+    return lambda seconds: f"{_three_digits(seconds / size)} {unit}"
+
+
+def bytes_writer(values: Sequence[float]) -> Callable[[float], str]:
+    """Return a function that writes numbers of bytes in the decimal unit that suits the median of `values`."""
+    size, unit = next((least or 1, unit) for least, unit in _BYTES if median(values) >= least or not least)
+    return lambda count: f"{_three_digits(count / size)} {unit}"
 
 
 def format_count(value: float) -> str:

@@ -11,7 +11,7 @@ from weft.comparison.findings import findings, title
 from weft.comparison.quantities import MISSING, format_metric, format_p_value, plural
 from weft.comparison.ranking import best_entry, ranked
 from weft.comparison.results import ComparisonResults
-from weft.comparison.table import Group, metric_header, result_columns
+from weft.comparison.table import REASON, Group, metric_header, result_columns
 from weft.comparison.text_files import csv_text, markdown_text
 from weft.errors import ConfigError
 
@@ -51,17 +51,20 @@ def report_page(results: ComparisonResults) -> str:
 
 
 def _facts(results: ComparisonResults) -> dict[str, object]:
-    seeds = {"seed" if len(results.seeds) == 1 else "seeds": ", ".join(map(str, results.seeds))}
-    return {"budget of each": results.budget, f"{results.split} examples": results.num_examples, **seeds}
+    best = best_entry(results)
+    facts: dict[str, object] = {} if best is None or len(results.entries) == 1 else {"best": best.name}
+    facts |= {"budget of each": results.budget, f"{results.split} examples": results.num_examples}
+    return facts | {"seed" if len(results.seeds) == 1 else "seeds": ", ".join(map(str, results.seeds))}
 
 
 def _tables(results: ComparisonResults) -> list[str]:
     """Return the table in three: quality, cost of training, cost of prediction."""
+    has_mfu = any(run.mfu is not None for entry in results.entries for run in entry.runs)
     captions: dict[Group, str] = {
         "quality": _quality_caption(results),
         "training": "What training took"
         + (", the mean over the seeds." if len(results.seeds) > 1 else ".")
-        + " MFU is the share of the machine's peak that the model's own operations are.",
+        + " MFU is the share of the machine's peak operations that the model's own are." * has_mfu,
         "prediction": "What prediction takes on this machine: size on disk, the latency of one example at a time (the "
         "median and the 99th percentile), and the throughput in batches.",
     }
@@ -107,9 +110,9 @@ def _differences(results: ComparisonResults) -> list[str]:
 
 
 def _failures(results: ComparisonResults) -> list[str]:
-    """Return why entries failed, in full: the table has room for a few words."""
-    failed = [entry for entry in ranked(results) if entry.failure is not None]
-    return [paragraph(f"{entry.name} failed: {entry.failure}") for entry in failed]
+    """Return in full why entries failed, where the table has no room for it."""
+    failures = ((entry.name, entry.failure) for entry in ranked(results) if entry.failure is not None)
+    return [paragraph(f"{name} failed: {failure}") for name, failure in failures if len(failure) > REASON]
 
 
 def _settings(results: ComparisonResults) -> list[str]:

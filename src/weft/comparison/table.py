@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Literal
 
 from weft.comparison.quantities import (
     MISSING,
-    format_bytes,
+    bytes_writer,
+    duration_writer,
     format_count,
-    format_duration,
     format_metric,
     format_operations,
     format_p_value,
@@ -22,7 +23,7 @@ from weft.tasks.metrics import metric_title
 Group = Literal["name", "quality", "training", "prediction"]
 Table = tuple[list[str], list[list[str]]]  # the headers and rows of a table
 
-_REASON = 60  # characters of a failure in a row
+REASON = 60  # characters of a failure in a row
 
 
 @dataclass(frozen=True)
@@ -56,21 +57,22 @@ def metric_header(results: ComparisonResults, metric: str) -> str:
 
 
 def format_quality(entry: Entry, metric: str) -> str | None:
-    """Return the mean over the seeds, `97.3% ± 0.4`; None where the entry has no result."""
+    """Return the mean over the seeds, `97.3% ± 0.4`; None where there is none that is finite."""
     score = quality(entry, metric)
     if score is None:
-        return "not finite" if entry.failure is None and any(metric in run.metrics for run in entry.runs) else None
+        return None
     spread = f" ± {format_spread(metric, score.spread)}" if score.spread is not None else ""
     return format_metric(metric, score.mean) + spread
 
 
-def verdict(entry: Entry, best: Entry | None) -> str | None:
-    """Return how an entry stands to the best one; a difference within noise is not called one."""
+def verdict(entry: Entry, best: Entry | None, metric: str) -> str | None:
+    """Return how an entry stands to the best one of a metric; a difference within noise is not called one."""
     if entry.failure is not None:
-        reason = " ".join(entry.failure.split())
-        return f"failed: {reason if len(reason) <= _REASON else reason[: _REASON - 1] + '…'}"
+        return f"failed: {shorten(entry.failure, REASON, placeholder=' …')}"
     if entry is best:
         return "best"
+    if quality(entry, metric) is None:
+        return "not finite"
     if entry.versus_best is None:
         return None
     chance = format_p_value(entry.versus_best.p_value)
@@ -94,7 +96,7 @@ def _quality_columns(results: ComparisonResults, entries: list[Entry]) -> list[C
 
 def _verdicts(results: ComparisonResults, entries: list[Entry]) -> Column:
     best = best_entry(results)
-    cells = [verdict(entry, best) for entry in entries]
+    cells = [verdict(entry, best, results.metric) for entry in entries]
     alone = all(cell is None or cell == "best" for cell in cells)
     return Column("against the best", "quality", [None] * len(cells) if alone and len(cells) == 1 else cells)
 
@@ -102,24 +104,28 @@ def _verdicts(results: ComparisonResults, entries: list[Entry]) -> Column:
 def _costs(entries: list[Entry]) -> list[Column]:
     """Return the columns of what it costs to train, the mean over the seeds, and to predict."""
     Value = Callable[[Entry], float | None]
+    Write = Callable[[float], str]
 
-    def column(header: str, group: Group, value: Value, write: Callable[[float], str]) -> Column:
-        values = map(value, entries)
-        return Column(header, group, [write(v) if v is not None and is_finite(v) else None for v in values])
+    def column(header: str, group: Group, value: Value, write: Write) -> Column:
+        return Column(header, group, [write(v) if is_finite(v) else None for v in map(value, entries)])
 
-    def training(header: str, name: str, write: Callable[[float], str]) -> Column:
-        return column(header, "training", lambda e: mean_over_seeds(e, lambda run: getattr(run, name)), write)
+    def column_of_unit(header: str, group: Group, value: Value, writer: Callable[[list[float]], Write]) -> Column:
+        values = [v for v in map(value, entries) if is_finite(v)]
+        return column(header, group, value, writer(values) if values else str)
+
+    def training(name: str) -> Value:
+        return lambda entry: mean_over_seeds(entry, lambda run: getattr(run, name))
 
     return [
         column("parameters", "training", lambda e: e.parameters, format_count),
-        training("training time", "seconds", format_duration),
-        training("steps", "steps", format_count),
-        training("tokens/s", "tokens_per_s", format_count),
-        training("MFU", "mfu", lambda share: f"{share:.1%}"),
-        training("peak memory", "peak_memory", format_bytes),
-        training("operations", "flops", format_operations),
-        column("disk", "prediction", lambda e: e.disk_bytes, format_bytes),
-        column("latency p50", "prediction", lambda e: e.latency_p50, format_duration),
-        column("latency p99", "prediction", lambda e: e.latency_p99, format_duration),
+        column_of_unit("training time", "training", training("seconds"), duration_writer),
+        column("steps", "training", training("steps"), format_count),
+        column("tokens/s", "training", training("tokens_per_s"), format_count),
+        column("MFU", "training", training("mfu"), lambda share: f"{share:.1%}"),
+        column_of_unit("peak memory", "training", training("peak_memory"), bytes_writer),
+        column("operations", "training", training("flops"), format_operations),
+        column_of_unit("disk", "prediction", lambda e: e.disk_bytes, bytes_writer),
+        column_of_unit("latency p50", "prediction", lambda e: e.latency_p50, duration_writer),
+        column_of_unit("latency p99", "prediction", lambda e: e.latency_p99, duration_writer),
         column("examples/s", "prediction", lambda e: e.throughput, format_count),
     ]

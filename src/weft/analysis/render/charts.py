@@ -33,8 +33,9 @@ def line_chart(
     """Return a chart with one line per series of `(x, y)` points; `x` and `y` name the axes, `stops` values of x.
 
     Points that cannot be drawn (not finite, or not positive on a logarithmic axis) are left out. With `percent`, 1 is
-    100%. A series has the colour and the dashes of its place, or of its number in `numbers`, so that it looks the same in
-    several charts. `bands` are shaded behind the lines. With `groups`, x is an index of them, and every point is marked.
+    100%. A series has the colour and the dashes of its place, or of its number in `numbers`, so that it looks the same
+    in several charts. `bands` are shaded behind the lines. With `groups`, x is an index of them, and all points are
+    marked.
     """
     curves = {name: _drawable(points, log_x, log_y) for name, points in series.items()}
     places = {name: (numbers or {}).get(name, place) for place, name in enumerate(series)}
@@ -156,7 +157,7 @@ def left_margin(y_axis: Axis, percent: bool) -> int:
 
 
 def draw_frame(x_axis: Axis, y_axis: Axis, left: int, x: str, y: str, percent: bool, groups: Sequence[str] = ()) -> str:
-    """Draw axes, grid lines, tick labels and axis names; with `groups`, their names are the labels of the ticks of x."""
+    """Draw axes, grid lines, tick labels and axis names; with `groups`, these are the labels of x."""
     parts = [text_element(0, 8, y, 'class="quiet"')]
     for tick in y_axis.ticks:
         at = y_axis.at(tick, BOTTOM, TOP)

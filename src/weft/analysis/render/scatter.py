@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from weft.analysis.render.axes import Axis, linear_axis, log_axis
 from weft.analysis.render.charts import BOTTOM, HEIGHT, HUES, TOP, WIDTH, can_be_drawn, draw_frame, hue, left_margin
@@ -19,6 +20,7 @@ _RADIUS = 5.5
 _INSET = 12  # between the outermost points and the ends of the axes
 _LINE = 15  # height of a name
 
+Place = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
@@ -53,8 +55,10 @@ def scatter_chart(
     x_axis, y_axis = log_axis([point.x for point in points.values()]), (log_axis if log_y else linear_axis)(ys)
     left = left_margin(y_axis, percent)
     marks = [_Mark.of(name, point, x_axis, y_axis, left, name in frontier) for name, point in points.items()]
-    drawing = draw_frame(x_axis, y_axis, left, x, y, percent) + _frontier(marks, frontier)
-    drawing += "".join(mark.svg() for mark in marks) + _names(marks, left) + _cursor(marks)
+    places = {mark.name: (mark.x, mark.y) for mark in marks}
+    corners = [places[name] for name in frontier if name in places]
+    drawing = draw_frame(x_axis, y_axis, left, x, y, percent) + _draw_frontier(corners)
+    drawing += "".join(mark.svg() for mark in marks) + _names(marks, left, corners) + _cursor(marks)
     facts = "; ".join(mark.description(percent, write_x) for mark in marks)
     best = f". On the frontier: {', '.join(name for name in frontier if name in points)}" if frontier else ""
     chart = svg(WIDTH, HEIGHT, title or f"{y} by {x}", facts + best, drawing)
@@ -106,19 +110,19 @@ def _ends(point: ScatterPoint) -> tuple[float, float]:
     return point.y - (point.spread or 0.0), point.y + (point.spread or 0.0)
 
 
-def _frontier(marks: Sequence[_Mark], frontier: Sequence[str]) -> str:
-    """Draw the best that is reached at each cost: a step up at each point of the frontier."""
-    places = {mark.name: (mark.x, mark.y) for mark in marks}
-    corners = [places[name] for name in frontier if name in places]
+def _draw_frontier(corners: Sequence[Place]) -> str:
+    """Draw the best that is reached at each cost: a step at each point of the frontier."""
     if not corners:
         return ""
     path = f"M{corners[0][0]:g} {corners[0][1]:g}" + "".join(f"H{x:g}V{y:g}" for x, y in corners[1:])
     return f'<path class="frontier" d="{path}H{WIDTH}"/>\n'
 
 
-def _names(marks: Sequence[_Mark], left: int) -> str:
-    """Write each name beside its point, where it covers neither a point nor another name; else at its right."""
+def _names(marks: Sequence[_Mark], left: int, corners: Sequence[Place]) -> str:
+    """Write each name beside its point, where it covers no point, no name and not the frontier; else at its right."""
     taken: list[Box] = [(m.x - 7, m.y - 7, m.x + 7, m.y + 7) for m in marks]
+    for (x, y), (next_x, next_y) in pairwise([*corners, *((WIDTH + 4.0, y) for _, y in corners[-1:])]):
+        taken += [(x, y - 1, next_x, y + 1), (next_x - 1, min(y, next_y), next_x + 1, max(y, next_y))]
     drawing = ""
     for mark in sorted(marks, key=lambda mark: mark.x):
         text = shorten_label(mark.name)
