@@ -196,4 +196,4 @@ def test_colours_can_be_told_apart_by_all_and_seen_on_their_page(mode: int) -> N
 
 
 def test_the_style_has_as_many_colours_as_the_charts_use() -> None:
-    assert re.findall(r"\.(s\d) \{ --hue", page.STYLE) == [f"s{i}" for i in range(charts._HUES)]
+    assert re.findall(r"\.(s\d) \{ --hue", page.STYLE) == [f"s{i}" for i in range(charts.HUES)]
