@@ -1,10 +1,10 @@
 """Classical baselines of `classify` and `tag`: logistic regression on counted features, by scikit-learn.
 
-| name                 | task       | features                                                                            |
-|----------------------|------------|-------------------------------------------------------------------------------------|
-| `bag of words`       | `classify` | TF-IDF of words; of a pair, of each text                                            |
-| `character n-grams`  | `classify` | TF-IDF of 1 to 4 characters within words                                            |
-| `words and neighbours` | `tag`    | the word, its affixes and shape, and the two words before and after it              |
+| name                   | task       | features                                                               |
+|------------------------|------------|------------------------------------------------------------------------|
+| `bag of words`         | `classify` | TF-IDF of words; of a pair, of each text                               |
+| `character n-grams`    | `classify` | TF-IDF of 1 to 4 characters within words                               |
+| `words and neighbours` | `tag`      | the word, its affixes and shape, and the two words before and after it |
 
 The regression is fitted by stochastic gradient descent, one label against the others. Its strength of regularisation, C
 of 1, 10 or 100, is chosen on the validation data, as a deep model's best checkpoint is; without any it is 10.
@@ -56,7 +56,8 @@ class FittedBaseline:
         return [self._labels(dict(zip(names, row, strict=True))) for row in probabilities.tolist()]
 
     def _labels(self, probabilities: Mapping[str, float]) -> Answer:
-        ranked = {name: round(probabilities[name], 6) for name in sorted(probabilities, key=lambda n: -probabilities[n])}
+        order = sorted(probabilities, key=lambda name: -probabilities[name])
+        ranked = {name: round(probabilities[name], 6) for name in order}
         if not self.task.config.multiple:
             return {"label": next(iter(ranked)), "scores": ranked}
         chosen = [name for name in ranked if probabilities[name] > self.task.config.threshold]
@@ -147,7 +148,8 @@ def _text_features(options: Mapping[str, Any]) -> Callable[[Sequence[Any]], Any]
         if not vectorizers:
             used = sides if any(sides[1]) else sides[:1]
             vectorizers.extend(TfidfVectorizer(sublinear_tf=True, **options).fit(texts) for texts in used)
-        return hstack([vectorizer.transform(texts) for vectorizer, texts in zip(vectorizers, sides, strict=False)]).tocsr()
+        pairs = zip(vectorizers, sides, strict=False)  # without pairs there is one vectorizer
+        return hstack([vectorizer.transform(texts) for vectorizer, texts in pairs]).tocsr()
 
     return features
 
@@ -170,7 +172,9 @@ def _word_features(words: Sequence[str]) -> Iterator[dict[str, Any]]:
     padded = [NO_WORD, NO_WORD, *words, NO_WORD, NO_WORD]
     for place, word in enumerate(words, 2):
         near = {f"word {offset:+}": padded[place + offset].lower() for offset in (-2, -1, 0, 1, 2)}
-        ends = {f"{name} {size}": part for size in (1, 2, 3) for name, part in (("prefix", word[:size]), ("suffix", word[-size:]))}
+        ends = {f"prefix {size}": word[:size] for size in (1, 2, 3)} | {
+            f"suffix {size}": word[-size:] for size in (1, 2, 3)
+        }
         shapes = {f"shape {offset:+}": _shape(padded[place + offset]) for offset in (-1, 0, 1)}
         yield {**near, **ends, **shapes, "cased": word}
 

@@ -41,7 +41,8 @@ def _work_through(plan: Plan, out: Path, waiting: "SimpleQueue[Job]", device: st
         except Empty:
             return failures
         words = [sys.executable, "-m", "weft.comparison.worker", str(out), entry.name, str(seed)]
-        done = subprocess.run(words, env={**os.environ, "CUDA_VISIBLE_DEVICES": device}, stderr=subprocess.PIPE, text=True)
+        seen = {**os.environ, "CUDA_VISIBLE_DEVICES": device}
+        done = subprocess.run(words, env=seen, stderr=subprocess.PIPE, text=True)
         if read_evaluation(out / plan.folder(entry, seed)) is None:
             lines = done.stderr.strip().splitlines()
             killed = f"its process ended by signal {-done.returncode}: out of memory?" if done.returncode < 0 else ""

@@ -42,6 +42,7 @@ MAX_POINTS = 400  # of a learning curve
 PASSAGES, PASSAGE_LENGTH = 3, 300  # of the texts that are shaded by surprise; in characters
 MAX_BITS = 1000.0  # of a piece, in place of infinity: JSON has none
 MAX_WORDS = 30  # of the example whose attention is drawn
+MAX_ATTENTION = 120  # characters of the text whose attention is drawn
 MAX_FIGURES = 400_000  # characters of the attention figures of an entry
 
 
@@ -68,7 +69,8 @@ class Evaluation(BaseModel):
         """Return what each text costs a language model."""
         if self.losses is None:
             return None
-        return TextLosses(**{key: None if part is None else np.array(part) for key, part in self.losses.items()})
+        parts: dict[str, Any] = {key: None if part is None else np.array(part) for key, part in self.losses.items()}
+        return TextLosses(**parts)
 
     def write(self, folder: Path) -> None:
         """Write it to a run's folder, atomically."""
@@ -169,9 +171,7 @@ def _with_latency(evaluation: Evaluation, seconds: tuple[float, float] | None) -
     return evaluation.model_copy(update={"latency_p50": p50, "latency_p99": p99})
 
 
-def _evaluate_custom(
-    evaluation: Evaluation, pipeline: Pipeline, data: EvaluationData, rows: list[int]
-) -> Evaluation:
+def _evaluate_custom(evaluation: Evaluation, pipeline: Pipeline, data: EvaluationData, rows: list[int]) -> Evaluation:
     """Evaluate a task whose metrics are not of answers; of a language model also what each text costs it."""
     task, head = pipeline.task, pipeline.head.eval()
     with torch.inference_mode():
@@ -188,7 +188,8 @@ def _evaluate_custom(
         latency = measure.latencies(lambda text: pipeline.log_probs([text]), texts * (measure.LATENCY_EXAMPLES // 3))
         evaluation = _with_latency(evaluation, latency).model_copy(update={"throughput": throughput})
     shown = [(text, pieces) for text in texts if (pieces := surprise(pipeline, text))]
-    update = {"rows": rows, "losses": parts, "surprising": shown, "attention": _attention(pipeline, shown[0][0][:120]) if shown else None}
+    attention = _attention(pipeline, texts[0][:MAX_ATTENTION])
+    update = {"rows": rows, "losses": parts, "surprising": shown, "attention": attention}
     return _with_metrics(evaluation.model_copy(update=update), {k: v for k, v in metrics.items() if not math.isnan(v)})
 
 

@@ -3,12 +3,12 @@
 A recipe's section `compare` lists its variants. They are named, each with its overrides; or a list of overrides, named
 by their values; or a product: every combination of the listed values.
 
-    compare: {fixed: {model.attention: none}, gpt: {model: {name: gpt, width: 128}}, other: {recipe: dates-transformer}}
+    compare: {fixed: {model.attention: none}, gpt: {model: {name: gpt, width: 128}}, mine: {recipe: dates-transformer}}
     compare: [model.cell=gru, model.cell=lstm model.layers=2]
     compare: {model.cell: [elman, lstm, gru], model.layers: [1, 2]}
 
-A section with a `name`, a `preset` or `weights` of its own takes the place of the recipe's; other keys change one value.
-`recipe` begins from another recipe. A plan is kept as `plan.json` in the folder of the comparison, so that it goes on.
+A section with a `name`, a `preset` or `weights` of its own takes the place of the recipe's; other keys change one
+value. `recipe` begins from another recipe. A plan is kept as `plan.json` in the folder of the comparison, so that it goes on.
 """
 
 import json
@@ -146,7 +146,7 @@ def read_plan(out: Path) -> Plan:
             raise ValueError("it has no entries, no seeds or an unknown baseline")
         return Plan(entries, Budget.parse(raw["budget"]), seeds)
     except FileNotFoundError:
-        raise CheckpointError(f"{out}: holds no comparison, for {FILE} is not there; begin one without --resume") from None
+        raise CheckpointError(f"{out}: holds no comparison: {FILE} is not there; begin one without --resume") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, WeftError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path}: cannot be read: {reason}; begin anew in another --out") from None
@@ -239,7 +239,7 @@ def _variant(raw: Mapping[str, Any], changes: Any) -> dict[str, Any]:
     """Return a recipe with a variant's changes."""
     if not isinstance(changes, Mapping):
         return read_recipe(raw, changes)
-    changed = read_recipe(changes["recipe"] if "recipe" in changes else raw)
+    changed = read_recipe(changes.get("recipe", raw))
     changed.pop("compare", None)
     for key, value in changes.items():
         if key == "recipe":

@@ -1,16 +1,18 @@
 """Several recipes trained at one budget, each in a run's directory of its own, and compared on the same examples.
 
-    out/plan.json                 what is compared: checked before the first training, kept to go on
-    out/NAME/                     the run of an entry; with several seeds out/NAME/seed-1/, …
-    out/NAME/evaluation.json      its answers to the test examples, and what they took
-    out/comparison.json           `ComparisonResults`, from which the report is made
-    out/report.html, report.md, comparison.csv
+out/plan.json                 what is compared: checked before the first training, kept to go on
+out/NAME/                     the run of an entry; with several seeds out/NAME/seed-1/, …
+out/NAME/evaluation.json      its answers to the test examples, and what they took
+out/comparison.json           `ComparisonResults`, from which the report is made
+out/report.html, report.md, comparison.csv
 """
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,10 @@ from weft.comparison.evaluate import (
     test_examples,
 )
 from weft.comparison.plan import FILE as PLAN_FILE
-from weft.comparison.plan import Plan, PlannedEntry, make_plan, read_plan, with_entries
+from weft.comparison.plan import Budget, Plan, PlannedEntry, make_plan, read_plan, with_entries
+from weft.comparison.ranking import mean_over_seeds, quality, ranked
 from weft.comparison.report import write_report
-from weft.comparison.results import ComparisonResults
+from weft.comparison.results import ComparisonResults, Entry
 from weft.comparison.table import result_table
 from weft.config.schema import Overrides, Run
 from weft.errors import CheckpointError, ConfigError, TrainingError, WeftError
@@ -62,17 +65,25 @@ class Comparison:
         """The page."""
         return self.folder / REPORT
 
+    @property
+    def trained_for(self) -> str:
+        """The budget in words: `1,000 steps`, or the time as given."""
+        budget = Budget.parse(self.results.budget)
+        if budget.key == "time":
+            return budget.text
+        return f"{budget.value:,} steps" if budget.key == "steps" else f"{budget.value:g} operations"
+
     def table(self) -> Table:
         """Return headers and rows of text: the best entry first."""
         return result_table(self.results)
 
     def to_dataframe(self) -> Any:
-        """Return the figures as a pandas DataFrame, a row an entry; of metrics the mean and, of several seeds, `_std`."""
+        """Return the figures as a pandas DataFrame, a row an entry, the best first; `_std` is over several seeds."""
         try:
-            import pandas
+            pandas = import_module("pandas")
         except ImportError:
             raise ConfigError("to_dataframe: needs pandas, which is not installed: pip install pandas") from None
-        return pandas.DataFrame([_figures(self.results, entry) for entry in self.results.entries]).set_index("entry")
+        return pandas.DataFrame([_figures(self.results, entry) for entry in ranked(self.results)]).set_index("entry")
 
     def _repr_html_(self) -> str:
         headers, rows = self.table()
@@ -81,18 +92,18 @@ class Comparison:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _figures(results: ComparisonResults, entry: Any) -> dict[str, Any]:
+def _figures(results: ComparisonResults, entry: Entry) -> dict[str, Any]:
     """Return an entry's figures as numbers; None where there are none."""
     row: dict[str, Any] = {"entry": entry.name, "kind": entry.kind, "model": entry.model}
     for name in results.metric_names:
-        values = [value for run in entry.runs if (value := run.metrics.get(name)) is not None]
-        row[name] = sum(values) / len(values) if values else None
+        over_seeds = quality(entry, name)
+        row[name] = over_seeds.mean if over_seeds else None
         if len(results.seeds) > 1:
-            row[f"{name}_std"] = float(torch.tensor(values).std()) if len(values) > 1 else None
+            row[f"{name}_std"] = over_seeds.spread if over_seeds else None
     for key in ("parameters", "disk_bytes", "latency_p50", "latency_p99", "throughput"):
         row[key] = getattr(entry, key)
     for key in ("seconds", "steps", "tokens_per_s", "mfu", "peak_memory", "flops"):
-        row[key] = getattr(entry.runs[0], key) if entry.runs else None
+        row[key] = mean_over_seeds(entry, attrgetter(key))
     row["p_value"] = entry.versus_best.p_value if entry.versus_best else None
     row["failure"] = entry.failure
     return row
@@ -140,7 +151,7 @@ def read_comparison(out: str | Path) -> Comparison:
     try:
         results = ComparisonResults.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: is not there: no comparison was finished in {out}; go on with --resume") from None
+        raise CheckpointError(f"{path}: is not there: no comparison was finished; go on with --resume") from None
     except (OSError, ValidationError) as error:
         raise CheckpointError(f"{path}: cannot be read: {str(error).splitlines()[0]}; go on with --resume") from None
     write_report(results, Path(out))
@@ -154,7 +165,7 @@ def _listed(recipes: str | Path | Sequence[str | Path]) -> list[str | Path]:
 def _check_new(folder: Path, plan: Plan) -> None:
     """Refuse a folder that holds a comparison, or a run in the place of one of its own."""
     if (folder / PLAN_FILE).exists():
-        raise CheckpointError(f"{folder}: holds a comparison already; go on with it by --resume, or choose another --out")
+        raise CheckpointError(f"{folder}: holds a comparison already; go on by --resume, or choose another --out")
     for entry, seed in plan.jobs():
         if Store(folder / plan.folder(entry, seed)).last():
             raise CheckpointError(f"{folder / plan.folder(entry, seed)}: holds a run already; choose another --out")
@@ -183,7 +194,7 @@ def _resumed_plan(
         raise ConfigError("--set: changes recipes, and with --resume they are those of the comparison; leave it out")
     for option, given, kept in (("--budget", budget, plan.budget.text), ("--seeds", seeds, len(plan.seeds))):
         if given is not None and str(given) != str(kept):
-            raise CheckpointError(f"{option}: {folder} was compared with {kept}, but {given} is asked for; leave it out")
+            raise CheckpointError(f"{option}: the comparison in {folder} has {kept}, but got {given}; leave it out")
     return with_entries(plan, added, overrides) if added else plan
 
 

@@ -37,7 +37,7 @@ def resample(systems: Sequence[MetricOfSample], size: int, resamples: int = RESA
 
 
 def paired_difference(difference: float, first: np.ndarray, second: np.ndarray) -> Significance | None:
-    """Return the significance of a difference from two systems' metrics on the same samples; None if one is undefined."""
+    """Return the significance of a difference, given both metrics on the same samples; None if one is undefined."""
     differences = first - second
     if not (math.isfinite(difference) and np.isfinite(differences).all()):
         return None
@@ -61,7 +61,9 @@ def metric_of_answers(task: Task, metric: str, answers: Sequence[Answer], exampl
     """
     if metric == "bleu" and isinstance(task, Translate):
         return _bleu_of_sample(task, answers, examples)
-    alone = np.array([task.score([answer], [example])[metric] for answer, example in zip(answers, examples, strict=True)])
+    alone = np.array(
+        [task.score([answer], [example])[metric] for answer, example in zip(answers, examples, strict=True)]
+    )
     if np.isfinite(alone).all() and math.isclose(alone.mean(), task.score(answers, examples)[metric], rel_tol=1e-12):
         half = slice(0, max(1, len(answers) // 2))  # that it is the mean of all may be chance, such as 0
         if math.isclose(alone[half].mean(), task.score(answers[half], examples[half])[metric], rel_tol=1e-12):
@@ -90,7 +92,7 @@ def _bleu_of_sample(task: Translate, answers: Sequence[Answer], examples: Sequen
 def corpus_bleu(statistics: np.ndarray) -> float:
     """Return BLEU, 0 to 100, of the matches and n-grams of each order, and of the lengths of texts and references.
 
-    As in sacreBLEU by default, the precision of an order without a match is smoothed: 1 / (2^k n-grams) for the kth one.
+    As in sacreBLEU by default, the precision of an order without a match is smoothed: 1 / (2^k n-grams) for the kth.
     """
     order = (len(statistics) - 2) // 2
     matches, ngrams, length, reference = statistics[:order], statistics[order:-2], statistics[-2], statistics[-1]

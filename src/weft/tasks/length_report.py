@@ -28,9 +28,7 @@ class LengthReport:
     unit: str = "words"  # characters, where most inputs are one word
 
     @classmethod
-    def of(
-        cls, task: Task, answers: Sequence[Answer], examples: Sequence[Any], groups: int = GROUPS
-    ) -> "LengthReport":
+    def of(cls, task: Task, answers: Sequence[Answer], examples: Sequence[Any], groups: int = GROUPS) -> "LengthReport":
         """Return the report in up to so many groups; examples with inputs of one length are in one group."""
         inputs = [_inputs(task, example) for example in examples]
         lengths, unit = [sum(len(text.split()) for text in texts) for texts in inputs], "words"

@@ -45,7 +45,8 @@ def texts_of_items(data: EvaluationData, eos: int) -> np.ndarray | None:
     ends = items.ids[items.starts[items.items[:-1] + 2] - 1] == eos  # of pairs (inputs, targets): the last target
     if int(ends.sum()) != len(data.examples):
         return None
-    return np.cumsum(ends) - ends
+    owners: np.ndarray = np.cumsum(ends) - ends
+    return owners
 
 
 def sums_by_text(values: np.ndarray, texts: np.ndarray, count: int) -> np.ndarray:
