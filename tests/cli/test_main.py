@@ -95,7 +95,6 @@ COMMANDS = {
         "--set",
         "--seeds",
         "--baselines",
-        "--no-baselines",
         "--resume",
         "--add",
         "--report-only",
