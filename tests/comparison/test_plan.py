@@ -10,6 +10,7 @@ import weft
 from weft.comparison.plan import Budget, check_same_task, make_plan, read_plan, variants
 from weft.config.schema import Run, read_recipe, recipe_names
 from weft.formats.pretrained import read_run
+from weft.tasks.factory import make_task
 
 
 def write(folder, name, recipe, **sections):
@@ -106,7 +107,11 @@ def test_recipes_must_have_the_same_task_and_data(recipe, tmp_path):
     for name, changed, said in (
         ("task", {"task": {"name": "translate", "label_smoothing": 0.1}}, "task.label_smoothing is 0.0 in a and 0.1"),
         ("data", {"data": {**recipe["data"], "max_length": 77}}, "data.max_length is 1024 in a and 77 in data; set it"),
-        ("other", {"task": {"name": "lm"}, "model": {"name": "rnn"}}, "task.name is 'translate' in a and 'lm' in other;"),
+        (
+            "other",
+            {"task": {"name": "lm"}, "model": {"name": "rnn"}},
+            "task.name is 'translate' in a and 'lm' in other;",
+        ),
         (
             "both",
             {"data": {**recipe["data"], "max_length": 77, "truncation": "cut"}},
@@ -129,7 +134,8 @@ def test_metrics_batches_and_tokens_must_be_comparable(recipe, tmp_path):
     assert len(make_plan([first, larger], "2s", (), 1, False).entries) == 2, "their time is the same"
     with pytest.raises(weft.ConfigError, match="perplexity, which counts tokens, and so depends on the tokenizer"):
         make_plan(["pydoc-lstm", "pydoc-gpt"], "2s", ["train.metric=perplexity"], 1, False)
-    assert make_plan(["pydoc-lstm", "pydoc-gpt"], "2s", (), 1, False).metric == "bits_per_byte"
+    plan = make_plan(["pydoc-lstm", "pydoc-gpt"], "2s", (), 1, False)
+    assert plan.metric(make_task(plan.entries[0].run)) == "bits_per_byte"
     with pytest.raises(weft.ConfigError, match="--seeds: must be from 1 to 100, but is 0"):
         make_plan([first], "2", (), 0, False)
 

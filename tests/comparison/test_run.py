@@ -148,11 +148,11 @@ def test_a_comparison_that_is_killed_goes_on_and_finds_the_same(compared, tmp_pa
     words = [str(folder / "fixed.yaml"), str(folder / "attends.yaml"), "--budget", "8", "--out", str(out), "-q"]
     words += ["--set", "data.columns={text: 0, target: 1}"]
     rng = random.Random(7)
-    for attempt in range(3):
+    for attempt in range(2):
         given = ["--resume", *words] if (out / "plan.json").exists() else words
         child = subprocess.Popen([sys.executable, "-m", "weft", "compare", *given], stdout=subprocess.DEVNULL)
         # Whatever has come into being is the clock: imports take longer than the trainings.
-        waited = [out / "plan.json", out / "fixed" / "best", out / "attends" / "best"][attempt]
+        waited = [out / "fixed" / "last", out / "attends" / "last"][attempt]
         while not waited.exists() and child.poll() is None:
             time.sleep(0.005)
         time.sleep(rng.random() * 0.2)
@@ -191,7 +191,7 @@ def test_a_recipe_can_be_added_and_one_that_fails_has_a_row_that_says_so(recipe,
     both = compare(out=out, add=[hot, other]).results
     assert [entry.name for entry in both.entries] == ["first", "hot", "other"]
     assert both.entries[0].runs == first.results.entries[0].runs, "it was not trained again"
-    assert "train.bad_steps" in both.entries[1].failure
+    assert "NaN" in both.entries[1].failure
     assert both.entries[1].runs == []
     assert both.entries[2].failure is None
     assert len(both.entries[2].runs) == 2
@@ -210,7 +210,10 @@ def test_what_is_out_of_memory_is_a_failure_and_what_is_a_mistake_of_weft_is_not
     monkeypatch.setattr(run, "train", lambda r, *rest: out_of_memory() if r.model.width == 8 else train(r, *rest))
     large = write(tmp_path, "large", recipe, model={"name": "seq2seq", "width": 8})
     result = compare([large, write(tmp_path, "small", recipe)], "2", tmp_path / "out").results
-    assert [entry.failure for entry in result.entries] == ["out of memory: CUDA out of memory. Tried to allocate 2 GiB", None]
+    assert [entry.failure for entry in result.entries] == [
+        "out of memory: CUDA out of memory. Tried to allocate 2 GiB",
+        None,
+    ]
 
     def mistake(*_):
         raise RuntimeError("shapes cannot be multiplied")
@@ -225,7 +228,7 @@ def test_several_devices_share_the_trainings(recipe, tmp_path, monkeypatch):
     hot = write(tmp_path, "hot", recipe, train={**recipe["train"], "lr": 1e30, "clip": None, "bad_steps": 1})
     result = compare([write(tmp_path, "a", recipe), hot], "2", tmp_path / "out").results
     assert result.entries[0].runs[0].steps == 2
-    assert "train.bad_steps" in result.entries[1].failure
+    assert "NaN" in result.entries[1].failure, "it is what the process said last"
 
 
 def test_the_devices_are_those_that_may_be_seen(monkeypatch):
@@ -261,7 +264,9 @@ def test_labels_are_compared_beside_baselines(tmp_path):
 
 
 def test_language_models_with_different_tokenizers_are_compared_in_bits(tmp_path):
-    texts = [f"the {noun} is {adjective}." for noun in ("cat", "dog", "sun", "sea") for adjective in ("red", "old", "wet")]
+    texts = [
+        f"the {noun} is {adjective}." for noun in ("cat", "dog", "sun", "sea") for adjective in ("red", "old", "wet")
+    ]
     (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
     recipe = {
         "task": {"name": "lm"},
@@ -270,7 +275,11 @@ def test_language_models_with_different_tokenizers_are_compared_in_bits(tmp_path
         "model": {"name": "rnn", "width": 8},
         "train": {"steps": 4, "batch_tokens": 64},
         "compare": {
-            "ngram": {"tokenizer": {"name": "characters"}, "model": {"name": "ngram", "order": 3}, "train": {"steps": 1}},
+            "ngram": {
+                "tokenizer": {"name": "characters"},
+                "model": {"name": "ngram", "order": 3},
+                "train": {"steps": 1},
+            },
             "rnn": {},
             "gpt": {"model": {"name": "gpt", "width": 8, "heads": 2, "layers": 1}},
         },

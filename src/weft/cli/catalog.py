@@ -77,7 +77,9 @@ def models(
         for name, raw in ready.items()
         if "compare" not in raw
     ]
-    compared = [[name, raw["task"]["name"], ", ".join(raw["compare"])] for name, raw in ready.items() if "compare" in raw]
+    compared = [
+        [name, raw["task"]["name"], ", ".join(raw["compare"])] for name, raw in ready.items() if "compare" in raw
+    ]
     print_table(["recipe", "task", "model", "tokenizer"], rows)
     print_table(["comparison", "task", "variants"], compared)
     sizes = [[name, raw.pop("name"), ", ".join(write_yaml(raw).splitlines())] for name, raw in presets.items()]

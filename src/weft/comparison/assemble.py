@@ -57,7 +57,7 @@ class Assembly:
         entries = [self._entry(entry) for entry in self.plan.entries]
         return ComparisonResults(
             task=self.plan.entries[0].run.task.name,
-            metric=self.plan.metric,
+            metric=self._metric,
             higher_is_better=not self.task.lower_is_better,
             metric_names=self._metric_names(),
             positive_label=positive_label(self.task),
@@ -77,6 +77,10 @@ class Assembly:
                 if first.attention
             ],
         )
+
+    @cached_property
+    def _metric(self) -> str:
+        return self.plan.metric(self.task)
 
     @cached_property
     def _rows(self) -> list[int]:
@@ -112,7 +116,7 @@ class Assembly:
     def _metric_names(self) -> list[str]:
         """Return the metrics that some entry has, the ordering one first."""
         known = [name for several in self.evaluations.values() for one in several for name in one.result.metrics]
-        return list(dict.fromkeys([self.plan.metric, *known]))
+        return list(dict.fromkeys([self._metric, *known]))
 
     def _entry(self, entry: PlannedEntry) -> Entry:
         """Return an entry's results, or why it has none."""
@@ -164,7 +168,7 @@ class Assembly:
 
     def _mean(self, several: Sequence[Evaluation]) -> float:
         """Return the mean of the ordering metric over the seeds; NaN where one is not finite."""
-        values = [self._metrics(one).get(self.plan.metric) for one in several]
+        values = [self._metrics(one).get(self._metric) for one in several]
         return math.nan if None in values else sum(value or 0.0 for value in values) / len(values)
 
     def _system(self, name: str) -> MetricOfSample | None:
@@ -173,9 +177,9 @@ class Assembly:
         for one in self.evaluations[name]:
             losses = one.text_losses()
             if one.answers is not None:
-                systems.append(metric_of_answers(self.task, self.plan.metric, self._answers(one), self._shared))
+                systems.append(metric_of_answers(self.task, self._metric, self._answers(one), self._shared))
             elif losses is not None:
-                systems.append(metric_of_losses(losses.of(np.array(self._places(one))), self.plan.metric))
+                systems.append(metric_of_losses(losses.of(np.array(self._places(one))), self._metric))
             else:
                 return None
         return mean_of(systems)
@@ -197,7 +201,7 @@ class Assembly:
         reports = self._lengths.get(name, [])
         groups = []
         for same in zip(*(report.groups for report in reports), strict=True):
-            values = [group.metrics.get(self.plan.metric) for group in same]
+            values = [group.metrics.get(self._metric) for group in same]
             value = None if None in values else sum(value or 0.0 for value in values) / len(values)
             first = same[0]
             groups.append(
@@ -224,7 +228,7 @@ class Assembly:
         return shown
 
     def _right(self, answers: Sequence[Answer]) -> list[bool | None]:
-        if not isinstance(self.task, ErrorAnalysis) or self.plan.metric in CORRELATIONS:
+        if not isinstance(self.task, ErrorAnalysis) or self._metric in CORRELATIONS:
             return [None] * len(answers)
         return [error is None for error in self.task.errors(answers, self._shared)]
 

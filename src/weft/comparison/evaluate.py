@@ -106,7 +106,7 @@ def test_examples(entry: PlannedEntry, split: str, task: Task) -> list[tuple[Any
 
 def evaluate_pipeline(plan: Plan, entry: PlannedEntry, seed: int, pipeline: Pipeline, out: Path) -> Evaluation:
     """Evaluate the best model of a run."""
-    folder, task, metric = plan.folder(entry, seed), pipeline.task, plan.metric
+    folder, task, metric = plan.folder(entry, seed), pipeline.task, plan.metric(pipeline.task)
     memory = measure.peak_memory(pipeline.device)  # of training
     result = _training(read_metrics(out / folder / "metrics.jsonl"), metric)
     evaluation = Evaluation(

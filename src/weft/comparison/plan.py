@@ -29,6 +29,7 @@ from weft.formats.pretrained import read_run
 from weft.models.base import SelfFitted
 from weft.pipeline import run_name
 from weft.registry import resolve
+from weft.tasks.base import Task
 from weft.tasks.capabilities import SelfFitting
 from weft.tasks.factory import make_task
 from weft.tasks.prepare import data_for, has_split
@@ -103,17 +104,15 @@ class Plan:
         """The split that entries are evaluated on: test, else valid."""
         return data_for(self.entries[0].run.data, None)[1]
 
-    @property
-    def metric(self) -> str:
-        """The metric that orders the entries: of language models with different tokenizers, bits per byte."""
-        run = next(entry.run for entry in self.entries)
-        chosen = run.train.metric or make_task(run).metric
-        return "bits_per_byte" if run.task.name == "lm" and self._tokenizers_differ else chosen
+    def metric(self, task: Task) -> str:
+        """Return the metric that orders the entries: of language models with different tokenizers, bits per byte.
 
-    @property
-    def _tokenizers_differ(self) -> bool:
+        A task may know its own only once it has its labels.
+        """
         runs = [entry.run for entry in self.entries]
-        return any(run.tokenizer != runs[0].tokenizer for run in runs)
+        if runs[0].task.name == "lm" and any(run.tokenizer != runs[0].tokenizer for run in runs):
+            return "bits_per_byte"
+        return runs[0].train.metric or task.metric
 
     def jobs(self) -> list[tuple[PlannedEntry, int]]:
         """Return what is to be trained and evaluated: each entry with each seed; seeds do not change a baseline."""
