@@ -102,13 +102,15 @@ def classification(**changes):
     ]  # fmt: skip
     right = {name: AnswerCell(text="german", correct=True) for name in ("langid-cnn", "langid-elmo", "langid-bilstm")}
     wrong = {name: AnswerCell(text="dutch", correct=False) for name in ("bag of words", "langid-word2vec")}
+    german, dutch = (dict.fromkeys(right, AnswerCell(text=label, correct=True)) for label in ("german", "dutch"))
+    dutch["bag of words"] = dutch["langid-cnn"]
+    split = {**right, **wrong, "langid-bert": AnswerCell(text="english", correct=False)}
+    stay = "Het was een mooie dag in de stad, en wij bleven tot laat."
     examples = [
-        ComparedExample(text="Der Schuss ging ins Leere.", expected="german", answers=dict.fromkeys(right, AnswerCell(text="german", correct=True))),
-        ComparedExample(text="Het was een mooie dag in de stad, en wij bleven tot laat.", expected="dutch",
-                        answers={**dict.fromkeys(right, AnswerCell(text="dutch", correct=True)), "bag of words": AnswerCell(text="dutch", correct=True)}),
-        ComparedExample(text="Das Weben ist eine alte Kunst", expected="german",
-                        answers={**right, **wrong, "langid-bert": AnswerCell(text="english", correct=False)}),
-    ]  # fmt: skip
+        ComparedExample(text="Der Schuss ging ins Leere.", expected="german", answers=german),
+        ComparedExample(text=stay, expected="dutch", answers=dutch),
+        ComparedExample(text="Das Weben ist eine alte Kunst", expected="german", answers=split),
+    ]
     values = {"task": "classify", "metric": "accuracy", "higher_is_better": True, "budget": "60s", "seeds": [1, 2, 3]}
     values |= {"metric_names": ["accuracy", "macro_f1"], "split": "test", "num_examples": 1000, "machine": MACHINE}
     return ComparisonResults(**(values | {"entries": entries, "examples": examples} | changes))

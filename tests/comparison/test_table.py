@@ -59,7 +59,8 @@ def test_only_a_small_p_value_is_a_difference(p_value):
 
 def test_a_failed_entry_says_why():
     verdict = column(classification(), "against the best")["langid-huge"]
-    assert verdict.startswith("failed: out of memory: weights, gradients and") and verdict.endswith("…")
+    assert verdict.startswith("failed: out of memory: weights, gradients and")
+    assert verdict.endswith("…")
     assert column(language_models(), "against the best")["pydoc-unsmoothed"] == "not finite"
 
 

@@ -179,6 +179,6 @@ def _check_figure(fragment: str, entry: str) -> None:
     """Raise an error unless a fragment is a figure: it comes from a file, and goes into the page as it is."""
     if strange := _FigureTags(fragment).strange:
         raise DataError(
-            f"comparison.json: the attention figures of {entry!r} must be those that weft draws, but have {strange[0]!r}; "
-            "remove them, or compare again"
+            f"comparison.json: the attention figures of {entry!r} must be those that weft draws, but have "
+            f"{strange[0]!r}; remove them, or compare again"
         )

@@ -33,7 +33,8 @@ def test_values_are_beside_the_pieces(value, written):
 def test_more_surprise_is_never_paler(values):
     ordered = sorted(value for value in values if not math.isnan(value))
     found = shades([("a", value) for value in ordered])
-    assert found == sorted(found) and all(0 <= shade <= SHADES for shade in found)
+    assert found == sorted(found)
+    assert all(0 <= shade <= SHADES for shade in found)
 
 
 def test_every_shade_has_a_style():
