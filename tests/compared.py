@@ -22,8 +22,8 @@ MACHINE = {"processor": "a CPU with AVX2", "cores": "2", "device": "cpu", "weft"
 
 
 def trained(name, final, speed=1.0, metric="accuracy", seeds=(1, 2, 3), model=None, points=12, **more):
-    """An entry whose metric rises, or whose perplexity falls, towards `final`."""
-    runs = []
+    """An entry whose metric rises towards `final`; bits per byte fall."""
+    runs, away = [], 1.5 if metric == "bits_per_byte" else -1.0
     for seed in seeds:
         off = 0.004 * (seed - 2) * final
         curve = [
@@ -32,7 +32,7 @@ def trained(name, final, speed=1.0, metric="accuracy", seeds=(1, 2, 3), model=No
                 seconds=5.0 * k * speed,
                 flops=2e12 * k * speed**2,
                 loss=0.1 + 2.5 * math.exp(-k / 3 / speed) + 0.02 * seed,
-                valid=(final + off) * (1 - math.exp(-k / 2 / speed)) if k % 2 == 0 else None,
+                valid=(final + off) * (1 + away * math.exp(-k / 2 / speed)) if k % 2 == 0 else None,
             )
             for k in range(1, points + 1)
         ]
@@ -102,13 +102,15 @@ def classification(**changes):
     ]  # fmt: skip
     right = {name: AnswerCell(text="german", correct=True) for name in ("langid-cnn", "langid-elmo", "langid-bilstm")}
     wrong = {name: AnswerCell(text="dutch", correct=False) for name in ("bag of words", "langid-word2vec")}
+    german, dutch = (dict.fromkeys(right, AnswerCell(text=label, correct=True)) for label in ("german", "dutch"))
+    dutch["bag of words"] = dutch["langid-cnn"]
+    split = {**right, **wrong, "langid-bert": AnswerCell(text="english", correct=False)}
+    stay = "Het was een mooie dag in de stad, en wij bleven tot laat."
     examples = [
-        ComparedExample(text="Der Schuss ging ins Leere.", expected="german", answers=dict.fromkeys(right, AnswerCell(text="german", correct=True))),
-        ComparedExample(text="Het was een mooie dag in de stad, en wij bleven tot laat.", expected="dutch",
-                        answers={**dict.fromkeys(right, AnswerCell(text="dutch", correct=True)), "bag of words": AnswerCell(text="dutch", correct=True)}),
-        ComparedExample(text="Das Weben ist eine alte Kunst", expected="german",
-                        answers={**right, **wrong, "langid-bert": AnswerCell(text="english", correct=False)}),
-    ]  # fmt: skip
+        ComparedExample(text="Der Schuss ging ins Leere.", expected="german", answers=german),
+        ComparedExample(text=stay, expected="dutch", answers=dutch),
+        ComparedExample(text="Das Weben ist eine alte Kunst", expected="german", answers=split),
+    ]
     values = {"task": "classify", "metric": "accuracy", "higher_is_better": True, "budget": "60s", "seeds": [1, 2, 3]}
     values |= {"metric_names": ["accuracy", "macro_f1"], "split": "test", "num_examples": 1000, "machine": MACHINE}
     return ComparisonResults(**(values | {"entries": entries, "examples": examples} | changes))

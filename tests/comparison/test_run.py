@@ -1,7 +1,6 @@
 """Several recipes at one budget: one table, one page; stopped and gone on with; one that fails."""
 
 import json
-import os
 import random
 import re
 import signal
@@ -164,7 +163,7 @@ def test_a_comparison_that_is_killed_goes_on_and_finds_the_same(compared, tmp_pa
 
 
 def test_what_is_gone_on_with_must_be_the_same(compared, tmp_path):
-    comparison, out, _ = compared
+    _, out, _ = compared
     folder = out.parent
     with pytest.raises(weft.CheckpointError, match="holds a comparison already; go on by --resume"):
         compare([folder / "fixed.yaml"], "8", out)
@@ -308,7 +307,7 @@ def test_examples_that_one_tokenizer_drops_are_left_out_for_all(recipe, tmp_path
     paths = [write(tmp_path, "a", recipe), write(tmp_path, "b", recipe, tokenizer=bpe)]
     results = compare(paths, "2", tmp_path / "out", changes).results
     assert results.num_examples == len(pairs_file.read_text().splitlines()) - 1
-    assert all("aaaaabbbbb" != example.text for example in results.examples)
+    assert all(example.text != "aaaaabbbbb" for example in results.examples)
     kept = json.loads((tmp_path / "out" / "b" / "evaluation.json").read_text())["rows"]
     assert len(kept) == results.num_examples + 1, "b could read it"
 
@@ -326,4 +325,4 @@ def test_results_are_json(compared):
     comparison, out, _ = compared
     assert re.search(r'"metric": ?"exact_match"', (out / "comparison.json").read_text())
     assert write_json(comparison.results.model_dump(mode="json"))
-    assert os.path.getsize(out / "comparison.csv")
+    assert (out / "comparison.csv").stat().st_size

@@ -23,8 +23,9 @@ from weft.tasks.lm.text_losses import TextLosses
 
 def compared(first, second, seed=0):
     """Give the significance of the difference of two means over the same examples."""
-    systems = [lambda rows, values=np.asarray(values): float(values[rows].mean()) for values in (first, second)]
-    samples = resample(systems, len(first), seed=seed)
+    samples = resample(
+        [lambda rows: float(first[rows].mean()), lambda rows: float(second[rows].mean())], len(first), seed=seed
+    )
     return paired_difference(float(np.mean(first) - np.mean(second)), *samples.T)
 
 
@@ -66,7 +67,7 @@ def test_equal_answers_have_no_difference():
 
 
 def translations(rng, count, right):
-    words = "a b c d e f g".split()
+    words = list("abcdefg")
     targets = [" ".join(rng.choices(words, k=rng.randint(1, 9))) for _ in range(count)]
     texts = [
         target if rng.random() < right else " ".join(rng.choices(words, k=rng.randint(1, 9))) for target in targets

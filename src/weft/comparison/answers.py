@@ -152,16 +152,15 @@ def attention_parts(results: ComparisonResults) -> list[str]:
     return [legend(), *parts] if parts else []
 
 
+_TAGS = " b caption desc div figcaption figure g li path rect script span svg table td text th title tr ul "
+_ATTRIBUTES = (
+    " aria-label class d data-label data-mark data-stick data-tiles dir dy fill-opacity height role scope tabindex "
+    "text-anchor transform type viewbox visibility width x y "
+)
+
+
 class _FigureTags(HTMLParser):
     """What a fragment of HTML has that no figure of weft has."""
-
-    tags = frozenset(
-        "b canvas desc div figcaption figure g li path rect script span svg table caption td text th title tr ul".split()
-    )
-    attributes = frozenset(
-        "aria-label class d data-label data-mark data-stick data-tiles dir dy fill-opacity height role scope tabindex "
-        "text-anchor transform type viewbox visibility width x y".split()
-    )
 
     def __init__(self, fragment: str) -> None:
         super().__init__()
@@ -171,8 +170,8 @@ class _FigureTags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note an element or an attribute that is not of a figure, and a script that is not data."""
-        self.strange += [tag] * (tag not in self.tags)
-        self.strange += [name for name, _ in attrs if name not in self.attributes]
+        self.strange += [tag] * (f" {tag} " not in _TAGS)
+        self.strange += [name for name, _ in attrs if f" {name} " not in _ATTRIBUTES]
         self.strange += [tag] * (tag == "script" and ("type", "application/json") not in attrs)
 
 
@@ -180,6 +179,6 @@ def _check_figure(fragment: str, entry: str) -> None:
     """Raise an error unless a fragment is a figure: it comes from a file, and goes into the page as it is."""
     if strange := _FigureTags(fragment).strange:
         raise DataError(
-            f"comparison.json: the attention figures of {entry!r} must be those that weft draws, but have {strange[0]!r}; "
-            "remove them, or compare again"
+            f"comparison.json: the attention figures of {entry!r} must be those that weft draws, but have "
+            f"{strange[0]!r}; remove them, or compare again"
         )

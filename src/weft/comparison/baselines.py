@@ -162,7 +162,9 @@ def _tag_features() -> Callable[[Sequence[Any]], Any]:
 
     def features(examples: Sequence[Any]) -> Any:
         rows = [row for example in examples for row in _word_features(example.get_words())]
-        return vectorizer.transform(rows) if hasattr(vectorizer, "vocabulary_") else vectorizer.fit_transform(rows)
+        matrix = vectorizer.transform(rows) if hasattr(vectorizer, "vocabulary_") else vectorizer.fit_transform(rows)
+        matrix.indices, matrix.indptr = matrix.indices.astype(np.int32), matrix.indptr.astype(np.int32)  # as SGD takes
+        return matrix
 
     return features
 

@@ -3,7 +3,7 @@
 A recipe's section `compare` lists its variants. They are named, each with its overrides; or a list of overrides, named
 by their values; or a product: every combination of the listed values.
 
-    compare: {fixed: {model.attention: none}, gpt: {model: {name: gpt, width: 128}}, mine: {recipe: dates-transformer}}
+    compare: {fixed: {model.attention: none}, gpt: {model: {name: gpt, width: 128}}, mine: {recipe: own.yaml}}
     compare: [model.cell=gru, model.cell=lstm model.layers=2]
     compare: {model.cell: [elman, lstm, gru], model.layers: [1, 2]}
 

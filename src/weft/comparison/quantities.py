@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from statistics import median
 from typing import TypeGuard
 
 from weft.analysis.render.axes import LIMIT
@@ -52,14 +51,14 @@ def format_duration(seconds: float) -> str:
 
 
 def duration_writer(values: Sequence[float]) -> Callable[[float], str]:
-    """Return a function that writes seconds in the unit that suits the median of `values`, so that a column has one."""
-    size, unit = next((size, unit) for least, size, unit in _DURATIONS if median(values) >= least or not least)
+    """Return a function that writes seconds in the unit that suits the larger of `values`: a column has one unit."""
+    size, unit = next((size, unit) for least, size, unit in _DURATIONS if _typical(values) >= least or not least)
     return lambda seconds: f"{_three_digits(seconds / size)} {unit}"
 
 
 def bytes_writer(values: Sequence[float]) -> Callable[[float], str]:
-    """Return a function that writes numbers of bytes in the decimal unit that suits the median of `values`."""
-    size, unit = next((least or 1, unit) for least, unit in _BYTES if median(values) >= least or not least)
+    """Return a function that writes numbers of bytes in the decimal unit that suits the larger of `values`."""
+    size, unit = next((least or 1, unit) for least, unit in _BYTES if _typical(values) >= least or not least)
     return lambda count: f"{_three_digits(count / size)} {unit}"
 
 
@@ -91,6 +90,11 @@ def listed(names: Sequence[str]) -> str:
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun: `1 seed`, `3 seeds`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _typical(values: Sequence[float]) -> float:
+    """Return the value that chooses the unit: of several, a quarter of the largest, lest it has too many digits."""
+    return max(values) / (4 if len(values) > 1 else 1)
 
 
 def _three_digits(value: float) -> str:
