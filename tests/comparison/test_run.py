@@ -6,13 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 from tests.conftest import recipe_for, write_pairs
 
 import weft
-from weft.comparison import devices, run
+from weft.comparison import devices, run, worker
 from weft.comparison.run import compare, read_comparison
 from weft.config.json import write_json
 from weft.training.reporting import Step, read_metrics
@@ -141,24 +141,37 @@ def without_times(results):
     return {key: value for key, value in plain.items() if key != "attention"}
 
 
+# Compares in a child, and kills it a moment after a file has come into being, again and again; imports once.
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from weft.comparison.run import compare
+
+recipes, out, moments = sys.argv[1].split(","), Path(sys.argv[2]), sys.argv[3:]
+for moment in moments:
+    name, delay = moment.split(",")
+    if not (child := os.fork()):
+        compare(recipes, "8", out, ["data.columns={text: 0, target: 1}"], resume=(out / "plan.json").exists())
+        os._exit(0)
+    while not (out / name).exists() and not os.waitpid(child, os.WNOHANG)[0]:
+        time.sleep(0.002)
+    time.sleep(float(delay))
+    os.kill(child, signal.SIGKILL)
+    print(os.waitpid(child, 0)[1])
+"""
+
+
 def test_a_comparison_that_is_killed_goes_on_and_finds_the_same(compared, tmp_path):
     comparison, _, _ = compared
-    folder, out = comparison.folder.parent, tmp_path / "out"
-    words = [str(folder / "fixed.yaml"), str(folder / "attends.yaml"), "--budget", "8", "--out", str(out), "-q"]
-    words += ["--set", "data.columns={text: 0, target: 1}"]
-    rng = random.Random(7)
-    for attempt in range(2):
-        given = ["--resume", *words] if (out / "plan.json").exists() else words
-        child = subprocess.Popen([sys.executable, "-m", "weft", "compare", *given], stdout=subprocess.DEVNULL)
-        # Whatever has come into being is the clock: imports take longer than the trainings.
-        waited = [out / "fixed" / "last", out / "attends" / "last"][attempt]
-        while not waited.exists() and child.poll() is None:
-            time.sleep(0.005)
-        time.sleep(rng.random() * 0.2)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
+    folder, out, rng = comparison.folder.parent, tmp_path / "out", random.Random()
+    steps = ["plan.json", "fixed/last", "fixed/metrics.jsonl", "fixed/best", "fixed/evaluation.json", "attends/best"]
+    moments = [f"{name},{rng.random() * 0.1:.4f}" for name in steps]
+    recipes = f"{folder / 'fixed.yaml'},{folder / 'attends.yaml'}"
+    words = [sys.executable, "-c", KILLED, recipes, str(out), *moments]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stdout.split() == [str(int(signal.SIGKILL))] * len(moments), (moments, done.stderr)
     resumed = compare(out=out, resume=True)
-    assert without_times(resumed.results) == without_times(comparison.results)
+    assert without_times(resumed.results) == without_times(comparison.results), moments
     assert compare(out=out, resume=True).results == resumed.results, "nothing is trained or measured again"
 
 
@@ -223,11 +236,30 @@ def test_what_is_out_of_memory_is_a_failure_and_what_is_a_mistake_of_weft_is_not
 
 
 def test_several_devices_share_the_trainings(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "visible_devices", lambda: ["0", "1"])
+    seen = []
+
+    def in_this_process(words, env, stderr, text):
+        assert words[1:3] == ["-m", "weft.comparison.worker"]
+        seen.append(env["CUDA_VISIBLE_DEVICES"])
+        reason = worker.main(Path(words[3]), words[4], int(words[5]))
+        return subprocess.CompletedProcess(words, 1 if reason else 0, stderr=reason or "")
+
+    monkeypatch.setattr(run, "visible_devices", lambda: ["3", "5"])
+    monkeypatch.setattr(devices.subprocess, "run", in_this_process)
     hot = write(tmp_path, "hot", recipe, train={**recipe["train"], "lr": 1e30, "clip": None, "bad_steps": 1})
     result = compare([write(tmp_path, "a", recipe), hot], "2", tmp_path / "out").results
     assert result.entries[0].runs[0].steps == 2
     assert "NaN" in result.entries[1].failure, "it is what the process said last"
+    assert set(seen) <= {"3", "5"}
+    assert len(seen) == 2
+
+
+def test_a_process_that_is_killed_is_a_failure(recipe, tmp_path, monkeypatch):
+    killed = subprocess.CompletedProcess([], -signal.SIGKILL, stderr="")
+    monkeypatch.setattr(run, "visible_devices", lambda: ["0", "1"])
+    monkeypatch.setattr(devices.subprocess, "run", lambda *words, **options: killed)
+    with pytest.raises(weft.TrainingError, match="its process ended by signal 9: out of memory?"):
+        compare([write(tmp_path, "a", recipe), write(tmp_path, "b", recipe)], "2", tmp_path / "out")
 
 
 def test_the_devices_are_those_that_may_be_seen(monkeypatch):

@@ -8,7 +8,8 @@ by their values; or a product: every combination of the listed values.
     compare: {model.cell: [elman, lstm, gru], model.layers: [1, 2]}
 
 A section with a `name`, a `preset` or `weights` of its own takes the place of the recipe's; other keys change one
-value. `recipe` begins from another recipe. A plan is kept as `plan.json` in the folder of the comparison, so that it goes on.
+value. `recipe` begins from another recipe. A plan is kept as `plan.json` in a comparison's folder, so that it can go
+on.
 """
 
 import json
