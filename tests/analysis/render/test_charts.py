@@ -185,7 +185,7 @@ def test_the_measures_of_colour_catch_poor_ones() -> None:
 
 @pytest.mark.parametrize("mode", [0, 1])
 def test_colours_can_be_told_apart_by_all_and_seen_on_their_page(mode: int) -> None:
-    style = page.STYLE.split("@media (prefers-color-scheme: dark)")[mode]
+    style = page.STYLE.split("@media screen and (prefers-color-scheme: dark)")[mode]
     colour = dict(re.findall(r"(--[a-z0-9]+): (#[0-9a-f]{6})", style))
     series = [colour[f"--s{i}"] for i in range(5)]
     assert apart(series) >= 14

@@ -196,7 +196,7 @@ def test_a_page_serves_dark_mode_phones_and_keyboards() -> None:
 
 
 def test_every_colour_is_defined_in_light_and_in_dark() -> None:
-    light, dark = page.STYLE.split("@media (prefers-color-scheme: dark)")
+    light, dark = page.STYLE.split("@media screen and (prefers-color-scheme: dark)")
     dark = dark[: dark.index("} }")]
     named = set(re.findall(r"var\((--[a-z0-9]+)\)", page.STYLE)) - {"--hue"}
     assert named == set(re.findall(r"(--[a-z0-9]+): #", light)) == set(re.findall(r"(--[a-z0-9]+): #", dark))
