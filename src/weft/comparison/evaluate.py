@@ -49,7 +49,8 @@ MAX_FIGURES = 400_000  # characters of the attention figures of an entry
 class Evaluation(BaseModel):
     """What one model has answered and what it took; `rows` are the numbers of the test examples that it could read."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # A text that a model holds for impossible costs it infinitely much.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
     result: SeedResult
     parameters: int | None = None
@@ -215,13 +216,13 @@ def surprise(pipeline: Pipeline, text: str) -> list[tuple[str, float]]:
         bits = (-head.body.log_prob(batch.tokens, targets, "forward").double() / math.log(2)).tolist()
     starts = [start for start, _ in tokenizer.encode(text).offsets]
     bounds = [0, *starts[1:], len(text)]
-    pieces: list[tuple[str, float]] = []
-    for (start, stop), cost in zip(pairwise(bounds), bits, strict=False):  # without the end of the text
-        if start >= stop and pieces:  # a byte of a character that is shown already
-            pieces[-1] = (pieces[-1][0], pieces[-1][1] + cost)
-        else:
-            pieces.append((text[start:stop], cost))
-    return [(piece, round(min(cost, MAX_BITS), 4)) for piece, cost in pieces]
+    pieces, cost = list[tuple[str, float]](), 0.0
+    for (start, stop), more in zip(pairwise(bounds), bits, strict=False):  # without the end of the text
+        cost += more
+        if start < stop:  # else it is a byte of a character that the next one completes
+            pieces.append((text[start:stop], round(min(cost, MAX_BITS), 4)))
+            cost = 0.0
+    return pieces
 
 
 def _short_example(task: Task, examples: Sequence[Any]) -> Any:
