@@ -90,8 +90,8 @@ class Baseline:
         """Fit to the training data, at the strength of regularisation that is best on the validation data."""
         examples = _examples(run, task, "train")
         valid = _examples(run, task, "valid") if has_split(run.data, "valid") else []
-        began = time.perf_counter()
         features = _tag_features() if isinstance(task, Tag) else _text_features(self.options)
+        began = time.perf_counter()  # scikit-learn is imported by now
         rows, targets = features(examples), _targets(task, examples)
         fitted: list[tuple[float, FittedBaseline]] = []
         for strength in STRENGTHS if valid else (DEFAULT_STRENGTH,):
