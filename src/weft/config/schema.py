@@ -179,12 +179,16 @@ class Train(Section):
     betas: tuple[Share, Share] = (0.9, 0.999)  # of Adam
     weight_decay: float = Field(0.0, ge=0)  # on matrices; vectors, such as biases, have none
     # how the learning rate changes
-    schedule: Literal["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential"] = "constant"
+    schedule: Literal[
+        "constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential", "slanted-triangular"
+    ] = "constant"
     warmup: float = Field(0.0, ge=0)  # steps, or below 1 a share of the budget
     decay: float = Field(0.01, gt=0, le=1)  # exponential: the share of lr that is left at the end
+    ratio: float = Field(32.0, ge=1)  # slanted-triangular: how much smaller the lowest lr is than the peak
     asgd_after: int = Field(5, ge=1)  # evaluations without improvement before asgd begins to average
     clip: float | None = Field(1.0, gt=0)  # the largest norm of the gradient; None: no limit
     freeze: Literal["body"] | StrictInt | None = None  # the body, or its first layer groups (embeddings, layers)
+    unfreeze: Every | None = None  # the body is frozen at first; one more layer group learns each epoch, or so many steps
     layer_decay: float = Field(1.0, gt=0, le=1)  # the learning rate of a layer group, as a share of the one above it
     reinit: int = Field(0, ge=0)  # top layers of pretrained weights to re-initialize
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: the forward pass under autocast

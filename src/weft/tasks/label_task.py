@@ -21,7 +21,7 @@ from weft.data.labels import Label, Labels, balanced_class_weights, read_label
 from weft.data.readers.lines import plural
 from weft.errors import ConfigError, DataError, did_you_mean
 from weft.models.base import num_matrix_parameters
-from weft.nn.attention.positions import rows_of
+from weft.nn.layers.pooling import mean_states
 from weft.nn.layers.scalar_mix import ScalarMix
 from weft.registry import resolve
 from weft.tasks.batch import Batch, Item
@@ -88,14 +88,20 @@ class LabelHead(Head):
     weights: Tensor | None
 
     def __init__(
-        self, body: Any, labels: int, config: LabelConfig, weights: Tensor | None, unknown: int | None = None
+        self,
+        body: Any,
+        labels: int,
+        config: LabelConfig,
+        weights: Tensor | None,
+        unknown: int | None = None,
+        widths: int = 1,
     ) -> None:
         super().__init__(body)
         self._word_dropout = (config.unknown, unknown)
         self._layers = body.mixable_layers if config.layers == "mix" else config.layers
         self.mix = None if config.layers == "last" else ScalarMix(len(self._layers))
         self.dropout = nn.Dropout(config.dropout)
-        self.output = nn.Linear(body.width, labels)
+        self.output = nn.Linear(widths * body.width, labels)
         self._label_smoothing = config.label_smoothing
         self.register_buffer("weights", weights, persistent=False)
 
@@ -121,8 +127,7 @@ class LabelHead(Head):
             pooled: Tensor = self.body.pooled_output(tokens)
             return pooled
         states = self.states(tokens)
-        sums = states.new_zeros(len(tokens), states.shape[1]).index_add(0, rows_of(tokens), states)
-        return sums / tokens.starts.diff().clamp(min=1)[:, None]
+        return mean_states(states, tokens)
 
     def flops(self, batch: Batch) -> int:
         """Return the FLOPs of the body, and of the logits wherever there is a target."""

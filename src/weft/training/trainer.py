@@ -35,7 +35,7 @@ from weft.training import asgd
 from weft.training.budget import EVALUATIONS, resolve_budget
 from weft.training.deferred_loss import DeferredLoss
 from weft.training.distributed import World
-from weft.training.finetuning import layer_lr_factors
+from weft.training.finetuning import GradualUnfreezing, layer_lr_factors
 from weft.training.flops import TrainingCost, peak_flops
 from weft.training.metric_ranking import ranking_key
 from weft.training.optim import clip_gradients, lr_factor, make_optimizer, set_lr
@@ -70,9 +70,8 @@ class Trainer:
         self._resolve_budget()
         if self.store and self.train.average:
             self.store.is_regular = self.is_regular
-        self.wrapped = self.world.wrap(self.head)
-        # Evaluation uses the uncompiled head.
-        self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.static_shape else self.wrapped
+        self._wrap()
+        self.unfreezing = None if self.train.unfreeze is None else GradualUnfreezing(self.head, self.train)
         self.optimizer = make_optimizer(self.head, self.train, layer_lr_factors(self.head, self.train.layer_decay))
         asgd.check(self.optimizer, self.evaluate is not None)
         self.cost = TrainingCost()  # since the last report
@@ -90,6 +89,12 @@ class Trainer:
         self.train = resolve_budget(
             self.run.train, self.loader, self.progress, self.world.size, evaluates=self.evaluate is not None
         )
+
+    def _wrap(self) -> None:
+        """Wrap the head for several processes and compile it, anew where other parameters are trained than before."""
+        self.wrapped = self.world.wrap(self.head)
+        # Evaluation uses the uncompiled head.
+        self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.static_shape else self.wrapped
 
     def fit(self) -> Progress:
         """Train until the budget or the patience is spent; on a signal, save and raise `Interrupted`."""
@@ -135,6 +140,7 @@ class Trainer:
     def update(self, batches: Iterator[LoadedBatch[Batch]]) -> None:
         """Read the next batches and make one update; its time counts towards the budget."""
         began, self._spent_earlier = time.perf_counter(), self.spent()
+        self._unfreeze()
         loaded = list(islice(batches, self.train.accumulate))
         self._step(loaded)
         if self._due():
@@ -146,6 +152,17 @@ class Trainer:
         self.progress.elapsed += totals["seconds"]
         self.progress.flops += totals["flops"]
         self.cost += replace(cost, seconds=totals["seconds"])
+
+    def _unfreeze(self) -> None:
+        """Train as many layer groups as are due by `train.unfreeze`, from the progress alone."""
+        if self.unfreezing is None:
+            return
+        every, position = self.train.unfreeze, self.progress.position
+        ended = position.batch >= self.loader.num_batches(position.epoch)
+        count = position.epoch + ended if every == "epoch" else self.progress.step // (every or 1)
+        if notice := self.unfreezing.unfreeze(count):
+            self._wrap()
+            self.report(Notice(f"{notice} from step {self.progress.step + 1} on"))
 
     def _signal_received(self, signals: Signals) -> bool:
         """Return whether any rank received a signal; all ranks return the same."""

@@ -7,7 +7,7 @@ inherent order is encoded in both orders, and the two pooled outputs are added (
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.models.base import num_matrix_parameters
+from weft.nn.layers.pooling import concat_pool
 from weft.tasks.base import Answer
 from weft.tasks.batch import Batch, Item
 from weft.tasks.capabilities import ErrorAnalysis, LabelPrediction, StaticBatches, WrongAnswer
@@ -44,12 +45,16 @@ __all__ = ["Classify", "ClassifyConfig", "ClassifyExample", "ClassifyHead", "Rat
 
 
 class ClassifyConfig(LabelConfig):
-    """`multiple`: a text may have several labels or none; each that is more probable than `threshold` is predicted.
+    """`pooling`: the vector of a text; `concat` is [h_T ; max ; mean] of the states (Howard & Ruder 2018, equation 4).
+
+    `multiple`: a text may have several labels or none; each that is more probable than `threshold` is predicted.
 
     `regression`: the label and the prediction are a number. `symmetric`: pairs are encoded in both orders. `pairs`:
     every question must be a pair of texts.
     """
 
+    # body: its own; concat: its last state beside the maximum and the mean of all
+    pooling: Literal["body", "concat"] = "body"
     multiple: bool = False  # a text may have several labels, or none
     # multiple: the probability above which a label is predicted
     threshold: float = Field(DEFAULT_THRESHOLD, gt=0, lt=1)
@@ -85,9 +90,10 @@ class ClassifyHead(LabelHead):
     def __init__(
         self, body: Any, labels: int, config: ClassifyConfig, weights: Tensor | None, unknown: int | None = None
     ) -> None:
-        super().__init__(body, labels, config, weights, unknown)
+        self.concat = config.pooling == "concat"
+        super().__init__(body, labels, config, weights, unknown, widths=3 if self.concat else 1)
         self.kind, self._num_labels = config.kind, labels
-        if self.mix is not None:
+        if self.mix is not None or self.concat:
             body.drop_pooler()
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
@@ -107,6 +113,13 @@ class ClassifyHead(LabelHead):
         """Return the FLOPs, of both orders of a pair where both are encoded."""
         flops: int = sum(self.body.flops(side) for side in (batch.tokens, batch.source) if side is not None)
         return flops + 2 * num_matrix_parameters(self.output) * (0 if batch.targets is None else len(batch.targets))
+
+    def pooled_output(self, tokens: Tokens) -> Tensor:
+        """Return the vector of each text: (B, D), or (B, 3 D) with concat pooling."""
+        if not self.concat:
+            return super().pooled_output(tokens)
+        states = self.states(tokens)
+        return concat_pool(self.body.final_states(states, tokens), states, tokens)
 
     def _logits(self, batch: Batch) -> Tensor:
         """Return the logits of the texts, (B, K); `batch.source` is the same pairs in the other order."""
