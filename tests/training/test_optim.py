@@ -70,8 +70,10 @@ def test_slanted_triangular_is_equation_3(cut_frac, ratio):
     cut = int(100 * cut_frac)
     assert ours[:cut] == pytest.approx([howard_and_ruder(t, 100, cut_frac, ratio) for t in range(1, cut + 1)])
     # A rate falls by what is spent before an update, in every schedule: one update late.
-    fall = [lr_factor(Train(steps=100, schedule="slanted-triangular", warmup=cut_frac, ratio=ratio), t + 1, t / 100)
-            for t in range(cut, 100)]
+    fall = [
+        lr_factor(Train(steps=100, schedule="slanted-triangular", warmup=cut_frac, ratio=ratio), t + 1, t / 100)
+        for t in range(cut, 100)
+    ]
     assert fall == pytest.approx([howard_and_ruder(t, 100, cut_frac, ratio) for t in range(cut, 100)])
 
 
@@ -81,7 +83,9 @@ def test_a_time_budget_has_its_schedule_by_time():
     assert lr_factor(train, 7, 0.6) == pytest.approx(0.5)
 
 
-schedules = st.sampled_from(["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential", "slanted-triangular"])
+schedules = st.sampled_from(
+    ["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential", "slanted-triangular"]
+)
 
 
 @given(schedules, st.floats(0, 300), st.integers(1, 200), st.integers(1, 250))

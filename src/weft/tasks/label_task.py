@@ -21,12 +21,12 @@ from weft.data.labels import Label, Labels, balanced_class_weights, read_label
 from weft.data.readers.lines import plural
 from weft.errors import ConfigError, DataError, did_you_mean
 from weft.models.base import num_matrix_parameters
-from weft.nn.layers.pooling import mean_states
 from weft.nn.layers.scalar_mix import ScalarMix
 from weft.registry import resolve
 from weft.tasks.batch import Batch, Item
 from weft.tasks.capabilities import TeacherForcing
-from weft.tasks.head import Head, missing_method
+from weft.tasks.head import missing_method
+from weft.tasks.soft_targets import SoftTargetHead
 from weft.tokens import Tokens
 
 MAX_WEIGHT = 1e12  # of a label: more than balanced weights of any data, and well within float32
@@ -78,7 +78,7 @@ class LabelConfig(Named):
         return {read_label(name): weight for name, weight in weights.items()}
 
 
-class LabelHead(Head):
+class LabelHead(SoftTargetHead):
     """Dropout and a linear layer on an encoder's hidden states; `label_smoothing` and `weights` apply in training only.
 
     So does `unknown`, the word dropout of Dyer et al. 2015 (there, of words seen once): known tokens are replaced by
@@ -86,6 +86,7 @@ class LabelHead(Head):
     """
 
     weights: Tensor | None
+    any_tokenizer = True
 
     def __init__(
         self,
@@ -120,14 +121,6 @@ class LabelHead(Head):
             return last
         mixed: Tensor = self.mix(self.body.encode(tokens, self._layers))
         return mixed
-
-    def pooled_output(self, tokens: Tokens) -> Tensor:
-        """Return a vector for each text, (B, D): the body's pooled output, or the mean of the mixed hidden states."""
-        if self.mix is None:
-            pooled: Tensor = self.body.pooled_output(tokens)
-            return pooled
-        states = self.states(tokens)
-        return mean_states(states, tokens)
 
     def flops(self, batch: Batch) -> int:
         """Return the FLOPs of the body, and of the logits wherever there is a target."""

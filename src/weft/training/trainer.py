@@ -34,6 +34,7 @@ from weft.tasks.head import Head
 from weft.training import asgd
 from weft.training.budget import EVALUATIONS, resolve_budget
 from weft.training.deferred_loss import DeferredLoss
+from weft.training.distillation import Distillation
 from weft.training.distributed import World
 from weft.training.finetuning import GradualUnfreezing, layer_lr_factors
 from weft.training.flops import TrainingCost, peak_flops
@@ -65,6 +66,7 @@ class Trainer:
     store: Store | None = None
     evaluate: Evaluate | None = None
     progress: Progress = field(default_factory=Progress)
+    distillation: Distillation | None = None
 
     def __post_init__(self) -> None:
         self._resolve_budget()
@@ -92,7 +94,7 @@ class Trainer:
 
     def _wrap(self) -> None:
         """Wrap the head for several processes and compile it, anew where other parameters are trained than before."""
-        self.wrapped = self.world.wrap(self.head)
+        self.wrapped = self.world.wrap(self.head if self.distillation is None else self.distillation)
         # Evaluation uses the uncompiled head.
         self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.static_shape else self.wrapped
 
@@ -142,11 +144,15 @@ class Trainer:
         began, self._spent_earlier = time.perf_counter(), self.spent()
         self._unfreeze()
         loaded = list(islice(batches, self.train.accumulate))
+        if self.distillation is not None:
+            loaded = [self.distillation.attach(item) for item in loaded]
         self._step(loaded)
         if self._due():
             self._read_pending()  # here, so that waiting for the device is timed
         cost = TrainingCost(seconds=time.perf_counter() - began)
         cost.add(self.head, (item.batch for item in loaded))
+        if self.distillation is not None:
+            cost.flops += sum(self.distillation.teacher_flops(item.batch) for item in loaded)
         # The mean time of the ranks and all their operations, so that all ranks have the same budget.
         totals = self.world.sum({"seconds": cost.seconds / self.world.size, "flops": cost.flops})
         self.progress.elapsed += totals["seconds"]
