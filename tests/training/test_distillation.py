@@ -9,12 +9,14 @@ from torch.nn import functional as F
 
 import weft
 from weft.config.schema import Distill
+from weft.conversion.convert import convert
 from weft.data.batching.loader import Loader
 from weft.data.truncation import TruncationPolicy
 from weft.formats.pretrained import open_model, read_run
 from weft.registry import resolve
 from weft.tasks.batch import IGNORE_INDEX, Batch
 from weft.tasks.factory import build, make_task, resolve_run
+from weft.tasks.lm.head import LMHead
 from weft.tasks.prepare import fit_tokenizer, pack_split
 from weft.tasks.qa.head import SpanHead
 from weft.tokens import Tokens
@@ -154,6 +156,19 @@ def test_the_ends_of_an_answer_are_compared_window_by_window():
     assert float(found) == pytest.approx(expected)
 
 
+def test_a_language_model_learns_what_its_teacher_expects_next():
+    bodies = [resolve("model", "rnn")(resolve("model", "rnn").Config(name="rnn", width=4), 9) for _ in range(2)]
+    own, taught = (LMHead(body, 1, ()) for body in bodies)
+    assert own.has_soft_targets
+    assert not LMHead(bodies[0], 1, (), carries=True).has_soft_targets
+    tokens = Tokens.pack([[1, 2, 3], [4, 5]])
+    batch = Batch(tokens, torch.tensor([2, 3, IGNORE_INDEX, 5, 1]), {"tokens": 4})
+    logits, answers = own.read(batch)[0], taught.read(batch)[0]
+    torch.testing.assert_close(own.losses(logits, batch), own(batch)[0])
+    p, q = ((scores[[0, 1, 3, 4]] / 3).softmax(-1) for scores in (answers, logits))
+    torch.testing.assert_close(own.soft_losses(logits, answers, batch, 3.0)["tokens"], 9 * (p * (p / q).log()).sum())
+
+
 # The training.
 
 
@@ -211,6 +226,7 @@ def test_a_student_of_some_layers_starts_from_them_and_goes_on_when_resumed(fold
     for name, value in ours.items():
         assert torch.equal(value, whole[name.replace("blocks.1", "blocks.2")]), name
     weft.train(recipe, ["train.steps=6"], tmp_path / "student", resume=True)
+    convert(tmp_path / "student", tmp_path / "hf")  # the format has no name for where a model started
     for kept, reason in (([0, 3], "has the layers 0 to 2, but 3 is kept"), ([2, 0], "must rise")):
         recipe["model"]["keep_layers"] = kept
         with pytest.raises(weft.ConfigError, match=f"model.keep_layers.*{reason}"):

@@ -143,14 +143,15 @@ def taught_tokenizer(run: Run) -> Tokenizer | None:
 
 def _check_tasks(run: Run, head: Head, taught: Run, teacher: Head) -> None:
     """Raise unless both predict the same by logits."""
+    if taught.task.name != run.task.name:
+        raise ConfigError(f"{PLACE}: has learnt the task {taught.task.name!r}, and the student's is {run.task.name!r}")
     for name, part in (("the student's", head), ("the teacher's", teacher)):
         if not isinstance(part, SoftTargetHead) or not part.has_soft_targets:
             raise ConfigError(
                 f"train.distill: {name} task {run.task.name!r} does not predict by logits alone, which a student "
-                "learns; those that do are classify, tag without task.crf, span, and mlm without pairs"
+                "learns; those that do are classify, tag without task.crf, span, mlm without pairs, and lm that reads "
+                "forward and is not carried on"
             )
-    if taught.task.name != run.task.name:
-        raise ConfigError(f"{PLACE}: has learnt the task {taught.task.name!r}, and the student's is {run.task.name!r}")
     for key in _SAME:
         own, theirs = getattr(run.task, key, None), getattr(taught.task, key, None)
         if own != theirs:
