@@ -8,6 +8,7 @@ DATA has wikitext2/train.txt and valid.txt, and sst2/train.tsv and dev.tsv: text
 takes --minutes of one core for WikiText-2 and --epochs on the sentences, which it reads without their labels. A
 classifier is trained for as many epochs as `EPOCHS` gives its number of sentences. What counts is the accuracy on
 dev.tsv after the last step: dev chooses nothing. OUT keeps the runs; results.jsonl has a line for each classifier.
+Needs matplotlib: `pip install 'weft[plot]'`.
 """
 
 import argparse
@@ -17,10 +18,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import weft
-from weft.analysis.render.png import draw_lines
 
 EPOCHS = {100: 30, 500: 15, 1000: 10, 6920: 3}
 AWD = {
@@ -177,15 +178,30 @@ def table(out: Path, chart: Path | None) -> None:
     sizes = sorted({row["size"] for row in rows})
     print("|", *(f"| {size:,}" for size in sizes), "|")
     print("|---" * (len(sizes) + 1) + "|")
-    lines: dict[str, list[tuple[float, float]]] = {}
+    lines: dict[str, list[tuple[int, float]]] = {}
     for name in dict.fromkeys(row["name"] for row in rows):
         own = {size: [r["accuracy"] for r in rows if (r["name"], r["size"]) == (name, size)] for size in sizes}
         errors = {size: 100 * (1 - mean(values)) for size, values in own.items() if values}
         print(f"| {name} |", *(f"{errors[size]:.1f} |" if size in errors else " |" for size in sizes))
         if len(errors) > 1:
-            lines[name] = [(float(np.log10(size)), error) for size, error in errors.items()]
+            lines[name] = list(errors.items())
     if chart:
-        chart.write_bytes(draw_lines({"SST-2": lines}, "log10 of labelled sentences", "error, %", print))
+        draw(lines, chart)
+
+
+def draw(lines: dict[str, list[tuple[int, float]]], chart: Path) -> None:
+    """Draw the errors over the number of sentences, a logarithmic axis."""
+    figure, axis = plt.subplots(figsize=(6, 3.4), dpi=110)
+    for name, points in lines.items():
+        axis.plot(*zip(*points, strict=True), marker="o", label=name)
+    sizes = sorted({size for points in lines.values() for size, _ in points})
+    axis.set(xscale="log", xlabel="labelled sentences of SST-2", ylabel="error, %")
+    axis.set_xticks(sizes, [f"{size:,}" for size in sizes], minor=False)
+    axis.set_xticks([], minor=True)
+    axis.legend(frameon=False, fontsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(chart)
 
 
 def main() -> None:
