@@ -223,8 +223,8 @@ def main() -> None:
     command.add_argument("out", type=Path)
     command.add_argument("--chart", type=Path)
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     if options.command == "models":
-        options.out.mkdir(parents=True, exist_ok=True)
         train_models(options.data, options.out, options.minutes, options.epochs)
     elif options.command == "run":
         run(options.data, options.out, options.sizes, options.only, options.seeds)
