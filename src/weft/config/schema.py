@@ -257,6 +257,10 @@ class Run(Section):
     @classmethod
     def parse(cls, raw: Mapping[str, Any], trust: bool = True) -> "Run":
         """Validate a recipe; with `trust`, names may be `package.module:Class`."""
+        if "compare" in raw:
+            raise ConfigError(
+                "compare: lists variants of a recipe, which weft compare trains; leave it out to train one"
+            )
         unknown = [str(key) for key in raw if key not in cls.model_fields]
         if unknown:
             raise ConfigError(f"{unknown[0]}: not a section of a recipe; {did_you_mean(unknown[0], cls.model_fields)}")
