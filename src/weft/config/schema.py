@@ -290,8 +290,8 @@ class Run(Section):
         """Return the run of one of several tasks: its task and its data, with the body and the training of all."""
         assert isinstance(self.task, TasksConfig)
         assert isinstance(self.data, TasksData)
-        own = (self.train.metric or "").removeprefix(f"{name}/")
-        train = {"metric": own if own != self.train.metric else None, "patience": None}
+        task, _, metric = (self.train.metric or "").partition("/")
+        train = {"metric": metric if task == name else None, "patience": None}
         return self.model_copy(
             update={
                 "task": self.task.tasks[name],

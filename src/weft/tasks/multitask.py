@@ -47,13 +47,18 @@ class MultiHead(Head):
     def flops(self, batch: Batch) -> int:
         """Return the FLOPs of the head of the batch's task."""
         head, own = self._head_and_batch(batch)
-        flops: int = head.flops(own)
-        return flops
+        return head.flops(own)
 
-    def _head_and_batch(self, batch: Batch) -> tuple[Any, Batch]:
+    def head_of(self, name: str) -> Head:
+        """Return the head of a task; its body is that of all."""
+        head = self.heads[name]
+        assert isinstance(head, Head)
+        return head
+
+    def _head_and_batch(self, batch: Batch) -> tuple[Head, Batch]:
         """Return the head of a batch's task, and the batch as that head knows it."""
         counts = {part.removeprefix(f"{batch.task}/"): count for part, count in batch.counts.items()}
-        return self.heads[batch.task], replace(batch, counts=counts)
+        return self.head_of(batch.task), replace(batch, counts=counts)
 
 
 class MultiTask(CustomEvaluation):
@@ -94,7 +99,8 @@ class MultiTask(CustomEvaluation):
     def part(self, name: str | None) -> Task:
         """Return one of the tasks; raise an error if there is none of this name."""
         if name is None:
-            raise ConfigError(f"task: this model has several, {', '.join(self.parts)}; name one of them")
+            names, first = ", ".join(self.parts), next(iter(self.parts))
+            raise ConfigError(f"task: this model has several, {names}; name one: task={first!r}, or --task {first}")
         if name not in self.parts:
             raise ConfigError(f"task: the model has none called {name!r}; {did_you_mean(name, self.parts)}")
         return self.parts[name]
@@ -155,9 +161,8 @@ class MultiTask(CustomEvaluation):
         assert isinstance(head, MultiHead)
         results = {}
         for name, part in data.parts.items():
-            own: Any = head.heads[name]
             with in_task(name):
-                results[name] = evaluate(self.parts[name], own, part)
+                results[name] = evaluate(self.parts[name], head.head_of(name), part)
         notes = [f"tasks.{name}: {result.note}" for name, result in results.items() if result.note]
         return Metrics(self.join({name: result.metrics for name, result in results.items()}), "; ".join(notes))
 

@@ -33,6 +33,8 @@ class TranslateConfig(Named):
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)  # probability spread over all tokens in the loss
     lowercase: bool = False  # metrics ignore case
+    # put before each text, with a space, to say what is asked of a model that does several things: `2fr`
+    prefix: str = Field("", max_length=1000)
     unknown: bool = False  # whether the unknown token may be generated
     decode: DecodingConfig = DecodingConfig()
 
@@ -106,13 +108,17 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
 
     def texts(self, example: TranslateExample) -> tuple[list[str], list[str]]:
         """Return both sides."""
-        return [example.text], [] if example.target is None else [example.target]
+        return [self._source(example)], [] if example.target is None else [example.target]
+
+    def _source(self, example: TranslateExample) -> str:
+        """Return what the model reads: the text, after the prefix (Johnson et al. 2017, section 3)."""
+        return f"{self.config.prefix} {example.text}" if self.config.prefix else example.text
 
     def encode_batch(
         self, examples: Sequence[TranslateExample], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[list[Item]]:
         """Encode many pairs with one call of the tokenizer for each side."""
-        sources = tokenizer.ids([example.text for example in examples], limit.needed)
+        sources = tokenizer.ids([self._source(example) for example in examples], limit.needed)
         targets = tokenizer.target.ids([example.target or "" for example in examples], limit.needed)
         return [self._items(*pair, tokenizer, limit) for pair in zip(sources, targets, strict=True)]
 

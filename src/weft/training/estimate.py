@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +27,9 @@ from weft.tasks.base import Task
 from weft.tasks.batch import Batch
 from weft.tasks.encoding import EvaluationData
 from weft.tasks.factory import make_task, resolve_run
+from weft.tasks.head import Head
 from weft.tasks.inference import evaluate
-from weft.tasks.multitask import MultiTask
+from weft.tasks.multitask import MultiHead, MultiTask
 from weft.tasks.prepare import has_split, read_evaluation_data
 from weft.tasks.pretrained_embeddings import check_vectors
 from weft.training.budget import EVALUATIONS
@@ -247,13 +247,13 @@ def _time_evaluation(trainer: Trainer) -> float | None:
     if trainer.evaluate is None or not trainer.world.main:
         return None
     if isinstance(task, MultiTask):
-        heads: Any = trainer.head.heads
+        assert isinstance(trainer.head, MultiHead)
         parts = [name for name in task.parts if has_split(run.for_task(name).data, "valid")]
-        return math.fsum(_time_task(run.for_task(name), task.parts[name], heads[name]) for name in parts)
+        return math.fsum(_time_task(run.for_task(name), task.parts[name], trainer.head.head_of(name)) for name in parts)
     return _time_task(run, task, trainer.head)
 
 
-def _time_task(run: Run, task: Task, head: Any) -> float:
+def _time_task(run: Run, task: Task, head: Head) -> float:
     """Return the seconds of an evaluation of one task."""
     examples = read_evaluation_data(run.data, "valid", task)[0].examples
     sample = [(row, example) for row, example in enumerate(examples[:: math.ceil(len(examples) / EXAMPLES)])]
