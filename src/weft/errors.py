@@ -93,5 +93,7 @@ def in_task(name: str) -> Iterator[None]:
         yield
     except WeftError as error:
         lines = str(error).splitlines()
-        places = [f"tasks.{name}{'.' if line.startswith(('task.', 'data.', 'task:', 'data:')) else ': '}" for line in lines]
+        places = [
+            f"tasks.{name}{'.' if line.startswith(('task.', 'data.', 'task:', 'data:')) else ': '}" for line in lines
+        ]
         raise type(error)("\n".join(map("".join, zip(places, lines, strict=True)))) from None
