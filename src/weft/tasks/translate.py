@@ -34,7 +34,7 @@ class TranslateConfig(Named):
     label_smoothing: float = Field(0.0, ge=0, lt=1)  # probability spread over all tokens in the loss
     lowercase: bool = False  # metrics ignore case
     # put before each text, with a space, to say what is asked of a model that does several things: `2fr`
-    prefix: str = Field("", max_length=1000)
+    prefix: str | None = Field(None, max_length=1000)
     unknown: bool = False  # whether the unknown token may be generated
     decode: DecodingConfig = DecodingConfig()
 
