@@ -303,6 +303,8 @@ class Run(Section):
 
 def _named(kind: Kind, raw: Mapping[str, Any], trust: bool) -> Any:
     section = named_section(kind, raw)
+    if (kind, section["name"]) == ("task", "multitask"):
+        raise ConfigError("task.name: several tasks are given by name in tasks, in place of task and data")
     return read_section(resolve(kind, section["name"], trust).Config, section, kind, raw if trust else None)
 
 
@@ -312,8 +314,6 @@ def _read_tasks(raw: Mapping[str, Any], trust: bool) -> TasksConfig:
     for name, section in _task_sections(raw).items():
         with in_task(name):
             tasks[name] = _named("task", section, trust)
-            if isinstance(tasks[name], TasksConfig):
-                raise ConfigError("task.name: is one of several tasks, and cannot be several itself; name another")
     own = raw.get("task") or {}
     if not isinstance(own, Mapping) or own.get("name", "multitask") != "multitask" or "tasks" in own:
         raise ConfigError(

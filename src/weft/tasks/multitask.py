@@ -16,7 +16,6 @@ import numpy as np
 from torch import nn
 
 from weft.config.schema import Named, Run, TasksConfig
-from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, RoleError, did_you_mean, in_task
 from weft.models.base import Model, Role, SelfFitted
 from weft.registry import resolve
@@ -134,11 +133,6 @@ class MultiTask(CustomEvaluation):
                         "task.sequences: beside other tasks the data are read row by row, and not as one stream; set "
                         "it to documents"
                     )
-
-    def encode(self, example: Any, tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
-        """Raise an error: an example is one of a task, which encodes it."""
-        self.part(None)
-        return []
 
     def collate(self, items: Sequence[Item], rng: np.random.Generator) -> Batch:
         """Join the items of one task into its batch."""

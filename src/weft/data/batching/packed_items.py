@@ -89,16 +89,6 @@ class GroupedItems(PackedItems):
         """The number of tokens (n,) of each item."""
         return np.concatenate([part.sizes for part in self.parts])
 
-    @cached_property
-    def shapes(self) -> np.ndarray:
-        """The lengths (2, n) of the last and the first sequence of each item."""
-        return np.concatenate([part.shapes for part in self.parts], axis=1)
-
-    @cached_property
-    def keys(self) -> np.ndarray:
-        """A hash (n,) of the content of each item."""
-        return np.concatenate([part.keys for part in self.parts])
-
     def __len__(self) -> int:
         return int(self.firsts[-1])
 
