@@ -175,8 +175,8 @@ class TasksData(Data):
 class TasksConfig(Named):
     """The sections of several tasks that share one body, by the name of each."""
 
-    tasks: dict[str, SerializeAsAny[Named]]  # given as `tasks:`, beside which this section has what is below alone
-    # a task with n batches has n^(1/temperature) shares of the batches: 1 is by size, a large one the same for all
+    tasks: dict[str, SerializeAsAny[Named]]  # a recipe gives them in `tasks`, each with its data, and not here
+    # a task with n batches has a share in proportion to n^(1/temperature): 1 is by size, 1e6 the same for all
     temperature: float = Field(1.0, ge=1, le=1e6)
 
 

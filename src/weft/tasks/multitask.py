@@ -61,7 +61,9 @@ class MultiHead(Head):
 
 
 class MultiTask(CustomEvaluation):
-    """Items are those of each task, followed by the number of the task; a batch is of one task.
+    """Several tasks, each with a head on one body.
+
+    Items are those of each task, followed by the number of the task; a batch is of one task.
 
     A metric of a task has the task's name before its own, as `intent/accuracy`; `mean` is the mean of the metrics that
     select the best model of each task. Where of some the lower is better and of others the higher, there is no mean,
