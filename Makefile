@@ -32,6 +32,7 @@ demo: $(READY)   ## train a fixed-vector model and an attention model for 1,000 
 	@echo "Training two models, 1,000 steps each: about a minute each. The result is the same on a faster or slower machine."
 	@rm -rf demo
 	$(BIN)/weft compare dates-fixed dates --budget 1000 --out demo
+	@echo "Open demo/report.html in a browser: it needs no network"
 
 test: $(DEV) browser  ## run all tests, the numeric ones also as older CPUs compute
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal

@@ -258,6 +258,10 @@ class Run(Section):
     @classmethod
     def parse(cls, raw: Mapping[str, Any], trust: bool = True) -> "Run":
         """Validate a recipe; with `trust`, names may be `package.module:Class`."""
+        if "compare" in raw:
+            raise ConfigError(
+                "compare: lists variants of a recipe, which weft compare trains; leave it out to train one"
+            )
         sections = (*cls.model_fields, "tasks")
         unknown = [str(key) for key in raw if key not in sections]
         if unknown:
