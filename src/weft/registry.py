@@ -31,6 +31,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "embed": "weft.tasks.feature_extraction:Embed",
         "lm": "weft.tasks.lm.task:LM",
         "mlm": "weft.tasks.mlm.task:MLM",
+        "multitask": "weft.tasks.multitask:MultiTask",
         "skipgram": "weft.tasks.skipgram:Skipgram",
         "span": "weft.tasks.qa.task:Span",
         "tag": "weft.tasks.tagging:Tag",

@@ -47,6 +47,15 @@ def test_an_item_is_the_source_with_its_end_and_the_target_with_both_ends(task):
     assert target.tolist() == [special.bos, *cb, special.eos]
 
 
+def test_a_prefix_says_what_is_asked(recipe):
+    asked = build_task(recipe, "task.prefix=2xy")[0]
+    ((source, _),) = asked.encode(pair("abc", "cb"), asked.tokenizer, LIMIT)
+    assert asked.tokenizer.decode(source.tolist()[:-1]) == "2xy abc"
+    assert asked.tokenizer.specials.unk not in source, "the tokenizer was trained with it"
+    ((plain, _),) = build_task(recipe)[0].encode(pair("abc", "cb"), asked.tokenizer, LIMIT)
+    assert asked.tokenizer.decode(plain.tolist()[:-1]) == "abc"
+
+
 def test_many_are_encoded_as_one_by_one(task):
     pairs = [pair(*example) for example in [*reversed_pairs(), ("", ""), ("zz", None), ("a b\tc", "ü")]]
     alone = [task.encode(example, task.tokenizer, LIMIT) for example in pairs]

@@ -194,8 +194,9 @@ def load_head(run: Run, tokenizer: Tokenizer, folder: Path) -> tuple[Task, Head]
 
 
 def is_own(run: Run) -> bool:
-    """Return whether task and model are weft's own: a class from outside may not build on the meta device."""
-    return ":" not in run.model.name + run.task.name
+    """Return whether tasks and model are weft's own: a class from outside may not build on the meta device."""
+    tasks = [run.for_task(name).task for name in run.task_names] or [run.task]
+    return not any(":" in section.name for section in (run.model, *tasks))
 
 
 def load_weights(folder: Path, head: nn.Module) -> None:

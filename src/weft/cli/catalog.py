@@ -72,9 +72,12 @@ def models(
         [[str(cell) for cell in row.values()] for row in _trained_models()],
     )
     kinds = ("task", "model", "tokenizer")
+    ready_kinds = {
+        name: {**raw, "task": {"name": "multitask"}} if "tasks" in raw else raw for name, raw in ready.items()
+    }
     rows = [
         [name, *(raw.get(kind, {}).get("name", "that of the weights") for kind in kinds)]
-        for name, raw in ready.items()
+        for name, raw in ready_kinds.items()
         if "compare" not in raw
     ]
     compared = [

@@ -22,6 +22,7 @@ from weft.cli.console import (
     PrecisionOption,
     QuietOption,
     StrictOption,
+    TaskOption,
     TextsArg,
     TrustOption,
     check_errors_file,
@@ -185,6 +186,7 @@ def evaluate_command(
         ),
     ] = None,
     columns: ColumnsOption = None,
+    task: TaskOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     trust: TrustOption = False,
@@ -198,6 +200,8 @@ def evaluate_command(
     _check_evaluation(data, blimp, report, errors)
     column_names = parse_columns(columns, data)
     pipeline = _load(model, device, trust, changes or [], precision)
+    if task is not None or data is not None or report or errors:  # of several tasks, these are of one
+        pipeline = pipeline.for_task(task)
     if blimp is not None:
         print_pairs(pipeline.minimal_pairs(blimp), as_json)
         return
@@ -228,6 +232,7 @@ def predict_command(
         ),
     ] = None,
     columns: ColumnsOption = None,
+    task: TaskOption = None,
     options: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A decoding option, such as beam=5 or sample=true."),
@@ -255,7 +260,7 @@ def predict_command(
         other = "--json prints" if as_json else "--out writes"
         raise ConfigError(f"--stream: prints text while it is generated, but {other} whole answers; leave one out")
     column_names, answers = parse_columns(columns, file), AnswerFile(out) if out else None
-    pipeline, decoding = _load(model, device, trust, (), precision), _parse_options(options or [])
+    pipeline, decoding = _load(model, device, trust, (), precision).for_task(task), _parse_options(options or [])
     if not as_json:
         _tell_sampling(pipeline, decoding)
     limit = pipeline.truncation_policy(truncation)  # type: ignore[arg-type]  # checked there

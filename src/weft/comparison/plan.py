@@ -327,6 +327,8 @@ def _tokens_per_step(train: Train) -> str:
 
 def check_same_task(runs: Mapping[str, Run]) -> None:
     """Raise an error if the recipes differ in task or data; how a model reads and regularises is no difference."""
+    if several := next((name for name, run in runs.items() if run.task_names), None):
+        raise ConfigError(f"compare: {several} has several tasks, and one table is of one; compare by weft evaluate")
     (first, first_run), *others = runs.items()
     for name, run in others:
         sections = ({"task": side.task.model_dump(), "data": side.data.model_dump()} for side in (first_run, run))

@@ -94,6 +94,9 @@ def _describe_resumed(out: Path | None) -> tuple[Run, Tokenizer] | None:
 
 def _with_max_length(run: Run, tokenizer: Tokenizer) -> Run:
     """Set `data.max_length` to what the weights allow where it is not given, or larger and long texts may be cut."""
+    if run.task_names:
+        tasks = {name: _with_max_length(run.for_task(name), tokenizer).data for name in run.task_names}
+        return run.model_copy(update={"data": run.data.model_copy(update={"tasks": tasks})})
     limit, data = max_length_of_weights(run, tokenizer), run.data
     given = "max_length" in data.model_fields_set
     if limit is None or (given and (data.max_length <= limit or data.truncation == "error")):
@@ -164,9 +167,9 @@ def _module_name(weight: str) -> str:
 
 
 def _same_task(pretrained: Run, run: Run) -> bool:
-    """Return whether the task's own weights can be copied: same task, same labels."""
+    """Return whether the task's own weights can be copied: same task, same labels; of several tasks none are."""
     old, new = pretrained.task, run.task
-    return old.name == new.name and getattr(old, "labels", 0) == getattr(new, "labels", 0)
+    return not run.task_names and old.name == new.name and getattr(old, "labels", 0) == getattr(new, "labels", 0)
 
 
 def _read_weights_key(path: object, read: Callable[[str], _T], key: str = "model.weights") -> _T:

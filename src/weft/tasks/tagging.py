@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 from torch import Tensor
 
 from weft.config.schema import Named, Run, Section
@@ -59,6 +59,12 @@ class TagExample(base.Example):
     words: list[str] | None = None
     tags: list[Label] | None = None
     text: str | None = None
+
+    @field_validator("words", "tags", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """Split a line of words or of tags, as parallel files have them, at its spaces."""
+        return value.split() if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check_tags(self) -> "TagExample":

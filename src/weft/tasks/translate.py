@@ -43,6 +43,8 @@ class TranslateConfig(Named):
     # of evaluations (weft.tasks.text_metrics), the first selects the best model; None: exact_match, bleu
     metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] | None = None
     group_references: bool = False  # rows of one text are one example with several references, in metrics
+    # put before each text, with a space, to say what is asked of a model that does several things: `2fr`
+    prefix: str | None = Field(None, max_length=1000)
     unknown: bool = False  # whether the unknown token may be generated
     decode: DecodingConfig = DecodingConfig()
 
@@ -147,7 +149,11 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
 
     def texts(self, example: TranslateExample) -> tuple[list[str], list[str]]:
         """Return both sides."""
-        return [example.text], [] if example.target is None else example.references
+        return [self._source(example)], [] if example.target is None else example.references
+
+    def _source(self, example: TranslateExample) -> str:
+        """Return what the model reads: the text, after the prefix (Johnson et al. 2017, section 3)."""
+        return f"{self.config.prefix} {example.text}" if self.config.prefix else example.text
 
     def encode_batch(
         self, examples: Sequence[TranslateExample], tokenizer: Tokenizer, limit: TruncationPolicy
@@ -164,14 +170,14 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
     ) -> list[tuple[list[int], list[list[int]]]]:
         """Return the ids of each source and of its references."""
         if tokenizer.joint and tokenizer.unknown_slots:
-            return [numbered_ids(tokenizer, example.text, example.references, needed) for example in examples]
+            return [numbered_ids(tokenizer, self._source(example), example.references, needed) for example in examples]
         references = [example.references for example in examples]
-        sources = tokenizer.ids([example.text for example in examples], needed)
+        sources = tokenizer.ids([self._source(example) for example in examples], needed)
         targets = iter(tokenizer.target.ids([text for own in references for text in own], needed))
         return [(source, list(islice(targets, len(own)))) for source, own in zip(sources, references, strict=True)]
 
     def _unknown_words(self, example: TranslateExample) -> list[str]:
-        return unknown_words(self.tokenizer, example.text) if self.tokenizer.joint else []
+        return unknown_words(self.tokenizer, self._source(example)) if self.tokenizer.joint else []
 
     def _items(self, source: list[int], target: list[int], tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         specials = tokenizer.target.specials

@@ -16,6 +16,7 @@ from weft.nn.kernels.dispatch import can_compile
 from weft.tasks.base import Task
 from weft.tasks.batch import Batch, Item
 from weft.tasks.capabilities import StaticBatches, StreamReading
+from weft.tasks.multitask import MultiTask
 from weft.training.distributed import World
 
 
@@ -32,6 +33,7 @@ def make_loader(run: Run, task: Task, body: Model, data: PackedItems, world: Wor
         run.data.workers,
         pin,
         unit="tokens" if train.batch_tokens else "items",
+        temperature=task.config.temperature if isinstance(task, MultiTask) else 1.0,
     )
     loader.sampler = task.sampler(data, run, world.size) if isinstance(task, StreamReading) else None
     lengths = task.sequence_lengths(data) if isinstance(task, StaticBatches) else None

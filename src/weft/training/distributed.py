@@ -33,7 +33,9 @@ class World:
         """Wrap in DistributedDataParallel, which averages gradients over the ranks; a single process needs none."""
         if self.size == 1:
             return head
-        return DistributedDataParallel(head, device_ids=[self.device] if self.device.type == "cuda" else None)
+        devices = [self.device] if self.device.type == "cuda" else None
+        unused = bool(getattr(head, "leaves_unused", False))
+        return DistributedDataParallel(head, device_ids=devices, find_unused_parameters=unused)
 
     def sum(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """Return each number summed over the ranks (all-reduce in float64: exact for counts below 2^53)."""
