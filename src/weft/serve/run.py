@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import logging
+import math
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -22,6 +24,7 @@ from weft.serve.models import ServedModel, load_models
 MAX_HEAD = 32 << 10  # bytes of a request's line and headers
 BACKLOG = 2048  # connections that wait to be accepted
 SWITCH_INTERVAL = 2e-4  # seconds after which a thread gives way: the one that computes asks for it at every kernel
+LINGER = 1.0  # seconds after a signal in which open connections are still answered: a request may be on its way
 IDLE = 20  # seconds that an idle connection is kept
 
 
@@ -114,17 +117,21 @@ class Connection(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """uvicorn's server, which on a signal finishes what was accepted and refuses the rest before it ends."""
 
+    _draining_since = math.inf  # seconds of the monotonic clock
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; a second signal ends the server at once. The signal is not raised again: the exit is 0."""
         admission = self.config.app.state.services.admission  # type: ignore[union-attr]
         if admission.draining:
             os._exit(128 + sig)
         admission.draining = True
+        self._draining_since = time.monotonic()
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether to end: once nothing that was accepted is left."""
+        """Return whether to end: once nothing that was accepted is left, and what was on its way has been refused."""
         admission = self.config.app.state.services.admission  # type: ignore[union-attr]
-        if admission.draining and not admission.active:
+        lingered = time.monotonic() > self._draining_since + LINGER or not self.server_state.connections
+        if admission.draining and not admission.active and lingered:
             self.should_exit = True
         return await super().on_tick(counter)
 
