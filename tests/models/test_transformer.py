@@ -1,5 +1,6 @@
 """The Transformer against a plain reference of its equations, its cache against recomputation, and pruned heads."""
 
+import dataclasses
 import re
 from dataclasses import dataclass
 
@@ -103,6 +104,29 @@ def check_against_reference(model: Transformer, lengths: list[tuple[int, int]], 
 @pytest.mark.parametrize("kind", [*KINDS[:4], KINDS[6]], ids=config_id)
 def test_it_is_its_equations(kind):
     check_against_reference(spread(make(**kind).double()), RAGGED)
+
+
+@pytest.mark.parametrize("kind", [{}, {"norm": "pre", "tie": False, "embedding": 5}], ids=config_id)
+def test_it_copies_by_its_equations(kind, monkeypatch):
+    model = spread(make(target_vocab=None, copying=True, **kind).double())
+    check_against_reference(model, RAGGED)
+    remember = model.copy_attention.remember  # the negative control: the words in another order than their states
+
+    def wrong(states, source):
+        memory = remember(states, source)
+        return dataclasses.replace(memory, ids=memory.ids.flip(1))
+
+    monkeypatch.setattr(model.copy_attention, "remember", wrong)
+    with pytest.raises(AssertionError):
+        check_against_reference(model, RAGGED)
+
+
+def test_what_copies_keeps_all_promises_and_is_not_captured():
+    assert len(check_model(Transformer, {**SMALL, "layers": 1, "copying": True})) == 16
+    assert not make(target_vocab=None, copying=True).supports_capture
+    assert make().supports_capture
+    with pytest.raises(ConfigError, match="source and target must have one vocabulary"):
+        make(copying=True)
 
 
 configs = st.fixed_dictionaries(

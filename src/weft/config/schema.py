@@ -166,6 +166,15 @@ class Data(Section):
         return self
 
 
+class Distill(Section):
+    """A teacher, whose answers a student learns beside the labels (knowledge distillation)."""
+
+    teacher: str  # a trained model of the same task: a run's directory, a checkpoint, or a name on the hub
+    temperature: float = Field(2.0, gt=0)  # of both distributions: above 1 they are flatter
+    alpha: float = Field(0.5, ge=0, le=1)  # the weight of the teacher's answers; that of the labels is 1 - alpha
+    cosine: float = Field(0.0, ge=0)  # the weight of the cosine distance of the last layers' states
+
+
 class TasksData(Data):
     """The data of several tasks, by the name of each; what they share was merged into each of them."""
 
@@ -195,13 +204,19 @@ class Train(Section):
     betas: tuple[Share, Share] = (0.9, 0.999)  # of Adam
     weight_decay: float = Field(0.0, ge=0)  # on matrices; vectors, such as biases, have none
     # how the learning rate changes
-    schedule: Literal["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential"] = "constant"
+    schedule: Literal["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential", "slanted-triangular"] = (
+        "constant"
+    )
     warmup: float = Field(0.0, ge=0)  # steps, or below 1 a share of the budget
     decay: float = Field(0.01, gt=0, le=1)  # exponential: the share of lr that is left at the end
+    ratio: float = Field(32.0, ge=1)  # slanted-triangular: how much smaller the lowest lr is than the peak
     asgd_after: int = Field(5, ge=1)  # evaluations without improvement before asgd begins to average
     clip: float | None = Field(1.0, gt=0)  # the largest norm of the gradient; None: no limit
     freeze: Literal["body"] | StrictInt | None = None  # the body, or its first layer groups (embeddings, layers)
+    # the body is frozen at first, and from the top one more layer group learns each epoch, or so many steps
+    unfreeze: Every | None = None
     layer_decay: float = Field(1.0, gt=0, le=1)  # the learning rate of a layer group, as a share of the one above it
+    distill: Distill | None = None  # a teacher, and how much its answers count
     reinit: int = Field(0, ge=0)  # top layers of pretrained weights to re-initialize
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: the forward pass under autocast
     compile: bool | None = None  # None: on CUDA in bf16, where model and task support it
