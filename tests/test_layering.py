@@ -10,7 +10,7 @@ LAYERS = [
     {"errors"},
     {"registry", "zoo"},
     {"config"},
-    {"tokens", "jit"},
+    {"tokens", "jit", "ray_engine"},
     {"tokenization", "nn"},
     {"data"},
     {"models"},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.console import JsonOption, ModelArg, OverridesArg, TrustOption, print_table, read_path, tell
+from weft.cli.console import EngineOption, JsonOption, ModelArg, OverridesArg, TrustOption, print_table, read_path, tell
 from weft.cli.data_check import data_check
 from weft.cli.describe import copy_recipe, show
 from weft.config.json import write_json
@@ -157,6 +157,7 @@ def data_prepare(
         int | None, typer.Option("--workers", help="Processes; all cores if not given.", min=1, max=1024)
     ] = None,
     split: Annotated[str, typer.Option("--split", help="train, valid, test or all.")] = "all",
+    engine: EngineOption = "local",
 ) -> None:
     """Turn text into token arrays that training memory-maps; if it was stopped before, continue."""
     from weft.data.samples.datasets import SPLITS
@@ -172,7 +173,7 @@ def data_prepare(
     try:
         with _progress_bars() as report:
             splits = SPLITS if split == "all" else (split,)
-            result = prepare(run, out, splits, workers, report, tokenizer=started_tokenizer(run))
+            result = prepare(run, out, splits, workers, report, tokenizer=started_tokenizer(run), engine=engine)
     except KeyboardInterrupt:
         tell(f"stopped; the finished parts are in {out}: run the command again to continue")
         raise typer.Exit(130) from None

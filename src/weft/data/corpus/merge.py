@@ -28,6 +28,7 @@ from weft.data.corpus.partition import CorpusPart, SourceFile
 
 _Item = tuple[np.ndarray, ...]
 NARROW, WIDE, LONG = np.dtype("<u2"), np.dtype("<i4"), np.dtype("<i8")
+PART_FILES = (".ids", ".npz", ".json")  # of a part, in the order in which they are written
 FLUSH = 1 << 18  # tokens buffered before they are written
 _CHUNK = 1 << 20  # numbers buffered while parts are merged
 

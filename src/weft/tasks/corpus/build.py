@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -36,6 +36,7 @@ from weft.data.readers.examples import Skipped
 from weft.data.samples.datasets import SPLITS
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, disk_remedy
+from weft.ray_engine import is_ray
 from weft.tasks.base import Task
 from weft.tasks.corpus.reuse import (
     changed_keys,
@@ -45,7 +46,7 @@ from weft.tasks.corpus.reuse import (
     prepared_folder,
     vocabulary,
 )
-from weft.tasks.corpus.workers import Job, encode_in_workers
+from weft.tasks.corpus.workers import Job, encode_in_workers, encode_on_ray
 from weft.tasks.factory import make_task, resolve_run
 from weft.tasks.prepare import fit_tokenizer, has_split, read_split, summarize_skipped
 from weft.tasks.pretrained_embeddings import check_vectors, learn_words
@@ -77,6 +78,7 @@ class SplitProgress(NamedTuple):
 
 
 Report = Callable[[SplitProgress], object]
+EncodeParts = Callable[[Job, Sequence[int], int], AbstractContextManager[Iterator[tuple[int, PartCounts]]]]
 
 
 def prepare(
@@ -87,11 +89,14 @@ def prepare(
     report: Report = lambda stage: None,
     size: int | None = None,
     tokenizer: Tokenizer | None = None,
+    engine: str = "local",
 ) -> CorpusManifest:
     """Prepare the splits that the recipe has and that are missing; `size` is that of a part, in bytes.
 
-    A `tokenizer` given, since it comes with pre-trained weights, is not trained.
+    A `tokenizer` given, since it comes with pre-trained weights, is not trained. With `engine="ray"` parts are encoded
+    on a Ray cluster, whose machines must all have the text.
     """
+    encode = encode_on_ray if is_ray(engine) else encode_in_workers
     make_task(run)  # an invalid recipe must leave no folder behind
     if run.task_names:
         raise ConfigError("tasks: have data of their own; prepare the text of one task, by a recipe of that task alone")
@@ -107,7 +112,7 @@ def prepare(
     with _locked(out):
         corpus = _open_corpus(run, out, tokenizer)
         for split in wanted:
-            _build_split(corpus, split, workers or _num_cpus(), report, size)
+            _build_split(corpus, split, workers or _num_cpus(), report, size, encode)
     return corpus.manifest
 
 
@@ -217,7 +222,9 @@ def _check_recipe(manifest: CorpusManifest, run: Run, out: Path) -> None:
                 )
 
 
-def _build_split(corpus: _Corpus, split: str, workers: int, report: Report, size: int | None) -> None:
+def _build_split(
+    corpus: _Corpus, split: str, workers: int, report: Report, size: int | None, encode: EncodeParts
+) -> None:
     """Encode the missing parts of a split and add it to the manifest; verify a split that is complete."""
     run, out, done = corpus.run, corpus.out, corpus.manifest.splits
     parts, current = out / "parts" / split, source_files(_source(run, split), run.data)
@@ -227,7 +234,7 @@ def _build_split(corpus: _Corpus, split: str, workers: int, report: Report, size
     else:
         plan = _load_plan(run, parts, out, current, size or part_size(sum(origin.size for origin in current), workers))
         job = Job(run, split, parts, plan, corpus.tokenizer)
-        parts_made = _encode_parts(job, workers, report)
+        parts_made = _encode_parts(job, workers, report, encode)
         _check_origins(plan.origins, source_files(_source(run, split), run.data), out)
         merged = _merge_parts(job, parts_made, out)
         corpus.manifest = corpus.manifest.model_copy(update={"splits": {**done, split: merged}})
@@ -271,7 +278,7 @@ def _describe_change(before: SourceFile | None, after: SourceFile | None) -> str
     return f"{before.path}: has changed{sizes}"
 
 
-def _encode_parts(job: Job, workers: int, report: Report) -> list[PartCounts]:
+def _encode_parts(job: Job, workers: int, report: Report, encode: EncodeParts) -> list[PartCounts]:
     parts = job.plan.parts
     done = {number: result for number in range(len(parts)) if (result := read_part_counts(job.stem(number)))}
     missing, total = [number for number in range(len(parts)) if number not in done], sum(part.size for part in parts)
@@ -280,7 +287,7 @@ def _encode_parts(job: Job, workers: int, report: Report) -> list[PartCounts]:
         done_bytes = sum(parts[number].size for number in done)
         report(SplitProgress(job.split, done_bytes, total, sum(result.tokens for result in done.values())))
 
-    with encode_in_workers(job, missing, workers) as results:
+    with encode(job, missing, workers) as results:
         report_progress()
         for number, result in results:
             done[number] = result

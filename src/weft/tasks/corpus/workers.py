@@ -5,22 +5,35 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from weft.config.schema import Run
 from weft.data.corpus.format import write_json_atomically
-from weft.data.corpus.merge import NARROW, WIDE, Lengths, PartCounts, PartitionPlan, TooWide, write_tokens
+from weft.data.corpus.merge import (
+    NARROW,
+    PART_FILES,
+    WIDE,
+    Lengths,
+    PartCounts,
+    PartitionPlan,
+    TooWide,
+    atomic_write,
+    write_tokens,
+)
 from weft.data.readers.examples import Skipped
 from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
+from weft.ray_engine import Contents, work_in_parts
 from weft.tasks.base import Task
 from weft.tasks.batch import Item
 from weft.tasks.encoding import ENCODE_CHUNK, LocatedExample, encode_chunk
@@ -157,6 +170,37 @@ def encode_in_workers(job: Job, numbers: Sequence[int], workers: int) -> Iterato
         pool.shutdown(cancel_futures=True)
         writer.close()
         reader.close()
+
+
+@contextmanager
+def encode_on_ray(job: Job, numbers: Sequence[int], workers: int) -> Iterator[Iterator[tuple[int, PartCounts]]]:
+    """Encode parts on a Ray cluster, as `encode_in_workers` does here; their files come to this machine's disk."""
+    read_parts = partial(list, [(number, number) for number in numbers])
+    made = (
+        work_in_parts(read_parts, partial(_part_maker, job), use_gpus=False, workers=workers) if numbers else iter(())
+    )
+    yield ((number, _write_part(job.stem(number), files)) for number, files in made)
+
+
+def _part_maker(job: Job) -> Callable[[int], Contents]:
+    """Return the function that makes a part and returns its files by their endings."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    task = make_task(job.run)
+
+    def make(number: int) -> Contents:
+        with TemporaryDirectory() as folder:
+            here = replace(job, folder=Path(folder))
+            make_part(here, task, number)
+            return {suffix: here.stem(number).with_suffix(suffix).read_bytes() for suffix in PART_FILES}
+
+    return make
+
+
+def _write_part(stem: Path, files: Contents) -> PartCounts:
+    for suffix in PART_FILES:
+        with atomic_write(stem.with_suffix(suffix)) as file:
+            file.write(files[suffix])
+    return PartCounts.model_validate_json(files[PART_FILES[-1]])
 
 
 _worker_state: tuple[Job, Task]  # of a worker process
