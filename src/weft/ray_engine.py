@@ -22,8 +22,8 @@ from weft.errors import ConfigError, DataError, WeftError, did_you_mean
 ENGINES = ("local", "ray")
 ATTEMPTS = 4  # at a part whose actor dies
 _KILLED = (
-    f"a Ray worker was killed {ATTEMPTS} times at the same part, perhaps for want of memory; let fewer run on a machine "
-    "that has more, and run it again: what is done is kept"
+    f"a Ray worker was killed {ATTEMPTS} times at the same part, perhaps for want of memory; let fewer run on a "
+    "machine, and run it again: what is done is kept"
 )
 
 _P = TypeVar("_P")
@@ -45,6 +45,7 @@ def is_ray(engine: str) -> bool:
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    warnings.filterwarnings("ignore", module=r"ray\b")  # of what it deprecates itself; it warns in its threads, too
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

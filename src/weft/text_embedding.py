@@ -131,9 +131,13 @@ class Embedder:
         An error in the place of a text is treated as one of the text.
         """
         self.errors = {}
-        max_chars = MAX_CHARS_PER_TOKEN_VECTORS if self.choice.pool == "tokens" else MAX_CHARS
         with frozen_weights():
-            yield from map(self._embed, self._tokenize_ahead(_chunk_texts(texts, max_chars)))
+            yield from map(self._embed, self._tokenize_ahead(_chunk_texts(texts, self.chunk_chars)))
+
+    @property
+    def chunk_chars(self) -> int:
+        """The characters after which a chunk of texts ends, if it does not by their number, `CHUNK_SIZE`."""
+        return MAX_CHARS_PER_TOKEN_VECTORS if self.choice.pool == "tokens" else MAX_CHARS
 
     def _tokenize_ahead(self, chunks: Iterator[tuple[int, list[Any]]]) -> Iterator[_TokenizedTexts]:
         """Yield the tokenized chunks, one ahead of the model in a thread: the tokenizer releases the GIL."""

@@ -58,6 +58,7 @@ EngineOption = Annotated[
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress: notices and results alone.")]
 PrecisionOption = Annotated[str, typer.Option("--precision", help="fp32, bf16, or on the CPU int8.")]
 
+NEEDS_FILES = "--engine ray: reads a file and writes a file; give --file and --out"
 MAX_LABELS = 30  # of a confusion matrix that is printed whole
 
 

@@ -3,14 +3,17 @@
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from weft.cli.console import (
+    NEEDS_FILES,
     ColumnsOption,
     DeviceOption,
+    EngineOption,
     FileOption,
     JsonOption,
     ModelArg,
@@ -33,9 +36,12 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from weft.cli.predict import RowErrors
+    from weft.config.schema import Data
     from weft.data.readers.column_mapping import ColumnSpec
     from weft.data.readers.records import Record
     from weft.pipeline import Pipeline
+    from weft.tasks.base import Task
     from weft.text_embedding import Embedder
 
 PoolOption = Annotated[
@@ -82,37 +88,66 @@ def embed(
     trust: TrustOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "fp32",
+    engine: EngineOption = "local",
 ) -> None:
     """Print or write the vectors of texts, a file or stdin: one per text, with --pool tokens one per token."""
     from weft.cli.inputs import parse_columns, read_stdin, text_records
     from weft.cli.outputs import atomic_file
+    from weft.cli.predict import RowErrors
     from weft.cli.progress import RowProgress
     from weft.data.readers.lines import plural
-    from weft.pipeline import load
+    from weft.ray_engine import is_ray
 
     check_source(texts, file)
+    if is_ray(engine) and (file is None or out is None):
+        raise ConfigError(NEEDS_FILES)
     write, column_names = None if out is None else _writer_for(out, pool), parse_columns(columns, file)
     pool_mode: Any = pool  # checked by Pipeline.embedder
     combine_mode: Any = combine
     overrides = () if split_special_tokens else ("tokenizer.split_special_tokens=false",)
-    pipeline = load(model, device, trust, overrides, precision)
     layer_choice = -1 if layers == "-1" else layers
-    embedder = pipeline.embedder(pool_mode, layer_choice, combine_mode, normalize, truncate, "nan")
+    embedder_options = (pool_mode, layer_choice, combine_mode, normalize, truncate, "nan")
+    load_embedder = partial(_load_embedder, (model, device, trust, overrides, precision), embedder_options)
+    pipeline, embedder = load_embedder()
     records = text_records(texts) if texts else read_stdin(pipeline.run.data.max_line_bytes)
     if file is not None:
-        records = text_rows(file, pipeline, column_names)
+        records = text_rows(file, pipeline.task, pipeline.run.data, column_names)
     quiet = quiet or file is None or (out is None and sys.stdout.isatty())
+    errors, parts = RowErrors(strict or bool(texts)), None
     with RowProgress("embed", quiet) as progress:
-        rows = TextRows(progress.track(records), embedder, strict or bool(texts))
+        if engine == "ray" and file is not None and out is not None:
+            from weft.cli.ray_rows import StoredTextRows, embed_on_ray
+
+            read = partial(text_rows, file, pipeline.task, pipeline.run.data, column_names)
+            settings: dict[str, Any] = {
+                "model": model,
+                "precision": precision,
+                "columns": column_names,
+                "options": embedder_options,
+            }
+            settings |= {"overrides": overrides, "ending": out.suffix}
+            parts = embed_on_ray(out, file, settings, read, load_embedder, progress.advance)
+            rows: TextRows = StoredTextRows(parts, embedder, errors)
+        else:
+            rows = TextRows(progress.track(records), embedder, errors)
         if write is None or out is None:
             _print_vectors(rows)
         else:
             with atomic_file(out) as target:
                 write(target, rows)
                 rows.errors.summarize("be embedded")
+            if parts is not None:
+                parts.remove()
             typer.echo(out)
     if embedder.cut:
         tell(f"truncated {plural(embedder.cut, 'text')} to {embedder.longest} tokens, special tokens included")
+
+
+def _load_embedder(model_options: tuple[Any, ...], options: tuple[Any, ...]) -> "tuple[Pipeline, Embedder]":
+    from weft.pipeline import load
+
+    pipeline = load(*model_options)
+    return pipeline, pipeline.embedder(*options)
 
 
 def layers(
@@ -149,22 +184,20 @@ def layers(
     print_table(*scores.table(), title=f"{scores.task}: logistic regression on {sizes}")
 
 
-def text_rows(file: Path, pipeline: "Pipeline", columns: "ColumnSpec | None") -> "Iterator[Record]":
+def text_rows(file: Path, task: "Task", data: "Data", columns: "ColumnSpec | None") -> "Iterator[Record]":
     """Yield the rows of a file, with their text; of tagged sentences, with their words."""
     from weft.cli.inputs import read_file
 
-    has_words = "words" in pipeline.task.Example.model_fields
+    has_words = "words" in task.Example.model_fields
     fields = ["words", "text"] if has_words else ["text"]
-    return read_file(file, pipeline.run.data, fields, [] if has_words else fields, columns)
+    return read_file(file, data, fields, [] if has_words else fields, columns)
 
 
 class TextRows:
     """The texts of rows and their vectors; of a row that has none, the error."""
 
-    def __init__(self, records: "Iterable[Record]", embedder: "Embedder", strict: bool) -> None:
-        from weft.cli.predict import RowErrors
-
-        self.embedder, self.errors, self._records = embedder, RowErrors(strict), records
+    def __init__(self, records: "Iterable[Record]", embedder: "Embedder", errors: "RowErrors") -> None:
+        self.embedder, self.errors, self._records = embedder, errors, records
         self._places: deque[str] = deque()  # of the rows that are not embedded yet
 
     def blocks(self) -> "Iterator[Any]":

@@ -2,7 +2,7 @@
 
 import sys
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
@@ -73,6 +73,21 @@ def row_size(example: Any) -> int:
     """Return for how many rows an example, a text or a `Record`, counts."""
     values = example.columns.values() if isinstance(example, Record) else [example]
     return 1 + sum(len(value if isinstance(value, str) else repr(value)) for value in values) // ROW_SIZE
+
+
+def cut_rows(
+    records: Iterable[Record], rows: int, size: int, size_of: Callable[[Record], int]
+) -> Iterator[list[Record]]:
+    """Yield chunks of so many rows; one ends earlier when the sizes of its rows reach `size`."""
+    chunk, total = list[Record](), 0
+    for record in records:
+        chunk.append(record)
+        total += size_of(record)
+        if len(chunk) == rows or total >= size:
+            yield chunk
+            chunk, total = [], 0
+    if chunk:
+        yield chunk
 
 
 class _RowQueue(Queue[Any]):

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -13,8 +14,10 @@ import typer
 from weft import __version__
 from weft.cli import catalog, embed, init, look, serve, vectors
 from weft.cli.console import (
+    NEEDS_FILES,
     ColumnsOption,
     DeviceOption,
+    EngineOption,
     FileOption,
     JsonOption,
     ModelArg,
@@ -248,25 +251,30 @@ def predict_command(
     trust: TrustOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "fp32",
+    engine: EngineOption = "local",
 ) -> None:
     """Print or write a model's answers to texts, a file or stdin."""
     from weft.cli.inputs import parse_columns, read_stdin, text_records
     from weft.cli.outputs import AnswerFile
-    from weft.cli.predict import RowErrors, answer_records, print_answers, question_records
+    from weft.cli.predict import RowErrors, answer_chunks, print_answers, question_records, write_answers
     from weft.cli.progress import RowProgress
+    from weft.ray_engine import is_ray
 
     check_source(texts, file)
+    if is_ray(engine) and (file is None or out is None):
+        raise ConfigError(NEEDS_FILES)
     if stream and (as_json or out):
         other = "--json prints" if as_json else "--out writes"
         raise ConfigError(f"--stream: prints text while it is generated, but {other} whole answers; leave one out")
     column_names, answers = parse_columns(columns, file), AnswerFile(out) if out else None
-    pipeline, decoding = _load(model, device, trust, (), precision).for_task(task), _parse_options(options or [])
+    load = partial(_load_for_task, model, device, trust, precision, task)
+    pipeline, decoding = load(), _parse_options(options or [])
     if not as_json:
         _tell_sampling(pipeline, decoding)
     limit = pipeline.truncation_policy(truncation)  # type: ignore[arg-type]  # checked there
     records = text_records(texts) if texts else read_stdin(pipeline.run.data.max_line_bytes)
     if file is not None:
-        records = question_records(file, pipeline, column_names)
+        records = question_records(file, pipeline.task, pipeline.run.data, column_names)
     if stream:
         for number, record in enumerate(records):
             for piece in pipeline.stream(record.request, decoding, number):
@@ -278,7 +286,18 @@ def predict_command(
     with RowProgress("predict", quiet) as progress, answers or nullcontext():
         write = print_answers(pipeline, as_json, bool(decoding)) if answers is None else answers.write
         errors = RowErrors(strict or bool(texts), printed=answers is None and not as_json)
-        answer_records(pipeline, records, decoding, limit, write, errors, progress.advance)
+        if engine == "ray" and file is not None and out is not None:
+            from weft.cli.ray_rows import answer_on_ray, stored_answers
+
+            read = partial(question_records, file, pipeline.task, pipeline.run.data, column_names)
+            settings = {"model": model, "precision": precision, "columns": column_names, "task": task}
+            parts = answer_on_ray(out, file, settings, read, load, decoding, truncation, progress.advance)
+            write_answers(stored_answers(parts, limit), limit, write, errors)
+        else:
+            answered = answer_chunks(pipeline, records, decoding, limit)
+            write_answers(answered, limit, write, errors, progress.advance)
+    if engine == "ray":
+        parts.remove()
     if out is not None:
         typer.echo(out)
 
@@ -439,6 +458,10 @@ def _load(model: str, device: str, trust: bool, changes: Iterable[str] = (), pre
     from weft.pipeline import load
 
     return load(model, device, trust, changes, precision)
+
+
+def _load_for_task(model: str, device: str, trust: bool, precision: str, task: str | None) -> "Pipeline":
+    return _load(model, device, trust, (), precision).for_task(task)
 
 
 def _tell_sampling(pipeline: "Pipeline", given: Mapping[str, Any]) -> None:

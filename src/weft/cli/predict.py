@@ -1,7 +1,7 @@
 """Answers of `weft predict` to rows: one for each row, printed or written; rows with errors are counted."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import typer
 from weft.cli.console import tell
 from weft.cli.inputs import read_chunks, read_file
 from weft.config.json import write_json
+from weft.config.schema import Data
 from weft.data.readers.column_mapping import ColumnSpec
 from weft.data.readers.lines import plural
 from weft.data.readers.records import Record
@@ -17,12 +18,11 @@ from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from weft.pipeline import Pipeline
-    from weft.tasks.base import Answer
+    from weft.tasks.base import Answer, Task
 
 WriteAnswer = Callable[[Record, "Answer"], object]
+Answered = tuple[Sequence[Record], Iterable["Answer"]]  # rows and their answers
 
 
 class RowErrors:
@@ -52,29 +52,34 @@ class RowErrors:
             tell(f"{plural(self.errors, 'row')} of {self.rows:,} could not {action}{first}")
 
 
-def question_records(file: Path, pipeline: "Pipeline", columns: ColumnSpec | None) -> "Iterator[Record]":
+def question_records(file: Path, task: "Task", data: Data, columns: ColumnSpec | None) -> Iterator[Record]:
     """Yield the rows of a file as questions of the model's task: labels, if there are any, are left out."""
-    task, fields = pipeline.task, pipeline.task.Example.model_fields
+    fields = task.Example.model_fields
     required = [name for name, info in fields.items() if info.is_required()]
-    for record in read_file(
-        file, pipeline.run.data, list(fields), [*required, *task.required_optional_fields], columns
-    ):
+    for record in read_file(file, data, list(fields), [*required, *task.required_optional_fields], columns):
         is_row = isinstance(record.request, dict)
         yield record._replace(request=task.question_fields(record.request)) if is_row else record  # type: ignore[arg-type]
 
 
-def answer_records(
-    pipeline: "Pipeline",
-    records: Iterable[Record],
-    options: Mapping[str, Any],
+def answer_chunks(
+    pipeline: "Pipeline", records: Iterable[Record], options: Mapping[str, Any], limit: TruncationPolicy
+) -> Iterator[Answered]:
+    """Yield the rows that have been read so far, with their answers; `limit` counts what was cut."""
+    start = 0
+    for chunk in read_chunks(records):
+        yield chunk, pipeline.answers([record.request for record in chunk], options, start, "return", limit)
+        start += len(chunk)
+
+
+def write_answers(
+    answered: Iterable[Answered],
     limit: TruncationPolicy,
     write: WriteAnswer,
     errors: RowErrors,
-    advance: Callable[[int], object],
+    advance: Callable[[int], object] = lambda rows: None,
 ) -> None:
     """Write an answer for each row, and print what was cut; the answer to a bad row is its error."""
-    for chunk in read_chunks(records):
-        answers = pipeline.answers([record.request for record in chunk], options, errors.rows, "return", limit)
+    for chunk, answers in answered:
         for record, answer in zip(chunk, answers, strict=True):
             if answer.keys() == {"error"}:
                 answer = {"error": _locate(answer["error"], errors.rows + 1, record.place)}

@@ -65,6 +65,7 @@ NUM_PROBES, PROBE_CANDIDATES, MAX_PROBE_CHARS = (
     256,
     1 << 14,
 )  # examples kept, of the first so many, and their length limit
+MOST_ON_RAY = 256  # workers, where the cluster has room for them
 LOCK_TIMEOUT = 2.0  # seconds, for the workers of a killed run to exit
 
 
@@ -96,7 +97,11 @@ def prepare(
     A `tokenizer` given, since it comes with pre-trained weights, is not trained. With `engine="ray"` parts are encoded
     on a Ray cluster, whose machines must all have the text.
     """
-    encode = encode_on_ray if is_ray(engine) else encode_in_workers
+    on_ray = is_ray(engine)
+    encode, workers = (
+        encode_on_ray if on_ray else encode_in_workers,
+        workers or (MOST_ON_RAY if on_ray else _num_cpus()),
+    )
     make_task(run)  # an invalid recipe must leave no folder behind
     if run.task_names:
         raise ConfigError("tasks: have data of their own; prepare the text of one task, by a recipe of that task alone")
@@ -112,7 +117,7 @@ def prepare(
     with _locked(out):
         corpus = _open_corpus(run, out, tokenizer)
         for split in wanted:
-            _build_split(corpus, split, workers or _num_cpus(), report, size, encode)
+            _build_split(corpus, split, workers, report, size, encode)
     return corpus.manifest
 
 

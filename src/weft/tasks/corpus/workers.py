@@ -33,7 +33,7 @@ from weft.data.corpus.merge import (
 from weft.data.readers.examples import Skipped
 from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
-from weft.ray_engine import Contents, work_in_parts
+from weft.ray_engine import Contents, ReadParts, work_in_parts
 from weft.tasks.base import Task
 from weft.tasks.batch import Item
 from weft.tasks.encoding import ENCODE_CHUNK, LocatedExample, encode_chunk
@@ -175,7 +175,7 @@ def encode_in_workers(job: Job, numbers: Sequence[int], workers: int) -> Iterato
 @contextmanager
 def encode_on_ray(job: Job, numbers: Sequence[int], workers: int) -> Iterator[Iterator[tuple[int, PartCounts]]]:
     """Encode parts on a Ray cluster, as `encode_in_workers` does here; their files come to this machine's disk."""
-    read_parts = partial(list, [(number, number) for number in numbers])
+    read_parts: ReadParts[int] = partial(list, [(number, number) for number in numbers])
     made = (
         work_in_parts(read_parts, partial(_part_maker, job), use_gpus=False, workers=workers) if numbers else iter(())
     )
