@@ -45,8 +45,8 @@ ColumnsOption = Annotated[
 ]
 TextsArg = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Read from stdin if none.")]
 FileOption = Annotated[
-    Path | None,
-    typer.Option("--file", "-f", parser=read_path, help="Rows like the training data's, or a text a line: .txt."),
+    str | None,
+    typer.Option("--file", "-f", parser=read_name, help="Rows like the training data's, or a text a line: .txt."),
 ]
 TaskOption = Annotated[
     str | None, typer.Option("--task", metavar="NAME", help="Of a model of several tasks, the one that is meant.")
@@ -67,7 +67,7 @@ def tell(notice: str) -> None:
     typer.echo(notice, err=True)
 
 
-def check_source(texts: Sequence[str] | None, file: Path | None) -> None:
+def check_source(texts: Sequence[str] | None, file: str | None) -> None:
     """Raise an error if both texts and a file of texts are given."""
     if texts and file:
         raise ConfigError(f"--file: replaces TEXT, but both are given: {file} and {texts[0]!r}; leave one out")

@@ -184,7 +184,7 @@ def layers(
     print_table(*scores.table(), title=f"{scores.task}: logistic regression on {sizes}")
 
 
-def text_rows(file: Path, task: "Task", data: "Data", columns: "ColumnSpec | None") -> "Iterator[Record]":
+def text_rows(file: str, task: "Task", data: "Data", columns: "ColumnSpec | None") -> "Iterator[Record]":
     """Yield the rows of a file, with their text; of tagged sentences, with their words."""
     from weft.cli.inputs import read_file
 

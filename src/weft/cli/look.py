@@ -199,7 +199,7 @@ def _corpus(pipeline: "Pipeline", files: list[str], columns: "ColumnSpec | None"
 
     data = pipeline.run.data
     for path in files:
-        for record in text_rows(Path(path), pipeline.task, pipeline.run.data, columns):
+        for record in text_rows(str(path), pipeline.task, pipeline.run.data, columns):
             if not isinstance(record.request, DataError):
                 yield record.place, text_of(record)
     if not files and not (data.sample or data.train):

@@ -330,6 +330,7 @@ def compare_command(
         bool, typer.Option("--report-only", help="Write the report of the comparison in --out again; train nothing.")
     ] = False,
     quiet: QuietOption = False,
+    engine: EngineOption = "local",
 ) -> None:
     """Train recipes with the same budget; print a table of results, and write report.html."""
     from weft.comparison.run import compare, read_comparison
@@ -351,6 +352,7 @@ def compare_command(
                 baselines,
                 resume,
                 add or (),
+                engine,
             )
         )
     except Interrupted as stop:

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -52,7 +51,7 @@ class RowErrors:
             tell(f"{plural(self.errors, 'row')} of {self.rows:,} could not {action}{first}")
 
 
-def question_records(file: Path, task: "Task", data: Data, columns: ColumnSpec | None) -> Iterator[Record]:
+def question_records(file: str, task: "Task", data: Data, columns: ColumnSpec | None) -> Iterator[Record]:
     """Yield the rows of a file as questions of the model's task: labels, if there are any, are left out."""
     fields = task.Example.model_fields
     required = [name for name, info in fields.items() if info.is_required()]

@@ -53,9 +53,9 @@ def weights_digest(pipeline: "Pipeline") -> str:
 class StoredParts:
     """The results of the parts of a file, in a folder beside the output."""
 
-    def __init__(self, out: Path, file: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, out: Path, file: str, settings: Mapping[str, Any]) -> None:
         self.folder = out.with_name(f"{out.name}.parts")
-        origins = [SourceFile.of(path).model_dump() for path in expand_glob(str(file))]
+        origins = [SourceFile.of(path).model_dump() for path in expand_glob(file)]
         plan = json.loads(json.dumps({**settings, "files": origins}, default=str))
         path = self.folder / "plan.json"
         if path.exists():
@@ -160,7 +160,7 @@ def _num_chars(record: Record) -> int:
 
 def answer_on_ray(
     out: Path,
-    file: Path,
+    file: str,
     settings: Mapping[str, Any],
     read: ReadRows,
     load: Callable[[], "Pipeline"],
@@ -213,7 +213,7 @@ def stored_answers(parts: StoredParts, limit: TruncationPolicy) -> Iterator[Answ
 
 def embed_on_ray(
     out: Path,
-    file: Path,
+    file: str,
     settings: Mapping[str, Any],
     read: ReadRows,
     load: Callable[[], "tuple[Pipeline, Embedder]"],

@@ -1,9 +1,12 @@
-"""Trainings on several GPUs at once: a process for each GPU, which sees no other, works through what is left to do."""
+"""Trainings on several GPUs at once: a process for each GPU, which sees no other, works through what is left to do.
+
+On a Ray cluster each training is a task of Ray's, which waits for a GPU, or where there is none for a processor.
+"""
 
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -12,6 +15,7 @@ import torch
 
 from weft.comparison.evaluate import read_evaluation
 from weft.comparison.plan import Plan, PlannedEntry
+from weft.ray_engine import call_in_tasks
 
 Job = tuple[PlannedEntry, int]
 
@@ -40,10 +44,31 @@ def _work_through(plan: Plan, out: Path, waiting: "SimpleQueue[Job]", device: st
             entry, seed = waiting.get_nowait()
         except Empty:
             return failures
-        words = [sys.executable, "-m", "weft.comparison.worker", str(out), entry.name, str(seed)]
-        seen = {**os.environ, "CUDA_VISIBLE_DEVICES": device}
-        done = subprocess.run(words, env=seen, stderr=subprocess.PIPE, text=True)
-        if read_evaluation(out / plan.folder(entry, seed)) is None:
-            lines = done.stderr.strip().splitlines()
-            killed = f"its process ended by signal {-done.returncode}: out of memory?" if done.returncode < 0 else ""
-            failures[entry.name] = killed or (lines[-1] if lines else f"its process ended with {done.returncode}")
+        if reason := train_in_process(
+            out, plan.folder(entry, seed), entry.name, seed, {"CUDA_VISIBLE_DEVICES": device}
+        ):
+            failures[entry.name] = reason
+
+
+def train_in_process(out: Path, folder: Path, name: str, seed: int, environment: Mapping[str, str]) -> str | None:
+    """Train and evaluate an entry in a process of its own; return why it has no evaluation."""
+    words = [sys.executable, "-m", "weft.comparison.worker", str(out), name, str(seed)]
+    done = subprocess.run(words, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True)
+    if read_evaluation(out / folder) is not None:
+        return None
+    lines = done.stderr.strip().splitlines()
+    killed = f"its process ended by signal {-done.returncode}: out of memory?" if done.returncode < 0 else ""
+    return killed or (lines[-1] if lines else f"its process ended with {done.returncode}")
+
+
+def work_on_ray(plan: Plan, out: Path, jobs: Sequence[Job]) -> dict[str, str]:
+    """Train and evaluate each entry as a Ray task, with a GPU or a processor each; return why entries failed, by name.
+
+    The folder must be one that all machines of the cluster share.
+    """
+    asked = [(out.absolute(), plan.folder(entry, seed), entry.name, seed) for entry, seed in jobs]
+    return {name: reason for (_, _, name, _), reason in call_in_tasks(_train, asked, use_gpus=True) if reason}
+
+
+def _train(asked: tuple[Path, Path, str, int]) -> str | None:
+    return train_in_process(*asked, {})

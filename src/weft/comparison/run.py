@@ -25,7 +25,7 @@ from weft.checkpoint.store import Store, resolve_checkpoint
 from weft.comparison import measure
 from weft.comparison.assemble import Assembly
 from weft.comparison.baselines import BASELINES
-from weft.comparison.devices import visible_devices, work_on_devices
+from weft.comparison.devices import visible_devices, work_on_devices, work_on_ray
 from weft.comparison.evaluate import (
     Evaluation,
     evaluate_baseline,
@@ -42,6 +42,7 @@ from weft.comparison.table import result_table
 from weft.config.schema import Overrides, Run
 from weft.errors import CheckpointError, ConfigError, TrainingError, WeftError
 from weft.pipeline import train
+from weft.ray_engine import is_ray
 from weft.tasks.base import Task
 from weft.tasks.factory import make_task, resolve_run
 from weft.training.reporting import Reporter
@@ -119,6 +120,7 @@ def compare(
     baselines: bool = True,
     resume: bool = False,
     add: str | Path | Sequence[str | Path] = (),
+    engine: str = "local",
 ) -> Comparison:
     """Train each recipe at one budget, by default 60s, in a folder of `out`; write `report.html` and the figures.
 
@@ -126,7 +128,9 @@ def compare(
     with a section `compare` stands for its variants. `overrides` change every recipe: `["model.width=64"]` or a
     mapping. Each recipe is trained with `seeds` seeds. `baselines`: classical ones stand beside models of labels and
     tags. `resume` goes on with the comparison in `out`; `add` trains more recipes in it, at its budget.
+    With `engine="ray"` the trainings are spread over a Ray cluster, whose machines share `out`.
     """
+    on_ray = is_ray(engine)
     recipes, added = _listed(recipes), _listed(add)
     folder = Path(out)
     if resume or added:
@@ -140,7 +144,7 @@ def compare(
         folder.mkdir(parents=True, exist_ok=True)
     with Store(folder).lock():
         plan.write(folder)
-        results = _results(plan, folder, _train_all(plan, folder, reporter))
+        results = _results(plan, folder, _train_all(plan, folder, reporter, on_ray))
         _write(results, folder)
     return Comparison(results, folder)
 
@@ -198,9 +202,11 @@ def _resumed_plan(
     return with_entries(plan, added, overrides) if added else plan
 
 
-def _train_all(plan: Plan, folder: Path, reporter: MakeReporter | None) -> dict[str, str]:
+def _train_all(plan: Plan, folder: Path, reporter: MakeReporter | None, on_ray: bool) -> dict[str, str]:
     """Train and evaluate what is not yet; return why entries failed, by name."""
     jobs = [job for job in plan.jobs() if read_evaluation(folder / plan.folder(*job)) is None]
+    if on_ray and jobs:
+        return work_on_ray(plan, folder, jobs)
     devices = visible_devices()
     if len(devices) > 1 and len(jobs) > 1:
         return work_on_devices(plan, folder, jobs, devices)

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from weft.config.schema import Data, Section, Source
 from weft.data.readers.examples import resolve_files
 from weft.data.readers.lines import FileSlice, unreadable
+from weft.data.readers.urls import is_url, open_url, url_status
 
 LARGEST, SMALLEST = 1 << 26, 1 << 20  # bytes of a part
 _CHUNK = 1 << 16
@@ -44,11 +45,14 @@ class SourceFile(Section):
 
     path: str
     size: int
-    modified: int  # in ns
+    modified: int  # in ns; of a URL, a number that changes with the file
 
     @classmethod
     def of(cls, path: str) -> "SourceFile":
         """Return the current size and modification time of a file."""
+        if is_url(path):
+            size, version = url_status(path)
+            return cls(path=path, size=size, modified=version)
         try:
             stat = Path(path).stat()
         except OSError as error:
@@ -79,7 +83,7 @@ def part_size(total: int, workers: int) -> int:
 
 def _pieces(source: str, data: Data, size: int) -> Iterator[tuple[FileRange, int]]:
     for path, format in zip(*resolve_files(source, data), strict=True):
-        total = Path(path).stat().st_size
+        total = SourceFile.of(path).size
         if total > size and _is_splittable(path, format, data):
             yield from split_file(path, size, data.documents == "blank", data.max_line_bytes)
         else:
@@ -106,7 +110,7 @@ def _group_pieces(pieces: Iterable[tuple[FileRange, int]], size: int) -> Iterato
 
 def split_file(path: str, size: int, at_blank: bool, limit: int) -> Iterator[tuple[FileRange, int]]:
     """Yield pieces of a file, split at line ends or after blank lines, with their sizes."""
-    total = Path(path).stat().st_size
+    total = SourceFile.of(path).size
     start = line = 0
     with _open(path) as file:
         while start < total:
@@ -121,7 +125,7 @@ def split_file(path: str, size: int, at_blank: bool, limit: int) -> Iterator[tup
 @contextmanager
 def _open(path: str) -> Iterator[BinaryIO]:
     try:
-        with open(path, "rb") as file:
+        with open_url(path) if is_url(path) else open(path, "rb") as file:
             yield file
     except OSError as error:
         raise unreadable(path, error) from None

@@ -24,6 +24,7 @@ from weft.data.readers.column_mapping import Columns, NumberedRows, Row, join_li
 from weft.data.readers.documents import read_documents
 from weft.data.readers.formats import FORMAT_READERS, read_parallel
 from weft.data.readers.lines import BadRow, FileSlice, Oddities, check_file, plural
+from weft.data.readers.urls import expand_url, is_url
 from weft.errors import ConfigError, DataError, abbreviate
 
 E = TypeVar("E", bound=BaseModel)
@@ -152,6 +153,8 @@ def resolve_files(source: str, data: Data) -> tuple[list[str], list[str]]:
 
 def expand_glob(source: str) -> list[str]:
     """Return the files that match a path or a glob pattern, sorted; raise if there is none."""
+    if is_url(source):
+        return expand_url(source)
     if not glob.has_magic(source) or Path(source).exists():
         check_file(source)
         return [source]

@@ -15,6 +15,7 @@ from weft.data.readers.column_mapping import ColumnLayout, Columns, NumberedRows
 from weft.data.readers.lines import LINE_OVERHEAD, BadRow, chomp, plural, read_lines, unreadable
 from weft.data.readers.squad import read_squad
 from weft.data.readers.tables import read_csv, read_tsv
+from weft.data.readers.urls import is_url, open_url
 from weft.errors import DataError, abbreviate
 
 LABELLED = ("label", "text")  # the columns of `read_labelled`
@@ -210,7 +211,7 @@ def read_parquet(path: str, columns: Columns, limit: int) -> NumberedRows:
         raise DataError(f"{path}: a parquet file needs pyarrow; pip install 'weft[arrow]'") from None
     number = 0
     try:
-        with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20) as file:
+        with pyarrow.parquet.ParquetFile(open_url(path) if is_url(path) else path, buffer_size=1 << 20) as file:
             names = file.schema_arrow.names
             picks = columns.from_header(names, path, by_name=True)
             fields = [field for field, _ in picks]

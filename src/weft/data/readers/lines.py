@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from weft.data.readers.urls import expand_url, is_url, open_url
 from weft.errors import DataError
 
 if TYPE_CHECKING:
@@ -116,6 +117,9 @@ def chomp(line: str) -> str:
 
 def check_file(path: str) -> None:
     """Raise if `path` is missing, a directory or a device, before anything is read."""
+    if is_url(path):
+        expand_url(path)
+        return
     try:
         status = Path(path).stat()
         if stat.S_ISDIR(status.st_mode):
@@ -183,14 +187,15 @@ class _FileRange(io.RawIOBase):
     """A byte range of a file, as a raw stream."""
 
     def __init__(self, path: str, start: int, stop: int) -> None:
-        self._file, self._remaining = io.FileIO(path), stop - start
+        self._file: Any = open_url(path) if is_url(path) else io.FileIO(path)
+        self._remaining = stop - start
         self._file.seek(start)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: "WriteableBuffer") -> int:
-        size = self._file.readinto(memoryview(buffer)[: self._remaining]) or 0
+        size: int = self._file.readinto(memoryview(buffer)[: self._remaining]) or 0
         self._remaining -= size
         return size
 
@@ -207,6 +212,8 @@ def open_bytes(path: str) -> io.BufferedReader:
 def _open(path: str) -> io.BufferedReader:
     if isinstance(path, FileSlice) and path.stop is not None:
         return io.BufferedReader(_FileRange(path, path.start, path.stop), _BUFFER)
+    if is_url(path):
+        return _open_compressed(path)
     status = Path(path).stat()
     check_no_device(path, status)
     if not stat.S_ISFIFO(status.st_mode):
@@ -231,20 +238,21 @@ def waiting_notice(path: str) -> Iterator[None]:
 
 
 def _open_compressed(path: str) -> io.BufferedReader:
+    remote: Any = open_url(path) if is_url(path) else None
     if path.lower().endswith(".gz"):
-        return io.BufferedReader(gzip.open(path, "rb"), _BUFFER)
+        return io.BufferedReader(gzip.open(remote or path, "rb"), _BUFFER)
     if path.lower().endswith(".zst"):
-        return io.BufferedReader(_open_zstd(path), _BUFFER)
-    return io.BufferedReader(io.FileIO(path), _BUFFER)
+        return io.BufferedReader(_open_zstd(path, remote), _BUFFER)
+    return io.BufferedReader(remote or io.FileIO(path), _BUFFER)
 
 
-def _open_zstd(path: str) -> io.RawIOBase:
+def _open_zstd(path: str, remote: Any) -> io.RawIOBase:
     # Not the zstandard package: its stream reader does not detect a truncated file.
     try:
         import pyarrow
     except ImportError:
         raise DataError(f"{path}: a .zst file needs pyarrow; pip install 'weft[arrow]'") from None
-    stream: io.RawIOBase = pyarrow.CompressedInputStream(pyarrow.OSFile(path), "zstd")
+    stream: io.RawIOBase = pyarrow.CompressedInputStream(remote or pyarrow.OSFile(path), "zstd")
     return stream
 
 
