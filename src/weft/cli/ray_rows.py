@@ -14,6 +14,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 Part = tuple[int, list[Record]]  # the number of rows before it, and its rows
 Work = Callable[[Part], tuple[Any, dict[str, Any]]]  # returns results: JSON, and arrays
+CutRows = Callable[[Iterable[Record]], Iterator[list[Record]]]
 ReadRows = Callable[[], Iterable[Record]]
 
 
@@ -79,7 +81,7 @@ class StoredParts:
     def make(
         self,
         rows: ReadRows,
-        cut: Callable[[Iterable[Record]], Iterator[list[Record]]],
+        cut: CutRows,
         worker: Callable[[], Work],
         use_gpus: bool,
         advance: Callable[[int], object],
@@ -108,7 +110,7 @@ class _MissingParts:
     """The reader of the parts of rows that are not done."""
 
     rows: ReadRows
-    cut: Callable[[Iterable[Record]], Iterator[list[Record]]]
+    cut: CutRows
     done: Collection[int]
 
     def __call__(self) -> Iterator[tuple[int, Part]]:
@@ -135,22 +137,6 @@ class _PartWorker:
         return to_bytes
 
 
-def cut_questions(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Yield parts of rows as `read_chunks` does when none is waited for."""
-    return cut_rows(records, MAX_CHUNK, MAX_CHUNK, row_size)
-
-
-@dataclass(frozen=True)
-class CutTexts:
-    """Cuts rows into parts that are the chunks of an `Embedder`."""
-
-    chunk_chars: int
-
-    def __call__(self, records: Iterable[Record]) -> Iterator[list[Record]]:
-        """Yield parts of rows."""
-        return cut_rows(records, CHUNK_SIZE, self.chunk_chars, _num_chars)
-
-
 def _num_chars(record: Record) -> int:
     try:
         return len(text_of(record))
@@ -173,7 +159,8 @@ def answer_on_ray(
     settings = {**settings, "options": options, "truncation": truncation, "weights": weights_digest(pipeline)}
     parts = StoredParts(out, file, settings)
     use_gpus = pipeline.device.type == "cuda"
-    parts.make(read, cut_questions, AnswerWorker(load, options, truncation), use_gpus, advance)
+    cut = partial(cut_rows, rows=MAX_CHUNK, size=MAX_CHUNK, size_of=row_size)  # as `read_chunks`
+    parts.make(read, cut, AnswerWorker(load, options, truncation), use_gpus, advance)
     return parts
 
 
@@ -223,7 +210,8 @@ def embed_on_ray(
     pipeline, embedder = load()
     parts = StoredParts(out, file, {**settings, "weights": weights_digest(pipeline)})
     use_gpus = pipeline.device.type == "cuda"
-    parts.make(read, CutTexts(embedder.chunk_chars), EmbedWorker(load, out.suffix == ".jsonl"), use_gpus, advance)
+    cut = partial(cut_rows, rows=CHUNK_SIZE, size=embedder.chunk_chars, size_of=_num_chars)  # as the embedder
+    parts.make(read, cut, EmbedWorker(load, out.suffix == ".jsonl"), use_gpus, advance)
     return parts
 
 

@@ -1,4 +1,4 @@
-"""Files that are named by a URL, such as s3://bucket/part-*.jsonl: whatever fsspec and what is installed beside it know.
+"""Files that are named by a URL, such as s3://bucket/part-*.jsonl: all that fsspec knows, with what is installed for it.
 
 The URL is read where it is used, with the credentials of that machine; nothing is copied to the disk.
 """
