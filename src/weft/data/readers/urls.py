@@ -1,4 +1,4 @@
-"""Files that are named by a URL, such as s3://bucket/part-*.jsonl: all that fsspec knows, with what is installed for it.
+"""Files that are named by a URL, such as s3://bucket/part-*.jsonl: all that fsspec knows, with what it needs for each.
 
 The URL is read where it is used, with the credentials of that machine; nothing is copied to the disk.
 """
