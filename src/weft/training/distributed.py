@@ -2,15 +2,15 @@
 
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-from torch import Tensor, distributed, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, distributed
 
 from weft.errors import ConfigError, nearest
+from weft.tasks.sharding import shared_by
 
 _DEVICE_WORDS = {"gpu": "cuda", "nvidia": "cuda", "processor": "cpu"}  # what a device is also called
 
@@ -29,12 +29,6 @@ class World:
         """Return whether this is the process that writes and reports."""
         return self.rank == 0
 
-    def wrap(self, head: nn.Module) -> nn.Module:
-        """Wrap in DistributedDataParallel, which averages gradients over the ranks; a single process needs none."""
-        if self.size == 1:
-            return head
-        return DistributedDataParallel(head, device_ids=[self.device] if self.device.type == "cuda" else None)
-
     def sum(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """Return each number summed over the ranks (all-reduce in float64: exact for counts below 2^53)."""
         if self.size == 1:
@@ -50,6 +44,13 @@ class World:
             distributed.all_reduce(value)
         return value
 
+    def broadcast(self, value: Tensor) -> None:
+        """Overwrite a tensor, on any device, by that of the main rank."""
+        if self.size > 1:
+            sent = value.to(self.device)
+            distributed.broadcast(sent, 0)
+            value.copy_(sent)
+
     def gather(self, value: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, in order, on the CPU; all have one shape."""
         if self.size == 1:
@@ -58,17 +59,14 @@ class World:
         distributed.all_gather(gathered, value.to(self.device))
         return [tensor.cpu() for tensor in gathered]
 
+    def sharing(self) -> AbstractContextManager[None]:
+        """Return a context in which the ranks share each evaluation."""
+        return shared_by(self.rank, self.size, self.device)
+
     def barrier(self) -> None:
         """Wait for the other ranks."""
         if self.size > 1:
             distributed.barrier()
-
-    def no_sync(self, wrapped: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """Return a context that skips the gradient all-reduce, except for the last of several backward passes."""
-        if isinstance(wrapped, DistributedDataParallel) and not last:
-            context: AbstractContextManager[None] = wrapped.no_sync()
-            return context
-        return nullcontext()
 
 
 def pick_device(name: str, place: str = "train.device") -> torch.device:

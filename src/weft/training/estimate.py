@@ -184,7 +184,7 @@ def estimate_run(run: Run, tell: Callable[[str], object]) -> RunEstimate:
 
 def _measure(trainer: Trainer, start: float) -> RunEstimate:
     """Time updates and an evaluation; return the estimate. `start` is the seconds of preparation so far."""
-    run, world, head, loader = trainer.run, trainer.world, trainer.head, trainer.loader
+    run, world, head, loader = trainer.run, trainer.world, trainer.trained, trainer.loader
     peak = world.sum({"all": peak_flops(world.device, run.train.precision)})["all"]
     batches = loader.epoch(0)
     first_seconds, steps = _time_steps(trainer, _longest_batch(loader, batches))
@@ -198,7 +198,7 @@ def _measure(trainer: Trainer, start: float) -> RunEstimate:
         parameters=sum(parameter.numel() for parameter in head.parameters()),
         vocabulary=tuple(map(len, dict.fromkeys([tokenizer, tokenizer.target]))),
         items=len(loader.data),
-        epoch=len(batches) / (run.train.accumulate * world.size),
+        epoch=len(batches) / (trainer.train.accumulate or 1),
         measured=steps,
         step=TrainingCost(
             round(totals["tokens"] / steps), round(totals["flops"] / steps), trainer.cost.seconds / steps
@@ -227,7 +227,7 @@ def _time_steps(trainer: Trainer, longest: Position) -> tuple[float, int]:
     """Make updates; return the seconds of the first, and the number of timed ones, whose sum is in `trainer.cost`."""
     if trainer.world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(trainer.world.device)
-    trainer.head.train()
+    trainer.trained.train()
     trainer.update(trainer.loader.stream(longest))
     batches, first_seconds, steps = trainer.loader.stream(), trainer.cost.seconds, 0
     trainer.update(batches)
@@ -241,13 +241,14 @@ def _time_steps(trainer: Trainer, longest: Position) -> tuple[float, int]:
 def _time_evaluation(trainer: Trainer) -> float | None:
     """Return the seconds of an evaluation, timed on a sample; an upper bound, for an untrained model generates long."""
     run, task = trainer.run, trainer.task
-    if trainer.evaluate is None or not trainer.world.main:
+    if trainer.evaluate is None:
         return None
     examples = read_evaluation_data(run.data, "valid", task)[0].examples
     sample = [(row, example) for row, example in enumerate(examples[:: math.ceil(len(examples) / EXAMPLES)])]
     data = EvaluationData.of(task, sample, TruncationPolicy(run.data.max_length, run.data.truncation))
     began = time.perf_counter()
-    evaluate(task, trainer.head, data)
+    with trainer.parallel.whole() as head, trainer.world.sharing():
+        evaluate(task, head, data)
     return (time.perf_counter() - began) * len(examples) / len(sample)
 
 

@@ -152,8 +152,10 @@ def _train_all(
         trained = train_run(run.model_copy(update={"train": train}), folder, resume, report, tokenizer)
         if best is None or (trained.rank or []) < (best.rank or []):
             best, best_folder = trained, folder
-        if world.main:  # the other ranks wait at the start of the next run
-            runs.append(SeedRun(train.seed, folder.name, _finite(compute_metrics(trained))))
+        with world.sharing():
+            metrics = compute_metrics(trained)
+        if world.main:
+            runs.append(SeedRun(train.seed, folder.name, _finite(metrics)))
             store.write_text(FILE, SeedRuns(metric_of(run, trained.task), best_folder.name, runs).text())
             store.adopt(best_folder)
     assert best, "there is one seed at least"

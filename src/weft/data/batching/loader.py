@@ -127,6 +127,7 @@ class Loader(Generic[B]):
     static_shape: StaticShape | None = None
     sampler: SpanSampler | None = None  # where the data is one token stream: samples spans of it
     unit: Unit = "tokens"  # of `budget`
+    streams: int = 1  # batches of an update, over all ranks: where the corpus is read on, each goes on from an earlier
     _num_batches: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def batch_indices(self, start: Position) -> Iterator[BatchIndex]:
@@ -149,7 +150,7 @@ class Loader(Generic[B]):
     def epoch(self, number: int) -> list[np.ndarray]:
         """Return the batches of one epoch, for all ranks."""
         if self.sampler is not None:
-            return list(self.sampler.epoch(self.seed, number, self.world))
+            return list(self.sampler.epoch(self.seed, number, self.streams))
         if self.static_shape is None or self.lengths is None:
             return plan_batches(self.data, self.budget, self.seed, number, self.unit)
         return plan_static_shape(self.lengths, self.static_shape, self.seed, number)

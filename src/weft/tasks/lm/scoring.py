@@ -21,6 +21,7 @@ from weft.data.batching.packed_items import PackedItems, pack
 from weft.models.base import LMDirection, Model
 from weft.tasks.batch import IGNORE_INDEX, Batch, Item
 from weft.tasks.head import Head
+from weft.tasks.sharding import num_ranks, share, sum_over_ranks
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens
 
@@ -46,12 +47,12 @@ def score_items(head: Head, items: Sequence[Item], collate: Collate, directions:
         for row, (direction, targets) in enumerate(zip(directions, targets_of(batch, directions), strict=True)):
             logprob = _log_prob(head.body, batch.tokens, targets, direction)
             scores[row, index] = [float(sequence.sum()) for sequence in batch.tokens.split(logprob.double().cpu())]
-    return scores
+    return sum_over_ranks(torch.from_numpy(scores)).numpy()
 
 
 def _scoring_batches(head: Head, items: Sequence[Item], collate: Collate) -> Iterator[tuple[Batch, np.ndarray]]:
     device = device_of(head)
-    for index in plan_batches(pack(items, num_token_arrays=1), tokens_per_batch(head.body, device), seed=None):
+    for index in share(plan_batches(pack(items, num_token_arrays=1), tokens_per_batch(head.body, device), seed=None)):
         yield collate([items[number] for number in index.tolist()]).to(device), index
 
 
@@ -73,13 +74,14 @@ def score_windows(head: Head, stream: TokenStream, width: int, stride: int, dire
     """
     windows_per_batch, total, size = max(1, tokens_per_batch(head.body, device_of(head)) // width), 0.0, len(stream)
     starts = [0, *range(stride, size - width + stride, stride)] if size > width else [0]
-    for first in range(0, len(starts), windows_per_batch):
+    windows_per_batch = min(windows_per_batch, -(-len(starts) // num_ranks()))
+    for first in share(range(0, len(starts), windows_per_batch)):
         spans = [(start, min(start + width, size)) for start in starts[first : first + windows_per_batch]]
         context_lengths = [width - stride if start else 0 for start, _ in spans]
         if direction == "backward":
             spans = [(size - stop, size - start) for start, stop in spans]
         total += _sum_window_log_probs(head, [stream.item(*span) for span in spans], context_lengths, direction)
-    return total
+    return float(sum_over_ranks(torch.tensor(total, dtype=torch.float64)))
 
 
 def _sum_window_log_probs(head: Head, pairs: list[Any], context_lengths: list[int], direction: LMDirection) -> float:
@@ -103,7 +105,7 @@ def score_stream(head: Head, stream: TokenStream, chunk: int) -> float:
     device, total = device_of(head), 0.0
     rows = max(1, min(len(stream) // (4 * WARMUP_TOKENS), tokens_per_batch(head.body, device) // chunk, 64))
     row_length = -(-len(stream) // rows)
-    row_starts = np.arange(rows) * row_length
+    row_starts = share(np.arange(rows) * row_length)
     starts, ends = np.maximum(row_starts - WARMUP_TOKENS, 0), np.minimum(row_starts + row_length, len(stream))
     state = None
     while len(starts):
@@ -120,7 +122,7 @@ def score_stream(head: Head, stream: TokenStream, chunk: int) -> float:
         staying = np.flatnonzero(stops < ends)
         starts, ends, row_starts = stops[staying], ends[staying], row_starts[staying]
         state = state.select(torch.from_numpy(staying).to(device))
-    return total
+    return float(sum_over_ranks(torch.tensor(total, dtype=torch.float64)))
 
 
 def are_complete(data: PackedItems, eos: int, documents: int) -> bool:

@@ -42,6 +42,7 @@ from weft.tasks.mlm.masked_sequences import (
     windows_of,
 )
 from weft.tasks.mlm.masking import mask_tokens
+from weft.tasks.sharding import add_up, share
 from weft.tokens import Specials, Tokens
 
 PAIR_METRICS: dict[PairObjective, str] = {"next": "next_accuracy", "order": "order_accuracy"}
@@ -176,9 +177,10 @@ class MLM(MaskedSequences, TeacherForcing):
         """Return the metrics on items, with the same masks each time."""
         assert isinstance(head, MLMHead)
         sums: dict[str, float] = {}
-        for batch in self.evaluation_batches(data):
+        for _, batch in self.evaluation_batches(data):
             for key, value in head.tally(batch.to(device_of(head))).items():
                 sums[key] = sums.get(key, 0) + value
+        sums = add_up(sums)
         if not sums.get("masked count"):
             raise DataError("not one word is left to evaluate on")
         parts = [part for part in ("masked", *PAIR_METRICS) if part in sums]
@@ -202,7 +204,8 @@ class MLM(MaskedSequences, TeacherForcing):
                 break
             texts += [add_bos_eos(ids, self.tokenizer.specials)] if len(ids) else []
         count = sum(len(text) - 2 for text in texts)
-        mean = -sum(head.log_probs(texts)) / max(1, count)
+        total = add_up({"logprob": math.fsum(head.log_probs(share(texts)))})["logprob"]
+        mean = -total / max(1, count)
         return _exp(mean), f"pseudo_perplexity: of the first {count:,} tokens, in {len(texts):,} of {len(data):,} texts"
 
 

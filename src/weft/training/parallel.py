@@ -1,0 +1,225 @@
+"""How the processes of a training share a model: each has all of it (DDP), or its shard of every weight (FSDP).
+
+    ddp     every process has the weights and the optimizer's state; gradients are averaged (Li et al. 2020)
+    fsdp    a process has 1/N of each weight, gradient and optimizer state; a block's weights are gathered for its forward
+            and backward pass, and freed after it (ZeRO-3: Rajbhandari et al. 2020; FSDP2: `fully_shard`)
+
+In bf16 the blocks' weights are gathered in bf16 and their gradients reduced in fp32; the shards, and so the optimizer's
+updates, are fp32. Evaluation and what follows a training need the whole model: `whole()` gathers it for that time.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from weft.checkpoint import contents
+from weft.checkpoint.tensor_files import full_tensor, shard_like
+from weft.config.schema import Train
+from weft.errors import ConfigError
+from weft.nn.transformer.blocks import Block, Blocks
+from weft.tasks.head import Head
+from weft.training.distributed import World
+
+
+class Parallel(Protocol):
+    """A head that the processes of a training share."""
+
+    trained: Head  # holds the parameters that the optimizer updates
+
+    @property
+    def module(self) -> nn.Module:
+        """What a training step calls; it takes part in what the processes exchange."""
+        ...
+
+    def accumulating(self, last: bool) -> AbstractContextManager[None]:
+        """Return a context for a backward pass that exchanges no gradients unless it is the `last` of an update."""
+        ...
+
+    def after_backward(self) -> None:
+        """Finish the exchange of gradients of an update."""
+        ...
+
+    def whole(self) -> AbstractContextManager[Head]:
+        """Return a context with the whole model, which all processes enter together."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Load a checkpoint's weights."""
+        ...
+
+    def finish(self) -> Head:
+        """Return the whole model's modules, for weights that are loaded when the training is over."""
+        ...
+
+
+class Replicated:
+    """A head that each process has a copy of; a single process needs no exchange."""
+
+    def __init__(self, head: Head, world: World) -> None:
+        self.trained = head
+        devices = [world.device] if world.device.type == "cuda" else None
+        self._ddp = DistributedDataParallel(head, device_ids=devices) if world.size > 1 else None
+
+    @property
+    def module(self) -> nn.Module:
+        """The head, within DDP if there are several processes."""
+        return self._ddp or self.trained
+
+    def accumulating(self, last: bool) -> AbstractContextManager[None]:
+        """Return a context that skips the all-reduce, except for the last of several backward passes."""
+        if self._ddp is None or last:
+            return nullcontext()
+        context: AbstractContextManager[None] = self._ddp.no_sync()
+        return context
+
+    def after_backward(self) -> None:
+        """Do nothing: the last backward pass has averaged the gradients."""
+
+    @contextmanager
+    def whole(self) -> Iterator[Head]:
+        """Yield the head."""
+        yield self.trained
+
+    def load(self, folder: Path) -> None:
+        """Load a checkpoint's weights."""
+        contents.load_weights(folder, self.trained)
+
+    def finish(self) -> Head:
+        """Return the head."""
+        return self.trained
+
+
+class FullySharded:
+    """A head of which each process has a shard; `head`, the whole one, has no weights but inside `whole()`."""
+
+    def __init__(self, head: Head, world: World, train: Train) -> None:
+        # Imported here: it takes a third of a second.
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        self._head, self._world = head, world
+        self._shapes = [parameter.shape for parameter in head.parameters()]
+        self.trained = deepcopy(head)
+        # A process draws its own initial weights.
+        for tensor in (*self.trained.parameters(), *self.trained.buffers()):
+            world.broadcast(tensor.detach())
+        mesh = init_device_mesh(world.device.type, (world.size,))
+        half = train.precision == "bf16"
+        blocks_policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+        self._scalars = {parameter for parameter in self.trained.parameters() if not parameter.ndim}  # have no shards
+        for block in _unshared_blocks(self.trained):
+            fully_shard(block, mesh=mesh, mp_policy=blocks_policy, ignored_params=self._scalars)
+        fully_shard(self.trained, mesh=mesh, reshard_after_forward=False, ignored_params=self._scalars)
+        call_blocks_singly(self.trained)
+        self.trained.to(world.device)
+        self._free()
+
+    @property
+    def module(self) -> nn.Module:
+        """The sharded head."""
+        return self.trained
+
+    @contextmanager
+    def accumulating(self, last: bool) -> Iterator[None]:
+        """Keep the gradients of a backward pass whole on each process, and reduce them with those of the last."""
+        self.trained.set_requires_gradient_sync(last)
+        yield
+
+    def after_backward(self) -> None:
+        """Average the gradients of scalars, which have no shards."""
+        for parameter in self._scalars:
+            if parameter.grad is not None:
+                distributed.all_reduce(parameter.grad)
+                parameter.grad /= self._world.size
+
+    @contextmanager
+    def whole(self) -> Iterator[Head]:
+        """Gather all weights into a head without hooks, and free them afterwards."""
+        self._reset_states()
+        for whole, shard in zip(self._head.parameters(), self.trained.parameters(), strict=True):
+            whole.data = full_tensor(shard.detach())
+        for whole, buffer in zip(self._head.buffers(), self.trained.buffers(), strict=True):
+            whole.data = buffer
+        try:
+            yield self._head
+        finally:
+            self._free()
+
+    def load(self, folder: Path) -> None:
+        """Load a checkpoint's weights: each process reads the file, and keeps its shard."""
+        head = self.finish()
+        contents.load_weights(folder, head)
+        with torch.no_grad():
+            for whole, shard in zip(head.parameters(), self.trained.parameters(), strict=True):
+                shard.copy_(shard_like(whole.detach(), shard))
+            for whole, buffer in zip(head.buffers(), self.trained.buffers(), strict=True):
+                buffer.copy_(whole)
+        self._free()
+
+    def finish(self) -> Head:
+        """Return the whole head with room for its weights, on the device."""
+        for parameter, shape in zip(self._head.parameters(), self._shapes, strict=True):
+            parameter.data = torch.empty(shape, dtype=parameter.dtype, device=self._world.device)
+        for buffer in self._head.buffers():
+            buffer.data = buffer.to(self._world.device)
+        return self._head
+
+    def _reset_states(self) -> None:
+        """Let the root free the weights that its last forward pass has gathered."""
+        self.trained.reshard()
+
+    def _free(self) -> None:
+        for parameter in self._head.parameters():
+            parameter.data = parameter.new_empty(0)
+
+
+def make_parallel(head: Head, world: World, train: Train) -> FullySharded | Replicated:
+    """Return the head as `train.parallel` says; recompute activations as `train.activation_checkpointing` says."""
+    if train.activation_checkpointing:
+        _recompute_blocks(head)
+    if train.parallel == "fsdp" and distributed.is_initialized():
+        if train.optimizer == "asgd":
+            raise ConfigError(
+                "train.optimizer: asgd keeps a mean of whole weights, but with train.parallel=fsdp a process has a "
+                "shard of each; take train.parallel=ddp"
+            )
+        return FullySharded(head, world, train)
+    return Replicated(head.to(world.device), world)
+
+
+def call_blocks_singly(head: nn.Module) -> None:
+    """Let stacks call their blocks one by one, without kernels that join two of them."""
+    for module in head.modules():
+        if isinstance(module, Blocks):
+            module.calls_singly = True
+
+
+def _unshared_blocks(head: nn.Module) -> list[Block]:
+    """Return the transformer blocks whose parameters are theirs alone: shared ones are gathered with the rest."""
+    blocks = [module for module in head.modules() if isinstance(module, Block)]
+    owners: dict[Tensor, int] = {}
+    for block in blocks:
+        for parameter in block.parameters():
+            owners[parameter] = owners.get(parameter, 0) + 1
+    return [block for block in blocks if all(owners[parameter] == 1 for parameter in block.parameters())]
+
+
+def _recompute_blocks(head: Head) -> None:
+    """Let blocks keep their inputs alone, and compute the rest again in the backward pass (Chen et al. 2016)."""
+    blocks = [module for module in head.modules() if isinstance(module, Block)]
+    if not blocks:
+        raise ConfigError(
+            f"train.activation_checkpointing: {type(head.body).__name__} has no transformer blocks to recompute; leave "
+            "it out"
+        )
+    for block in blocks:
+        block.recomputes = True
+    call_blocks_singly(head)
