@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -29,13 +30,13 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def full_tensor(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Any) -> Tensor:
     """Return a tensor of which processes hold shards as a whole one, gathered by all of them; any other as it is."""
-    whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[operator]
+    whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
     return whole
 
 
-def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+def shard_like(tensor: Tensor, like: Any) -> Tensor:
     """Return this process's shard of a whole tensor if `like` is sharded; else a copy on its device."""
     tensor = copy_to(tensor, like.device)
     if not is_sharded(like) or tensor.shape != like.shape:

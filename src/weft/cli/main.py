@@ -150,9 +150,7 @@ def train_command(
     ] = 1,
     max_restarts: Annotated[
         int,
-        typer.Option(
-            "--max-restarts", min=0, help="How often all processes go on from the last checkpoint if one ends."
-        ),
+        typer.Option("--max-restarts", min=0, help="How often all go on from the last checkpoint if one ends."),
     ] = 0,
     quiet: QuietOption = False,
 ) -> None:
@@ -185,7 +183,7 @@ def _launch(
 
 @contextmanager
 def _joined(recipe: str, overrides: list[str], resumed: Path | None) -> "Iterator[World]":
-    """Join the processes of `torchrun` for the training and the evaluation that follows it; a single one has no need."""
+    """Join the processes of `torchrun` for the training and the evaluation after it; a single one has no need."""
     import torch
 
     from weft.formats.pretrained import read_run
@@ -194,7 +192,8 @@ def _joined(recipe: str, overrides: list[str], resumed: Path | None) -> "Iterato
     if "RANK" not in os.environ:
         yield World(0, 1, torch.device("cpu"))
         return
-    world = join_world(read_run(recipe, overrides, resumed).train.device)
+    train = read_run(recipe, overrides, resumed).train
+    world = join_world(train.device, train.rank_timeout)
     try:
         yield world
     finally:

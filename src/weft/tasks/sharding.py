@@ -1,8 +1,8 @@
-"""Evaluation shared by the processes of a training: each computes a part of the batches, and all get the whole result.
+"""Evaluation shared by the processes of a training: each computes some of the batches, and all get the whole result.
 
-Inside `shared_by(rank, size, device)` a task's loop over its batches takes `share(batches)`, and joins what the processes
-found by `sum_over_ranks` or `gather`. Outside there is one process, which has it all. A task that does neither is right as
-well: each process then computes everything.
+Inside `shared_by(rank, size, device)` a task's loop over its batches takes `share(batches)`, and joins what the
+processes have computed by `sum_over_ranks` or `gather`. Outside there is one process, which has it all. A task that
+does neither is right as well: each process then computes everything.
 """
 
 import json
@@ -17,18 +17,20 @@ import torch
 from torch import Tensor, distributed
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
 class _Ranks:
     """The rank of this process among those that share an evaluation, their number, and the device they talk over."""
 
-    rank: int = 0
-    size: int = 1
-    device: torch.device = torch.device("cpu")
+    rank: int
+    size: int
+    device: torch.device
 
 
-_ranks: ContextVar[_Ranks] = ContextVar("ranks", default=_Ranks())
+_ALONE = _Ranks(0, 1, torch.device("cpu"))
+_ranks: ContextVar[_Ranks] = ContextVar("ranks", default=_ALONE)
 
 
 @contextmanager
@@ -46,10 +48,11 @@ def num_ranks() -> int:
     return _ranks.get().size
 
 
-def share(parts: Sequence[T]) -> Sequence[T]:
-    """Return the parts that this process computes: one of every `num_ranks()`."""
+def share(parts: S) -> S:
+    """Return the parts, of a sequence or an array, that this process computes: one of every `num_ranks()`."""
     ranks = _ranks.get()
-    return parts if ranks.size == 1 else parts[ranks.rank :: ranks.size]
+    own: S = parts[ranks.rank :: ranks.size]  # type: ignore[index]
+    return own
 
 
 def iterate_share(parts: Iterator[T]) -> Iterator[T]:

@@ -170,7 +170,7 @@ def estimate_run(run: Run, tell: Callable[[str], object]) -> RunEstimate:
     check_tuning(run)
     task = make_task(run)
     run = resolve_run(run, task)
-    world = join_world(run.train.device)
+    world = join_world(run.train.device, run.train.rank_timeout)
     with ExitStack() as stack:
         stack.callback(leave_world, world)
         stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())

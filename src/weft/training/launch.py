@@ -1,8 +1,8 @@
 """Several processes of one training on this machine, started by `torch.distributed.run`'s agent (torchelastic).
 
-`weft train RECIPE --nproc 2` is `torchrun --standalone --nproc-per-node 2 -m weft train RECIPE`, but an error is printed
-once, and the exit code is that of the process that failed first. Processes that are restarted go on from the last
-checkpoint.
+`weft train RECIPE --nproc 2` is `torchrun --standalone --nproc-per-node 2 -m weft train RECIPE`, but an error is
+printed once, and the exit code is that of the process that failed first. Processes that are restarted go on from the
+last checkpoint.
 """
 
 import json

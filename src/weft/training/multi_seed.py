@@ -125,7 +125,7 @@ def check_single(out: Path) -> None:
 def train_seeds(run: Run, out: Path, resume: bool, report: Reporter | None, compute_metrics: ComputeMetrics) -> Trained:
     """Train with each seed, or resume; return the best run by validation. `judge` computes the metrics of each."""
     _check(run, out, resume)
-    world, store = join_world(run.train.device), Store(out)
+    world, store = join_world(run.train.device, run.train.rank_timeout), Store(out)
     with ExitStack() as stack:
         stack.callback(leave_world, world)
         if world.main:

@@ -113,7 +113,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
         full_tensor(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None], foreach=True))
         for group in groups.values()
     ]
-    norm = torch.stack(norms).norm()
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     for group in groups.values():
         nn.utils.clip_grads_with_norm_(group, limit, norm, foreach=True)
     return norm

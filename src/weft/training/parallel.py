@@ -1,8 +1,8 @@
 """How the processes of a training share a model: each has all of it (DDP), or its shard of every weight (FSDP).
 
     ddp     every process has the weights and the optimizer's state; gradients are averaged (Li et al. 2020)
-    fsdp    a process has 1/N of each weight, gradient and optimizer state; a block's weights are gathered for its forward
-            and backward pass, and freed after it (ZeRO-3: Rajbhandari et al. 2020; FSDP2: `fully_shard`)
+    fsdp    a process has 1/N of each weight, gradient and optimizer state; a block's weights are gathered for its
+            forward and backward pass, and freed after it (ZeRO-3: Rajbhandari et al. 2020; FSDP2: `fully_shard`)
 
 In bf16 the blocks' weights are gathered in bf16 and their gradients reduced in fp32; the shards, and so the optimizer's
 updates, are fp32. Evaluation and what follows a training need the whole model: `whole()` gathers it for that time.
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, distributed, nn
@@ -64,7 +64,10 @@ class Replicated:
     def __init__(self, head: Head, world: World) -> None:
         self.trained = head
         devices = [world.device] if world.device.type == "cuda" else None
-        self._ddp = DistributedDataParallel(head, device_ids=devices) if world.size > 1 else None
+        self._ddp: DistributedDataParallel | None = None
+        if world.joined_group:
+            equalize(head, world)
+            self._ddp = DistributedDataParallel(head, device_ids=devices, init_sync=False, broadcast_buffers=False)
 
     @property
     def module(self) -> nn.Module:
@@ -105,10 +108,8 @@ class FullySharded:
 
         self._head, self._world = head, world
         self._shapes = [parameter.shape for parameter in head.parameters()]
-        self.trained = deepcopy(head)
-        # A process draws its own initial weights.
-        for tensor in (*self.trained.parameters(), *self.trained.buffers()):
-            world.broadcast(tensor.detach())
+        self.trained: Any = deepcopy(head)  # a Head; `fully_shard` adds the methods of FSDPModule
+        equalize(self.trained, world)
         mesh = init_device_mesh(world.device.type, (world.size,))
         half = train.precision == "bf16"
         blocks_policy = MixedPrecisionPolicy(
@@ -143,11 +144,10 @@ class FullySharded:
     @contextmanager
     def whole(self) -> Iterator[Head]:
         """Gather all weights into a head without hooks, and free them afterwards."""
-        self._reset_states()
-        for whole, shard in zip(self._head.parameters(), self.trained.parameters(), strict=True):
-            whole.data = full_tensor(shard.detach())
-        for whole, buffer in zip(self._head.buffers(), self.trained.buffers(), strict=True):
-            whole.data = buffer
+        self.trained.reshard()  # else the root's parameters are those that its last forward pass has gathered
+        self.finish()
+        for whole, shard in _tensors(self._head, self.trained):
+            whole.data = full_tensor(shard)
         try:
             yield self._head
         finally:
@@ -158,27 +158,26 @@ class FullySharded:
         head = self.finish()
         contents.load_weights(folder, head)
         with torch.no_grad():
-            for whole, shard in zip(head.parameters(), self.trained.parameters(), strict=True):
-                shard.copy_(shard_like(whole.detach(), shard))
-            for whole, buffer in zip(head.buffers(), self.trained.buffers(), strict=True):
-                buffer.copy_(whole)
+            for whole, shard in _tensors(head, self.trained):
+                shard.copy_(shard_like(whole, shard))
         self._free()
 
     def finish(self) -> Head:
         """Return the whole head with room for its weights, on the device."""
+        self._head.to(self._world.device)
         for parameter, shape in zip(self._head.parameters(), self._shapes, strict=True):
-            parameter.data = torch.empty(shape, dtype=parameter.dtype, device=self._world.device)
-        for buffer in self._head.buffers():
-            buffer.data = buffer.to(self._world.device)
+            parameter.data = parameter.new_empty(shape)
         return self._head
-
-    def _reset_states(self) -> None:
-        """Let the root free the weights that its last forward pass has gathered."""
-        self.trained.reshard()
 
     def _free(self) -> None:
         for parameter in self._head.parameters():
             parameter.data = parameter.new_empty(0)
+
+
+def equalize(head: nn.Module, world: World) -> None:
+    """Set the initial weights of all processes to those of the main one: each has drawn its own."""
+    for tensor in (*head.parameters(), *head.buffers()):
+        world.broadcast(tensor.detach())
 
 
 def make_parallel(head: Head, world: World, train: Train) -> FullySharded | Replicated:
@@ -193,6 +192,11 @@ def make_parallel(head: Head, world: World, train: Train) -> FullySharded | Repl
             )
         return FullySharded(head, world, train)
     return Replicated(head.to(world.device), world)
+
+
+def _tensors(*heads: nn.Module) -> Iterator[tuple[Tensor, ...]]:
+    """Yield each parameter and buffer of heads of one structure, side by side."""
+    return zip(*([*head.parameters(), *head.buffers()] for head in heads), strict=True)
 
 
 def call_blocks_singly(head: nn.Module) -> None:

@@ -42,13 +42,8 @@ from weft.training.self_fitting import FitLoop
 from weft.training.trainer import Evaluate, Trainer
 
 BUDGET = {"train.steps", "train.epochs", "train.time", "train.flops"}
-FREE = {
-    "data.workers",
-    "train.keep",
-    "train.parallel",
-    "train.activation_checkpointing",
-    "train.rank_timeout",
-}  # recipe keys that may change on resume, since they do not affect the result
+# recipe keys that may change on resume, since they do not affect the result
+FREE = {"data.workers", "train.keep", "train.parallel", "train.activation_checkpointing", "train.rank_timeout"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ def train_run(
     check_tuning(run)
     task = make_task(run)
     run = resolve_run(run, task)
-    world = join_world(run.train.device)
+    world = join_world(run.train.device, run.train.rank_timeout)
     store = _make_store(run, out)
     with ExitStack() as stack:
         stack.callback(leave_world, world)

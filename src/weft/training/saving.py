@@ -1,8 +1,8 @@
 """Checkpoints that are written while training goes on: a copy in main memory first, then files, in a thread.
 
 Training stands still for the copy alone. One checkpoint is written at a time: the next one waits for it, and so do the
-end of a training and its stop by a signal. What goes wrong in the thread is raised at the next of these, or after the next
-update. The files and their order are those of `weft.checkpoint.store`, whoever writes them.
+end of a training and its stop by a signal. What goes wrong in the thread is raised at the next of these, or after the
+next update. The files and their order are those of `weft.checkpoint.store`, whoever writes them.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """The training loop.
 
 An update takes `accumulate` batches, which the ranks share. Target counts are summed over all of them before the first
-backward pass, and the loss is Σ sum / count over its parts, so that K accumulation steps or N processes give the gradient
-of one large batch, up to rounding. What is random in a batch depends on the seed and its position alone, so that any
-number of ranks makes the same updates.
+backward pass, and the loss is Σ sum / count over its parts, so that K accumulation steps or N processes give the
+gradient of one large batch, up to rounding. What is random in a batch depends on the seed and its position alone, so
+that any number of ranks makes the same updates.
 """
 
 import math
@@ -36,9 +36,10 @@ from weft.tasks.head import Head
 from weft.training import asgd
 from weft.training.budget import EVALUATIONS, resolve_budget
 from weft.training.deferred_loss import DeferredLoss
-from weft.training.distributed import World
+from weft.training.distributed import World, beat
 from weft.training.finetuning import layer_lr_factors
 from weft.training.flops import TrainingCost, peak_flops
+from weft.training.heartbeat import Heartbeat
 from weft.training.metric_ranking import ranking_key
 from weft.training.optim import clip_gradients, lr_factor, make_optimizer, set_lr
 from weft.training.parallel import FullySharded, make_parallel
@@ -112,7 +113,7 @@ class Trainer:
     def fit(self) -> Progress:
         """Train until the budget or the patience is spent; on a signal, save and raise `Interrupted`."""
         self.trained.train()
-        with Signals() as signals, self._finish_saving():
+        with Signals() as signals, self._finish_saving(), Heartbeat(self.world, self.train.rank_timeout):
             self._peak_flops = self.world.sum({"all": peak_flops(self.world.device, self.train.precision)})["all"]
             batches = self._warm_up(self.loader.stream(self.progress.position))
             while not self.progress.done and not self._signal_received(signals):
@@ -235,6 +236,7 @@ class Trainer:
             seed_batch(self.train.seed, position, self.world.device)
             with self.parallel.accumulating(last=index == len(batches) - 1):
                 loss = self._loss(batch, counts, index)
+                beat()
                 (loss * self.world.size).backward()
             total += loss.detach()
         self.parallel.after_backward()

@@ -107,7 +107,7 @@ class BPTTSegments:
 
     @classmethod
     def of(cls, stream: TokenStream, bptt: int, tokens: int, streams: int) -> "BPTTSegments":
-        """Return a sampler with batches of `tokens` tokens, `streams` for an update; fewer where the corpus is short."""
+        """Return a sampler with batches of `tokens` tokens, `streams` for an update; fewer if the corpus is short."""
         rows = max(1, min(tokens // bptt, len(stream) // (2 * streams)))
         return cls(stream, bptt, rows)
 

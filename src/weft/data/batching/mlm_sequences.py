@@ -76,7 +76,7 @@ class MLMWindows:
         """Return the windows of one epoch, from a random offset on, shuffled."""
         ids = self.stream.ids
         batches = LMWindows(TokenStream(ids, self.stream.bos, self.stream.eos), self.width - 2, self.rows).epoch(
-            seed, number, world
+            seed, number, streams
         )
         return [self._skip_bos(spans) for spans in batches]
 

@@ -233,9 +233,9 @@ class Blocks(nn.Module):
         across: AttentionLayout | None,
         keep: list[Tensor] | None,
     ) -> list[Tensor]:
-        fuses = isinstance(self.norm, nn.LayerNorm) and not self.calls_singly
-        if fuses and (residual_norm := dispatch.residual_norm_kernel(x)):
-            return self._fused_pre_norm(residual_norm, x, self.norm, layout, memory, across, keep)
+        norm = None if self.calls_singly else self.norm
+        if isinstance(norm, nn.LayerNorm) and (residual_norm := dispatch.residual_norm_kernel(x)):
+            return self._fused_pre_norm(residual_norm, x, norm, layout, memory, across, keep)
         states = [x]
         for block in self.blocks:
             states.append(block(states[-1], layout, memory, across, keep))

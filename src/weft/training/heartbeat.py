@@ -1,0 +1,103 @@
+"""A process that does not go on while the others wait for it is named, and the run ends (`train.rank_timeout`).
+
+Each process counts what it does together with the others (`beat`), and a thread of it publishes the count in the
+store of `torchrun`. A process whose own count stands still for too long compares it with those of the others: one that
+is behind, or whose thread has stopped too, is what all wait for.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.training.distributed import World, count_exchanges
+from weft.training.launch import USER_ERROR, hand_over
+
+POLLS = 20  # of the others within a time-out
+
+
+@dataclass
+class _Peer:
+    """What another process has published, and when that was last seen to change."""
+
+    exchanges: int = -1
+    host: str = "?"
+    pid: int = 0
+    seen: float = field(default_factory=time.monotonic)
+    text: bytes = b""
+
+    def read(self, text: bytes) -> None:
+        if text != self.text:
+            self.text, self.seen = text, time.monotonic()
+            exchanges, _, self.host, pid = text.decode().split()
+            self.exchanges, self.pid = int(exchanges), int(pid)
+
+
+class Heartbeat:
+    """Context that watches the processes of a training; a single process has nothing to watch."""
+
+    def __init__(self, world: World, timeout: float) -> None:
+        self._world, self._timeout = world, timeout
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> "Heartbeat":
+        if self._world.joined_group:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        from torch.distributed import TCPStore
+
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        with suppress(RuntimeError):  # the store goes with the processes
+            store = TCPStore(address, port, is_master=False, wait_for_workers=False)
+            self._poll(store, {rank: _Peer() for rank in range(self._world.size) if rank != self._world.rank})
+
+    def _poll(self, store: Any, peers: dict[int, _Peer]) -> None:
+        """Publish this process's count, and read the others', until training is over or one of them hangs."""
+        prefix = f"weft/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/beat"
+        host, count, since, tick = socket.gethostname(), count_exchanges(), time.monotonic(), 0
+        while not self._stop.wait(min(5.0, self._timeout / POLLS)):
+            tick += 1
+            if count != count_exchanges():
+                count, since = count_exchanges(), time.monotonic()
+            store.set(f"{prefix}/{self._world.rank}", f"{count} {tick} {host} {os.getpid()}")
+            for rank, peer in peers.items():
+                key = f"{prefix}/{rank}"
+                if store.check([key]):
+                    peer.read(store.get(key))
+            if time.monotonic() - since > self._timeout and (hanging := self._hanging(peers, count)):
+                self._end(hanging, peers, host)
+
+    def _hanging(self, peers: dict[int, _Peer], count: int) -> list[int]:
+        """Return the ranks that the others wait for; [] if that is this one."""
+        stopped = [rank for rank, peer in peers.items() if time.monotonic() - peer.seen > self._timeout / 2]
+        behind = min(peer.exchanges for peer in peers.values())
+        return stopped or [rank for rank, peer in peers.items() if peer.exchanges == behind < count]
+
+    def _end(self, hanging: list[int], peers: dict[int, _Peer], host: str) -> None:
+        """Name the processes that hang, and end them, where they are on this machine, and this one."""
+        names = " and ".join(f"{rank} (host {peers[rank].host}, process {peers[rank].pid})" for rank in hanging)
+        message = (
+            f"rank {names} has not gone on for {self._timeout:g} s while rank {self._world.rank} waits "
+            "(train.rank_timeout); look at that process and its machine, then go on with --resume"
+        )
+        if not hand_over(message):
+            sys.stderr.write(f"error: {message}\n")
+            sys.stderr.flush()
+        for rank in hanging:
+            if peers[rank].host == host and peers[rank].pid:
+                with suppress(OSError):
+                    os.kill(peers[rank].pid, signal.SIGKILL)
+        os._exit(USER_ERROR)
