@@ -145,6 +145,10 @@ def train_command(
         bool,
         typer.Option("--plan", help="Train a few steps, save nothing, and estimate the time and memory of the run."),
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify-resume", help="Train 8 steps unbroken and broken off, compare them, and save nothing."),
+    ] = False,
     processes: Annotated[
         int, typer.Option("--nproc", min=1, help="Processes on this machine, by torchrun: one for each GPU.")
     ] = 1,
@@ -159,11 +163,15 @@ def train_command(
 
     folder = out or Path("runs") / run_name(recipe)
     if processes > 1 or max_restarts:
-        options = [name for name, given in (("--resume", resume), ("--plan", plan), ("--quiet", quiet)) if given]
+        given = {"--resume": resume, "--plan": plan, "--verify-resume": verify, "--quiet": quiet}
+        options = [name for name, is_given in given.items() if is_given]
         _launch(recipe, overrides or [], folder, options, processes, max_restarts)
         return
     if plan:
         _plan(recipe, overrides or [], resume)
+        return
+    if verify:
+        _verify_resume(recipe, overrides or [], folder)
         return
     _train(recipe, overrides or [], folder, resume or restarted(), quiet)
 
@@ -176,9 +184,18 @@ def _launch(
     from weft.tasks.factory import make_task
 
     make_task(read_run(recipe, overrides, folder if "--resume" in options else None))
-    if not {"--resume", "--plan"} & set(options):
+    if not {"--resume", "--plan", "--verify-resume"} & set(options):
         check_new(folder)
     launch(["train", recipe, *overrides, "--out", str(folder), *options], processes, max_restarts)
+
+
+def _verify_resume(recipe: str, overrides: list[str], folder: Path) -> None:
+    from weft.formats.pretrained import read_run
+    from weft.training.verify_resume import verify_resume
+
+    finding = verify_resume(read_run(recipe, overrides), folder, tell)
+    if int(os.environ.get("RANK", "0")) == 0:
+        typer.echo(finding)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from weft.training.budget import EVALUATIONS
 from weft.training.distributed import join_world, leave_world
 from weft.training.finetuning import check_tuning
 from weft.training.flops import TrainingCost, peak_flops
-from weft.training.reporting import Notice, Record
+from weft.training.reporting import Notices
 from weft.training.run import make_tokenizer, make_trainer
 from weft.training.self_fitting import FitLoop
 from weft.training.trainer import Trainer
@@ -150,20 +150,6 @@ class RunEstimate:
         return total, f"at most {at_once} at a time, {_format_si(self.checkpoint, 'B')} each"
 
 
-@dataclass(frozen=True)
-class _Notices:
-    """A reporter that passes on notices alone."""
-
-    tell: Callable[[str], object]
-
-    def __call__(self, record: Record) -> None:
-        if isinstance(record, Notice):
-            self.tell(record.text)
-
-    def close(self) -> None:
-        pass
-
-
 def estimate_run(run: Run, tell: Callable[[str], object]) -> RunEstimate:
     """Make a few updates of a run and return the estimate for all of it; `tell` is called with notices on the data."""
     began = time.perf_counter()
@@ -176,7 +162,7 @@ def estimate_run(run: Run, tell: Callable[[str], object]) -> RunEstimate:
         stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
         check_vectors(run)
         tokenizer = make_tokenizer(run, task)
-        trainer = make_trainer(run, task, tokenizer, world, None, stack, None, _Notices(tell))
+        trainer = make_trainer(run, task, tokenizer, world, None, stack, None, Notices(tell))
         if isinstance(trainer, FitLoop):
             raise ConfigError(f"--plan: measures updates, but {run.model.name!r} is fitted: train it at once")
         return _measure(trainer, time.perf_counter() - began)

@@ -126,6 +126,16 @@ class Trainer:
                 raise Interrupted(signals.received)
         return self.progress
 
+    def train_until(self, step: int) -> dict[int, tuple[float, float]]:
+        """Make updates up to a step, without reports; return the sum of losses and the gradient norm of each."""
+        self.trained.train()
+        batches, numbers = self._warm_up(self.loader.stream(self.progress.position)), {}
+        while self.progress.step < step:
+            self.update(batches)
+            self._read_pending()
+            numbers[self.progress.step] = self.progress.loss_sum, self._norm
+        return numbers
+
     def _warm_up(self, batches: Iterator[LoadedBatch[Batch]]) -> Iterator[LoadedBatch[Batch]]:
         """Self-test the bf16 kernels and, if the run is compiled, compile on the first batch; return all batches.
 
