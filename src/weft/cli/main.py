@@ -224,6 +224,8 @@ def _train(recipe: str, overrides: list[str], folder: Path, resume: bool, quiet:
     from weft.training.progress_bar import ProgressBar
 
     with _joined(recipe, overrides, folder if resume else None) as world:
+        if world.main and restarted():
+            tell("a process has ended: all go on from the last checkpoint")
         try:
             pipeline = train(recipe, overrides, folder, resume, ProgressBar(run_name(recipe), quiet))
         except Interrupted as stop:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.training.distributed import World, count_exchanges
-from weft.training.launch import USER_ERROR, hand_over
+from weft.training.launch import TOLD, USER_ERROR, hand_over
 
 POLLS = 20  # of the others within a time-out
 
@@ -57,7 +57,7 @@ class Heartbeat:
             self._thread.join()
 
     def _watch(self) -> None:
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         with suppress(RuntimeError):  # the store goes with the processes
@@ -93,9 +93,9 @@ class Heartbeat:
             f"rank {names} has not gone on for {self._timeout:g} s while rank {self._world.rank} waits "
             "(train.rank_timeout); look at that process and its machine, then go on with --resume"
         )
-        if not hand_over(message):
-            sys.stderr.write(f"error: {message}\n")
-            sys.stderr.flush()
+        sys.stderr.write(f"error: {message}\n")  # here, since the processes may be started again
+        sys.stderr.flush()
+        hand_over(TOLD)
         for rank in hanging:
             if peers[rank].host == host and peers[rank].pid:
                 with suppress(OSError):

@@ -6,6 +6,7 @@ last checkpoint.
 """
 
 import json
+import logging
 import os
 import re
 import secrets
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 LAUNCHED = "WEFT_LAUNCHED"  # set in the environment of processes that `launch` started
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where the agent reads the error of a process
+TOLD = " "  # the message of an error that was printed already
 USER_ERROR = 2  # the exit code of an error that a user can mend
 SAVE_SECONDS = 300  # from a signal until processes that have not ended are killed: long enough to save
 
@@ -53,11 +55,13 @@ def hand_over(message: str) -> bool:
 
 def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> None:
     """Run `weft ARGUMENTS` as several processes until all have ended; exit with the code of the first that failed."""
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchelastic, whose errors are told below
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # what it logs is told below
     if "RANK" in os.environ:
         raise ConfigError("--nproc: this process is one of several already, started by torchrun; leave --nproc out")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
@@ -97,7 +101,7 @@ def _exit_as_failed(failures: "Mapping[int, ProcessFailure]") -> NoReturn:
     if code < 0:
         name = signal.Signals(-code).name
         sys.stderr.write(f"error: process {rank} was ended by {name}; go on from the last checkpoint with --resume\n")
-    elif code == USER_ERROR:
+    elif code == USER_ERROR and failure.message != TOLD:
         sys.stderr.write(f"error: {failure.message}\n")
     sys.exit(code if code > 0 else 128 - code)
 

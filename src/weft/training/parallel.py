@@ -111,10 +111,8 @@ class FullySharded:
         self.trained: Any = deepcopy(head)  # a Head; `fully_shard` adds the methods of FSDPModule
         equalize(self.trained, world)
         mesh = init_device_mesh(world.device.type, (world.size,))
-        half = train.precision == "bf16"
-        blocks_policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32, cast_forward_inputs=False
-        )
+        half = torch.bfloat16 if train.precision == "bf16" else None
+        blocks_policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
         self._scalars = {parameter for parameter in self.trained.parameters() if not parameter.ndim}  # have no shards
         for block in _unshared_blocks(self.trained):
             fully_shard(block, mesh=mesh, mp_policy=blocks_policy, ignored_params=self._scalars)
@@ -126,7 +124,8 @@ class FullySharded:
     @property
     def module(self) -> nn.Module:
         """The sharded head."""
-        return self.trained
+        module: nn.Module = self.trained
+        return module
 
     @contextmanager
     def accumulating(self, last: bool) -> Iterator[None]:

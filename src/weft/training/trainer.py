@@ -378,10 +378,15 @@ class Trainer:
         """Wait for the checkpoint that is being written when training ends, however it ends."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             if self.saver:
                 with suppress(CheckpointError):  # the first error is told
                     self.saver.join()
+            if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+                raise TrainingError(
+                    f"data.workers: {str(error).splitlines()[0]}; killed for lack of memory, most often: set "
+                    "fewer of them, and go on from the last checkpoint with --resume"
+                ) from None
             raise
         if self.saver:
             self.saver.join()
