@@ -122,8 +122,8 @@ def test_an_evaluation_is_always_the_same_and_counts_what_is_right(kind):
     assert results[0].keys() == {"loss", *task.metrics}
     rng, rows, masked = torch.Generator().manual_seed(0), [], []
     with torch.no_grad():
-        for batch in task.evaluation_batches(packed(task, [example.text for example in examples])):
-            logits, corrupted = head._corrupt(batch, rng)
+        for number, batch in task.evaluation_batches(packed(task, [example.text for example in examples])):
+            logits, corrupted = head._corrupt(batch, rng.manual_seed(number))
             masked += (logits.argmax(-1) == batch.targets).tolist()
             answers, truths = head.discriminate(corrupted) > 0, corrupted.ids != batch.tokens.ids
             counted = (corrupted.ids != head.mask) | (head.mlm_weight == 0)
