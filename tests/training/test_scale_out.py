@@ -103,7 +103,8 @@ def test_another_order_of_batches_would_be_seen(runs, tmp_path):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", RESUMED)
 def test_two_then_four_then_one_process_go_on_as_one(runs, name, layout):
-    assert largest_difference(rows(runs / layout / name), rows(runs / "six" / name)) < 1e-5
+    ours, theirs = ([(*row[:2], None) for row in rows(runs / folder / name)] for folder in (layout, "six"))
+    assert largest_difference(ours, theirs) < 1e-5
     ours, theirs = (load_file(runs / folder / name / "last" / "model.safetensors") for folder in (layout, "six"))
     assert ours.keys() == theirs.keys()
     assert all(torch.allclose(ours[key], theirs[key], atol=1e-4) for key in theirs)

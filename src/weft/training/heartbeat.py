@@ -6,6 +6,7 @@ is behind, or whose thread has stopped too, is what all wait for.
 """
 
 import os
+import random
 import signal
 import socket
 import sys
@@ -13,6 +14,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from weft.training.distributed import World, count_exchanges
@@ -43,11 +45,15 @@ class Heartbeat:
 
     def __init__(self, world: World, timeout: float) -> None:
         self._world, self._timeout = world, timeout
-        self._stop = threading.Event()
+        self._stop, self._since, self._prefix = threading.Event(), time.monotonic(), ""
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
     def __enter__(self) -> "Heartbeat":
         if self._world.joined_group:
+            # Another name for each start: a store may outlive the processes that are started again.
+            own = random.SystemRandom().randrange(2**32) if self._world.main else 0
+            self._prefix = f"weft/beat/{self._world.sum({'name': own})['name']:.0f}"
+            self._since = time.monotonic()
             self._thread.start()
         return self
 
@@ -60,25 +66,27 @@ class Heartbeat:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        with suppress(RuntimeError):  # the store goes with the processes
-            store = TCPStore(address, port, is_master=False, wait_for_workers=False)
-            self._poll(store, {rank: _Peer() for rank in range(self._world.size) if rank != self._world.rank})
+        peers = {rank: _Peer() for rank in range(self._world.size) if rank != self._world.rank}
+        try:
+            limit = timedelta(seconds=self._timeout)
+            self._poll(TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit), peers)
+        except RuntimeError:  # the store is in a process, which has ended, or hangs
+            if not self._stop.is_set() and 0 in peers and time.monotonic() - self._since > self._timeout:
+                self._end([0], peers)
 
     def _poll(self, store: Any, peers: dict[int, _Peer]) -> None:
         """Publish this process's count, and read the others', until training is over or one of them hangs."""
-        prefix = f"weft/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/beat"
-        host, count, since, tick = socket.gethostname(), count_exchanges(), time.monotonic(), 0
+        host, count, tick = socket.gethostname(), count_exchanges(), 0
         while not self._stop.wait(min(5.0, self._timeout / POLLS)):
             tick += 1
             if count != count_exchanges():
-                count, since = count_exchanges(), time.monotonic()
-            store.set(f"{prefix}/{self._world.rank}", f"{count} {tick} {host} {os.getpid()}")
+                count, self._since = count_exchanges(), time.monotonic()
+            store.set(f"{self._prefix}/{self._world.rank}", f"{count} {tick} {host} {os.getpid()}")
             for rank, peer in peers.items():
-                key = f"{prefix}/{rank}"
-                if store.check([key]):
-                    peer.read(store.get(key))
-            if time.monotonic() - since > self._timeout and (hanging := self._hanging(peers, count)):
-                self._end(hanging, peers, host)
+                if store.check([f"{self._prefix}/{rank}"]):
+                    peer.read(store.get(f"{self._prefix}/{rank}"))
+            if time.monotonic() - self._since > self._timeout and (hanging := self._hanging(peers, count)):
+                self._end(hanging, peers)
 
     def _hanging(self, peers: dict[int, _Peer], count: int) -> list[int]:
         """Return the ranks that the others wait for; [] if that is this one."""
@@ -86,7 +94,7 @@ class Heartbeat:
         behind = min(peer.exchanges for peer in peers.values())
         return stopped or [rank for rank, peer in peers.items() if peer.exchanges == behind < count]
 
-    def _end(self, hanging: list[int], peers: dict[int, _Peer], host: str) -> None:
+    def _end(self, hanging: list[int], peers: dict[int, _Peer]) -> None:
         """Name the processes that hang, and end them, where they are on this machine, and this one."""
         names = " and ".join(f"{rank} (host {peers[rank].host}, process {peers[rank].pid})" for rank in hanging)
         message = (
@@ -97,7 +105,7 @@ class Heartbeat:
         sys.stderr.flush()
         hand_over(TOLD)
         for rank in hanging:
-            if peers[rank].host == host and peers[rank].pid:
+            if peers[rank].host == socket.gethostname() and peers[rank].pid:
                 with suppress(OSError):
                     os.kill(peers[rank].pid, signal.SIGKILL)
         os._exit(USER_ERROR)

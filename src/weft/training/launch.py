@@ -66,6 +66,8 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> None:
         raise ConfigError("--nproc: this process is one of several already, started by torchrun; leave --nproc out")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     os.environ[LAUNCHED] = "1"
+    # A store of their own for processes that are started again: in torchelastic's they could find those before them.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
