@@ -26,7 +26,7 @@ from weft.training.distributed import join_world, leave_world
 from weft.training.reporting import Reporters
 from weft.training.trainer import Trainer
 
-STEPS, ROUNDS = 20, 11
+STEPS, ROUNDS = 8, 9
 RECIPE = ["train.eval_every=null", "train.schedule=constant", "train.accumulate=2", "model.width=128"]
 
 

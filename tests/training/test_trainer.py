@@ -62,7 +62,8 @@ def trainer_for(recipe, *overrides, double=False, device="cpu"):
 
 def gradient(trainer, batches):
     trainer.head.zero_grad()
-    trainer.train = trainer.train.model_copy(update={"clip": None})
+    trainer.train = trainer.train.model_copy(update={"clip": None, "accumulate": len(batches)})
+    trainer._forget_carried()
     loss, norm = trainer._backward(batches, [Position()] * len(batches)).tolist()
     return loss, norm, [parameter.grad.clone() for parameter in trainer.head.parameters()]
 

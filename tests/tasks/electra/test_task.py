@@ -218,7 +218,7 @@ def test_it_learns_to_tell_what_was_replaced(tmp_path):
         data={"train": str(tmp_path / "text.txt"), "valid": str(tmp_path / "text.txt"), "max_length": 20},
         tokenizer={"size": 80},
         model={"width": 32},
-        train={"steps": 150, "batch_tokens": 400, "lr": 5e-3, "schedule": "warmup-linear", "warmup": 20},
+        train={"steps": 200, "batch_tokens": 400, "lr": 5e-3, "schedule": "warmup-linear", "warmup": 20},
     )
     pipeline = weft.train(raw, out=tmp_path / "run")
     metrics = pipeline.evaluate()
