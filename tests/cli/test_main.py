@@ -80,16 +80,9 @@ def finished(running, data=None):
 
 COMMANDS = {
     "train": [
-        "RECIPE",
-        "KEY=VALUE",
-        "--out",
-        "--resume",
-        "--plan",
-        "--verify-resume",
-        "--nproc",
-        "--max-restarts",
+        *("RECIPE", "KEY=VALUE", "--out", "--resume", "--plan", "--verify-resume", "--nproc", "--max-restarts"),
         "--quiet",
-    ],  # fmt: skip
+    ],
     "evaluate": [
         *("MODEL", "DATA", "--set", "--blimp", "--report", "--errors", "--columns", "--json", "--quiet"),
         *("--trust", "--device", "--precision"),

@@ -8,6 +8,7 @@ In bf16 the blocks' weights are gathered in bf16 and their gradients reduced in 
 updates, are fp32. Evaluation and what follows a training need the whole model: `whole()` gathers it for that time.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
@@ -67,7 +68,9 @@ class Replicated:
         self._ddp: DistributedDataParallel | None = None
         if world.joined_group:
             equalize(head, world)
-            self._ddp = DistributedDataParallel(head, device_ids=devices, init_sync=False, broadcast_buffers=False)
+            with warnings.catch_warnings():  # newer versions have another name for it, which older ones lack
+                warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+                self._ddp = DistributedDataParallel(head, device_ids=devices, init_sync=False, broadcast_buffers=False)
 
     @property
     def module(self) -> nn.Module:
