@@ -21,6 +21,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "rnn": "weft.models.rnn:RNN",
         "seq2seq": "weft.models.seq2seq.model:Seq2Seq",
         "transformer": "weft.models.transformer:Transformer",
+        "transformer-xl": "weft.models.transformer_xl:TransformerXL",
         "word2vec": "weft.models.word2vec.model:Word2Vec",
     },
     "task": {
