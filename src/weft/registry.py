@@ -27,6 +27,7 @@ TABLE: dict[Kind, dict[str, str]] = {
     "task": {
         "choice": "weft.tasks.multiple_choice:Choice",
         "classify": "weft.tasks.classification.task:Classify",
+        "complete": "weft.tasks.completion:Complete",
         "contrastive": "weft.tasks.contrastive:Contrastive",
         "electra": "weft.tasks.electra.task:Electra",
         "embed": "weft.tasks.feature_extraction:Embed",

@@ -100,6 +100,17 @@ def bleu(texts: Sequence[str], targets: Sequence[str]) -> float:
     return float(BLEU().corpus_score(list(texts), [list(targets)]).score)
 
 
+def bleu_of_references(texts: Sequence[str], references: Sequence[Sequence[str]], order: int) -> float:
+    """Return corpus BLEU by sacreBLEU of n-grams up to `order`; each text has one reference or several."""
+    if not texts:
+        return 0.0
+    from sacrebleu.metrics import BLEU
+
+    most = max(len(own) for own in references)
+    streams = [[own[number] if number < len(own) else None for own in references] for number in range(most)]
+    return float(BLEU(max_ngram_order=order).corpus_score(list(texts), streams).score)
+
+
 def sentence_bleu(text: str, target: str) -> float:
     """Return the BLEU of one text by sacreBLEU; n-grams longer than the text are left out, as there."""
     return float(_sentence_scorer().sentence_score(text, [target]).score)

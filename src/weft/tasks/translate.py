@@ -67,7 +67,8 @@ class TranslateHead(Head):
         assert isinstance(options, DecodingConfig)
         rows = batch.rows or range(len(batch.tokens))
         bad_words = bad_word_ids(self.bad_words, options)
-        return generate(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, rows, bad_words)
+        prompt, source = self.generator_inputs(batch)
+        return generate(self.body, prompt, self.eos, options, source, self.forbid, rows, bad_words)
 
     def logits_per_item(self, options: Section) -> int:
         """The vocabulary, for each hypothesis."""
@@ -79,12 +80,13 @@ class TranslateHead(Head):
         """Return what to generate for a batch of one source."""
         bad_words = tuple(bad_word_ids(self.bad_words, options))
         row = batch.rows[0] if batch.rows else 0
-        return GenerationRequest(_prompt(batch), self.eos, options, batch.source, self.forbid, bad_words, row)
+        prompt, source = self.generator_inputs(batch)
+        return GenerationRequest(prompt, self.eos, options, source, self.forbid, bad_words, row)
 
-
-def _prompt(batch: Batch) -> Tokens:
-    """Return the first token of each target, its start symbol: generation begins with it."""
-    return Tokens.flat(batch.tokens.ids[batch.tokens.starts[:-1].long()], torch.ones(len(batch.tokens)))
+    def generator_inputs(self, batch: Batch) -> tuple[Tokens, Tokens | None]:
+        """Return what generation begins with, the first token of each target, its start symbol; and the source."""
+        starts = batch.tokens.starts[:-1].long()
+        return Tokens.flat(batch.tokens.ids[starts], torch.ones(len(batch.tokens))), batch.source
 
 
 class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
