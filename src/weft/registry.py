@@ -14,6 +14,7 @@ TABLE: dict[Kind, dict[str, str]] = {
     "model": {
         "bert": "weft.models.bert:BERT",
         "cnn": "weft.models.cnn:CNN",
+        "context2vec": "weft.models.context2vec:Context2Vec",
         "elmo": "weft.models.elmo:ELMo",
         "fasttext": "weft.models.fasttext:FastText",
         "gpt": "weft.models.gpt:GPT",

@@ -1,8 +1,8 @@
 """Completion of a knowledge base: the object of a tuple from its subject and relation, by a language model.
 
 COMET (Bosselut et al. 2019, "COMET: commonsense transformers for automatic knowledge graph construction",
-arXiv:1906.05317): a language model reads the subject and the relation, then writes the object. The loss is on the object
-and its end alone (section 3.2, eq. 5),
+arXiv:1906.05317): a language model reads the subject and the relation, then writes the object. The loss is on the
+object and its end alone (section 3.2, eq. 5),
 
     L = - Σ_{|s|+|r| <= t <= |s|+|r|+|o|} log p(x_t | x_<t)
 
