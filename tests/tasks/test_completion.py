@@ -145,6 +145,9 @@ def test_what_is_new_is_counted_as_in_the_paper(tmp_path):
     assert scores["novel_objects"] == 2 / 4
     assert scores["unique_novel_objects"] == 1 / 2
     assert scores["exact_match"] == 1 / 4  # the one of `dog`
+    answers = [{"text": text, "score": -1.0} for _, text in rows]
+    errors = task.errors(answers, [one for one, _ in rows])
+    assert [error and error.gold for error in errors] == ["gold", "other", None, "nep work", "nep work"]
 
 
 def test_without_the_training_data_novelty_is_left_out(tmp_path):

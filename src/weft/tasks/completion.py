@@ -56,6 +56,11 @@ class CompletionExample(base.Example):
         return f"{self.subject} {_CASE_CHANGE.sub(' ', self.relation).lower()}"
 
     @property
+    def target(self) -> str | None:
+        """The object, by the name that it has in a translation."""
+        return self.object
+
+    @property
     def question(self) -> tuple[str, str]:
         """The subject and the relation."""
         return self.subject, self.relation
@@ -97,13 +102,16 @@ class Complete(Translate):
         super().check(run)
         self._data = run.data
 
-    def texts(self, example: CompletionExample) -> tuple[list[str], list[str]]:
+    @property
+    def special_token_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return what stands before a prompt: bos."""
+        return (self.tokenizer.specials.bos,), ()
+
+    def texts(self, example: Any) -> tuple[list[str], list[str]]:
         """Return a tuple as it is read."""
         return [example.prompt if example.object is None else f"{example.prompt} {example.object}"], []
 
-    def encode_batch(
-        self, examples: Sequence[CompletionExample], tokenizer: Tokenizer, limit: TruncationPolicy
-    ) -> list[list[Item]]:
+    def encode_batch(self, examples: Sequence[Any], tokenizer: Tokenizer, limit: TruncationPolicy) -> list[list[Item]]:
         """Encode many tuples with one call of the tokenizer for prompts, and one for objects."""
         prompts = tokenizer.ids([example.prompt for example in examples], limit.needed)
         objects = tokenizer.ids([f" {example.object}" if example.object else "" for example in examples], limit.needed)
@@ -137,7 +145,7 @@ class Complete(Translate):
         forbid = sorted(id for id in special - {specials.eos} if id is not None)
         return CompletionHead(model, specials.eos, forbid, self.config.label_smoothing, BadWords(self.tokenizer))
 
-    def answer(self, example: CompletionExample, outputs: list[Any]) -> Answer:
+    def answer(self, example: Any, outputs: list[Any]) -> Answer:
         """Return the best object with its score, and the others where several were requested."""
         answer = super().answer(example, outputs)
         for candidate in (answer, *answer.get("candidates", ())):
@@ -156,7 +164,7 @@ class Complete(Translate):
         """Return the perplexity of the objects."""
         return {"perplexity": math.exp(min(loss, 700))}
 
-    def score(self, answers: Sequence[Answer], examples: Sequence[CompletionExample]) -> dict[str, float]:
+    def score(self, answers: Sequence[Answer], examples: Sequence[Any]) -> dict[str, float]:
         """Compute exact match, BLEU-2 and, where the training data can be read, the shares of what is new."""
         references: dict[tuple[str, str], list[str]] = {}
         for example in examples:

@@ -93,10 +93,10 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
     """Items are (source ids + eos, bos + target ids + eos)."""
 
     Config: ClassVar[type[Named]] = TranslateConfig
-    Example = TranslateExample
+    Example: type[base.Example] = TranslateExample
     Options = DecodingConfig
     required_roles = frozenset({Role.SEQ2SEQ, Role.GENERATOR})
-    metrics = ("exact_match", "bleu")
+    metrics: tuple[str, ...] = ("exact_match", "bleu")
     metric = "exact_match"
     label_fields = ("target",)
     config: TranslateConfig
@@ -105,6 +105,11 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
         """Raise an error for `truncation: window`: translating windows is not translating the text."""
         if run.data.truncation == "window":
             raise ConfigError("data.truncation: task 'translate' cannot use 'window'; try cut, drop or error")
+
+    @property
+    def special_token_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return what stands around a source: eos alone."""
+        return (), (self.tokenizer.specials.eos,)
 
     def texts(self, example: TranslateExample) -> tuple[list[str], list[str]]:
         """Return both sides."""
@@ -133,7 +138,7 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
         source = Tokens.pack([item[0] for item in items])
         return Batch(tokens, targets, {"tokens": len(targets)}, source)
 
-    def sequence_lengths(self, data: PackedItems) -> np.ndarray:
+    def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
         """Return the lengths of the source and of the decoder's input, the target without its last token."""
         target, source = data.shapes
         return np.stack([source, target - 1])
