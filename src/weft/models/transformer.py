@@ -248,7 +248,7 @@ class Transformer(Model):
         """Drop the decoder, unless a role reads or writes a target: what is left is the encoder of a translator."""
         if {Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR} & set(needs):
             return
-        for part in ("decoder", "output", "target_embed", "target_project"):
+        for part in {"decoder", "output", "target_embed", "target_project"} & {*vars(self), *self._modules}:
             delattr(self, part)
         self._attentions = tuple(module for module in self.modules() if isinstance(module, MultiHeadAttention))
 
