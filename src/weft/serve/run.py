@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from weft.errors import ConfigError
-from weft.serve.app import create_app
+from weft.serve.app import Services, create_app
 from weft.serve.config import ServerConfig
 from weft.serve.models import ServedModel, load_models
 
@@ -28,9 +28,12 @@ IDLE = 20  # seconds that an idle connection is kept
 class Connection(HttpToolsProtocol):
     """An HTTP connection that is closed if a request's head does not come in time, or is too large."""
 
+    services: Services
     head_time_limit: float = 10.0  # uvicorn itself waits for ever, and reads headers of any size
     _head_timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0  # received of a head that is not complete
+    _in_head = False  # whether a head has begun and is not complete
+    _head_bytes = 0  # received of it
+    _refuses = False  # whether the request that is being received is refused, since the queue is full
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a request."""
@@ -42,17 +45,49 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is None and self._is_idle():
             self._expect_head()
         super().data_received(data)
-        self._head_bytes = self._head_bytes + len(data) if self._is_idle() else 0
+        self._head_bytes = self._head_bytes + len(data) if self._in_head else 0
         if not self._is_idle():
             self._cancel_timer()
         elif self._head_bytes > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response("The head of the request is too large.")
 
+    def on_message_begin(self) -> None:
+        """Begin to read a head."""
+        self._in_head = True
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
         """Begin the request, unless its head is too large."""
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD:
             raise ValueError("the parser answers 400 to any error")
-        super().on_headers_complete()
+        self._in_head = False
+        self._refuses, self._keeps_alive = self._is_full(), self.parser.should_keep_alive()
+        if not self._refuses:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Receive a part of the body; that of a request which is refused is not kept."""
+        if not self._refuses:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Finish the request; one that is refused is answered here, at a twentieth of what the application costs."""
+        if not self._refuses:
+            super().on_message_complete()
+            return
+        self._refuses = False
+        self._cancel_timer()
+        self.transport.write(self.services.admission.refusal())
+        if self._keeps_alive:
+            self.timeout_keep_alive_task = self.loop.call_later(IDLE, self.timeout_keep_alive_handler)
+        else:
+            self.transport.close()
+
+    def _is_full(self) -> bool:
+        """Return whether the request is one too many, and an ordinary one, which can be refused with the same bytes."""
+        if not self.services.admission.full or not self._is_idle() or self.parser.get_method() != b"POST":
+            return False
+        return not self.expect_100_continue and all(name != b"origin" for name, _ in self.headers)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -97,8 +132,9 @@ class Server(uvicorn.Server):
 def make_server(models: Mapping[str, ServedModel], config: ServerConfig) -> Server:
     """Return the server of these models; `run` serves until a signal."""
     app = create_app(models, config)
-    connection: Any = type("Connection", (Connection,), {"head_time_limit": config.body_time_limit})
-    settings = uvicorn.Config(
+    settings = {"head_time_limit": config.body_time_limit, "services": app.state.services}
+    connection: Any = type("Connection", (Connection,), settings)
+    server = uvicorn.Config(
         app,
         host=config.host,
         port=config.port,
@@ -110,7 +146,7 @@ def make_server(models: Mapping[str, ServedModel], config: ServerConfig) -> Serv
         proxy_headers=False,
         timeout_keep_alive=IDLE,
     )
-    return Server(settings)
+    return Server(server)
 
 
 def app_from_environment() -> FastAPI:
