@@ -73,9 +73,15 @@ def models(
     )
     kinds = ("task", "model", "tokenizer")
     rows = [
-        [name, *(raw.get(kind, {}).get("name", "that of the weights") for kind in kinds)] for name, raw in ready.items()
+        [name, *(raw.get(kind, {}).get("name", "that of the weights") for kind in kinds)]
+        for name, raw in ready.items()
+        if "compare" not in raw
+    ]
+    compared = [
+        [name, raw["task"]["name"], ", ".join(raw["compare"])] for name, raw in ready.items() if "compare" in raw
     ]
     print_table(["recipe", "task", "model", "tokenizer"], rows)
+    print_table(["comparison", "task", "variants"], compared)
     sizes = [[name, raw.pop("name"), ", ".join(write_yaml(raw).splitlines())] for name, raw in presets.items()]
     print_table(["preset", "model", "settings"], sizes)
     for kind, table in TABLE.items():

@@ -164,6 +164,15 @@ class Data(Section):
         return self
 
 
+class Distill(Section):
+    """A teacher, whose answers a student learns beside the labels (knowledge distillation)."""
+
+    teacher: str  # a trained model of the same task: a run's directory, a checkpoint, or a name on the hub
+    temperature: float = Field(2.0, gt=0)  # of both distributions: above 1 they are flatter
+    alpha: float = Field(0.5, ge=0, le=1)  # the weight of the teacher's answers; that of the labels is 1 - alpha
+    cosine: float = Field(0.0, ge=0)  # the weight of the cosine distance of the last layers' states
+
+
 class Train(Section):
     """The budget, the optimizer, and the checkpoints to keep."""
 
@@ -179,13 +188,19 @@ class Train(Section):
     betas: tuple[Share, Share] = (0.9, 0.999)  # of Adam
     weight_decay: float = Field(0.0, ge=0)  # on matrices; vectors, such as biases, have none
     # how the learning rate changes
-    schedule: Literal["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential"] = "constant"
+    schedule: Literal["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential", "slanted-triangular"] = (
+        "constant"
+    )
     warmup: float = Field(0.0, ge=0)  # steps, or below 1 a share of the budget
     decay: float = Field(0.01, gt=0, le=1)  # exponential: the share of lr that is left at the end
+    ratio: float = Field(32.0, ge=1)  # slanted-triangular: how much smaller the lowest lr is than the peak
     asgd_after: int = Field(5, ge=1)  # evaluations without improvement before asgd begins to average
     clip: float | None = Field(1.0, gt=0)  # the largest norm of the gradient; None: no limit
     freeze: Literal["body"] | StrictInt | None = None  # the body, or its first layer groups (embeddings, layers)
+    # the body is frozen at first, and from the top one more layer group learns each epoch, or so many steps
+    unfreeze: Every | None = None
     layer_decay: float = Field(1.0, gt=0, le=1)  # the learning rate of a layer group, as a share of the one above it
+    distill: Distill | None = None  # a teacher, and how much its answers count
     reinit: int = Field(0, ge=0)  # top layers of pretrained weights to re-initialize
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: the forward pass under autocast
     compile: bool | None = None  # None: on CUDA in bf16, where model and task support it
@@ -242,6 +257,10 @@ class Run(Section):
     @classmethod
     def parse(cls, raw: Mapping[str, Any], trust: bool = True) -> "Run":
         """Validate a recipe; with `trust`, names may be `package.module:Class`."""
+        if "compare" in raw:
+            raise ConfigError(
+                "compare: lists variants of a recipe, which weft compare trains; leave it out to train one"
+            )
         unknown = [str(key) for key in raw if key not in cls.model_fields]
         if unknown:
             raise ConfigError(f"{unknown[0]}: not a section of a recipe; {did_you_mean(unknown[0], cls.model_fields)}")

@@ -202,6 +202,14 @@ class Model(nn.Module):
     def drop_pooler(self) -> None:
         """Drop the modules that only `pooled_output` uses: the task does not need it."""
 
+    def final_states(self, states: Tensor, tokens: Tokens) -> Tensor:
+        """Return of the last layer's states (N, D) those that have read a whole sequence, (B, D): the last tokens'.
+
+        A model whose last token has not read all of it, or does not stand for the text, overrides it.
+        """
+        last = (tokens.starts[1:].long() - 1).clamp(min=0)  # empty sequences may pad a batch
+        return states.index_select(0, last)
+
     def layer_groups(self) -> list[list[nn.Module]]:
         """Return the layer groups, bottom to top: the embeddings, then each layer; by default one group."""
         return [[self]]

@@ -53,6 +53,8 @@ def _why_not_compiled(run: Run, task: Task, body: Model, static: bool, device: t
         return f"pays on a GPU in bf16, but this is {device.type} in {run.train.precision}"
     if torch.cuda.is_available() and not can_compile(device):
         return "needs Triton, and a GPU of Ampere or newer"
+    if run.train.distill is not None:
+        return "a teacher answers beside the student, and both do not go into one graph"
     if not body.supports_compile:
         return f"the model {run.model.name!r} does not go into one graph"
     if not static and run.train.batch_size is not None:

@@ -31,6 +31,7 @@ from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_evalua
 from weft.tasks.pretrained_embeddings import check_vectors, learn_words, start_from_vectors
 from weft.tokenization.trainable import Tokenizer, load_tokenizer
 from weft.training.compile import make_loader
+from weft.training.distillation import make_distillation, taught_tokenizer
 from weft.training.distributed import World, join_world, leave_world
 from weft.training.final_averaging import try_average
 from weft.training.finetuning import check_tuning, frozen, reinitialized
@@ -95,8 +96,8 @@ def train_run(
 
 
 def make_tokenizer(run: Run, task: Task) -> Tokenizer:
-    """Return the tokenizer that comes with `model.weights`, or train one."""
-    return started_tokenizer(run) or fit_tokenizer(run.tokenizer, run.data, task)
+    """Return the tokenizer that comes with `model.weights`, or a teacher's if it is the recipe's, or train one."""
+    return started_tokenizer(run) or taught_tokenizer(run) or fit_tokenizer(run.tokenizer, run.data, task)
 
 
 def _make_store(run: Run, out: Path) -> Store:
@@ -215,7 +216,9 @@ def make_trainer(
         fitting.begin(folder, _digest(packed.digest, examples))
         return fitting
     loader = make_loader(run, task, head.body, packed, world)
-    trainer = Trainer(run, task, head, loader, world, reporters, store, _make_evaluate(run, task, valid))
+    distillation = make_distillation(run, task, head, packed, world.device)
+    evaluation = _make_evaluate(run, task, valid)
+    trainer = Trainer(run, task, head, loader, world, reporters, store, evaluation, distillation=distillation)
     trainer.progress.data = _digest(packed.digest, examples)
     _resume_or_save(trainer, folder, world)
     return trainer

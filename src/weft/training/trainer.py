@@ -34,8 +34,9 @@ from weft.tasks.head import Head
 from weft.training import asgd
 from weft.training.budget import EVALUATIONS, resolve_budget
 from weft.training.deferred_loss import DeferredLoss
+from weft.training.distillation import Distillation
 from weft.training.distributed import World
-from weft.training.finetuning import layer_lr_factors
+from weft.training.finetuning import GradualUnfreezing, layer_lr_factors
 from weft.training.flops import TrainingCost, peak_flops
 from weft.training.metric_ranking import ranking_key
 from weft.training.optim import clip_gradients, lr_factor, make_optimizer, set_lr
@@ -65,14 +66,14 @@ class Trainer:
     store: Store | None = None
     evaluate: Evaluate | None = None
     progress: Progress = field(default_factory=Progress)
+    distillation: Distillation | None = None
 
     def __post_init__(self) -> None:
         self._resolve_budget()
         if self.store and self.train.average:
             self.store.is_regular = self.is_regular
-        self.wrapped = self.world.wrap(self.head)
-        # Evaluation uses the uncompiled head.
-        self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.static_shape else self.wrapped
+        self._wrap()
+        self.unfreezing = None if self.train.unfreeze is None else GradualUnfreezing(self.head, self.train)
         self.optimizer = make_optimizer(self.head, self.train, layer_lr_factors(self.head, self.train.layer_decay))
         asgd.check(self.optimizer, self.evaluate is not None)
         self.cost = TrainingCost()  # since the last report
@@ -90,6 +91,12 @@ class Trainer:
         self.train = resolve_budget(
             self.run.train, self.loader, self.progress, self.world.size, evaluates=self.evaluate is not None
         )
+
+    def _wrap(self) -> None:
+        """Wrap the head for several processes and compile it, anew where other parameters are trained than before."""
+        self.wrapped = self.world.wrap(self.head if self.distillation is None else self.distillation)
+        # Evaluation uses the uncompiled head.
+        self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.static_shape else self.wrapped
 
     def fit(self) -> Progress:
         """Train until the budget or the patience is spent; on a signal, save and raise `Interrupted`."""
@@ -135,17 +142,33 @@ class Trainer:
     def update(self, batches: Iterator[LoadedBatch[Batch]]) -> None:
         """Read the next batches and make one update; its time counts towards the budget."""
         began, self._spent_earlier = time.perf_counter(), self.spent()
+        self._unfreeze()
         loaded = list(islice(batches, self.train.accumulate))
+        if self.distillation is not None:
+            loaded = [self.distillation.attach(item) for item in loaded]
         self._step(loaded)
         if self._due():
             self._read_pending()  # here, so that waiting for the device is timed
         cost = TrainingCost(seconds=time.perf_counter() - began)
         cost.add(self.head, (item.batch for item in loaded))
+        if self.distillation is not None:
+            cost.flops += sum(self.distillation.teacher_flops(item.batch) for item in loaded)
         # The mean time of the ranks and all their operations, so that all ranks have the same budget.
         totals = self.world.sum({"seconds": cost.seconds / self.world.size, "flops": cost.flops})
         self.progress.elapsed += totals["seconds"]
         self.progress.flops += totals["flops"]
         self.cost += replace(cost, seconds=totals["seconds"])
+
+    def _unfreeze(self) -> None:
+        """Train as many layer groups as are due by `train.unfreeze`, from the progress alone."""
+        if self.unfreezing is None:
+            return
+        every, position = self.train.unfreeze, self.progress.position
+        ended = position.batch >= self.loader.num_batches(position.epoch)
+        count = position.epoch + ended if every == "epoch" else self.progress.step // (every or 1)
+        if notice := self.unfreezing.unfreeze(count):
+            self._wrap()
+            self.report(Notice(f"{notice} from step {self.progress.step + 1} on"))
 
     def _signal_received(self, signals: Signals) -> bool:
         """Return whether any rank received a signal; all ranks return the same."""
