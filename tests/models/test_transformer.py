@@ -673,3 +673,4 @@ def test_without_the_decoder_the_encoder_is_the_same():
     assert model.flops(source) == flops
     assert not any("decoder" in name or "target" in name or "output" in name for name, _ in model.named_parameters())
     assert len(model.layer_groups()) == 1 + model.config.layers
+    assert model.word_embeddings() == {"vectors": [model.embed]}

@@ -231,8 +231,8 @@ class Transformer(Model):
 
     def word_embeddings(self) -> dict[str, list[nn.Embedding]]:
         """Return the source's table, which with one vocabulary is the target's too, and the target's own."""
-        own = {} if self.target_embed is self.embed else {"target_vectors": [self.target_embed]}
-        return {"vectors": [self.embed], **own}
+        target = getattr(self, "target_embed", self.embed)  # an encoder alone has none
+        return {"vectors": [self.embed], **({} if target is self.embed else {"target_vectors": [target]})}
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
