@@ -32,7 +32,12 @@ from weft.tasks.factory import build, build_on_meta
 from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer
 
-CHANGEABLE = ("model.pruned_heads", "model.dropout", "tokenizer.split_special_tokens")  # when a checkpoint is loaded
+CHANGEABLE = (  # when a checkpoint is loaded
+    "model.pruned_heads",
+    "model.dropout",
+    "model.mem_len",
+    "tokenizer.split_special_tokens",
+)
 RANDOM_FILE, CARRIED_FILE = "state/random.safetensors", "state/carried.safetensors"
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -317,7 +317,7 @@ def evaluate(
     loss = mean_loss(task, head, data.items, budget)
     answers = list(answer_all(task, head, data, budget, advance))
     result = EvaluationResult(
-        {"loss": loss, **task.score(answers, data.examples)},
+        {"loss": loss, **task.loss_metrics(loss), **task.score(answers, data.examples)},
         errors=list_errors(task, answers, data.examples) if errors else None,
     )
     if isinstance(task, LabelPrediction):
