@@ -32,6 +32,7 @@ demo: $(READY)   ## train a fixed-vector model and an attention model for 1,000 
 	@echo "Training two models, 1,000 steps each: about a minute each. The result is the same on a faster or slower machine."
 	@rm -rf demo
 	$(BIN)/weft compare dates-fixed dates --budget 1000 --out demo
+	@echo "Open demo/report.html in a browser: it needs no network"
 
 test: $(DEV) browser  ## run all tests, the numeric ones also as older CPUs compute
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
@@ -43,10 +44,13 @@ AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS
 SSE4 := ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 NUMBA_CPU_NAME=x86-64-v2 \
 	NUMBA_CPU_FEATURES=+ssse3,+sse4.1,+sse4.2
 
+# Of the files that have such tests alone: to import all others takes as long as the tests.
+NUMERIC = $$(grep -rl --include='test_*.py' 'mark\.isa' tests)
+
 isa: $(DEV)      ## run the numeric tests as older CPUs compute: with AVX2 alone, and with SSE4
 ifeq ($(shell uname -m),x86_64)
-	env $(AVX2) $(BIN)/python -m pytest --numprocesses 2 -m isa
-	env $(SSE4) $(BIN)/python -m pytest --numprocesses 2 -m isa
+	env $(AVX2) $(BIN)/python -m pytest --numprocesses 2 -m isa $(NUMERIC)
+	env $(SSE4) $(BIN)/python -m pytest --numprocesses 2 -m isa $(NUMERIC)
 endif
 
 # Pages are tested in Debian's Chromium. Where we may, it is installed (tried once, and soon given up with no network);

@@ -272,13 +272,14 @@ def served_generation(
 def bench_overload(args: argparse.Namespace) -> None:
     requests = embedding_requests(short_texts(sentences(args.texts), 2000))
     with (
-        running([*WEFT, "serve", f"m={args.model or 'sentences-en'}", "--port", "0"]) as port,
+        running([*WEFT, "serve", f"m={args.model or 'sentences-en'}", "--port", "0", "--queue", "16"]) as port,
         Generator() as generator,
     ):
-        full = generator.closed_loop(port, requests, 32, 4000).rate
+        full = generator.closed_loop(port, requests, 16, 4000).rate
         calm = generator.open_loop(port, requests, 0.5 * full, 20)
         load = generator.open_loop(port, requests, 10 * full, args.seconds)
     print(f"full load {full:.0f}/s; at half of it p99 {1e3 * calm.latency(0.99):.0f} ms")
+    print(f"the load itself takes {load.cpu_seconds / load.seconds:.2f} of the cores")
     ratio = load.latency(0.99) / calm.latency(0.99)
     times = f"p50 {1e3 * load.latency(0.5):.0f} ms, p99 {1e3 * load.latency(0.99):.0f} ms ({ratio:.1f} x)"
     print(f"10 x for {args.seconds:g} s: {dict(load.statuses)}, {load.rate:.0f}/s answered, {times}")

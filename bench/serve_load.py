@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
+import uvloop
+
 OnData = Callable[[bytes], None]
+OnAnswer = Callable[[str, bytes], None]  # the status, or what went wrong, and the body
 
 
 @dataclass
@@ -51,62 +54,82 @@ class Connection(asyncio.Protocol):
     """A connection that is kept alive: one request at a time."""
 
     def __init__(self) -> None:
-        self.buffer, self.done, self.on_data = b"", asyncio.get_running_loop().create_future(), None
-        self.expected: int | None = None  # bytes of the whole answer; None: not known, or chunked
+        self.on_answer: OnAnswer | None = None  # None: no request is being answered
         self.closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
-    def request(self, data: bytes, on_data: OnData | None = None) -> "asyncio.Future[tuple[str, bytes]]":
-        self.buffer, self.expected, self.on_data = b"", None, on_data
-        self.done = asyncio.get_running_loop().create_future()
+    def request(self, data: bytes, on_answer: OnAnswer, on_data: OnData | None = None) -> None:
+        self.buffer, self.expected, self.on_answer, self.on_data = b"", None, on_answer, on_data
         self.transport.write(data)  # type: ignore[attr-defined]
-        return self.done
 
     def data_received(self, data: bytes) -> None:
-        self.buffer += data
+        if self.on_answer is None:
+            return
+        self.buffer = self.buffer + data if self.buffer else data
         if self.on_data is not None:
             self.on_data(data)
-        if self.expected is None:
-            head, separator, _ = self.buffer.partition(b"\r\n\r\n")
-            if not separator:
+        if self.expected is None:  # bytes of the whole answer; None: not known, or chunked
+            end = self.buffer.find(b"\r\n\r\n")
+            if end < 0:
                 return
-            lowered = head.lower()
+            lowered = self.buffer[:end].lower()
             place = lowered.find(b"content-length:")
             if place >= 0:
-                self.expected = len(head) + 4 + int(lowered[place + 15 :].split(b"\r\n")[0])
+                self.expected = end + 4 + int(lowered[place + 15 :].partition(b"\r\n")[0])
         whole = self.buffer.endswith(b"0\r\n\r\n") if self.expected is None else len(self.buffer) >= self.expected
-        if whole and not self.done.done():
-            self.done.set_result((self.buffer[9:12].decode(), self.buffer.partition(b"\r\n\r\n")[2]))
+        if whole:
+            self._answer(self.buffer[9:12].decode(), self.buffer.partition(b"\r\n\r\n")[2])
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        if not self.done.done():
-            self.done.set_result(("closed", b""))
+        if self.on_answer is not None:
+            self._answer("closed", b"")
+
+    def _answer(self, status: str, body: bytes) -> None:
+        on_answer, self.on_answer = self.on_answer, None
+        on_answer(status, body)  # type: ignore[misc]
 
 
 class Client:
     """Connections to one server, opened as they are needed."""
 
     def __init__(self, port: int) -> None:
-        self.port, self.idle = port, list[Connection]()
+        self.port, self.idle, self.opening = port, list[Connection](), set[asyncio.Task[None]]()
 
-    async def send(self, data: bytes, on_data: OnData | None = None) -> tuple[str, bytes]:
-        """Send a request; return the status and the body of the answer."""
+    def send(self, data: bytes, on_answer: OnAnswer, on_data: OnData | None = None) -> None:
+        """Send a request; `on_answer` is called with the status and the body of the answer."""
         while self.idle and self.idle[-1].closed:
             self.idle.pop()
         if self.idle:
-            connection = self.idle.pop()
+            self._request(self.idle.pop(), data, on_answer, on_data)
         else:
-            try:
-                _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", self.port)
-            except OSError:
-                return "refused", b""
-        status, body = await connection.request(data, on_data)
-        if not connection.closed:
-            self.idle.append(connection)
-        return status, body
+            task = asyncio.ensure_future(self._open(data, on_answer, on_data))
+            self.opening.add(task)
+            task.add_done_callback(self.opening.discard)
+
+    async def _open(self, data: bytes, on_answer: OnAnswer, on_data: OnData | None) -> None:
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", self.port)
+        except OSError:
+            on_answer("refused", b"")
+        else:
+            self._request(connection, data, on_answer, on_data)
+
+    def _request(self, connection: Connection, data: bytes, on_answer: OnAnswer, on_data: OnData | None) -> None:
+        def answered(status: str, body: bytes) -> None:
+            if not connection.closed:
+                self.idle.append(connection)
+            on_answer(status, body)
+
+        connection.request(data, answered, on_data)
+
+    async def ask(self, data: bytes, on_data: OnData | None = None) -> tuple[str, bytes]:
+        """Send a request; return the status and the body of the answer."""
+        done: asyncio.Future[tuple[str, bytes]] = asyncio.get_running_loop().create_future()
+        self.send(data, lambda status, body: done.set_result((status, body)), on_data)
+        return await done
 
 
 def http_request(path: str, body: object) -> bytes:
@@ -124,28 +147,32 @@ def arrivals(rate: float, seconds: float, seed: int) -> Iterator[float]:
 
 
 async def _open_loop(port: int, requests: Sequence[bytes], rate: float, seconds: float, seed: int) -> Load:
-    client, load, running = Client(port), Load(), set[asyncio.Task[None]]()
+    client, load, sent = Client(port), Load(), 0
+    times = list(arrivals(rate, seconds, seed))
     start, cpu = time.perf_counter(), time.process_time()
 
-    async def one(number: int, due: float) -> None:
-        kind = number % len(requests)
-        status, _ = await client.send(requests[kind])
-        load.statuses[status] += 1
-        if status == "200":
-            load.latencies.append(time.perf_counter() - start - due)
-            load.kinds.append(kind)
+    def send(number: int) -> None:
+        kind, due = number % len(requests), times[number]
 
-    for number, due in enumerate(arrivals(rate, seconds, seed)):
-        if (wait := start + due - time.perf_counter()) > 0:
-            await asyncio.sleep(wait)
-        task = asyncio.ensure_future(one(number, due))
-        running.add(task)
-        task.add_done_callback(running.discard)
-    if running:
-        await asyncio.wait(running, timeout=10)
-    load.statuses["unanswered"] += sum(not task.done() for task in running)
-    for task in running:
-        task.cancel()
+        def answered(status: str, _: bytes) -> None:
+            load.statuses[status] += 1
+            if status == "200":
+                load.latencies.append(time.perf_counter() - start - due)
+                load.kinds.append(kind)
+
+        client.send(requests[kind], answered)
+
+    while sent < len(times):
+        now = time.perf_counter() - start
+        while sent < len(times) and times[sent] <= now:
+            send(sent)
+            sent += 1
+        if sent < len(times):
+            await asyncio.sleep(max(times[sent] - time.perf_counter() + start, 0))
+    deadline = time.perf_counter() + 10
+    while load.statuses.total() < sent and time.perf_counter() < deadline:
+        await asyncio.sleep(0.002)
+    load.statuses["unanswered"] += sent - load.statuses.total()
     load.seconds, load.cpu_seconds = max(time.perf_counter() - start, seconds), time.process_time() - cpu
     return load
 
@@ -159,9 +186,7 @@ async def _closed_loop(port: int, requests: Sequence[bytes], clients: int, count
         for number in numbers:
             kind, events = number % len(requests), list[float]()
             sent = time.perf_counter()
-            status, body = await client.send(
-                requests[kind], lambda _, events=events: events.append(time.perf_counter())
-            )
+            status, body = await client.ask(requests[kind], lambda _, events=events: events.append(time.perf_counter()))
             load.statuses[status] += 1
             load.latencies.append(time.perf_counter() - sent)
             load.kinds.append(kind)
@@ -177,12 +202,12 @@ async def _closed_loop(port: int, requests: Sequence[bytes], clients: int, count
 
 def open_loop(port: int, requests: Sequence[bytes], rate: float, seconds: float, seed: int = 0) -> Load:
     """Send requests at a rate, whatever the answers do; return what came back."""
-    return asyncio.run(_open_loop(port, requests, rate, seconds, seed))
+    return uvloop.run(_open_loop(port, requests, rate, seconds, seed))
 
 
 def closed_loop(port: int, requests: Sequence[bytes], clients: int, count: int, keep: bool = False) -> Load:
     """Send `count` requests by so many clients, each one after the other; return what came back."""
-    return asyncio.run(_closed_loop(port, requests, clients, count, keep))
+    return uvloop.run(_closed_loop(port, requests, clients, count, keep))
 
 
 __all__ = ["Load", "asdict", "closed_loop", "http_request", "open_loop", "quantile_of"]

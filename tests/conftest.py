@@ -1,5 +1,6 @@
 """What several tests stand on: a small recipe that trains in a second, and one thread a process."""
 
+import gc
 import json
 import os
 import random
@@ -19,6 +20,20 @@ from weft.training.reporting import TensorBoard
 settings.register_profile("suite", deadline=None)  # no test asserts a time
 settings.load_profile("suite")
 torch.set_num_threads(1)
+
+
+# What takes long comes first, so that at the end no process waits for the other.
+LONG = ("tests/e2e/", "tests/test_docs.py", "tests/training/test_distributed.py", "tests/cli/test_main.py")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def pytest_collection_finish():
+    """Keep the modules and the tests, which stay to the end, out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -169,7 +169,11 @@ def shortened(recipe, quick):
     """Give the overrides for a small budget, if a recipe is to have one."""
     if not quick and recipe not in recipe_names():
         return []
-    return [*QUICK, SHORT] if read_recipe(recipe)["task"]["name"] in GENERATE else QUICK
+    raw = read_recipe(recipe)
+    if "tasks" in raw:
+        tasks = {name: section["task"]["name"] for name, section in raw["tasks"].items()}
+        return [*QUICK, *(f"tasks.{name}.{SHORT}" for name, task in tasks.items() if task in GENERATE)]
+    return [*QUICK, SHORT] if raw["task"]["name"] in GENERATE else QUICK
 
 
 def shorten(words, quick):
@@ -261,7 +265,10 @@ def check_recipe(text):
     raw = read_yaml(text, "a block of yaml")
     if "weights" in raw.get("model", {}):  # what they are comes from there: see `weft.formats.pretrained`
         raw["model"] = {"name": "bert", **raw["model"]}
-    Run.parse({**read_recipe("dates"), **raw})
+    rest = {
+        key: value for key, value in read_recipe("dates").items() if "tasks" not in raw or key not in ("task", "data")
+    }
+    Run.parse({**rest, **raw})
 
 
 @pytest.fixture

@@ -108,8 +108,20 @@ def logits(w: Weights, kind: Kind, target: Tensor, source: Tensor, places: Tenso
         return rows * places.shape[1] ** 0.5 + places[: len(ids)]
 
     memory = stack(below(w, "encoder"), kind, "encoder", embedded(source, "embed"))
-    states = stack(below(w, "decoder"), kind, "decoder", embedded(target, "target_embed"), memory)
-    return states @ w["output.weight"].T + w.get("output.bias", 0.0)  # which Marian has
+    inputs = embedded(target, "target_embed")
+    states = stack(below(w, "decoder"), kind, "decoder", inputs, memory)
+    scores = states @ w["output.weight"].T + w.get("output.bias", 0.0)  # which Marian has
+    return copied(below(w, "copy_attention"), scores, states, inputs, memory, source)
+
+
+def copied(w: Weights, scores: Tensor, states: Tensor, inputs: Tensor, memory: Tensor, source: Tensor) -> Tensor:
+    """See et al. 2017, equations 8 and 9, where the network has a head that copies."""
+    if not w:
+        return scores
+    context, weights = attention(states @ w["query.weight"].T, memory @ w["key.weight"].T, memory, causal=False)
+    generate = torch.sigmoid(affine(w, "gate", torch.cat([context, states, inputs], 1)))
+    pointed = weights @ torch.eye(scores.shape[1], dtype=scores.dtype)[source]
+    return torch.log(generate * torch.softmax(scores, 1) + (1 - generate) * pointed)
 
 
 @torch.no_grad()

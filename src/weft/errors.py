@@ -11,7 +11,8 @@ A message names the key or file, the value and a remedy: "model.heads must divid
 """
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 MAX_SHOWN = 200  # characters of a value in a message
@@ -83,3 +84,16 @@ def abbreviate(value: object, most: int = MAX_SHOWN) -> str:
     """Return a value as Python writes it, for a message; of a long one, the beginning."""
     text = repr(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+@contextmanager
+def in_task(name: str) -> Iterator[None]:
+    """Put the name of one of several tasks before the message of an error that is raised inside."""
+    try:
+        yield
+    except WeftError as error:
+        lines = str(error).splitlines()
+        places = [
+            f"tasks.{name}{'.' if line.startswith(('task.', 'data.', 'task:', 'data:')) else ': '}" for line in lines
+        ]
+        raise type(error)("\n".join(map("".join, zip(places, lines, strict=True)))) from None

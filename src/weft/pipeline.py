@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from itertools import chain
@@ -21,7 +21,7 @@ from weft.config.schema import Overrides, Run
 from weft.data.corpus.format import find_corpus, read_manifest
 from weft.data.readers.column_mapping import ColumnSpec
 from weft.data.truncation import TruncationPolicy
-from weft.errors import CheckpointError, ConfigError, DataError, RoleError
+from weft.errors import CheckpointError, ConfigError, DataError, RoleError, in_task
 from weft.formats.huggingface.hub import find_model
 from weft.formats.pretrained import open_model, read_run
 from weft.formats.sentence_transformers import Pooling, read_pooling, write_pooling
@@ -49,6 +49,7 @@ from weft.tasks.inference import (
 from weft.tasks.lm.minimal_pairs import MinimalPairsResult, evaluate_minimal_pairs
 from weft.tasks.lm.task import LM
 from weft.tasks.mlm.task import MLM
+from weft.tasks.multitask import MultiHead, MultiTask
 from weft.tasks.prepare import check_answer, data_for, has_split, labelled_fields, read_evaluation_data
 from weft.tasks.requests import Request, check_overrides, is_single, parse_example, read_options
 from weft.text_embedding import Combine, Embedder, EmbeddingOptions, LayerSelection, Pool
@@ -72,6 +73,8 @@ class Pipeline:
         pipeline([("A man eats.", "He sleeps.")])   pairs of texts, as tuples
         pipeline(df)                                a pandas DataFrame; the answers are one, too
         pipeline("May 1, 1990", {"beam": 5})        options of the task's decoding
+        pipeline("May 1, 1990", task="dates")       of a model of several tasks, one of them
+        pipeline.for_task("dates")                  that task alone, as a pipeline
         pipeline.answers(lines)                     the answers to a stream, one by one
         pipeline.truncation_policy("cut")           what happens to long texts, for `answers(…, limit=)`
         pipeline.stream("The function")             pieces of one answer, while it is generated
@@ -105,19 +108,40 @@ class Pipeline:
     pooling: Pooling | None = None  # of a sentence-embedding model, where its folder or its task says it
     trained: int = 0  # parameters before int8 quantization, which replaces them by buffers
 
-    def __call__(self, examples: Request | Iterable[Request], options: Mapping[str, Any] | None = None) -> list[Answer]:
+    def __call__(
+        self,
+        examples: Request | Iterable[Request],
+        options: Mapping[str, Any] | None = None,
+        task: str | None = None,
+    ) -> list[Answer]:
         """Return the answers to examples, as `predict` does."""
-        return self.predict(examples, options)
+        return self.predict(examples, options, task)
 
-    def predict(self, examples: Request | Iterable[Request], options: Mapping[str, Any] | None = None) -> list[Answer]:
+    def predict(
+        self,
+        examples: Request | Iterable[Request],
+        options: Mapping[str, Any] | None = None,
+        task: str | None = None,
+    ) -> list[Answer]:
         """Return the answers to examples, a list; of one example, which needs no list around it, a list of one.
 
         An example is a text, a mapping with the fields of the task's example, or a tuple of their values, such as a
         pair of texts. A pandas DataFrame, whose columns are fields, gives a DataFrame: the answers' fields are its
-        columns, and the index is the same.
+        columns, and the index is the same. A model of several tasks answers as the one that `task` names.
         """
-        answers = self.answers(examples, options)
+        answers = self.for_task(task).answers(examples, options)
         return answers_frame(examples, answers) if is_dataframe(examples) else list(answers)
+
+    def for_task(self, name: str | None = None) -> "Pipeline":
+        """Return the pipeline of one of several tasks, on the body of all; of a model of one task, itself."""
+        if not isinstance(self.task, MultiTask):
+            if name is not None:
+                raise ConfigError(f"task: {name!r} is named, but this model has one task alone; leave it out")
+            return self
+        part = self.task.part(name)
+        assert name is not None
+        assert isinstance(self.head, MultiHead)
+        return replace(self, run=self.run.for_task(name), task=part, head=self.head.head_of(name))
 
     def answers(
         self,
@@ -133,6 +157,7 @@ class Pipeline:
         are answered; an error among the examples, such as that of a row which could not be read, is returned as well.
         `limit`, of `truncation_policy`, says what happens to texts that are too long, and counts them.
         """
+        self.for_task()  # raises where there are several tasks
         parsed_options, limit = read_options(self.task, options), limit or self.truncation_policy()
         several = self._several(examples)
         if on_error == "raise":
@@ -193,6 +218,9 @@ class Pipeline:
         `columns` of a file, by field, override the recipe's. `advance` is called with the number of examples that were
         answered since the last call.
         """
+        if isinstance(self.task, MultiTask) and data is None and not (errors or by_length):
+            return self._evaluate_tasks(self.task, tell, advance)
+        self.for_task()
         if errors and not isinstance(self.task, ErrorAnalysis):
             raise RoleError(
                 f"errors: the task {self.run.task.name!r} has no answers that are right or wrong; leave it out"
@@ -210,6 +238,21 @@ class Pipeline:
         if result.note and tell:
             tell(result.note)
         return result
+
+    def _evaluate_tasks(
+        self, task: MultiTask, tell: Callable[[str], object] | None, advance: Callable[[int], object] | None
+    ) -> EvaluationResult:
+        """Return the metrics of each of several tasks that has data to evaluate on, and their mean."""
+        results: dict[str, dict[str, float]] = {}
+        for name in task.parts:
+            own = self.for_task(name)
+            if own.has_data:
+                with in_task(name):
+                    note = (lambda line, name=name: tell(f"tasks.{name}: {line}")) if tell else None
+                    results[name] = own.evaluate_in_detail(tell=note, advance=advance).metrics
+        if not results:
+            raise ConfigError("tasks: none has data to evaluate on; name one, and give it data")
+        return EvaluationResult(task.join(results))
 
     def _evaluate_prepared(self, data: str | Path | None, columns: ColumnSpec | None) -> EvaluationResult | None:
         """Evaluate on a prepared corpus, if `data` is one; a named corpus by its split `test`, else `valid`."""
@@ -247,6 +290,10 @@ class Pipeline:
         on_error: Literal["raise", "nan"] = "raise",
     ) -> Embedder:
         """Return the embedder of texts, for one call or for a stream; the arguments are those of `embed`."""
+        if isinstance(self.task, MultiTask):  # a text is read as by the first task
+            return self.for_task(next(iter(self.task.parts))).embedder(
+                pool, layers, combine, normalize, truncate, on_error
+            )
         pooling = self.pooling or Pooling("mean")
         normalize = pooling.normalize if normalize is None else normalize
         options = EmbeddingOptions(pool or pooling.pool, layers, combine, normalize)
@@ -299,6 +346,8 @@ class Pipeline:
     @property
     def has_data(self) -> bool:
         """Return whether the recipe names data to evaluate on."""
+        if self.run.task_names:
+            return any(self.for_task(name).has_data for name in self.run.task_names)
         return has_split(self.run.data, data_for(self.run.data, None)[1])
 
     def attention(
@@ -382,6 +431,7 @@ class Pipeline:
         """Parse and check an example: a plain text is the task's first field, or JSON if the task needs several."""
         if isinstance(request, DataError):
             raise request
+        self.for_task()  # raises where there are several tasks
         return parse_example(self.task, request, number)
 
     def _evaluation_data(

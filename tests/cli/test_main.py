@@ -91,7 +91,18 @@ COMMANDS = {
         *("MODEL", "TEXT", "--file", "--out", "--columns", "--set", "--json", "--stream", "--truncation", "--strict"),
         *("--quiet", "--trust", "--device", "--precision"),
     ],
-    "compare": ["RECIPE", "--budget", "--out", "--set", "--quiet"],
+    "compare": [
+        "RECIPE",
+        "--budget",
+        "--out",
+        "--set",
+        "--seeds",
+        "--baselines",
+        "--resume",
+        "--add",
+        "--report-only",
+        "--quiet",
+    ],
     "embed": [
         *("MODEL", "TEXT", "--file", "--columns", "--out", "--pool", "--layers", "--combine", "--normalize"),
         *("--truncate", "--split-special-tokens", "--strict", "--quiet", "--trust", "--device", "--precision"),
@@ -586,11 +597,15 @@ def test_compare_prints_tables_and_writes_a_page(run, recipe, recipe_file, tmp_p
     )
     assert done.lines[0].strip() == "3 steps of training each"
     assert "exact match" in done.out
-    assert "answers to unseen examples" in done.out
-    assert done.lines[-1] == f"learning curves and alignments: {tmp_path / 'out' / 'report.html'}"
+    assert done.lines[-1] == f"what was compared, and how: {tmp_path / 'out' / 'report.html'}"
     assert (tmp_path / "out" / "report.html").read_text().startswith("<!doctype html>")
     assert weft.load(tmp_path / "out" / "fixed").run.train.lr == 0.02
     assert done.err == ""
+    again = good(run("compare", "--report-only", "--out", tmp_path / "out"))
+    assert again.out == done.out
+    assert good(run("compare", "--resume", "--out", tmp_path / "out", "-q")).out == done.out
+    refused(run("compare"), "RECIPE: give recipes to compare, or --resume, --add or --report-only")
+    refused(run("compare", "--report-only", "--out", tmp_path / "none"), "no comparison was finished")
 
 
 def test_compare_can_be_stopped(run, recipe_file, tmp_path):
@@ -605,7 +620,9 @@ def test_compare_can_be_stopped(run, recipe_file, tmp_path):
     thread.start()
     done = run("compare", recipe_file, "--budget", 10**7, "--out", tmp_path / "out", "--quiet")
     thread.join()
-    assert (done.code, done.out, done.err) == (130, "", "stopped by SIGINT; saved\n")
+    out = tmp_path / "out"
+    told = f"stopped by SIGINT; saved in {out}: continue with weft compare --resume --out {out}\n"
+    assert (done.code, done.out, done.err) == (130, "", told)
 
 
 def test_average(run, recipe_file, tmp_path):

@@ -161,7 +161,15 @@ def standing_alone(raw):
 def test_every_shipped_recipe_parses():
     assert "dates" in recipe_names()
     for name in recipe_names():
-        Run.parse(standing_alone(read_recipe(name)))
+        raw = read_recipe(name)
+        assert ("compare" in raw) == name.startswith("compare-")
+        raw.pop("compare", None)
+        Run.parse(standing_alone(raw))
+
+
+def test_variants_are_for_a_comparison():
+    with pytest.raises(ConfigError, match="compare: lists variants of a recipe, which weft compare trains"):
+        Run.parse(read_recipe("compare-dates"))
 
 
 def test_a_missing_recipe_gets_a_suggestion(tmp_path):

@@ -20,8 +20,8 @@ def make_gpt():
     return GPT(GPTConfig(name="gpt", width=16, layers=2, heads=2, max_positions=160), VOCAB)
 
 
-def make_transformer():
-    config = TransformerConfig(name="transformer", width=16, layers=2, heads=2, ffn_width=32)
+def make_transformer(**changes):
+    config = TransformerConfig(name="transformer", width=16, layers=2, heads=2, ffn_width=32, **changes)
     return Transformer(config, VOCAB)
 
 
@@ -40,6 +40,8 @@ MODELS = {
     "fixed vector": lambda: make_seq2seq(attention="none"),
     "input feeding": lambda: make_seq2seq(attention="general", place="after", input_feeding=True),
     "location": lambda: make_seq2seq(attention="location"),
+    "copying seq2seq": lambda: make_seq2seq(copying=True),
+    "copying transformer": lambda: make_transformer(copying=True),
     "rnn": make_rnn,
     "gru": lambda: make_rnn(cell="gru"),
     "self-attentive": lambda: make_rnn(attention="dot"),

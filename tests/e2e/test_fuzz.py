@@ -14,7 +14,7 @@ from fuzz_mutations import mutate_file
 from fuzz_runner import Limits, run_all
 
 SCRIPT = Path(fuzz.__file__)
-QUICK = Limits(cpu_seconds=3.0, wall_seconds=30.0, gigabytes=0.5)  # forks of a large process take a while, too
+QUICK = Limits(cpu_seconds=1.5, wall_seconds=30.0, gigabytes=0.5)  # forks of a large process take a while, too
 
 
 def test_fifty_inputs_fail_in_no_way():

@@ -133,7 +133,7 @@ def test_labels_that_have_changed_are_seen_on_resuming(tmp_path):
         weft.train(recipe, ["train.steps=3"], out=out, resume=True)
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", [name for name in recipe_names() if not name.startswith("compare-")])
 def test_every_recipe_that_ships_is_whole(name):
     alone = ["model={preset: bert-tiny}", "tokenizer={name: wordpiece}"]  # in place of weights that are not there
     run = Run.parse(read_recipe(name, alone if "weights" in read_recipe(name)["model"] else []))
@@ -142,8 +142,8 @@ def test_every_recipe_that_ships_is_whole(name):
 
 def test_models_can_be_compared_on_labels(tmp_path):
     changes = ["model.width=24", "train.eval_every=null"]
-    result = weft.compare(["langid-cnn", "langid"], "3", tmp_path / "out", changes)
+    result = weft.compare(["langid-cnn", "langid"], "3", tmp_path / "out", changes, baselines=False)
     headers, rows = result.table()
-    assert headers[:3] == ["model", "accuracy", "macro f1"]
-    assert [row[0] for row in rows] == ["langid-cnn", "langid"]
-    assert len(result.answers()[1]) == 4
+    assert headers[:3] == ["entry", "model", "accuracy ↑"]
+    assert {row[0] for row in rows} == {"langid-cnn", "langid"}
+    assert {name for example in result.results.examples for name in example.answers} == {"langid-cnn", "langid"}

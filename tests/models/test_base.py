@@ -1,11 +1,14 @@
 """Roles: a task's needs are held against what a model, as configured, can do, before any data is read."""
 
 import pytest
+import torch
 from torch import nn
 
 from weft.config.schema import Named
 from weft.errors import RoleError
 from weft.models.base import Model, Role, check_roles
+from weft.registry import resolve
+from weft.tokens import Tokens
 
 
 class Reader(Model):
@@ -78,3 +81,23 @@ def test_a_model_keeps_all_of_itself_unless_it_says_what_it_can_drop():
     held.prune_unused({Role.ENCODER, Role.MASKED_LM})
     assert set(dropped.state_dict()) == {"embed.weight"}
     assert set(held.state_dict()) == before
+
+
+STATES = {
+    "rnn": {"width": 6},
+    "rnn backward": {"width": 6, "direction": "backward"},
+    "rnn both": {"width": 6, "layers": 2, "direction": "both"},
+    "rnn apart": {"width": 6, "layers": 2, "direction": "both", "apart": True},
+    "gpt": {"width": 6, "heads": 2, "layers": 2, "max_positions": 16},
+    "bert": {"width": 6, "heads": 2, "layers": 2, "max_positions": 16, "pooler": "none"},
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_final_states_are_those_that_a_body_pools_by_itself(name):
+    cls = resolve("model", name.partition(" ")[0])
+    config = cls.Config(name=name.partition(" ")[0], **STATES[name])
+    model, tokens = cls(config, 9).double().eval(), Tokens.pack([[1, 2, 3], [4], [5, 6, 7, 8]])
+    states = model.encode(tokens)[0]
+    torch.testing.assert_close(model.final_states(states, tokens), model.pooled_output(tokens))
+    assert not torch.equal(model.final_states(states.roll(1, 0), tokens), model.pooled_output(tokens))

@@ -45,6 +45,37 @@ def test_beyond_the_queue_requests_get_429_and_the_others_are_answered(classifie
         assert client.services.admission.active == 0
 
 
+def test_a_connection_whose_request_was_refused_goes_on(classifier, gate):
+    """A body of any size is received and not kept; the next request on the same connection is answered."""
+
+    def exchange(connection, text):
+        body = f'"{text}"'.encode()
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        )
+        connection.sendall(f"{head}\r\n\r\n".encode() + body)
+        answer = b""
+        while b"\r\n\r\n" not in answer or not answer.endswith(b"}"):
+            answer += connection.recv(65536)
+        return answer
+
+    with running({"classify": classifier}, queue=1) as client:
+        first = threading.Thread(target=client.post, args=(PATH,), kwargs={"json": "good"})
+        first.start()
+        assert gate.entered.wait(timeout=30)
+        with socket.create_connection(("127.0.0.1", client.port)) as connection:
+            for text in ("good", "good " * 20_000, "good"):
+                refused = exchange(connection, text)
+                assert refused.startswith(b"HTTP/1.1 429 ")
+                assert b"retry-after: 1\r\n" in refused
+                assert b"content-security-policy: " in refused
+            gate.opened.set()
+            first.join()
+            assert exchange(connection, "good").startswith(b"HTTP/1.1 200 ")
+        assert 'weft_requests_total{route="refused",status="429"} 3.0' in client.get("/metrics").text
+        assert gate.inputs == [["good"], ["good"]]
+
+
 def test_a_request_that_takes_too_long_gets_503(classifier, gate):
     with running({"classify": classifier}, time_limit=0.2) as client:
         answer = client.post(PATH, json="good")

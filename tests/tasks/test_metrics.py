@@ -3,7 +3,6 @@
 import warnings
 
 import pytest
-import sacrebleu
 import scipy.stats
 import seqeval.metrics
 import sklearn.metrics
@@ -15,7 +14,6 @@ from weft.tasks.metrics import (
     MAX_CONFUSED,
     ConfusionMatrix,
     Tally,
-    bleu,
     entities,
     exact_match,
     macro_f1,
@@ -23,7 +21,6 @@ from weft.tasks.metrics import (
     mean_f1,
     metric_title,
     pearson,
-    sentence_bleu,
     spearman,
     tally_entities,
     tally_labels,
@@ -34,27 +31,6 @@ def test_exact_match_is_a_share():
     assert exact_match(["a", "b", "c ", "D"], ["a", "x", "c", "d"]) == 0.25
     assert exact_match(["a", "b"], ["a", "b"]) == 1
     assert exact_match([], []) == 0
-
-
-def test_bleu_is_sacrebleus():
-    texts = ["the cat sat on the mat", "a dog ran over the hill today"]
-    targets = ["the cat is on the mat", "a dog ran up the hill today"]
-    assert bleu(texts, targets) == pytest.approx(sacrebleu.corpus_bleu(texts, [targets]).score)
-    assert 0 < bleu(texts, targets) < 100
-    assert bleu(targets, targets) == pytest.approx(100)
-    assert bleu([], []) == 0
-
-
-def test_bleu_is_the_corpuss_and_no_mean_over_sentences():
-    texts, targets = ["a b c d", "e"], ["a b c d", "e f g h i j"]
-    mean = (bleu(texts[:1], targets[:1]) + bleu(texts[1:], targets[1:])) / 2
-    assert abs(bleu(texts, targets) - mean) > 1
-
-
-def test_the_bleu_of_a_sentence_is_sacrebleus():
-    for text, target in (("a dog ran up", "a dog ran over"), ("dog", "a dog"), ("", "a"), ("a b c d e", "a b c d e")):
-        assert sentence_bleu(text, target) == pytest.approx(sacrebleu.sentence_bleu(text, [target]).score)
-    assert sentence_bleu("dog", "dog") != pytest.approx(bleu(["dog"], ["dog"]))  # the control: the corpus's has n-grams
 
 
 def test_a_binary_f1_says_which_label_it_is_of():
@@ -72,7 +48,6 @@ def test_unequal_lengths_are_a_mistake_of_ours():
 def test_they_stay_in_their_range_whatever_the_text(pairs):
     texts, targets = [text for text, _ in pairs], [target for _, target in pairs]
     assert 0 <= exact_match(texts, targets) <= 1
-    assert 0 <= bleu(texts, targets) <= 100 + 1e-9
 
 
 LABELS = ["a", "b", "c", "never seen"]

@@ -185,13 +185,19 @@ def test_a_lone_surrogate_is_no_text(recipe):
         ({"words": ["a"], "text": "a"}, "must have words or text, one of them"),
         ({"words": ["a", "b"], "tags": ["O"]}, "must have a tag a word, and has 1 for 2"),
         ({"text": "a, b", "tags": ["O"]}, "must have a tag a word, and has 1 for 3"),
-        ({"words": "a b"}, "valid list"),
+        ({"words": 3}, "valid list"),
+        ({"words": "a b", "tags": "O"}, "must have a tag a word, and has 1 for 2"),
         ({"words": ["a"], "label": "O"}, "Extra inputs"),
     ],
 )
 def test_what_is_no_example_is_refused(raw, message):
     with pytest.raises(ValueError, match=message):
         TagExample.model_validate(raw)
+
+
+def test_a_line_of_words_and_a_line_of_tags_are_a_sentence():
+    lines = TagExample.model_validate({"words": "play  jazz ", "tags": "O B-genre"})
+    assert lines == TagExample(words=["play", "jazz"], tags=["O", "B-genre"])
 
 
 def test_a_sentence_with_the_wrong_number_of_tags_names_its_place(recipe, tmp_path):

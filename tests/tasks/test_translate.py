@@ -9,7 +9,7 @@ from weft.config.schema import Run, read_recipe
 from weft.data.truncation import TruncationPolicy
 from weft.decoding.config import DecodingConfig
 from weft.decoding.generate import Hypothesis
-from weft.errors import DataError
+from weft.errors import ConfigError, DataError
 from weft.tasks.factory import build, make_task
 from weft.tasks.prepare import fit_tokenizer
 from weft.tasks.translate import TranslateExample
@@ -45,6 +45,15 @@ def test_an_item_is_the_source_with_its_end_and_the_target_with_both_ends(task):
     (abc, cb) = task.tokenizer.ids(["abc", "cb"])
     assert source.tolist() == [*abc, special.eos]
     assert target.tolist() == [special.bos, *cb, special.eos]
+
+
+def test_a_prefix_says_what_is_asked(recipe):
+    asked = build_task(recipe, "task.prefix=2xy")[0]
+    ((source, _),) = asked.encode(pair("abc", "cb"), asked.tokenizer, LIMIT)
+    assert asked.tokenizer.decode(source.tolist()[:-1]) == "2xy abc"
+    assert asked.tokenizer.specials.unk not in source, "the tokenizer was trained with it"
+    ((plain, _),) = build_task(recipe)[0].encode(pair("abc", "cb"), asked.tokenizer, LIMIT)
+    assert asked.tokenizer.decode(plain.tolist()[:-1]) == "abc"
 
 
 def test_many_are_encoded_as_one_by_one(task):
@@ -163,6 +172,52 @@ def test_a_text_that_is_not_the_target_is_an_error_with_its_own_bleu(recipe, tas
     assert near.quality > case.quality == case.details["bleu"] == 0
     assert right is None
     assert build_task(recipe, "task.lowercase=true")[0].errors(answers[:1], examples[:1]) == [None]
+
+
+def test_several_translations_are_an_item_each_and_references_of_one_question(task):
+    ids = task.tokenizer.ids(["ab", "ba", "b"])
+    example = pair("ab", ["ba", "", "b"])  # an empty one, as a table has it, is none
+    items = task.encode(example, task.tokenizer, LIMIT)
+    assert [item[1][1:-1].tolist() for item in items] == ids[1:]
+    assert [item[0][:-1].tolist() for item in items] == [ids[0]] * 2
+    assert len(task.encode(task.without_labels(example), task.tokenizer, LIMIT)) == 1
+    assert task.texts(example) == (["ab"], ["ba", "b"])
+    answers = [{"text": "b", "score": -0.5}, {"text": "x", "score": -0.5}]
+    assert task.score(answers, [example, example])["exact_match"] == 0.5
+    assert [error and error.gold for error in task.errors(answers, [example, example])] == [None, ["ba", "b"]]
+    with pytest.raises(ValueError, match="must have a text, but has none"):
+        pair("ab", ["", ""])
+
+
+def test_a_text_in_parts_is_joined():
+    assert pair(["Is it?", "It is."]).text == "Is it? It is."
+    with pytest.raises(ValueError, match="valid string"):
+        pair(["a", 1])
+
+
+def test_rows_of_one_text_are_grouped_where_the_recipe_says(recipe, task):
+    answers = [{"text": text, "score": -1.0} for text in ("b a", "x", "b a")]
+    examples = [pair("ab", "b"), pair("c", "x y"), pair("ab", "B a")]
+    assert task.score(answers, examples)["exact_match"] == 0
+    grouped = build_task(
+        recipe, "task.group_references=true", "task.lowercase=true", "task.metrics=[token_error_rate,exact_match]"
+    )[0]
+    assert grouped.score(answers, examples) == {"token_error_rate": 1 / 4, "exact_match": 1 / 2}
+    assert [error and error.gold for error in grouped.errors(answers, examples)] == [None, "x y", None]
+
+
+def test_a_recipe_names_its_metrics_and_the_first_selects_the_best_model(recipe):
+    task = build_task(recipe, "task.metrics=[token_error_rate,rouge1]")[0]
+    assert (task.metrics, task.metric, task.lower_is_better) == (
+        ("token_error_rate", "rouge1"),
+        "token_error_rate",
+        True,
+    )
+    assert not build_task(recipe, "task.metrics=[token_error_rate,rouge1]", "train.metric=rouge1")[0].lower_is_better
+    with pytest.raises(ConfigError, match="no metric 'bleu'"):
+        build_task(recipe, "task.metrics=[rouge1]", "train.metric=bleu")
+    with pytest.raises(ConfigError, match="rouge3"):
+        build_task(recipe, "task.metrics=[rouge3]")
 
 
 def test_an_output_is_read_again_with_its_end(task):

@@ -284,6 +284,47 @@ def test_patience_ends_a_training_that_is_frozen(folder, tmp_path):
     assert losses(tmp_path / "run")[-1][0] == 3
 
 
+# Gradual unfreezing.
+
+
+def learnt_between(run, first, last):
+    before, after = weights_at(run, first), weights_at(run, last)
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+@pytest.mark.parametrize("model", ["bert", "gpt", "rnn"])
+def test_one_more_group_learns_at_a_time_from_the_top(folder, tmp_path, model):
+    recipe = reviews(folder, model, unfreeze=1, freeze=1, save_every=1, steps=5)
+    pipeline = weft.train(recipe, out=tmp_path / "run")
+    groups = [names_of(pipeline.head, group) for group in pipeline.head.body.layer_groups()]
+    whole = set(dict(pipeline.head.named_parameters()))
+    for step in range(5):
+        fixed = set().union(*groups[: max(1, 4 - step)])
+        assert learnt_between(tmp_path / "run", step, step + 1) == whole - fixed, step
+    assert all(parameter.requires_grad for parameter in pipeline.head.parameters()), "once it is trained"
+
+
+def test_an_epoch_unfreezes_a_group(folder, tmp_path):
+    listener = Listener()
+    recipe = reviews(folder, unfreeze="epoch", steps=None, epochs=3, batch_tokens=400, save_every="epoch")
+    pipeline = weft.train(recipe, out=tmp_path / "run", report=listener)
+    notices = [record.text for record in listener.of(Notice) if "unfreeze" in record.text]
+    steps = sorted(int(path.name[-8:]) for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert [notice.rpartition("step ")[2] for notice in notices] == [f"{step + 1} on" for step in steps[:3]]
+    head = {"output.weight", "output.bias", "body.pooler.weight", "body.pooler.bias"}
+    top = names_of(pipeline.head, pipeline.head.body.layer_groups()[-1])
+    assert learnt_between(tmp_path / "run", 0, steps[1]) == head
+    assert learnt_between(tmp_path / "run", steps[1], steps[2]) == head | top
+
+
+def test_what_contradicts_unfreezing_is_refused(folder, tmp_path):
+    with pytest.raises(weft.ConfigError, match="train.unfreeze: .* train.freeze=body never does"):
+        weft.train(reviews(folder, unfreeze=2, freeze="body"), out=tmp_path / "run")
+    recipe = recipe_for(write_pairs(tmp_path / "pairs.tsv"))
+    with pytest.raises(weft.ConfigError, match="train.unfreeze: .* here nothing does"):
+        weft.train(recipe, ["train.unfreeze=2"], tmp_path / "run")
+
+
 # Rates.
 
 BLOCK = (
@@ -469,6 +510,44 @@ def test_a_resume_is_exact(pretrained, folder, tmp_path):
     for change in ("train.freeze=2", "train.layer_decay=0.6", "train.reinit=0"):
         with pytest.raises(weft.CheckpointError, match="the recipe has changed"):
             weft.train(recipe, [*TUNED, "train.steps=9", change], tmp_path / "parts", resume=True)
+
+
+def test_a_resume_between_two_unfreezings_is_exact(folder, tmp_path):
+    recipe = reviews(folder, "rnn", unfreeze=2, schedule="constant", save_every=1, steps=7)
+    weft.train(recipe, out=tmp_path / "whole")
+    weft.train(recipe, ["train.steps=3"], tmp_path / "parts")
+    weft.train(recipe, [], tmp_path / "parts", resume=True)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    ours, theirs = (weights_at(tmp_path / name, 7) for name in ("parts", "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    with pytest.raises(weft.CheckpointError, match="the recipe has changed"):
+        weft.train(recipe, ["train.steps=9", "train.unfreeze=1"], tmp_path / "parts", resume=True)
+
+
+def test_a_classifier_starts_from_the_layers_of_a_language_model(folder, tmp_path):
+    """The way of ULMFiT: an AWD-LSTM reads the texts, then its layers and its vocabulary are the classifier's."""
+    texts = tmp_path / "texts.txt"
+    rows = write_reviews(tmp_path / "reviews.tsv").read_text(encoding="utf-8").splitlines()
+    texts.write_text("".join(row.partition("\t")[0] + "\n" for row in rows), encoding="utf-8")
+    model = {"name": "rnn", "width": 8, "embedding": 6, "layers": 2, "tie": True, "dropout_recurrent": 0.2}
+    lm = {
+        "task": {"name": "lm"},
+        "data": {"train": str(texts)},
+        "tokenizer": {"name": "words"},
+        "model": {**model, "variational": True, "dropout_embed": 0.1},
+        "train": {"steps": 3, "batch_tokens": 100},
+    }
+    weft.train(lm, out=tmp_path / "lm")
+    recipe = {**reviews(folder, unfreeze=1, layer_decay=0.4), "task": {"name": "classify", "pooling": "concat"}}
+    del recipe["tokenizer"]
+    recipe["model"] = {"weights": str(tmp_path / "lm"), "dropout_recurrent": 0.1}
+    pipeline = weft.train(recipe, out=tmp_path / "run")
+    theirs, ours = weights_at(tmp_path / "lm", 3), weights_at(tmp_path / "run", 0)
+    shared = {name for name in theirs if name in ours}
+    assert shared == {name for name in theirs if not name.startswith("body.output")}
+    assert all(torch.equal(ours[name], theirs[name]) for name in shared)
+    assert ours["output.weight"].shape == (2, 3 * 6)
+    assert pipeline.tokenizer.identity == weft.load(tmp_path / "lm").tokenizer.identity
 
 
 def test_the_reported_rate_is_that_of_the_top(folder, tmp_path):

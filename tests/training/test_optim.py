@@ -57,13 +57,35 @@ def test_exponential_ends_at_its_share():
     assert layer_lr_factors[-1] == pytest.approx(0.04)
 
 
+def howard_and_ruder(t, steps, cut_frac, ratio):
+    """Return the factor of equation 3 at update t."""
+    cut = math.floor(steps * cut_frac)
+    p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / cut_frac - 1))
+    return (1 + p * (ratio - 1)) / ratio
+
+
+@given(st.sampled_from([0.1, 0.2, 0.25, 0.5]), st.floats(1, 100))
+def test_slanted_triangular_is_equation_3(cut_frac, ratio):
+    ours = factors(schedule="slanted-triangular", warmup=cut_frac, ratio=ratio)
+    cut = int(100 * cut_frac)
+    assert ours[:cut] == pytest.approx([howard_and_ruder(t, 100, cut_frac, ratio) for t in range(1, cut + 1)])
+    # A rate falls by what is spent before an update, in every schedule: one update late.
+    fall = [
+        lr_factor(Train(steps=100, schedule="slanted-triangular", warmup=cut_frac, ratio=ratio), t + 1, t / 100)
+        for t in range(cut, 100)
+    ]
+    assert fall == pytest.approx([howard_and_ruder(t, 100, cut_frac, ratio) for t in range(cut, 100)])
+
+
 def test_a_time_budget_has_its_schedule_by_time():
     train = Train(time="100s", schedule="warmup-linear", warmup=0.2)
     assert lr_factor(train, 7, 0.1) == pytest.approx(0.5)
     assert lr_factor(train, 7, 0.6) == pytest.approx(0.5)
 
 
-schedules = st.sampled_from(["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential"])
+schedules = st.sampled_from(
+    ["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential", "slanted-triangular"]
+)
 
 
 @given(schedules, st.floats(0, 300), st.integers(1, 200), st.integers(1, 250))
@@ -77,6 +99,7 @@ def test_which_schedules_hang_on_the_budget():
     assert not schedule_uses_budget(Train(steps=1, warmup=10))
     assert schedule_uses_budget(Train(steps=1, warmup=0.1))
     assert schedule_uses_budget(Train(steps=1, schedule="cosine"))
+    assert schedule_uses_budget(Train(steps=1, schedule="slanted-triangular"))
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "adagrad", "sgd", "asgd"])

@@ -28,7 +28,7 @@ from weft.errors import CheckpointError, ConfigError
 
 AVERAGE_FILE = "average.json"
 LAST = 5  # how many of a run's checkpoints are averaged by default
-SHARED_SECTIONS = ("task", "tokenizer", "model")  # recipe sections that must be equal in all checkpoints
+SHARED_SECTIONS = ("tasks", "task", "tokenizer", "model")  # recipe sections that must be equal in all checkpoints
 REMEDY = "only checkpoints of one task, tokenizer and model can be averaged"
 
 

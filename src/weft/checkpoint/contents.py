@@ -32,7 +32,12 @@ from weft.tasks.factory import build, build_on_meta
 from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer
 
-CHANGEABLE = ("model.pruned_heads", "model.dropout", "tokenizer.split_special_tokens")  # when a checkpoint is loaded
+CHANGEABLE = (  # when a checkpoint is loaded
+    "model.pruned_heads",
+    "model.dropout",
+    "model.mem_len",
+    "tokenizer.split_special_tokens",
+)
 RANDOM_FILE, CARRIED_FILE = "state/random.safetensors", "state/carried.safetensors"
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -206,8 +211,9 @@ def load_head(run: Run, tokenizer: Tokenizer, folder: Path) -> tuple[Task, Head]
 
 
 def is_own(run: Run) -> bool:
-    """Return whether task and model are weft's own: a class from outside may not build on the meta device."""
-    return ":" not in run.model.name + run.task.name
+    """Return whether tasks and model are weft's own: a class from outside may not build on the meta device."""
+    tasks = [run.for_task(name).task for name in run.task_names] or [run.task]
+    return not any(":" in section.name for section in (run.model, *tasks))
 
 
 def load_weights(folder: Path, head: nn.Module) -> None:

@@ -72,10 +72,19 @@ def models(
         [[str(cell) for cell in row.values()] for row in _trained_models()],
     )
     kinds = ("task", "model", "tokenizer")
+    ready_kinds = {
+        name: {**raw, "task": {"name": "multitask"}} if "tasks" in raw else raw for name, raw in ready.items()
+    }
     rows = [
-        [name, *(raw.get(kind, {}).get("name", "that of the weights") for kind in kinds)] for name, raw in ready.items()
+        [name, *(raw.get(kind, {}).get("name", "that of the weights") for kind in kinds)]
+        for name, raw in ready_kinds.items()
+        if "compare" not in raw
+    ]
+    compared = [
+        [name, raw["task"]["name"], ", ".join(raw["compare"])] for name, raw in ready.items() if "compare" in raw
     ]
     print_table(["recipe", "task", "model", "tokenizer"], rows)
+    print_table(["comparison", "task", "variants"], compared)
     sizes = [[name, raw.pop("name"), ", ".join(write_yaml(raw).splitlines())] for name, raw in presets.items()]
     print_table(["preset", "model", "settings"], sizes)
     for kind, table in TABLE.items():

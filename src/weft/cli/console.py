@@ -48,6 +48,9 @@ FileOption = Annotated[
     Path | None,
     typer.Option("--file", "-f", parser=read_path, help="Rows like the training data's, or a text a line: .txt."),
 ]
+TaskOption = Annotated[
+    str | None, typer.Option("--task", metavar="NAME", help="Of a model of several tasks, the one that is meant.")
+]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first row that has an error.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress: notices and results alone.")]
 PrecisionOption = Annotated[str, typer.Option("--precision", help="fp32, bf16, or on the CPU int8.")]

@@ -71,6 +71,8 @@ def check_data(name: str, overrides: Sequence[str], task: str | None = None) -> 
     from weft.data.samples.datasets import SPLITS
 
     raw = _read_raw(name, overrides)
+    if raw.get("tasks") is not None:
+        raise ConfigError("tasks: have data of their own; name a file, or a recipe of one task")
     data = read_section(Data, raw.get("data", {}), "data")
     given = named_section("task", raw) if raw.get("task") is not None or data.sample is not None else None
     profiles: dict[str, FileProfile] = {}

@@ -22,6 +22,7 @@ from weft.cli.console import (
     PrecisionOption,
     QuietOption,
     StrictOption,
+    TaskOption,
     TextsArg,
     TrustOption,
     check_errors_file,
@@ -271,6 +272,7 @@ def evaluate_command(
         ),
     ] = None,
     columns: ColumnsOption = None,
+    task: TaskOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     trust: TrustOption = False,
@@ -284,6 +286,8 @@ def evaluate_command(
     _check_evaluation(data, blimp, report, errors)
     column_names = parse_columns(columns, data)
     pipeline = _load(model, device, trust, changes or [], precision)
+    if task is not None or data is not None or report or errors:  # of several tasks, these are of one
+        pipeline = pipeline.for_task(task)
     if blimp is not None:
         print_pairs(pipeline.minimal_pairs(blimp), as_json)
         return
@@ -314,6 +318,7 @@ def predict_command(
         ),
     ] = None,
     columns: ColumnsOption = None,
+    task: TaskOption = None,
     options: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A decoding option, such as beam=5 or sample=true."),
@@ -341,7 +346,7 @@ def predict_command(
         other = "--json prints" if as_json else "--out writes"
         raise ConfigError(f"--stream: prints text while it is generated, but {other} whole answers; leave one out")
     column_names, answers = parse_columns(columns, file), AnswerFile(out) if out else None
-    pipeline, decoding = _load(model, device, trust, (), precision), _parse_options(options or [])
+    pipeline, decoding = _load(model, device, trust, (), precision).for_task(task), _parse_options(options or [])
     if not as_json:
         _tell_sampling(pipeline, decoding)
     limit = pipeline.truncation_policy(truncation)  # type: ignore[arg-type]  # checked there
@@ -366,24 +371,60 @@ def predict_command(
 
 @app.command("compare")
 def compare_command(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE", help="Files or names of recipes.")],
-    budget: Annotated[str, typer.Option("--budget", help="Of each recipe: 60s, 5m, or a number of steps.")] = "60s",
+    recipes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RECIPE", help="Files or names of recipes; one may list variants."),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", help="Of each recipe: 60s (the default), 5m, 2000steps or 1e15flops.")
+    ] = None,
     out: Annotated[
         Path, typer.Option("--out", parser=read_path, help="The folder for the runs and report.html.")
     ] = Path("compared"),
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change to every recipe.")
     ] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Trainings of each recipe; 1 if not given.")] = None,
+    baselines: Annotated[
+        bool,
+        typer.Option("--baselines/--no-baselines", help="Classical baselines beside labels and tags."),
+    ] = True,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --out.")] = False,
+    add: Annotated[
+        list[str] | None, typer.Option("--add", metavar="RECIPE", help="A further recipe for the comparison in --out.")
+    ] = None,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Write the report of the comparison in --out again; train nothing.")
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Train recipes with the same budget; print a table of results, and write report.html."""
-    from weft.comparison.run import compare
+    from weft.comparison.run import compare, read_comparison
     from weft.training.progress_bar import ProgressBar
 
-    result = compare(recipes, budget, out, changes or [], lambda name: ProgressBar(name, quiet))
+    if not (recipes or resume or add or report_only):
+        raise ConfigError("RECIPE: give recipes to compare, or --resume, --add or --report-only with --out")
+    try:
+        result = (
+            read_comparison(out)
+            if report_only
+            else compare(
+                recipes or (),
+                budget,
+                out,
+                changes or [],
+                lambda name: ProgressBar(name, quiet),
+                seeds,
+                baselines,
+                resume,
+                add or (),
+            )
+        )
+    except Interrupted as stop:
+        sys.stderr.write(f"{stop} in {out}: continue with weft compare --resume --out {out}\n")
+        raise typer.Exit(stop.exit_code) from None
     print_table(*result.table(), title=f"{result.trained_for} of training each")
-    print_table(*result.answers(), title="answers to unseen examples")
-    typer.echo(f"learning curves and alignments: {out / 'report.html'}")
+    typer.echo(f"what was compared, and how: {result.report}")
 
 
 app.command()(init.init)

@@ -1,245 +1,275 @@
-"""Comparison of recipes trained at one budget: metrics, parameters, time, speed; learning curves and attention maps."""
+"""Several recipes trained at one budget, each in a run's directory of its own, and compared on the same examples.
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+out/plan.json                 what is compared: checked before the first training, kept to go on
+out/NAME/                     the run of an entry; with several seeds out/NAME/seed-1/, …
+out/NAME/evaluation.json      its answers to the test examples, and what they took
+out/comparison.json           `ComparisonResults`, from which the report is made
+out/report.html, report.md, comparison.csv
+"""
+
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from html import escape
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from weft.analysis.attention import legend
-from weft.analysis.render.charts import line_chart
-from weft.analysis.render.page import details, heading, page, table
-from weft.checkpoint.contents import differences
-from weft.checkpoint.store import Store
-from weft.config.schema import Overrides, Run, read_recipe
-from weft.data.readers.examples import Skipped
-from weft.data.truncation import TruncationPolicy
-from weft.errors import CheckpointError, ConfigError, RoleError
-from weft.formats.pretrained import read_run
-from weft.pipeline import Pipeline, run_name, train
-from weft.tasks.capabilities import positive_label
-from weft.tasks.classification_report import ClassificationReport, ClassScores
-from weft.tasks.metrics import metric_title
-from weft.tasks.prepare import data_for, has_split, read_split
-from weft.training.reporting import Reporter, read_metrics
+import torch
+from pydantic import ValidationError
 
-NUM_EXAMPLES = 4  # number of examples whose answers are shown side by side
+from weft.checkpoint.atomic_io import wrap_os_errors, write_atomic
+from weft.checkpoint.contents import read_recipe_of
+from weft.checkpoint.store import Store, resolve_checkpoint
+from weft.comparison import measure
+from weft.comparison.assemble import Assembly
+from weft.comparison.baselines import BASELINES
+from weft.comparison.devices import visible_devices, work_on_devices
+from weft.comparison.evaluate import (
+    Evaluation,
+    evaluate_baseline,
+    evaluate_pipeline,
+    read_evaluation,
+    test_examples,
+)
+from weft.comparison.plan import FILE as PLAN_FILE
+from weft.comparison.plan import Budget, Plan, PlannedEntry, make_plan, read_plan, with_entries
+from weft.comparison.ranking import mean_over_seeds, quality, ranked
+from weft.comparison.report import write_report
+from weft.comparison.results import ComparisonResults, Entry
+from weft.comparison.table import result_table
+from weft.config.schema import Overrides, Run
+from weft.errors import CheckpointError, ConfigError, TrainingError, WeftError
+from weft.pipeline import train
+from weft.tasks.base import Task
+from weft.tasks.factory import make_task, resolve_run
+from weft.training.reporting import Reporter
 
-Table = tuple[list[str], list[list[str]]]  # the headers and rows of a table
+FILE = "comparison.json"
+REPORT = "report.html"
 
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """A trained recipe, its metrics and its training log."""
-
-    name: str
-    pipeline: Pipeline
-    metrics: dict[str, float]
-    rows: list[dict[str, Any]]  # of metrics.jsonl
-    report: ClassificationReport | None = None  # where answers are labels
-
-    @property
-    def last(self) -> dict[str, Any]:
-        """The last row of its training log."""
-        return self.rows[-1]
-
-    @property
-    def tokens_per_s(self) -> float:
-        """The median of the reported speeds."""
-        speeds = sorted(row["tokens_per_s"] for row in self.rows)
-        return float(speeds[len(speeds) // 2])
+Table = tuple[list[str], list[list[str]]]  # headers and rows
+MakeReporter = Callable[[str], Reporter]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The trained recipes, in the order given, and their budget."""
+    """What a comparison has found, and the folder with its runs and its report; it shows itself in a notebook."""
 
-    contenders: list[ComparedRun]
-    budget: str
+    results: ComparisonResults
+    folder: Path
+
+    @property
+    def report(self) -> Path:
+        """The page."""
+        return self.folder / REPORT
 
     @property
     def trained_for(self) -> str:
-        """The budget: `1,000 steps`, or the time as given."""
-        return f"{int(self.budget):,} steps" if self.budget.isdigit() else self.budget
-
-    @property
-    def metric_names(self) -> list[str]:
-        """The names of the task's metrics."""
-        return [name for name in self.contenders[0].metrics if name != "loss"]
+        """The budget in words: `1,000 steps`, or the time as given."""
+        budget = Budget.parse(self.results.budget)
+        if budget.key == "time":
+            return budget.text
+        return f"{budget.value:,} steps" if budget.key == "steps" else f"{budget.value:g} operations"
 
     def table(self) -> Table:
-        """Return the table of results, one row per recipe."""
-        positive = positive_label(self.contenders[0].pipeline.task)
-        headers = ["model", *(metric_title(name.replace("_", " "), positive) for name in self.metric_names)]
-        return [*headers, "parameters", "time", "steps", "tokens/s"], [
-            self._row(contender) for contender in self.contenders
-        ]
+        """Return headers and rows of text: the best entry first."""
+        return result_table(self.results)
 
-    def _row(self, contender: ComparedRun) -> list[str]:
-        return [
-            contender.name,
-            *(_format_metric(name, contender.metrics[name]) for name in self.metric_names),
-            f"{contender.pipeline.parameters:,}",
-            f"{contender.last['elapsed']:.0f} s",
-            f"{contender.last['step']:,}",
-            f"{contender.tokens_per_s:,.0f}",
-        ]
+    def to_dataframe(self) -> Any:
+        """Return the figures as a pandas DataFrame, a row an entry, the best first; `_std` is over several seeds."""
+        try:
+            pandas = import_module("pandas")
+        except ImportError:
+            raise ConfigError("to_dataframe: needs pandas, which is not installed: pip install pandas") from None
+        return pandas.DataFrame([_figures(self.results, entry) for entry in ranked(self.results)]).set_index("entry")
 
-    def answers(self) -> Table:
-        """Return a table of a few unseen examples with the answer of each recipe."""
-        examples = self.unseen()
-        pipelines = [contender.pipeline for contender in self.contenders]
-        columns = [[pipeline.task.format_answer(answer) for answer in pipeline(examples)] for pipeline in pipelines]
-        previews = [self.contenders[0].pipeline.task.preview(example) for example in examples]
-        headers = ["text", "should be", *(contender.name for contender in self.contenders)]
-        return headers, [[*pair, *answers] for pair, *answers in zip(previews, *columns, strict=True)]
-
-    def unseen(self) -> list[Any]:
-        """Return a few examples that no recipe was trained on, from the longest to shorter ones."""
-        first = self.contenders[0].pipeline
-        data, split = data_for(first.run.data, None)
-        examples = [
-            example for _, example in islice(read_split(data, split, first.task, Skipped()), 64) if self._fits(example)
-        ]
-        examples.sort(key=lambda example: -len(first.task.preview(example)[0]))
-        return examples[:: max(1, len(examples) // NUM_EXAMPLES)][:NUM_EXAMPLES]
-
-    def _fits(self, example: Any) -> bool:
-        """Return whether an example is short enough for the tokenizers of all."""
-        pipelines = (contender.pipeline for contender in self.contenders)
-        return all(
-            p.task.encode(example, p.tokenizer, TruncationPolicy(p.run.data.max_length, "drop")) for p in pipelines
-        )
-
-    def page(self) -> str:
-        """Return the report as one HTML page that needs no network."""
+    def _repr_html_(self) -> str:
         headers, rows = self.table()
-        parts = [heading("Result"), table(headers, rows), heading("Learning curves"), *self._curves()]
-        parts += self._reports()
-        parts += [heading("Answers to unseen examples"), table(*self.answers())]
-        parts += self._alignments()
-        names = " and ".join(contender.name for contender in self.contenders)
-        return page(f"weft compare: {names}", parts, f"each trained for {self.trained_for} on the same data")
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in headers)
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
-    def classes(self) -> Table:
-        """Return a table of each class, its support and the F1 of each recipe; without labels it has no rows."""
-        reports = [contender.report for contender in self.contenders if contender.report is not None]
-        names = dict.fromkeys(name for report in reports for name in report.classes)
-        headers = [reports[0].unit if reports else "label", "support", *(c.name for c in self.contenders)]
-        return headers, [[name, *_class_cells([report.classes.get(name) for report in reports])] for name in names]
 
-    def _reports(self) -> list[str]:
-        """Return each class's F1 by recipe, and below it the classification report of each recipe."""
-        headers, rows = self.classes()
-        if not rows:
-            return []
-        reports = [
-            details(f"{contender.name}: precision, recall and F1", [table(*contender.report.table())])
-            for contender in self.contenders
-            if contender.report is not None
-        ]
-        return [heading(f"F1 by {headers[0]}"), table(headers, rows), *reports]
-
-    def _curves(self) -> list[str]:
-        """Draw training loss and validation metric by seconds of training."""
-        losses = {
-            contender.name: [(row["elapsed"], row["loss"]) for row in contender.rows if row["loss"] is not None]
-            for contender in self.contenders
-        }
-        charts = [line_chart(losses, "seconds of training", "loss", "Training loss", log_y=True)]
-        name = self.contenders[0].pipeline.task.metric
-        scores = {
-            contender.name: [
-                (row["elapsed"], row["valid"][name]) for row in contender.rows if name in row.get("valid", {})
-            ]
-            for contender in self.contenders
-        }
-        label = name.replace("_", " ")
-        percent = _format_metric(name, 0.5).endswith("%")
-        return [*charts, line_chart(scores, "seconds of training", label, f"Validation: {label}", percent=percent)]
-
-    def _alignments(self) -> list[str]:
-        """Draw the attention weights of the models that have attention, for the first example."""
-        examples, attentions = self.unseen()[:1], {}
-        for contender in self.contenders if examples else []:
-            with suppress(RoleError):
-                attentions[contender.name] = contender.pipeline.attention(examples[0])
-        figures = [figure for name, attention in attentions.items() for figure in attention.figures(name)]
-        return [heading("Alignment"), legend(list(attentions.values())), *figures] if figures else []
+def _figures(results: ComparisonResults, entry: Entry) -> dict[str, Any]:
+    """Return an entry's figures as numbers; None where there are none."""
+    row: dict[str, Any] = {"entry": entry.name, "kind": entry.kind, "model": entry.model}
+    for name in results.metric_names:
+        over_seeds = quality(entry, name)
+        row[name] = over_seeds.mean if over_seeds else None
+        if len(results.seeds) > 1:
+            row[f"{name}_std"] = over_seeds.spread if over_seeds else None
+    for key in ("parameters", "disk_bytes", "latency_p50", "latency_p99", "throughput"):
+        row[key] = getattr(entry, key)
+    for key in ("seconds", "steps", "tokens_per_s", "mfu", "peak_memory", "flops"):
+        row[key] = mean_over_seeds(entry, attrgetter(key))
+    row["p_value"] = entry.versus_best.p_value if entry.versus_best else None
+    row["failure"] = entry.failure
+    return row
 
 
 def compare(
-    recipes: str | Path | Sequence[str | Path],
-    budget: str | int,
-    out: str | Path,
+    recipes: str | Path | Sequence[str | Path] = (),
+    budget: str | int | None = None,
+    out: str | Path = "compared",
     overrides: Overrides = (),
-    reporter: Callable[[str], Reporter] | None = None,
+    reporter: MakeReporter | None = None,
+    seeds: int | None = None,
+    baselines: bool = True,
+    resume: bool = False,
+    add: str | Path | Sequence[str | Path] = (),
 ) -> Comparison:
-    """Train each recipe at one budget (`60s`, `5m`, or a number of steps) in a folder of `out`; write `report.html`.
+    """Train each recipe at one budget, by default 60s, in a folder of `out`; write `report.html` and the figures.
 
-    `overrides` change every recipe: `["train.seed=2"]` or `{"train.seed": 2}`.
+    `budget` is a time (`60s`, `5m`), a number of steps (`2000`, `2000steps`) or of operations (`1e15flops`). A recipe
+    with a section `compare` stands for its variants. `overrides` change every recipe: `["model.width=64"]` or a
+    mapping. Each recipe is trained with `seeds` seeds. `baselines`: classical ones stand beside models of labels and
+    tags. `resume` goes on with the comparison in `out`; `add` trains more recipes in it, at its budget.
     """
-    recipes = [recipes] if isinstance(recipes, str | Path) else recipes
-    names = [run_name(recipe) for recipe in recipes]
-    if len(set(names)) != len(names) or not names:
-        raise ConfigError(f"compare: needs recipes with different names, but got {', '.join(names) or 'none'}")
-    key, other = ("steps", "time") if str(budget).isdigit() else ("time", "steps")
-    limits = [f"train.{key}={budget}", f"train.{other}=null", "train.epochs=null"]
-    # All are checked before the first is trained.
-    runs = [read_run(read_recipe(recipe, overrides), limits) for recipe in recipes]
-    _check_same_task(dict(zip(names, runs, strict=True)))
-    if not has_split(runs[0].data, data_for(runs[0].data, None)[1]):
-        raise ConfigError("compare: the recipes need data.test or data.valid to be evaluated on")
-    for folder in (Path(out) / name for name in names):
-        if Store(folder).last():
-            raise CheckpointError(f"{folder}: holds a run already; choose another --out")
-    if (Path(out) / "report.html").is_dir():
-        raise CheckpointError(f"{out}/report.html: must be a file, but is a folder; choose another --out")
-    result = Comparison(
-        [_train_contender(*pair, Path(out), reporter) for pair in zip(names, runs, strict=True)], str(budget)
-    )
-    (Path(out) / "report.html").write_text(result.page(), encoding="utf-8")
-    return result
+    recipes, added = _listed(recipes), _listed(add)
+    folder = Path(out)
+    if resume or added:
+        plan = _resumed_plan(folder, recipes, budget, overrides, seeds, baselines, added)
+    else:
+        plan = make_plan(recipes, "60s" if budget is None else budget, overrides, seeds or 1, baselines)
+        _check_new(folder, plan)
+    if (folder / REPORT).is_dir():
+        raise CheckpointError(f"{out}/{REPORT}: must be a file, but is a folder; choose another --out")
+    with wrap_os_errors(folder, "cannot hold a comparison", "choose another --out"):
+        folder.mkdir(parents=True, exist_ok=True)
+    with Store(folder).lock():
+        plan.write(folder)
+        results = _results(plan, folder, _train_all(plan, folder, reporter))
+        _write(results, folder)
+    return Comparison(results, folder)
 
 
-def _check_same_task(runs: Mapping[str, Run]) -> None:
-    """Raise an error if the recipes differ in task or data; how a head is regularised by dropout is no difference."""
-    (first, first_run), *others = runs.items()
-    for name, run in others:
-        sections = ({"task": side.task.model_dump(), "data": side.data.model_dump()} for side in (first_run, run))
-        allowed = {"task.dropout", *(["data.max_length"] if _length_may_differ(first_run, run) else [])}
-        changed = {key: values for key, values in differences(*sections).items() if key not in allowed}
-        if changed:
-            key = "task.name" if "task.name" in changed else next(iter(changed))
-            here, there = changed[key]
-            others_too = [] if key == "task.name" else [other for other in changed if other != key]
-            more = f" ({', '.join(others_too)} differ as well)" if others_too else ""
-            raise ConfigError(
-                f"compare: the recipes must have the same task and data, to compare their metrics, but {key} is "
-                f"{here!r} in {first} and {there!r} in {name}{more}; set it to one value in both"
+def read_comparison(out: str | Path) -> Comparison:
+    """Read a comparison that was finished, and write its report again; nothing is trained."""
+    path = Path(out) / FILE
+    try:
+        results = ComparisonResults.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: is not there: no comparison was finished; go on with --resume") from None
+    except (OSError, ValidationError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {str(error).splitlines()[0]}; go on with --resume") from None
+    write_report(results, Path(out))
+    return Comparison(results, Path(out))
+
+
+def _listed(recipes: str | Path | Sequence[str | Path]) -> list[str | Path]:
+    return [recipes] if isinstance(recipes, str | Path) else list(recipes)
+
+
+def _check_new(folder: Path, plan: Plan) -> None:
+    """Refuse a folder that holds a comparison, or a run in the place of one of its own."""
+    if (folder / PLAN_FILE).exists():
+        raise CheckpointError(f"{folder}: holds a comparison already; go on by --resume, or choose another --out")
+    for entry, seed in plan.jobs():
+        if Store(folder / plan.folder(entry, seed)).last():
+            raise CheckpointError(f"{folder / plan.folder(entry, seed)}: holds a run already; choose another --out")
+
+
+def _resumed_plan(
+    folder: Path,
+    recipes: Sequence[str | Path],
+    budget: str | int | None,
+    overrides: Overrides,
+    seeds: int | None,
+    baselines: bool,
+    added: Sequence[str | Path],
+) -> Plan:
+    """Return the plan of the comparison in a folder, with what is added; refuse one that is not what is asked for."""
+    plan = read_plan(folder)
+    if recipes:
+        asked = make_plan(recipes, budget or plan.budget.text, overrides, seeds or len(plan.seeds), baselines)
+        theirs = {entry.name: entry.run for entry in plan.entries}
+        if changed := [entry.name for entry in asked.entries if theirs.get(entry.name) != entry.run]:
+            raise CheckpointError(
+                f"{folder}: its comparison has no such {changed[0]!r}, or with other settings; leave the recipes out "
+                "to go on with it as it is, or choose another --out"
             )
+    elif overrides and not added:
+        raise ConfigError("--set: changes recipes, and with --resume they are those of the comparison; leave it out")
+    for option, given, kept in (("--budget", budget, plan.budget.text), ("--seeds", seeds, len(plan.seeds))):
+        if given is not None and str(given) != str(kept):
+            raise CheckpointError(f"{option}: the comparison in {folder} has {kept}, but got {given}; leave it out")
+    return with_entries(plan, added, overrides) if added else plan
 
 
-def _length_may_differ(first: Run, other: Run) -> bool:
-    """Return whether `max_length` may be what pretrained weights allow, and no example is left out for it."""
-    weights = any(getattr(run.model, "weights", None) for run in (first, other))
-    return weights and other.data.truncation != "drop"
+def _train_all(plan: Plan, folder: Path, reporter: MakeReporter | None) -> dict[str, str]:
+    """Train and evaluate what is not yet; return why entries failed, by name."""
+    jobs = [job for job in plan.jobs() if read_evaluation(folder / plan.folder(*job)) is None]
+    devices = visible_devices()
+    if len(devices) > 1 and len(jobs) > 1:
+        return work_on_devices(plan, folder, jobs, devices)
+    failures: dict[str, str] = {}
+    for entry, seed in jobs:
+        if entry.name not in failures and (reason := work(plan, entry, seed, folder, reporter)):
+            failures[entry.name] = reason
+    return failures
 
 
-def _train_contender(name: str, run: Run, out: Path, reporter: Callable[[str], Reporter] | None) -> ComparedRun:
-    pipeline = train(run, out=out / name, report=reporter(name) if reporter else None)
-    result, rows = pipeline.evaluate_in_detail(), read_metrics(out / name / "metrics.jsonl")
-    return ComparedRun(name, pipeline, result.metrics, rows, result.report)
+def work(plan: Plan, entry: PlannedEntry, seed: int, out: Path, reporter: MakeReporter | None = None) -> str | None:
+    """Train an entry with a seed, or go on with it, evaluate it, and keep the evaluation; return why that failed."""
+    try:
+        measure.reset_peak_memory()
+        _evaluate(plan, entry, seed, out, reporter).write(out / plan.folder(entry, seed))
+    except CheckpointError:
+        raise  # of the disk, or of a run that is not as it was left: not of the model
+    except (WeftError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, WeftError | MemoryError) and not re.search("alloc|memory", str(error), re.IGNORECASE):
+            raise
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        text = str(error).splitlines()[0] if str(error) else "an allocation failed"
+        return text if isinstance(error, WeftError) else f"out of memory: {text}"
+    return None
 
 
-def _class_cells(scores: Sequence[ClassScores | None]) -> list[str]:
-    """Return a class's support and F1 in each recipe; 0 where a recipe has it neither as gold nor predicted."""
-    support = max(score.support for score in scores if score is not None)
-    return [f"{support:,}", *(f"{0 if score is None else score.f1:.1%}" for score in scores)]
+def _evaluate(plan: Plan, entry: PlannedEntry, seed: int, out: Path, reporter: MakeReporter | None) -> Evaluation:
+    if entry.baseline:
+        task = make_task(entry.run)
+        run = resolve_run(entry.run, task)
+        return evaluate_baseline(plan, entry, BASELINES[entry.baseline].fit(run, task), out)
+    folder = out / plan.folder(entry, seed)
+    run = entry.run.model_copy(update={"train": entry.run.train.model_copy(update={"seed": seed})})
+    name = str(plan.folder(entry, seed))
+    pipeline = train(run, (), folder, Store(folder).last() is not None, reporter(name) if reporter else None)
+    return evaluate_pipeline(plan, entry, seed, pipeline, out)
 
 
-def _format_metric(name: str, value: float) -> str:
-    """Return a metric as a percentage, or with the decimals customary for it."""
-    digits = {"bleu": 1, "perplexity": 2, "backward_perplexity": 2, "bits_per_byte": 3}.get(name)
-    return f"{value:.1%}" if digits is None else f"{value:,.{digits}f}"
+def _results(plan: Plan, folder: Path, failures: dict[str, str]) -> ComparisonResults:
+    """Return the results of all evaluations; raise an error where every entry failed."""
+    evaluations: dict[str, list[Evaluation]] = {}
+    for entry, seed in plan.jobs():
+        if entry.name not in failures and (evaluation := read_evaluation(folder / plan.folder(entry, seed))):
+            evaluations.setdefault(entry.name, []).append(evaluation)
+    if not evaluations:
+        name, reason = next(iter(failures.items()))
+        raise TrainingError(f"compare: no entry has a result; {name} failed: {reason}")
+    task = _task(plan, folder, evaluations)
+    examples = [example for _, example in test_examples(_first(plan), plan.split, task)]
+    return Assembly(plan, task, examples, evaluations, failures).results()
+
+
+def _first(plan: Plan) -> PlannedEntry:
+    return next(entry for entry in plan.entries if not entry.baseline)
+
+
+def _task(plan: Plan, folder: Path, evaluations: dict[str, list[Evaluation]]) -> Task:
+    """Return the task with its labels: those of a trained run, else from the training data."""
+    trained = [entry for entry in plan.entries if not entry.baseline and entry.name in evaluations]
+    if not trained:
+        task = make_task(_first(plan).run)
+        resolve_run(_first(plan).run, task)
+        return task
+    checkpoint = resolve_checkpoint(folder / plan.folder(trained[0], plan.seeds[0]))
+    return make_task(Run.parse(read_recipe_of(checkpoint)))
+
+
+def _write(results: ComparisonResults, folder: Path) -> None:
+    with wrap_os_errors(folder, f"{FILE} could not be written", "free some room or mend the disk, then --resume"):
+        write_atomic(folder / FILE, results.model_dump_json(indent=1).encode("utf-8", "surrogatepass"))
+    write_report(results, folder)

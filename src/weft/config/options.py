@@ -35,13 +35,20 @@ def options_of(schema: type[BaseModel], prefix: str = "") -> list[Option]:
     meanings = read_comments(schema)
     options: list[Option] = []
     for key, field in schema.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
+        inner = _section_in(field.annotation)
+        if inner is not None:
             options += options_of(inner, f"{prefix}{key}.")
         elif key != "name":
             meaning = _as_yaml(field.description or meanings.get(key, ""))
             options.append(Option(prefix + key, _format_default(field), _describe_values(field), meaning))
     return options
+
+
+def _section_in(kind: Any) -> type[BaseModel] | None:
+    """Return the schema of a section, or of one that may be left out; None of any other key."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    schemas = [part for part in kinds if isinstance(part, type) and issubclass(part, BaseModel)]
+    return schemas[0] if len(schemas) == 1 else None
 
 
 def _as_yaml(meaning: str) -> str:

@@ -28,7 +28,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from weft.config.error_messages import describe_errors
 from weft.config.yaml import read_yaml
-from weft.errors import ConfigError, WeftError, abbreviate, did_you_mean, nearest
+from weft.errors import ConfigError, WeftError, abbreviate, did_you_mean, in_task, nearest
 from weft.registry import Kind, resolve
 
 MAX_RECIPE = 1 << 25  # bytes: a recipe may list hundreds of thousands of labels
@@ -153,6 +153,8 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _some_source(self) -> "Data":
+        if isinstance(self, TasksData):  # each task has its own
+            return self
         if self.sample is None and self.train is None:
             raise ValueError("must say where the examples come from: give data.train, or data.sample")
         if self.sample is not None and self.train is not None:
@@ -162,6 +164,29 @@ class Data(Section):
                 has = "has validation data of its own" if key == "sample" else "is validation data already"
                 raise ValueError(f"data.validation_fraction: data.{key} {has}; leave one of the two out")
         return self
+
+
+class Distill(Section):
+    """A teacher, whose answers a student learns beside the labels (knowledge distillation)."""
+
+    teacher: str  # a trained model of the same task: a run's directory, a checkpoint, or a name on the hub
+    temperature: float = Field(2.0, gt=0)  # of both distributions: above 1 they are flatter
+    alpha: float = Field(0.5, ge=0, le=1)  # the weight of the teacher's answers; that of the labels is 1 - alpha
+    cosine: float = Field(0.0, ge=0)  # the weight of the cosine distance of the last layers' states
+
+
+class TasksData(Data):
+    """The data of several tasks, by the name of each; what they share was merged into each of them."""
+
+    tasks: dict[str, Data]
+
+
+class TasksConfig(Named):
+    """The sections of several tasks that share one body, by the name of each."""
+
+    tasks: dict[str, SerializeAsAny[Named]]  # a recipe gives them in `tasks`, each with its data, and not here
+    # a task with n batches has a share in proportion to n^(1/temperature): 1 is by size, 1e6 the same for all
+    temperature: float = Field(1.0, ge=1, le=1e6)
 
 
 class Train(Section):
@@ -183,13 +208,19 @@ class Train(Section):
     betas: tuple[Share, Share] = (0.9, 0.999)  # of Adam
     weight_decay: float = Field(0.0, ge=0)  # on matrices; vectors, such as biases, have none
     # how the learning rate changes
-    schedule: Literal["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential"] = "constant"
+    schedule: Literal["constant", "warmup-linear", "cosine", "inverse-sqrt", "exponential", "slanted-triangular"] = (
+        "constant"
+    )
     warmup: float = Field(0.0, ge=0)  # steps, or below 1 a share of the budget
     decay: float = Field(0.01, gt=0, le=1)  # exponential: the share of lr that is left at the end
+    ratio: float = Field(32.0, ge=1)  # slanted-triangular: how much smaller the lowest lr is than the peak
     asgd_after: int = Field(5, ge=1)  # evaluations without improvement before asgd begins to average
     clip: float | None = Field(1.0, gt=0)  # the largest norm of the gradient; None: no limit
     freeze: Literal["body"] | StrictInt | None = None  # the body, or its first layer groups (embeddings, layers)
+    # the body is frozen at first, and from the top one more layer group learns each epoch, or so many steps
+    unfreeze: Every | None = None
     layer_decay: float = Field(1.0, gt=0, le=1)  # the learning rate of a layer group, as a share of the one above it
+    distill: Distill | None = None  # a teacher, and how much its answers count
     reinit: int = Field(0, ge=0)  # top layers of pretrained weights to re-initialize
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: the forward pass under autocast
     compile: bool | None = None  # None: on CUDA in bf16, where model and task support it
@@ -238,7 +269,7 @@ class Run(Section):
     """A whole recipe, checked."""
 
     task: SerializeAsAny[Named]
-    data: Data
+    data: SerializeAsAny[Data]
     tokenizer: SerializeAsAny[Named]
     model: SerializeAsAny[Named]
     train: Train
@@ -246,12 +277,18 @@ class Run(Section):
     @classmethod
     def parse(cls, raw: Mapping[str, Any], trust: bool = True) -> "Run":
         """Validate a recipe; with `trust`, names may be `package.module:Class`."""
-        unknown = [str(key) for key in raw if key not in cls.model_fields]
+        if "compare" in raw:
+            raise ConfigError(
+                "compare: lists variants of a recipe, which weft compare trains; leave it out to train one"
+            )
+        sections = (*cls.model_fields, "tasks")
+        unknown = [str(key) for key in raw if key not in sections]
         if unknown:
-            raise ConfigError(f"{unknown[0]}: not a section of a recipe; {did_you_mean(unknown[0], cls.model_fields)}")
+            raise ConfigError(f"{unknown[0]}: not a section of a recipe; {did_you_mean(unknown[0], sections)}")
+        several = raw.get("tasks") is not None
         return cls(
-            task=_named("task", raw, trust),
-            data=read_section(Data, raw.get("data", {}), "data", raw),
+            task=_read_tasks(raw, trust) if several else _named("task", raw, trust),
+            data=_read_tasks_data(raw) if several else read_section(Data, raw.get("data", {}), "data", raw),
             tokenizer=_named("tokenizer", raw, trust),
             model=_named("model", {**raw, "model": expand_preset(raw.get("model"))}, trust),
             train=read_section(Train, raw.get("train", {}), "train", raw),
@@ -259,12 +296,90 @@ class Run(Section):
 
     def dump(self) -> dict[str, Any]:
         """Return plain data that `parse` reads back to an equal run."""
-        return self.model_dump(mode="json", exclude_none=True)
+        plain = self.model_dump(mode="json", exclude_none=True)
+        if not isinstance(self.data, TasksData):
+            return plain
+        task, data = plain.pop("task"), plain.pop("data")
+        sections = task.pop("tasks"), data["tasks"]
+        tasks = {name: {"task": sections[0][name], "data": sections[1][name]} for name in sections[0]}
+        return {"tasks": tasks, "task": task, "data": {"workers": data["workers"]}, **plain}
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The names of several tasks; none where there is one task, which has no name here."""
+        return tuple(self.task.tasks) if isinstance(self.task, TasksConfig) else ()
+
+    def for_task(self, name: str) -> "Run":
+        """Return the run of one of several tasks: its task and its data, with the body and the training of all."""
+        assert isinstance(self.task, TasksConfig)
+        assert isinstance(self.data, TasksData)
+        task, _, metric = (self.train.metric or "").partition("/")
+        train = {"metric": metric if task == name else None, "patience": None}
+        return self.model_copy(
+            update={
+                "task": self.task.tasks[name],
+                "data": self.data.tasks[name],
+                "train": self.train.model_copy(update=train),
+            }
+        )
 
 
 def _named(kind: Kind, raw: Mapping[str, Any], trust: bool) -> Any:
     section = named_section(kind, raw)
+    if (kind, section["name"]) == ("task", "multitask"):
+        raise ConfigError("task.name: several tasks are given by name in tasks, in place of task and data")
     return read_section(resolve(kind, section["name"], trust).Config, section, kind, raw if trust else None)
+
+
+def _read_tasks(raw: Mapping[str, Any], trust: bool) -> TasksConfig:
+    """Read the task of each of `tasks`; a section `task` beside them is what says how they are trained together."""
+    tasks: dict[str, Named] = {}
+    for name, section in _task_sections(raw).items():
+        with in_task(name):
+            tasks[name] = _named("task", section, trust)
+    own = raw.get("task") or {}
+    if not isinstance(own, Mapping) or own.get("name", "multitask") != "multitask" or "tasks" in own:
+        raise ConfigError(
+            f"task: {abbreviate(own)} stands beside tasks, which have their own; give here what they share, such as "
+            "{temperature: 2}, and each task in tasks"
+        )
+    section = {"name": "multitask", **own, "tasks": tasks}
+    return read_section(TasksConfig, section, "task", raw if trust else None)
+
+
+def _read_tasks_data(raw: Mapping[str, Any]) -> TasksData:
+    """Read the data of each of `tasks`; a section `data` beside them is merged into each."""
+    shared = raw.get("data") or {}
+    if not isinstance(shared, Mapping):
+        raise ConfigError(f"data: must be a section, but is {abbreviate(shared)} instead")
+    workers = {key: shared[key] for key in ("workers",) if key in shared}
+    data: dict[str, Data] = {}
+    for name, section in _task_sections(raw).items():
+        with in_task(name):
+            own = section.get("data", {})
+            merged = {**shared, **own, "workers": 0} if isinstance(own, Mapping) else own
+            if isinstance(own, Mapping) and own.get("workers"):
+                raise ConfigError("data.workers: collate the batches of all tasks; set it in the recipe's section data")
+            data[name] = read_section(Data, merged, "data", {**raw, **section})
+    return read_section(TasksData, {**workers, "tasks": data}, "data")
+
+
+def _task_sections(raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the sections of `tasks` by name, not yet validated further; one that is null is left out."""
+    example = "{intent: {task: {name: classify}, data: {train: …}}, slots: …}"
+    given = raw["tasks"]
+    sections = {name: part for name, part in given.items() if part is not None} if isinstance(given, Mapping) else {}
+    if not sections:
+        raise ConfigError(f"tasks: must be tasks by name, such as {example}, but is {abbreviate(given)} instead")
+    for name, section in sections.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
+            raise ConfigError(f"tasks: {abbreviate(name)}: the name of a task is of letters, digits, '_' and '-'")
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"tasks.{name}: must have a task and its data, but is {abbreviate(section)} instead")
+        for key in section:
+            if key not in ("task", "data"):
+                raise ConfigError(f"tasks.{name}.{key}: unknown key; {did_you_mean(str(key), ('task', 'data'))}")
+    return sections
 
 
 def named_section(kind: Kind, raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -396,7 +396,7 @@ class CapturedBatch:
 
 def make_running_batch(model: Generator) -> "CapturedBatch | ContinuousBatch":
     """Return the running batch of a model: on CUDA, where it can be captured, in graphs."""
-    if device_of(model).type == "cuda" and isinstance(model, Poolable):
+    if device_of(model).type == "cuda" and isinstance(model, Poolable) and model.supports_capture:
         return CapturedBatch(model)
     return ContinuousBatch(model)
 

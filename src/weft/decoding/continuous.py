@@ -40,6 +40,7 @@ class GenerationRequest:
     bad_words: tuple[tuple[int, ...], ...] = ()
     row: int = 0
     top_logprobs: int = 0  # how many of the most probable tokens are kept for each step
+    unknown_words: tuple[str, ...] = ()  # of the source: what `Tokenizer.unknown_slots` stand for in what is generated
 
     def stream(self, model: Generator) -> Iterator[int]:
         """Yield the ids of the one sequence as they are chosen, by itself."""

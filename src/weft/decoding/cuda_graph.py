@@ -40,6 +40,7 @@ def capturable(model: object, prompt: Tokens) -> TypeGuard[Capturable]:
         prompt.device.type == "cuda"
         and isinstance(model, nn.Module)
         and isinstance(model, Capturable)
+        and model.supports_capture
         and not (model.training or watched() or torch.is_autocast_enabled("cuda"))
     )
 

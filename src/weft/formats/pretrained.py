@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from weft.checkpoint import contents
 from weft.checkpoint.store import Store, resolve_checkpoint, verify_checkpoint
@@ -26,7 +27,7 @@ from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer, load_tokenizer
 
 _T = TypeVar("_T")
-NOT_INHERITED = ("weights", "vectors")  # where a model's weights came from; not inherited
+NOT_INHERITED = ("weights", "vectors", "keep_layers")  # where a model's weights came from; not inherited
 OVERRIDABLE = ("drop", "pruned_heads", "pooler")  # settings that may differ from those of the weights
 
 
@@ -69,7 +70,18 @@ def read_run(recipe: str | Path | Mapping[str, Any], overrides: Overrides = (), 
             "tokenizer": _complete_tokenizer(raw.get("tokenizer"), run),
         }
         return _with_max_length(Run.parse(raw), tokenizer)
+    teacher = _teacher_of(raw)
+    if teacher is not None and "tokenizer" not in raw:
+        raw["tokenizer"] = read_teacher(teacher, describe_model)[0].tokenizer.model_dump(exclude_none=True)
     return Run.parse(raw)
+
+
+def _teacher_of(raw: Mapping[str, Any]) -> object:
+    """Return `train.distill.teacher` of a recipe that is not yet validated; None without it."""
+    section: object = raw
+    for key in ("train", "distill", "teacher"):
+        section = section.get(key) if isinstance(section, Mapping) else None
+    return section
 
 
 def _describe_resumed(out: Path | None) -> tuple[Run, Tokenizer] | None:
@@ -82,6 +94,9 @@ def _describe_resumed(out: Path | None) -> tuple[Run, Tokenizer] | None:
 
 def _with_max_length(run: Run, tokenizer: Tokenizer) -> Run:
     """Set `data.max_length` to what the weights allow where it is not given, or larger and long texts may be cut."""
+    if run.task_names:
+        tasks = {name: _with_max_length(run.for_task(name), tokenizer).data for name in run.task_names}
+        return run.model_copy(update={"data": run.data.model_copy(update={"tasks": tasks})})
     limit, data = max_length_of_weights(run, tokenizer), run.data
     given = "max_length" in data.model_fields_set
     if limit is None or (given and (data.max_length <= limit or data.truncation == "error")):
@@ -112,7 +127,7 @@ def start_from_weights(run: Run, head: Head) -> str | None:
     if path is None:
         return None
     pretrained_run, _, pretrained = _read_weights_key(path, open_model)
-    tensors = contents.prune_heads(contents.weights(pretrained), head)
+    tensors = contents.prune_heads(_kept_layers(contents.weights(pretrained), run, pretrained_run), head)
     weights = contents.weights(head)
     same_task = _same_task(pretrained_run, run)
     shared = {name: tensors[name] for name in weights if name in tensors and (same_task or name.startswith("body."))}
@@ -127,25 +142,49 @@ def start_from_weights(run: Run, head: Head) -> str | None:
     return f"model.weights: {plural(len(shared), 'weight')} from {path}{note}"
 
 
+def _kept_layers(tensors: dict[str, Tensor], run: Run, pretrained: Run) -> dict[str, Tensor]:
+    """Return weights with the layers that `model.keep_layers` names, numbered from 0; all of them without."""
+    kept = getattr(run.model, "keep_layers", None)
+    if kept is None:
+        return tensors
+    blocks, count = f"body.{getattr(run.model, 'place', '')}.blocks.", getattr(pretrained.model, "layers", 0)
+    if kept[-1] >= count:
+        raise ConfigError(f"model.keep_layers: model.weights has the layers 0 to {count - 1}, but {kept[-1]} is kept")
+    numbers = {str(old): str(new) for new, old in enumerate(kept)}
+    chosen: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        number, _, rest = name.removeprefix(blocks).partition(".")
+        if not name.startswith(blocks):
+            chosen[name] = value
+        elif number in numbers:
+            chosen[f"{blocks}{numbers[number]}.{rest}"] = value
+    return chosen
+
+
 def _module_name(weight: str) -> str:
     """Return the module of a weight; of the layers that a task adds, the one that holds them all."""
     return weight.rpartition(".")[0] if weight.startswith("body.") else weight.partition(".")[0]
 
 
 def _same_task(pretrained: Run, run: Run) -> bool:
-    """Return whether the task's own weights can be copied: same task, same labels."""
+    """Return whether the task's own weights can be copied: same task, same labels; of several tasks none are."""
     old, new = pretrained.task, run.task
-    return old.name == new.name and getattr(old, "labels", 0) == getattr(new, "labels", 0)
+    return not run.task_names and old.name == new.name and getattr(old, "labels", 0) == getattr(new, "labels", 0)
 
 
-def _read_weights_key(path: object, read: Callable[[str], _T]) -> _T:
-    """Read the model that `model.weights` names, with that key in every error."""
+def _read_weights_key(path: object, read: Callable[[str], _T], key: str = "model.weights") -> _T:
+    """Read the model that `model.weights`, or another `key`, names, with that key in every error."""
     if not isinstance(path, str) or not path:
-        raise ConfigError(f"model.weights: must name a model, by its directory or on the hub, but is {path!r} instead")
+        raise ConfigError(f"{key}: must name a model, by its directory or on the hub, but is {path!r} instead")
     try:
         return read(path)
     except WeftError as error:
-        raise type(error)(f"model.weights: {error}") from None
+        raise type(error)(f"{key}: {error}") from None
+
+
+def read_teacher(path: object, read: Callable[[str], _T]) -> _T:
+    """Read the model that `train.distill.teacher` names, with that key in every error."""
+    return _read_weights_key(path, read, "train.distill.teacher")
 
 
 def _complete_model(section: Mapping[str, Any], pretrained: Run) -> dict[str, Any]:
@@ -153,6 +192,8 @@ def _complete_model(section: Mapping[str, Any], pretrained: Run) -> dict[str, An
     inherited = {
         key: value for key, value in pretrained.model.model_dump(mode="json").items() if key not in NOT_INHERITED
     }
+    if isinstance(section.get("keep_layers"), list | tuple):
+        inherited["layers"] = len(section["keep_layers"])
     if section.get("name", inherited["name"]) != inherited["name"]:
         raise ConfigError(
             f"model.name: is {section['name']!r}, but model.weights is a {inherited['name']!r}; name that, or leave it "

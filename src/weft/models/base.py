@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from weft.config.schema import Named
 from weft.data.batching.packed_items import PackedItems
-from weft.errors import RoleError
+from weft.errors import ConfigError, RoleError
 from weft.nn.layers.losses import cross_entropy_sum
 from weft.tokens import Tokens
 
@@ -27,7 +27,7 @@ LMDirection = Literal["forward", "backward", "both", "masked"]
 class Role(Enum):
     """A capability of a model; the value completes "a model that ..." in messages."""
 
-    ENCODER = "encodes"  # encode(tokens, layers=(-1,)) -> (L, N, D); pooled_output(tokens) -> (B, D)
+    ENCODER = "encodes"  # encode(tokens, layers=(-1,)) -> (L, N, D); pooled_output(tokens) -> (B, D); of sources alone
     LANGUAGE_MODEL = "scores"  # logits(tokens, at=None, direction) -> (N or len(at), V), never given the target
     # The logits at i are for position i, conditioned on both sides; masked_lm_loss(tokens, at, targets).
     MASKED_LM = "fills"
@@ -84,6 +84,8 @@ class StaticState(GenerationState, Protocol):
 @runtime_checkable
 class Capturable(Generator, Protocol):
     """A generator whose steps launch the same kernels on the same memory, so that a CUDA graph can be captured."""
+
+    supports_capture: bool  # whether that holds as it is configured
 
     @property
     def prefill_capturable(self) -> bool:
@@ -185,7 +187,8 @@ class Model(nn.Module):
 
     Config: ClassVar[type[Named]]
     data_sized_buffers: ClassVar[bool] = False  # whether buffer sizes depend on the training data
-    supports_compile: ClassVar[bool] = False  # whether torch.compile captures it as one graph: faster training
+    supports_compile: bool = False  # whether torch.compile captures it as one graph: faster training
+    supports_capture: bool = True  # of a `Capturable`: whether its generation can be captured in CUDA graphs
     keeps_embedding_std: ClassVar[bool] = False  # whether word vectors are scaled to the std of its own embeddings
     supports_low_precision: ClassVar[bool] = False  # whether it runs in bf16 and int8 (weft.nn.layers.quantization)
     width: int  # of an encoder: the D of `encode` and `pooled_output`
@@ -201,6 +204,14 @@ class Model(nn.Module):
 
     def drop_pooler(self) -> None:
         """Drop the modules that only `pooled_output` uses: the task does not need it."""
+
+    def final_states(self, states: Tensor, tokens: Tokens) -> Tensor:
+        """Return of the last layer's states (N, D) those that have read a whole sequence, (B, D): the last tokens'.
+
+        A model whose last token has not read all of it, or does not stand for the text, overrides it.
+        """
+        last = (tokens.starts[1:].long() - 1).clamp(min=0)  # empty sequences may pad a batch
+        return states.index_select(0, last)
 
     def layer_groups(self) -> list[list[nn.Module]]:
         """Return the layer groups, bottom to top: the embeddings, then each layer; by default one group."""
@@ -306,6 +317,15 @@ def check_roles(task: str, needs: Iterable[Role], model: str, roles: Iterable[Ro
         raise RoleError(
             f"model.name: task {task!r} needs a model that {_join_roles(needs)}; {model!r}, as configured, "
             f"{_join_roles(roles) or 'does nothing'}: it lacks {_join_roles(missing)!r}"
+        )
+
+
+def check_copying(copy: bool, target_vocab: int | None) -> None:
+    """Raise ConfigError if a model is to copy tokens of the source into a target with a vocabulary of its own."""
+    if copy and target_vocab is not None:
+        raise ConfigError(
+            "model.copying: copies tokens of the source, so source and target must have one vocabulary; leave "
+            "tokenizer.target out"
         )
 
 

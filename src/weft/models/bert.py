@@ -70,7 +70,7 @@ class BERT(Model):
     """Embeddings, blocks, pooler and masked-LM head."""
 
     Config: ClassVar[type[Named]] = BERTConfig
-    supports_compile: ClassVar[bool] = True
+    supports_compile = True
     supports_low_precision: ClassVar[bool] = True
     config: BERTConfig
     pooler: nn.Linear | None
@@ -142,6 +142,11 @@ class BERT(Model):
         """Return the pooled output (B, D): the pooler on the hidden state of each sequence's first token, [CLS]."""
         return self._pooled(self._hidden_states(tokens, (-1,))[0], tokens)
 
+    def final_states(self, states: Tensor, tokens: Tokens) -> Tensor:
+        """Return the state of each sequence's first token, [CLS], which stands for the text: (B, D)."""
+        first = tokens.starts[:-1].long().clamp(max=max(len(states) - 1, 0))  # empty sequences may pad a batch
+        return states.index_select(0, first)
+
     def logits(self, tokens: Tokens, at: Tensor | None = None, direction: LMDirection = "masked") -> Tensor:
         """Return the masked-LM logits of each token: (N, V), or (len(at), V) at the flat positions `at`."""
         if direction != "masked":
@@ -188,8 +193,7 @@ class BERT(Model):
         return states
 
     def _pooled(self, hidden: Tensor, tokens: Tokens) -> Tensor:
-        starts = tokens.starts[:-1].long().clamp(max=max(len(hidden) - 1, 0))  # empty sequences may pad a batch
-        first = hidden.index_select(0, starts)
+        first = self.final_states(hidden, tokens)
         return first if self.pooler is None else POOLERS[self.config.pooler](self.pooler(first))
 
     def _mlm_transform(self, hidden: Tensor) -> Tensor:

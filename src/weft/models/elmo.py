@@ -221,6 +221,11 @@ class ELMo(Model):
         states = [[embedded, *lstm(embedded, grid)] for lstm in (self.forward_lstm, self.backward_lstm)]
         return torch.stack([torch.cat([own[layer] for own in states], -1) for layer in layers])
 
+    def final_states(self, states: Tensor, tokens: Tokens) -> Tensor:
+        """Return the final state of each direction, (B, D): forward at the last token, backward at the first."""
+        grid, (forward, backward) = TimeMajor(tokens), states.chunk(2, -1)
+        return torch.cat([grid.end(forward), grid.end(backward, reverse=True)], -1)
+
     def pooled_output(self, tokens: Tokens) -> Tensor:
         """Return one vector a sequence, (B, D): the last layer's final output in each direction."""
         embedded, grid = self._embed(tokens), TimeMajor(tokens)

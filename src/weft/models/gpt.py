@@ -54,7 +54,7 @@ class GPT(Model):
     """Embeddings and positions, blocks, and, as a language model, the output. Its state is the key-value cache."""
 
     Config: ClassVar[type[Named]] = GPTConfig
-    supports_compile: ClassVar[bool] = True
+    supports_compile = True
     supports_low_precision: ClassVar[bool] = True
     config: GPTConfig
     output: OutputProjection | None

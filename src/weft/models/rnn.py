@@ -111,6 +111,7 @@ class RNN(Model):
     """Embeddings, recurrent layers, and, as a language model or masked LM, the output projection."""
 
     Config: ClassVar[type[Named]] = RNNConfig
+    config: RNNConfig
     output: nn.Linear | None
 
     def __init__(self, config: RNNConfig, vocab: int, target_vocab: int | None = None) -> None:
@@ -174,7 +175,7 @@ class RNN(Model):
     @property
     def mixable_layers(self) -> tuple[int, ...]:
         """The recurrent layers that are as wide as the last one."""
-        count = self.config.layers if self.config.width == self.width else 1  # type: ignore[attr-defined]
+        count = self.config.layers if self.config.width == self.width else 1
         return tuple(range(-count, 0))
 
     def layer_groups(self) -> list[list[nn.Module]]:
@@ -222,6 +223,14 @@ class RNN(Model):
         _, ends = self.recurrent(self._embed(tokens, grid), grid)
         last: Tensor = ends[-1]
         return last
+
+    def final_states(self, states: Tensor, tokens: Tokens) -> Tensor:
+        """Return the final state of each direction, (B, D): forward at the last token, backward at the first."""
+        grid, direction = TimeMajor(tokens), self.config.direction
+        if direction != "both":
+            return grid.end(states, reverse=direction == "backward")
+        forward, backward = states.chunk(2, -1)
+        return torch.cat([grid.end(forward), grid.end(backward, reverse=True)], -1)
 
     def logits(self, tokens: Tokens, at: Tensor | None = None, direction: LMDirection = "forward") -> Tensor:
         """Return the logits of the next, the previous, or (both) the token itself: (N, V), or (len(at), V)."""

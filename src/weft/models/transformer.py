@@ -10,13 +10,16 @@ With one vocabulary for both sides, source, target and output share one E; with 
 With `embedding` the width of E differs from D, and a projection P follows, as in ALBERT (Lan et al. 2020, section 3.1):
 x_0 = Dropout(√D · P E y + PE). The output then has a matrix of its own.
 
+With `copying` tokens of the source are written, too (See, Liu & Manning 2017; `weft.nn.attention.copying`): one head
+more attends from the decoder's last layer to the encoder's, and its weights say what is copied.
+
 Departures: positions may be learned, or have all sines before all cosines (`positions: halves`), and the output
 projection may have a bias, as in Marian (Junczys-Dowmunt et al. 2018); layer norm may come before each sub-layer
 (`norm: pre`). Initialisation follows the authors' code: Xavier uniform for matrices, N(0, 1/D) for embeddings, zero for
 biases.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -26,9 +29,11 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from weft.config.schema import Layers, Named, Positions, Pretrained, Size
-from weft.models.base import Model, Role, num_matrix_parameters
+from weft.errors import ConfigError
+from weft.models.base import Model, Role, check_copying, num_matrix_parameters
 from weft.models.transformer_config import PrunedHeads, check_heads, check_pruned_heads
 from weft.models.word_vectors import Channels, check_channels, keep_static
+from weft.nn.attention.copying import CopyAttention, CopyState, mix_log_probs
 from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, without_last_tokens
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.pooled_kv_cache import PooledSources
@@ -36,6 +41,8 @@ from weft.nn.attention.positions import Learned, Sinusoidal, check_position, pos
 from weft.nn.attention.static_kv_pool import StaticKVPool, to_device, token_places
 from weft.nn.kernels import dispatch
 from weft.nn.layers.activations import Activation
+from weft.nn.layers.pooling import pool_tokens
+from weft.nn.rnn.time_major import TimeMajor
 from weft.nn.transformer.blocks import BlockConfig, Blocks
 from weft.nn.transformer.output_projection import OutputProjection
 from weft.tokens import Tokens
@@ -64,6 +71,7 @@ class TransformerConfig(Pretrained):
     max_positions: Positions = 1024  # number of learned positions
     tie: bool = True  # one matrix for the target's embeddings and the output (Press & Wolf 2017)
     bias: bool = False  # of the output projection: how frequent each word is
+    copying: bool = False  # write tokens of the source, too (See et al. 2017); source and target have one vocabulary
     pruned_heads: PrunedHeads = Field({})  # heads left out: {3: [1, 5]}, or {cross.3: [1, 5]}
 
     @property
@@ -95,16 +103,21 @@ class TransformerState:
     source_index: KVIndex  # which of the sources' keys and values each hypothesis attends to
     source_kv: tuple[Tensor, ...]  # for each layer the keys and values of all sources, (M, 2, H, d)
     source_filled: int | None = None  # of M, those in use, where there is room for sources that join; None: all
+    copying: CopyState | None = None  # of a model that copies
 
     def select(self, rows: Tensor) -> "TransformerState":
         """Return the state whose hypothesis b continues the old hypothesis rows[b]; only indices are copied."""
-        return replace(self, cache=self.cache.select(rows), source_index=self.source_index.select(rows))
+        copying = None if self.copying is None else self.copying.select(rows)
+        return replace(
+            self, cache=self.cache.select(rows), source_index=self.source_index.select(rows), copying=copying
+        )
 
     def join(self, other: "TransformerState") -> "TransformerState":
         """Return the state of these hypotheses and, after them, the other's: a pool, which is updated in place."""
         own = PooledSources(self.source_kv, self.source_index, self.source_filled or len(self.source_kv[0]))
         sources = own.join(PooledSources.of(other.source_kv, other.source_index))
-        return TransformerState(self.cache.join(other.cache), sources.index, sources.layers, sources.filled)
+        copying = None if self.copying is None or other.copying is None else self.copying.join(other.copying)
+        return TransformerState(self.cache.join(other.cache), sources.index, sources.layers, sources.filled, copying)
 
 
 @dataclass(frozen=True)
@@ -182,7 +195,7 @@ class Transformer(Model):
     """Embeddings and positions, encoder, decoder, output projection."""
 
     Config: ClassVar[type[Named]] = TransformerConfig
-    supports_compile: ClassVar[bool] = True
+    supports_compile = True
     supports_low_precision: ClassVar[bool] = True
     # Embeddings are multiplied by √D and added to positions: vectors with a larger std would drown these.
     keeps_embedding_std: ClassVar[bool] = True
@@ -190,7 +203,9 @@ class Transformer(Model):
 
     def __init__(self, config: TransformerConfig, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__(config, vocab, target_vocab)
-        width, shared = config.width, target_vocab is None
+        check_copying(config.copying, target_vocab)
+        self.width = width = config.width
+        shared = target_vocab is None
         size = config.embedding or width
         self.embed = nn.Embedding(vocab, size)
         self.target_embed = self.embed if target_vocab is None else nn.Embedding(target_vocab, size)
@@ -206,6 +221,9 @@ class Transformer(Model):
         self.output = OutputProjection(width, self.target_vocab, bias=config.bias)
         if config.bias:
             nn.init.zeros_(self.output.bias)
+        self.copy_attention = CopyAttention(width) if config.copying else None
+        if config.copying:
+            self.supports_compile = self.supports_capture = False
         if config.tie:
             self.output.weight = self.target_embed.weight
         # Each once, in this order: the order of a set of tensors would differ from run to run.
@@ -228,29 +246,68 @@ class Transformer(Model):
 
     def word_embeddings(self) -> dict[str, list[nn.Embedding]]:
         """Return the source's table, which with one vocabulary is the target's too, and the target's own."""
-        own = {} if self.target_embed is self.embed else {"target_vectors": [self.target_embed]}
-        return {"vectors": [self.embed], **own}
+        target = getattr(self, "target_embed", self.embed)  # an encoder alone has none
+        return {"vectors": [self.embed], **({} if target is self.embed else {"target_vectors": [target]})}
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
-        """Return its roles: a sequence-to-sequence language model that generates."""
-        return frozenset({Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR})
+        """Return its roles: a sequence-to-sequence language model that generates; its encoder alone encodes."""
+        return frozenset({Role.ENCODER, Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR})
+
+    @property
+    def mixable_layers(self) -> tuple[int, ...]:
+        """All layers of the encoder, with the embeddings."""
+        return tuple(range(self.config.layers + 1))
+
+    def prune_unused(self, needs: Collection[Role]) -> None:
+        """Drop the decoder, unless a role reads or writes a target: what is left is the encoder of a translator."""
+        if {Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR} & set(needs):
+            return
+        for part in {"decoder", "output", "target_embed", "target_project"} & {*vars(self), *self._modules}:
+            delattr(self, part)
+        self._attentions = tuple(module for module in self.modules() if isinstance(module, MultiHeadAttention))
 
     def layer_groups(self) -> list[list[nn.Module]]:
-        """Return the embeddings, then each layer of the encoder, then each of the decoder."""
-        tables = self.embed, self.target_embed, self.project, self.target_project, self.positions, self.dropout
-        embeddings: list[nn.Module] = [module for module in tables if module is not None]
-        return [embeddings, *self.encoder.layer_groups(), *self.decoder.layer_groups()]
+        """Return the embeddings, then each layer of the encoder, then each of the decoder, where there is one."""
+        names = "embed", "target_embed", "project", "target_project", "positions", "dropout"
+        embeddings: list[nn.Module] = [part for name in names if (part := getattr(self, name, None)) is not None]
+        decoder = self.decoder.layer_groups() if hasattr(self, "decoder") else []
+        return [embeddings, *self.encoder.layer_groups(), *decoder]
+
+    def encode(self, tokens: Tokens, layers: Sequence[int] = (-1,)) -> Tensor:
+        """Return the chosen layers of the encoder for these sources, (L, N, D); 0 is the embeddings, -1 the last."""
+        depth = self.config.layers
+        if not all(-depth - 1 <= layer <= depth for layer in layers):
+            raise ConfigError(
+                f"layers: the encoder of this transformer has 0, the embeddings, to {depth}, but {list(layers)} is "
+                "asked for"
+            )
+        states = self._encoder_states(tokens)
+        return torch.stack([states[layer] for layer in layers])
+
+    def pooled_output(self, tokens: Tokens) -> Tensor:
+        """Return the mean of the encoder's last layer over each source, (B, D)."""
+        return pool_tokens(self._encoder_states(tokens)[-1], tokens, "mean")
 
     def logits(self, tokens: Tokens, source: Tokens, at: Tensor | None = None) -> Tensor:
         """Return the logits of the next tokens, given the source: (N, V), or (len(at), V) at positions `at`."""
-        hidden = self.states(tokens, source)[1][-1]
+        encoder_states, decoder_states = self.states(tokens, source)
+        hidden = decoder_states[-1]
         logits: Tensor = self.output(hidden if at is None else hidden[at])
-        return logits
+        if self.copy_attention is None:
+            return logits
+        memory, grid = self.copy_attention.remember(encoder_states[-1], source), TimeMajor(tokens)
+        read = self.copy_attention(
+            *(grid.pad(states).transpose(0, 1) for states in (hidden, decoder_states[0])), memory
+        )
+        gate, weights, ids = *(grid.unpad(part.transpose(0, 1)) for part in read), memory.ids[grid.row]
+        if at is not None:
+            gate, weights, ids = gate[at], weights[at], ids[at]
+        return mix_log_probs(logits, gate, weights, ids)
 
     def states(self, tokens: Tokens, source: Tokens) -> tuple[list[Tensor], list[Tensor]]:
         """Return the hidden states of the encoder and of the decoder: the embeddings, then each layer's output."""
-        encoder_states: list[Tensor] = self.encoder(self._embed_source(source), AttentionLayout.self_attention(source))
+        encoder_states = self._encoder_states(source)
         layouts = self._layouts(tokens, encoder_states[-1], source)
         return encoder_states, self.decoder(self._embed_target(tokens), *layouts)
 
@@ -261,13 +318,17 @@ class Transformer(Model):
     def prefill(self, prompt: Tokens, source: Tokens | None = None) -> TransformerState:
         """Encode the sources; return the state after all prompt tokens but the last."""
         assert source is not None
-        memory, prefix = self._encode_source(source), without_last_tokens(prompt)
+        memory, prefix = self._encoder_states(source)[-1], without_last_tokens(prompt)
         kv = [memory.new_zeros(0, 2, *shape) for shape in self.decoder.shapes] if not len(prefix.ids) else []
         if len(prefix.ids):
             layout, _, cross = self._layouts(prefix, memory, source)
             self.decoder(self._embed_target(prefix), layout, memory, cross, kv)
         source_kv = tuple(layer.detach() for layer in self.decoder.remember(memory))
-        return TransformerState(KVCache.of(prefix, kv), KVIndex.of(source), source_kv)
+        copying = None
+        if self.copy_attention is not None:
+            owner = torch.arange(len(source), device=source.device)
+            copying = CopyState(self.copy_attention.remember(memory, source), owner)
+        return TransformerState(KVCache.of(prefix, kv), KVIndex.of(source), source_kv, copying=copying)
 
     def make_static(self, state: TransformerState, rows: int, capacity: int) -> "StaticTransformerState":
         """Return a state at fixed addresses for `rows` hypotheses of up to `capacity` tokens."""
@@ -303,25 +364,41 @@ class Transformer(Model):
         cache = state.cache.opened()
         if isinstance(self.positions, Learned):
             check_position(cache.end, self.config.max_positions)
-        hidden = self.decoder.step(self._embed_next(ids, cache), cache, state.source_kv, state.source_index)
-        return self.output(hidden), replace(state, cache=cache)
+        inputs, copying = self._embed_next(ids, cache), state.copying
+        hidden = self.decoder.step(inputs, cache, state.source_kv, state.source_index)
+        logits = self.output(hidden)
+        if self.copy_attention is not None and copying is not None:
+            memory = copying.memory.rows(copying.owner)
+            gate, weights = self.copy_attention(hidden[:, None], inputs[:, None], memory)
+            logits = mix_log_probs(logits, gate[:, 0], weights[:, 0], memory.ids)
+        return logits, replace(state, cache=cache)
 
     def flops(self, tokens: Tokens, source: Tokens | None = None) -> int:
-        """Return the FLOPs: each matrix for the tokens of its side, and 4 D for each query-key pair of an attention."""
-        assert source is not None
+        """Return the FLOPs: each matrix for the tokens of its side, and 4 D for each query-key pair of an attention.
+
+        Without a source the tokens are the source, and only the encoder reads them.
+        """
+        project = 0 if self.project is None else num_matrix_parameters(self.project)
+        if source is None:
+            heads = sum(len(layer.kept) * layer.size for layer in self._attentions if layer.place == "encoder")
+            per_token = num_matrix_parameters(self.encoder) + project
+            return 2 * per_token * int(tokens.lengths.sum()) + 4 * heads * int(tokens.lengths.square().sum())
         targets, sources = tokens.lengths, source.lengths
         pairs = {"encoder": sources * sources, "decoder": targets * (targets + 1) // 2, "cross": targets * sources}
         kv_size = sum(num_matrix_parameters(layer.kv_proj) for layer in self._attentions if layer.kv_proj is not None)
-        project = 0 if self.project is None else num_matrix_parameters(self.project)
         per_source = num_matrix_parameters(self.encoder) + kv_size + project
         per_target = num_matrix_parameters(self.decoder) - kv_size + num_matrix_parameters(self.output) + project
+        attentions = [(len(layer.kept) * layer.size, pairs[layer.place]) for layer in self._attentions]
+        if self.copy_attention is not None:
+            per_source += num_matrix_parameters(self.copy_attention.key)
+            per_target += num_matrix_parameters(self.copy_attention) - num_matrix_parameters(self.copy_attention.key)
+            attentions.append((self.config.width, pairs["cross"]))
         products = 2 * (per_source * int(sources.sum()) + per_target * int(targets.sum()))
-        attentions = ((len(layer.kept) * layer.size, pairs[layer.place]) for layer in self._attentions)
         return products + sum(4 * width * int(count.sum()) for width, count in attentions)
 
-    def _encode_source(self, source: Tokens) -> Tensor:
+    def _encoder_states(self, source: Tokens) -> list[Tensor]:
         states: list[Tensor] = self.encoder(self._embed_source(source), AttentionLayout.self_attention(source))
-        return states[-1]
+        return states
 
     def _layouts(
         self, tokens: Tokens, memory: Tensor, source: Tokens

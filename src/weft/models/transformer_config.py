@@ -59,11 +59,28 @@ class StackConfig(Pretrained):
     dropout: float = Field(0.1, ge=0, lt=1)  # on embeddings and sub-layers
     tie: bool = True  # one matrix for the embeddings and the output (Press & Wolf 2017)
     pruned_heads: PrunedHeads = Field({})  # heads left out: {3: [1, 5]} in layer 3
+    # layers of `weights` that this model starts with, from 0: [0, 2, 4] makes 3 of 6
+    keep_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
 
     @field_validator("ffn_width")
     @classmethod
     def _default_ffn_width(cls, ffn_width: int | None, info: ValidationInfo) -> int:
         return 4 * int(info.data.get("width", 1)) if ffn_width is None else ffn_width
+
+    @model_validator(mode="after")
+    def _check_kept(self) -> Self:
+        kept = self.keep_layers
+        if kept is None:
+            return self
+        if self.weights is None:
+            raise ValueError("model.keep_layers are those of model.weights, but there is none; leave it out")
+        if self.pruned_heads or getattr(self, "shared", False):
+            raise ValueError("model.keep_layers: each layer must have its own weights, and all heads; leave it out")
+        if list(kept) != sorted(set(kept)) or len(kept) != self.layers:
+            raise ValueError(
+                f"model.keep_layers must rise and be as many as model.layers, {self.layers}, but is {list(kept)}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Request
 
 from weft.serve.config import ServerConfig
-from weft.serve.errors import RequestError
+from weft.serve.errors import RequestError, response_bytes
 from weft.serve.metrics import Metrics
 from weft.serve.scheduler import BatchJob, Results, Scheduler
 
@@ -21,6 +21,7 @@ class Admission:
     def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
         self.config, self.metrics = config, metrics
         self.active = 0
+        self._refusal = response_bytes(self._too_many())
         self.draining = False  # whether the server is about to end: what is accepted is finished, the rest refused
 
     @asynccontextmanager
@@ -29,8 +30,8 @@ class Admission:
         if self.draining:
             message = "the server is shutting down; try another, or again later"
             raise RequestError(503, message, {"retry-after": "5", "connection": "close"})
-        if self.active >= self.config.queue:
-            raise RequestError(429, f"{self.active} requests are waiting already; try again", {"retry-after": "1"})
+        if self.full:
+            raise self._too_many()
         self.active += 1
         self.metrics.active.set(self.active)
         try:
@@ -38,6 +39,19 @@ class Admission:
         finally:
             self.active -= 1
             self.metrics.active.set(self.active)
+
+    @property
+    def full(self) -> bool:
+        """Whether another request would be one too many."""
+        return self.active >= self.config.queue and not self.draining
+
+    def refusal(self) -> bytes:
+        """Return the response to a request that is one too many, as it is sent, and count it."""
+        self.metrics.requests.labels("refused", "429").inc()
+        return self._refusal
+
+    def _too_many(self) -> RequestError:
+        return RequestError(429, f"{self.config.queue} requests are waiting already; try again", {"retry-after": "1"})
 
     async def results(self, request: Request, scheduler: Scheduler, jobs: Sequence[BatchJob]) -> Results:
         """Queue a request's jobs and return their results, in order."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,6 +16,18 @@ from weft.errors import WeftError
 TAGS = ("body", "call", "bare", "str", "int", "float", "bool")
 # OpenAI's names for kinds of errors, which its clients map to exceptions by the status alone.
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+SECURITY_HEADERS = {  # of every response
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
 
 
 class RequestError(Exception):
@@ -44,6 +57,15 @@ def error_body(status: int, message: str) -> dict[str, Any]:
 def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return the response of an error."""
     return JSONResponse(error_body(status, message), status, headers)
+
+
+def response_bytes(error: RequestError) -> bytes:
+    """Return an error as a whole HTTP response, with the headers of every response."""
+    body = write_json(error_body(error.status, error.message)).encode()
+    headers = {**SECURITY_HEADERS, **(error.headers or {}), "content-type": "application/json"}
+    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", f"content-length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def validation_message(errors: Sequence[Any]) -> str:

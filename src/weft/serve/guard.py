@@ -15,22 +15,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.serve.config import ServerConfig
-from weft.serve.errors import RequestError, error_response
+from weft.serve.errors import SECURITY_HEADERS, RequestError, error_response
 from weft.serve.metrics import Metrics
 
 LOG = logging.getLogger("weft.serve")
 LOCAL_NAMES = {"localhost", "127.0.0.1", "::1"}
 PROTECTED = ("/v1/", "/metrics", "/openapi.json")  # paths that need the token; the page itself does not
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "content-security-policy": CONTENT_SECURITY_POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-}
 
 
 class Guard:
@@ -137,9 +127,8 @@ class Guard:
             raise RequestError(408, f"the body did not come within {seconds}; send it at once", close) from None
 
     def _add_headers(self, headers: MutableHeaders, origin: str | None) -> None:
-        for name, value in HEADERS.items():
+        for name, value in SECURITY_HEADERS.items():
             headers.setdefault(name, value)
-        headers.setdefault("cache-control", "no-store")
         if origin in self.config.origins and origin is not None:
             headers["access-control-allow-origin"] = origin
             headers["cross-origin-resource-policy"] = "cross-origin"

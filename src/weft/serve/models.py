@@ -212,13 +212,16 @@ def renumbered(error: WeftError, number: int, noun: str = "example") -> WeftErro
 
 
 def load_models(models: Sequence[str], device: str, trust: bool, precision: str) -> dict[str, ServedModel]:
-    """Load models, each given as a path or as NAME=PATH; return them by name."""
+    """Load models, each given as a path or as NAME=PATH; return them by name, each of several tasks as NAME.TASK."""
     served: dict[str, ServedModel] = {}
     for model in models:
         name, path = _name_and_path(model)
-        if name in served:
-            raise ConfigError(f"MODEL: two models are called {name!r}; name one of them: NAME={path}")
-        served[name] = ServedModel(name, load(path, device, trust, (), precision))
+        pipeline = load(path, device, trust, (), precision)
+        tasks = {f"{name}.{task}": pipeline.for_task(task) for task in pipeline.run.task_names}
+        for own_name, own in (tasks or {name: pipeline}).items():
+            if own_name in served:
+                raise ConfigError(f"MODEL: two models are called {own_name!r}; name one of them: NAME={path}")
+            served[own_name] = ServedModel(own_name, own)
     return served
 
 

@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import logging
+import math
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -15,22 +17,26 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from weft.errors import ConfigError
-from weft.serve.app import create_app
+from weft.serve.app import Services, create_app
 from weft.serve.config import ServerConfig
 from weft.serve.models import ServedModel, load_models
 
 MAX_HEAD = 32 << 10  # bytes of a request's line and headers
 BACKLOG = 2048  # connections that wait to be accepted
 SWITCH_INTERVAL = 2e-4  # seconds after which a thread gives way: the one that computes asks for it at every kernel
+LINGER = 1.0  # seconds after a signal in which open connections are still answered: a request may be on its way
 IDLE = 20  # seconds that an idle connection is kept
 
 
 class Connection(HttpToolsProtocol):
     """An HTTP connection that is closed if a request's head does not come in time, or is too large."""
 
+    services: Services
     head_time_limit: float = 10.0  # uvicorn itself waits for ever, and reads headers of any size
     _head_timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0  # received of a head that is not complete
+    _in_head = False  # whether a head has begun and is not complete
+    _head_bytes = 0  # received of it
+    _refuses = False  # whether the request that is being received is refused, since the queue is full
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a request."""
@@ -42,17 +48,49 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is None and self._is_idle():
             self._expect_head()
         super().data_received(data)
-        self._head_bytes = self._head_bytes + len(data) if self._is_idle() else 0
+        self._head_bytes = self._head_bytes + len(data) if self._in_head else 0
         if not self._is_idle():
             self._cancel_timer()
         elif self._head_bytes > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response("The head of the request is too large.")
 
+    def on_message_begin(self) -> None:
+        """Begin to read a head."""
+        self._in_head = True
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
         """Begin the request, unless its head is too large."""
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD:
             raise ValueError("the parser answers 400 to any error")
-        super().on_headers_complete()
+        self._in_head = False
+        self._refuses, self._keeps_alive = self._is_full(), self.parser.should_keep_alive()
+        if not self._refuses:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Receive a part of the body; that of a request which is refused is not kept."""
+        if not self._refuses:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Finish the request; one that is refused is answered here, at a twentieth of what the application costs."""
+        if not self._refuses:
+            super().on_message_complete()
+            return
+        self._refuses = False
+        self._cancel_timer()
+        self.transport.write(self.services.admission.refusal())
+        if self._keeps_alive:
+            self.timeout_keep_alive_task = self.loop.call_later(IDLE, self.timeout_keep_alive_handler)
+        else:
+            self.transport.close()
+
+    def _is_full(self) -> bool:
+        """Return whether the request is one too many, and an ordinary one, which can be refused with the same bytes."""
+        if not self.services.admission.full or not self._is_idle() or self.parser.get_method() != b"POST":
+            return False
+        return not self.expect_100_continue and all(name != b"origin" for name, _ in self.headers)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -79,17 +117,21 @@ class Connection(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """uvicorn's server, which on a signal finishes what was accepted and refuses the rest before it ends."""
 
+    _draining_since = math.inf  # seconds of the monotonic clock
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; a second signal ends the server at once. The signal is not raised again: the exit is 0."""
         admission = self.config.app.state.services.admission  # type: ignore[union-attr]
         if admission.draining:
             os._exit(128 + sig)
         admission.draining = True
+        self._draining_since = time.monotonic()
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether to end: once nothing that was accepted is left."""
+        """Return whether to end: once nothing that was accepted is left, and what was on its way has been refused."""
         admission = self.config.app.state.services.admission  # type: ignore[union-attr]
-        if admission.draining and not admission.active:
+        lingered = time.monotonic() > self._draining_since + LINGER or not self.server_state.connections
+        if admission.draining and not admission.active and lingered:
             self.should_exit = True
         return await super().on_tick(counter)
 
@@ -97,8 +139,9 @@ class Server(uvicorn.Server):
 def make_server(models: Mapping[str, ServedModel], config: ServerConfig) -> Server:
     """Return the server of these models; `run` serves until a signal."""
     app = create_app(models, config)
-    connection: Any = type("Connection", (Connection,), {"head_time_limit": config.body_time_limit})
-    settings = uvicorn.Config(
+    settings = {"head_time_limit": config.body_time_limit, "services": app.state.services}
+    connection: Any = type("Connection", (Connection,), settings)
+    server = uvicorn.Config(
         app,
         host=config.host,
         port=config.port,
@@ -110,7 +153,7 @@ def make_server(models: Mapping[str, ServedModel], config: ServerConfig) -> Serv
         proxy_headers=False,
         timeout_keep_alive=IDLE,
     )
-    return Server(settings)
+    return Server(server)
 
 
 def app_from_environment() -> FastAPI:

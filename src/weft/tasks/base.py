@@ -198,6 +198,14 @@ class Task(TextInput):
         """Compute the metrics of answers against the examples' labels."""
         raise missing_method(self, "score")
 
+    def prefers_lower(self, metric: str) -> bool:
+        """Return whether a model is the better, the lower one of its metrics is."""
+        return metric == "loss" or self.lower_is_better
+
+    def loss_metrics(self, loss: float) -> dict[str, float]:
+        """Return the metrics that follow from the mean loss, such as perplexity; by default there are none."""
+        return {}
+
     def unavailable_metric(self, metric: str, examples: Sequence[Any]) -> str:
         """Return why one of `metrics` cannot be computed on these examples; "", the default, if it can."""
         return ""

@@ -27,6 +27,7 @@ class Batch:
     positions: Tokens | None = None  # flat positions that a head reads, such as the first token of each word
     labels: Tensor | None = None  # (B,) a label for each sequence, where the targets are of tokens
     unpadded: "Batch | None" = None  # of a batch padded to a static shape: the batch before padding, on the CPU
+    task: str = ""  # of several tasks, the name of the one whose items these are
     rows: Sequence[int] = ()  # each sequence's index in the caller's order; it alone seeds what is sampled for it
 
     @property

@@ -1,8 +1,8 @@
 """Encoding of examples: to items, in chunks; and labelled examples encoded once for every evaluation of a run."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import Any, TypeVar
@@ -102,6 +102,7 @@ class EvaluationData:
     examples: list[Any]
     items: PackedItems  # of all examples, with their labels
     limit: TruncationPolicy
+    parts: Mapping[str, "EvaluationData"] = field(default_factory=dict)  # of several tasks, those of each
 
     @classmethod
     def of(

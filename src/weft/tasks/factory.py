@@ -7,12 +7,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from weft.config.schema import Pretrained, Run
-from weft.errors import ConfigError, did_you_mean
+from weft.errors import ConfigError, did_you_mean, in_task
 from weft.models.base import Model, Role, check_roles
 from weft.registry import resolve
 from weft.tasks.base import Task
 from weft.tasks.char_inputs import Spelling
 from weft.tasks.head import Head
+from weft.tasks.multitask import MultiTask
 from weft.tasks.prepare import has_split, resolve_task_config
 from weft.tasks.requests import check_effective
 from weft.tokenization.trainable import Tokenizer
@@ -25,6 +26,8 @@ def make_task(run: Run) -> Task:
         if not (isinstance(cls, type) and issubclass(cls, base)):
             raise ConfigError(f"{section}.name: must be a weft {base.__name__}, but is {cls!r} instead")
     task: Task = task_class(run.task)
+    if isinstance(task, MultiTask):
+        task.combine({name: _make_part(run, name) for name in run.task_names})
     roles = model.roles(run.model)
     task.required_roles = task.roles_for(roles)
     check_roles(run.task.name, task.required_roles, run.model.name, roles)
@@ -35,13 +38,27 @@ def make_task(run: Run) -> Task:
     return task
 
 
+def _make_part(run: Run, name: str) -> Task:
+    """Return one of several tasks."""
+    with in_task(name):
+        return make_task(run.for_task(name))
+
+
 def resolve_run(run: Run, task: Task) -> Run:
     """Return the recipe with task fields filled in from the training data; the task is configured with them."""
     run = run.model_copy(update={"task": resolve_task_config(run.data, task)})
     task.configure(run.task)
     _check(task, run)
-    check_effective(task.options(), "task.decode")
+    check_options(task)
     return run
+
+
+def check_options(task: Task) -> None:
+    """Raise an error for a decoding option of the recipe that has no effect."""
+    for name, part in task.parts.items() if isinstance(task, MultiTask) else ():
+        with in_task(name):
+            check_options(part)
+    check_effective(task.options(), "task.decode")
 
 
 def _check(task: Task, run: Run) -> None:

@@ -22,6 +22,7 @@ class Head(nn.Module):
     """The module that is trained: a body (a Model) and the layers that the task adds to it."""
 
     body: Any  # a Model; its roles declare its methods
+    leaves_unused: bool = False  # whether a batch may leave some parameters without a gradient
     frozen: tuple[nn.Module, ...] = ()  # submodules that are not trained, and stay in eval mode
 
     def __init__(self, body: Model) -> None:

@@ -317,9 +317,9 @@ def evaluate(
             direct = task.evaluate(head, data)
         return EvaluationResult(direct.metrics, note=direct.note)
     loss = mean_loss(task, head, data.items, budget)
-    answers = list(_answers(task, head, data, budget, advance))
+    answers = list(answer_all(task, head, data, budget, advance))
     result = EvaluationResult(
-        {"loss": loss, **task.score(answers, data.examples)},
+        {"loss": loss, **task.loss_metrics(loss), **task.score(answers, data.examples)},
         errors=list_errors(task, answers, data.examples) if errors else None,
     )
     if isinstance(task, LabelPrediction):
@@ -346,8 +346,12 @@ def list_errors(task: Task, answers: Sequence[Answer], examples: Sequence[Any]) 
     ]
 
 
-def _answers(
-    task: Task, head: Head, data: EvaluationData, budget: int | None, advance: Callable[[int], object] | None
+def answer_all(
+    task: Task,
+    head: Head,
+    data: EvaluationData,
+    budget: int | None = None,
+    advance: Callable[[int], object] | None = None,
 ) -> Iterator[Answer]:
     """Yield the answers to labelled examples, from their encoding without labels; processes share each chunk."""
     items, starts = data.unlabelled

@@ -21,12 +21,12 @@ from weft.data.labels import Label, Labels, balanced_class_weights, read_label
 from weft.data.readers.lines import plural
 from weft.errors import ConfigError, DataError, did_you_mean
 from weft.models.base import num_matrix_parameters
-from weft.nn.attention.positions import rows_of
 from weft.nn.layers.scalar_mix import ScalarMix
 from weft.registry import resolve
 from weft.tasks.batch import Batch, Item
 from weft.tasks.capabilities import TeacherForcing
-from weft.tasks.head import Head, missing_method
+from weft.tasks.head import missing_method
+from weft.tasks.soft_targets import SoftTargetHead
 from weft.tokens import Tokens
 
 MAX_WEIGHT = 1e12  # of a label: more than balanced weights of any data, and well within float32
@@ -78,7 +78,7 @@ class LabelConfig(Named):
         return {read_label(name): weight for name, weight in weights.items()}
 
 
-class LabelHead(Head):
+class LabelHead(SoftTargetHead):
     """Dropout and a linear layer on an encoder's hidden states; `label_smoothing` and `weights` apply in training only.
 
     So does `unknown`, the word dropout of Dyer et al. 2015 (there, of words seen once): known tokens are replaced by
@@ -86,16 +86,23 @@ class LabelHead(Head):
     """
 
     weights: Tensor | None
+    any_tokenizer = True
 
     def __init__(
-        self, body: Any, labels: int, config: LabelConfig, weights: Tensor | None, unknown: int | None = None
+        self,
+        body: Any,
+        labels: int,
+        config: LabelConfig,
+        weights: Tensor | None,
+        unknown: int | None = None,
+        widths: int = 1,
     ) -> None:
         super().__init__(body)
         self._word_dropout = (config.unknown, unknown)
         self._layers = body.mixable_layers if config.layers == "mix" else config.layers
         self.mix = None if config.layers == "last" else ScalarMix(len(self._layers))
         self.dropout = nn.Dropout(config.dropout)
-        self.output = nn.Linear(body.width, labels)
+        self.output = nn.Linear(widths * body.width, labels)
         self._label_smoothing = config.label_smoothing
         self.register_buffer("weights", weights, persistent=False)
 
@@ -114,15 +121,6 @@ class LabelHead(Head):
             return last
         mixed: Tensor = self.mix(self.body.encode(tokens, self._layers))
         return mixed
-
-    def pooled_output(self, tokens: Tokens) -> Tensor:
-        """Return a vector for each text, (B, D): the body's pooled output, or the mean of the mixed hidden states."""
-        if self.mix is None:
-            pooled: Tensor = self.body.pooled_output(tokens)
-            return pooled
-        states = self.states(tokens)
-        sums = states.new_zeros(len(tokens), states.shape[1]).index_add(0, rows_of(tokens), states)
-        return sums / tokens.starts.diff().clamp(min=1)[:, None]
 
     def flops(self, batch: Batch) -> int:
         """Return the FLOPs of the body, and of the logits wherever there is a target."""

@@ -28,22 +28,22 @@ class LengthReport:
     unit: str = "words"  # characters, where most inputs are one word
 
     @classmethod
-    def of(cls, task: Task, answers: Sequence[Answer], examples: Sequence[Any]) -> "LengthReport":
-        """Return the report; examples with inputs of one length are in one group."""
+    def of(cls, task: Task, answers: Sequence[Answer], examples: Sequence[Any], groups: int = GROUPS) -> "LengthReport":
+        """Return the report in up to so many groups; examples with inputs of one length are in one group."""
         inputs = [_inputs(task, example) for example in examples]
         lengths, unit = [sum(len(text.split()) for text in texts) for texts in inputs], "words"
         if sorted(lengths)[len(lengths) // 2] <= 1:
             lengths, unit = [sum(map(len, texts)) for texts in inputs], "characters"
         ordered = sorted(lengths)
-        limits = sorted({ordered[math.ceil(len(ordered) * part / GROUPS) - 1] for part in range(1, GROUPS + 1)})
-        groups, shortest = [], 0
+        limits = sorted({ordered[math.ceil(len(ordered) * part / groups) - 1] for part in range(1, groups + 1)})
+        reports, shortest = [], 0
         for limit in limits:
             rows = [row for row, length in enumerate(lengths) if shortest <= length <= limit]
             metrics = task.score([answers[row] for row in rows], [examples[row] for row in rows])
             defined = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-            groups.append(LengthGroup(min(lengths[row] for row in rows), limit, len(rows), defined))
+            reports.append(LengthGroup(min(lengths[row] for row in rows), limit, len(rows), defined))
             shortest = limit + 1
-        return cls(groups, unit)
+        return cls(reports, unit)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return headers and rows, a row a group."""

@@ -1,4 +1,4 @@
-"""Metrics in their standard definitions: between 0 and 1, except BLEU, between 0 and 100 as in sacreBLEU.
+"""Metrics of labels and numbers in their standard definitions, between 0 and 1; of texts: `weft.tasks.text_metrics`.
 
 A correlation is between -1 and 1, and 0 where it is undefined, since one side is constant.
 """
@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -89,27 +88,6 @@ def metric_title(name: str, positive_label: str | None) -> str:
 def exact_match(texts: Sequence[object], targets: Sequence[object]) -> float:
     """Return the share of texts that equal their target exactly; for labels, the accuracy."""
     return sum(text == target for text, target in zip(texts, targets, strict=True)) / max(len(targets), 1)
-
-
-def bleu(texts: Sequence[str], targets: Sequence[str]) -> float:
-    """Return corpus BLEU (Papineni et al. 2002) by sacreBLEU with its defaults (13a, exponential smoothing)."""
-    if not targets:
-        return 0.0
-    from sacrebleu.metrics import BLEU
-
-    return float(BLEU().corpus_score(list(texts), [list(targets)]).score)
-
-
-def sentence_bleu(text: str, target: str) -> float:
-    """Return the BLEU of one text by sacreBLEU; n-grams longer than the text are left out, as there."""
-    return float(_sentence_scorer().sentence_score(text, [target]).score)
-
-
-@cache
-def _sentence_scorer() -> Any:
-    from sacrebleu.metrics import BLEU
-
-    return BLEU(effective_order=True)
 
 
 def tally_labels(

@@ -1,28 +1,34 @@
 """Data preparation: read a recipe's splits, train the tokenizer, and pack the encoded examples."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from weft.config.schema import Data, Named
-from weft.data.batching.packed_items import PackedItems, pack
+from weft.config.schema import Data, Named, TasksData
+from weft.data.batching.packed_items import GroupedItems, PackedItems, pack
 from weft.data.readers.column_mapping import ColumnSpec, join_list_fields, split_list_columns
 from weft.data.readers.examples import Skipped, read_examples
 from weft.data.readers.held_out import RowKind, read_held_out
 from weft.data.readers.records import read_as_recipe
 from weft.data.samples.datasets import SAMPLES, read_sample
 from weft.data.truncation import TruncationPolicy
-from weft.errors import ConfigError, DataError, did_you_mean
+from weft.errors import ConfigError, DataError, did_you_mean, in_task
 from weft.tasks.base import Task
 from weft.tasks.corpus.reuse import prepared_folder, prepared_split, prepared_task, prepared_tokenizer, refuse_prepared
 from weft.tasks.encoding import EvaluationData, LocatedExample, encode_all
+from weft.tasks.multitask import MultiTask
 from weft.tokenization.trainable import Tokenizer, train_tokenizer
+
+_T = TypeVar("_T")
 
 
 def has_split(data: Data, split: str) -> bool:
-    """Return whether the recipe has this split."""
+    """Return whether the recipe has this split; of several tasks, whether one has it."""
+    if isinstance(data, TasksData):
+        return any(has_split(own, split) for own in data.tasks.values())
     held_out = split == "valid" and data.validation_fraction is not None
     return held_out or data.sample is not None or getattr(data, split) is not None
 
@@ -53,6 +59,8 @@ def labelled_fields(task: Task) -> list[str]:
 
 def read_split(data: Data, split: str, task: Task, skipped: Skipped) -> Iterator[LocatedExample]:
     """Yield the examples of `train`, `valid` or `test` with their locations."""
+    if isinstance(data, TasksData):
+        raise ConfigError("tasks: have data of their own, with different examples; name a recipe of one task")
     if data.sample is not None:
         examples = _read_sample(data.sample, split, task, data.columns)
         return _with_labels(examples, data, task, skipped)
@@ -111,8 +119,20 @@ def check_answer(task: Task, place: Any, example: Any) -> None:
             raise DataError(f"{place}: {name}: required to train or evaluate, but not given; see data.columns")
 
 
+def _each(data: Data, task: MultiTask, function: Callable[[Data, Task], _T]) -> dict[str, _T]:
+    """Return what a function returns for the data and the task of each of several."""
+    assert isinstance(data, TasksData)
+    results: dict[str, _T] = {}
+    for name, part in task.parts.items():
+        with in_task(name):
+            results[name] = function(data.tasks[name], part)
+    return results
+
+
 def resolve_task_config(data: Data, task: Task) -> Named:
     """Return the task's configuration with what is left to the training data, such as the labels."""
+    if isinstance(task, MultiTask):
+        return task.config.model_copy(update={"tasks": _each(data, task, resolve_task_config)})
     task = prepared_task(data, task)
     whole = data.model_copy(update={"validation_fraction": None})  # labels and pairs are of all rows
     return task.resolve_config(example for _, example in read_split(whole, "train", task, Skipped()))
@@ -123,17 +143,25 @@ def fit_tokenizer(config: Named, data: Data, task: Task) -> Tokenizer:
     if prepared := prepared_tokenizer(config, data):
         return prepared
 
-    def side(index: int) -> Iterator[str]:
-        for _, example in read_split(data, "train", task, Skipped()):
-            yield from task.texts(example)[index]
+    return train_tokenizer(config, _side(data, task, 0), _side(data, task, 1))
 
-    return train_tokenizer(config, side(0), side(1))
+
+def _side(data: Data, task: Task, index: int) -> Iterator[str]:
+    """Yield the texts that train the tokenizer, of the source side (0) or of the target side (1)."""
+    if isinstance(task, MultiTask):
+        yield from chain.from_iterable(_each(data, task, lambda own, part: _side(own, part, index)).values())
+        return
+    for _, example in read_split(data, "train", task, Skipped()):
+        yield from task.texts(example)[index]
 
 
 def pack_split(
     data: Data, split: str, task: Task, tokenizer: Tokenizer, folder: Path | None = None
 ) -> tuple[PackedItems, str]:
     """Encode a whole split to a memory-mapped file; return it and a report of what was skipped or cut."""
+    if isinstance(task, MultiTask):
+        pairs = _each(data, task, lambda own, part: pack_split(own, split, part, tokenizer, folder))
+        return GroupedItems([items for items, _ in pairs.values()]), _join_notices(pairs)
     if prepared := prepared_split(data, split, task, tokenizer):
         return prepared
     skipped, limit = Skipped(), _truncation_policy(data, task)
@@ -152,10 +180,28 @@ def _truncation_policy(data: Data, task: Task) -> TruncationPolicy:
 
 def read_evaluation_data(data: Data, split: str, task: Task) -> tuple[EvaluationData, str]:
     """Return the examples of a split, encoded, without those skipped or dropped, and a report of these."""
+    if isinstance(task, MultiTask):
+        pairs = _each(
+            data, task, lambda own, part: read_evaluation_data(own, split, part) if has_split(own, split) else None
+        )
+        return _join_evaluation(task, {name: pair for name, pair in pairs.items() if pair is not None})
     skipped, limit = Skipped(), _truncation_policy(data, task)
     examples = read_split(data, split, task, skipped)
     encoded = EvaluationData.of(task, examples, limit, skipped if data.on_bad_rows == "skip" else None)
     return encoded, summarize_skipped(split, len(encoded.examples), skipped, limit)
+
+
+def _join_evaluation(task: MultiTask, pairs: Mapping[str, tuple[EvaluationData, str]]) -> tuple[EvaluationData, str]:
+    """Return the evaluation data of several tasks as one, and their reports."""
+    parts = {name: own for name, (own, _) in pairs.items()}
+    examples = [example for own in parts.values() for example in own.examples]
+    items = GroupedItems([own.items for own in parts.values()])
+    limit = next(iter(parts.values())).limit
+    return EvaluationData(task, examples, items, limit, parts), _join_notices(pairs)
+
+
+def _join_notices(pairs: Mapping[str, tuple[Any, str]]) -> str:
+    return "; ".join(f"tasks.{name}: {notice}" for name, (_, notice) in pairs.items() if notice)
 
 
 def summarize_skipped(split: str, remaining: int, skipped: Skipped, limit: TruncationPolicy) -> str:

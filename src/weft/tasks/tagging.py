@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 from torch import Tensor
 
 from weft.config.schema import Named, Run, Section
@@ -22,7 +22,7 @@ from weft.data.labels import Label
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError
 from weft.nn.layers.crf import CRF
-from weft.nn.layers.losses import cross_entropy_sum
+from weft.nn.layers.losses import cross_entropy_sum, soft_cross_entropy_sum
 from weft.registry import resolve
 from weft.tasks import base
 from weft.tasks.base import Answer
@@ -60,6 +60,12 @@ class TagExample(base.Example):
     tags: list[Label] | None = None
     text: str | None = None
 
+    @field_validator("words", "tags", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """Split a line of words or of tags, as parallel files have them, at its spaces."""
+        return value.split() if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _check_tags(self) -> "TagExample":
         if (self.words is None) == (self.text is None):
@@ -81,19 +87,31 @@ class TagHead(LabelHead):
     ) -> None:
         super().__init__(body, labels, config, weights, unknown)
         self.crf = CRF(labels) if config.crf else None
+        self.has_soft_targets = self.crf is None
         body.drop_pooler()
 
-    def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
+    def read(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return the logits of all words, (M, K), and the hidden states."""
+        assert batch.positions is not None
+        states = self.states(self.seen(batch.tokens))
+        return self.scores(states.index_select(0, batch.positions.ids)), states
+
+    def losses(self, logits: Tensor, batch: Batch) -> Sums:
         """Return the sum of -log p of the gold tags over the words."""
         assert batch.targets is not None
-        logits, lengths = self._word_logits(batch)
+        assert batch.positions is not None
         if self.crf is not None:
-            return {"words": self.crf.loss_sum(logits, batch.targets, lengths)}, None
-        return {"words": cross_entropy_sum(logits, batch.targets, *self.loss_args)}, None
+            return {"words": self.crf.loss_sum(logits, batch.targets, batch.positions.lengths)}
+        return {"words": cross_entropy_sum(logits, batch.targets, *self.loss_args)}
+
+    def soft_losses(self, logits: Tensor, teacher: Tensor, batch: Batch, temperature: float) -> Sums:
+        """Return the distance from a teacher's distributions, summed over the words."""
+        return {"words": soft_cross_entropy_sum(logits, teacher, temperature)}
 
     def predict(self, batch: Batch, options: Section) -> list[TagOutput]:
         """Return the most probable tag of each word, or with a CRF the most probable sequence (Viterbi)."""
-        logits, lengths = self._word_logits(batch)
+        assert batch.positions is not None
+        logits, lengths = self.read(batch)[0], batch.positions.lengths  # (M, K), (B,) which sum to M
         if self.crf is not None:
             tags, probabilities = self.crf.decode(logits.float(), lengths)
         else:
@@ -101,12 +119,6 @@ class TagHead(LabelHead):
         sizes = lengths.tolist()
         pairs = zip(tags.cpu().split(sizes), probabilities.cpu().split(sizes), strict=True)
         return [(indices.tolist(), values.tolist()) for indices, values in pairs]
-
-    def _word_logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the logits of all words, (M, K), and the number of words in each sequence, (B,), which sum to M."""
-        assert batch.positions is not None
-        hidden = self.states(self.seen(batch.tokens)).index_select(0, batch.positions.ids)
-        return self.scores(hidden), batch.positions.lengths
 
 
 class Tag(LabelTask, StaticBatches, LabelPrediction, ErrorAnalysis):

@@ -1,11 +1,14 @@
 """Translation: sequence to sequence, by any model that encodes a source and generates a target."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field, field_validator
 
 from weft.config.schema import Named, Run, Section
 from weft.data.batching.packed_items import PackedItems
@@ -23,25 +26,57 @@ from weft.tasks.batch import Batch, Item
 from weft.tasks.capabilities import ErrorAnalysis, StaticBatches, TeacherForcing, TextGeneration, WrongAnswer
 from weft.tasks.head import Head, Sums
 from weft.tasks.incremental_text import grown
-from weft.tasks.metrics import bleu, exact_match, sentence_bleu
+from weft.tasks.text_metrics import TEXT_METRICS, sentence_bleu
+from weft.tasks.unknown_words import numbered_ids, unknown_words, with_unknown_words
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens
 
+Metric = Literal["exact_match", "bleu", "rouge1", "rouge2", "rougeL", "token_error_rate", "recall"]
+METRICS: tuple[Metric, ...] = ("exact_match", "bleu")  # unless the recipe names others
+
 
 class TranslateConfig(Named):
-    """Label smoothing, and the default decoding options."""
+    """Label smoothing, the metrics, and the default decoding options."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)  # probability spread over all tokens in the loss
     lowercase: bool = False  # metrics ignore case
+    # of evaluations (weft.tasks.text_metrics), the first selects the best model; None: exact_match, bleu
+    metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] | None = None
+    group_references: bool = False  # rows of one text are one example with several references, in metrics
+    # put before each text, with a space, to say what is asked of a model that does several things: `2fr`
+    prefix: str | None = Field(None, max_length=1000)
     unknown: bool = False  # whether the unknown token may be generated
     decode: DecodingConfig = DecodingConfig()
 
 
-class TranslateExample(base.Example):
-    """A text, and for training and evaluation its translation."""
+def _join(value: object) -> object:
+    """Return a list of texts as one, with spaces between them; anything else as it is."""
+    return " ".join(value) if isinstance(value, list) and all(isinstance(part, str) for part in value) else value
 
-    text: str
-    target: str | None = None
+
+class TranslateExample(base.Example):
+    """A text, and for training and evaluation its translation, or several of them, each a reference.
+
+    A text in parts, such as the sentences of an article or the turns of a dialogue, is joined. Of several translations
+    those that are empty, such as the missing ones in a table, are left out.
+    """
+
+    text: Annotated[str, BeforeValidator(_join)]
+    target: str | list[str] | None = None
+
+    @field_validator("target")
+    @classmethod
+    def _drop_empty(cls, target: str | list[str] | None) -> str | list[str] | None:
+        if not isinstance(target, list):
+            return target
+        if not any(target):
+            raise ValueError("must have a text, but has none")
+        return [text for text in target if text]
+
+    @property
+    def references(self) -> list[str]:
+        """The translations, of which there may be several."""
+        return self.target if isinstance(self.target, list) else [self.target or ""]
 
 
 class TranslateHead(Head):
@@ -67,7 +102,8 @@ class TranslateHead(Head):
         assert isinstance(options, DecodingConfig)
         rows = batch.rows or range(len(batch.tokens))
         bad_words = bad_word_ids(self.bad_words, options)
-        return generate(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, rows, bad_words)
+        prompt, source = self.generator_inputs(batch)
+        return generate(self.body, prompt, self.eos, options, source, self.forbid, rows, bad_words)
 
     def logits_per_item(self, options: Section) -> int:
         """The vocabulary, for each hypothesis."""
@@ -79,42 +115,76 @@ class TranslateHead(Head):
         """Return what to generate for a batch of one source."""
         bad_words = tuple(bad_word_ids(self.bad_words, options))
         row = batch.rows[0] if batch.rows else 0
-        return GenerationRequest(_prompt(batch), self.eos, options, batch.source, self.forbid, bad_words, row)
+        prompt, source = self.generator_inputs(batch)
+        return GenerationRequest(prompt, self.eos, options, source, self.forbid, bad_words, row)
 
-
-def _prompt(batch: Batch) -> Tokens:
-    """Return the first token of each target, its start symbol: generation begins with it."""
-    return Tokens.flat(batch.tokens.ids[batch.tokens.starts[:-1].long()], torch.ones(len(batch.tokens)))
+    def generator_inputs(self, batch: Batch) -> tuple[Tokens, Tokens | None]:
+        """Return what generation begins with, the first token of each target, its start symbol; and the source."""
+        starts = batch.tokens.starts[:-1].long()
+        return Tokens.flat(batch.tokens.ids[starts], torch.ones(len(batch.tokens))), batch.source
 
 
 class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
     """Items are (source ids + eos, bos + target ids + eos)."""
 
     Config: ClassVar[type[Named]] = TranslateConfig
-    Example = TranslateExample
+    Example: type[base.Example] = TranslateExample
     Options = DecodingConfig
     required_roles = frozenset({Role.SEQ2SEQ, Role.GENERATOR})
-    metrics = ("exact_match", "bleu")
+    metrics: tuple[str, ...] = METRICS
     metric = "exact_match"
     label_fields = ("target",)
     config: TranslateConfig
 
+    def configure(self, config: Named) -> None:
+        """Set the configuration, and the metrics that it names."""
+        super().configure(config)
+        if self.config.metrics:
+            self.metrics, self.metric = self.config.metrics, self.config.metrics[0]
+
     def check(self, run: Run) -> None:
         """Raise an error for `truncation: window`: translating windows is not translating the text."""
+        if (run.train.metric or self.metric) == "token_error_rate":
+            self.lower_is_better = True
         if run.data.truncation == "window":
             raise ConfigError("data.truncation: task 'translate' cannot use 'window'; try cut, drop or error")
 
+    @property
+    def special_token_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return what stands around a source: eos alone."""
+        return (), (self.tokenizer.specials.eos,)
+
     def texts(self, example: TranslateExample) -> tuple[list[str], list[str]]:
         """Return both sides."""
-        return [example.text], [] if example.target is None else [example.target]
+        return [self._source(example)], [] if example.target is None else example.references
+
+    def _source(self, example: TranslateExample) -> str:
+        """Return what the model reads: the text, after the prefix (Johnson et al. 2017, section 3)."""
+        return f"{self.config.prefix} {example.text}" if self.config.prefix else example.text
 
     def encode_batch(
         self, examples: Sequence[TranslateExample], tokenizer: Tokenizer, limit: TruncationPolicy
     ) -> list[list[Item]]:
-        """Encode many pairs with one call of the tokenizer for each side."""
-        sources = tokenizer.ids([example.text for example in examples], limit.needed)
-        targets = tokenizer.target.ids([example.target or "" for example in examples], limit.needed)
-        return [self._items(*pair, tokenizer, limit) for pair in zip(sources, targets, strict=True)]
+        """Encode many pairs with one call of the tokenizer for each side; there is an item for each reference."""
+        encoded = self._encode_sides(examples, tokenizer, limit.needed)
+        return [
+            [item for target in targets for item in self._items(source, target, tokenizer, limit)]
+            for source, targets in encoded
+        ]
+
+    def _encode_sides(
+        self, examples: Sequence[TranslateExample], tokenizer: Tokenizer, needed: int | None
+    ) -> list[tuple[list[int], list[list[int]]]]:
+        """Return the ids of each source and of its references."""
+        if tokenizer.joint and tokenizer.unknown_slots:
+            return [numbered_ids(tokenizer, self._source(example), example.references, needed) for example in examples]
+        references = [example.references for example in examples]
+        sources = tokenizer.ids([self._source(example) for example in examples], needed)
+        targets = iter(tokenizer.target.ids([text for own in references for text in own], needed))
+        return [(source, list(islice(targets, len(own)))) for source, own in zip(sources, references, strict=True)]
+
+    def _unknown_words(self, example: TranslateExample) -> list[str]:
+        return unknown_words(self.tokenizer, self._source(example)) if self.tokenizer.joint else []
 
     def _items(self, source: list[int], target: list[int], tokenizer: Tokenizer, limit: TruncationPolicy) -> list[Item]:
         specials = tokenizer.target.specials
@@ -131,7 +201,7 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
         source = Tokens.pack([item[0] for item in items])
         return Batch(tokens, targets, {"tokens": len(targets)}, source)
 
-    def sequence_lengths(self, data: PackedItems) -> np.ndarray:
+    def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
         """Return the lengths of the source and of the decoder's input, the target without its last token."""
         target, source = data.shapes
         return np.stack([source, target - 1])
@@ -150,8 +220,9 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
 
     def answer(self, example: TranslateExample, outputs: list[Any]) -> Answer:
         """Return the text of the best hypothesis, and the others where several were requested."""
+        words = self._unknown_words(example)
         candidates = [
-            {"text": self.tokenizer.target.decode(hypothesis.ids), "score": round(hypothesis.score, 6)}
+            {"text": self._decode(hypothesis.ids, words), "score": round(hypothesis.score, 6)}
             for hypothesis in outputs[0]
         ]
         answer: Answer = dict(candidates[0])
@@ -183,11 +254,16 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
         assert isinstance(head, TranslateHead)
         assert isinstance(options, DecodingConfig)
         items = self.encode(self.without_labels(example), self.tokenizer, limit)
-        return head.generation_request(self.collate(items, np.random.default_rng(0)).numbered([row]), options)
+        request = head.generation_request(self.collate(items, np.random.default_rng(0)).numbered([row]), options)
+        return replace(request, unknown_words=tuple(self._unknown_words(example)))
 
     def decode_generated(self, request: GenerationRequest, ids: Sequence[int]) -> str:
         """Return the text of a translation."""
-        return self.tokenizer.target.decode(list(ids))
+        return self._decode(ids, request.unknown_words)
+
+    def _decode(self, ids: Sequence[int], unknown_words: Sequence[str]) -> str:
+        target = self.tokenizer.target
+        return with_unknown_words(target, target.decode(list(ids)), unknown_words)
 
     def format_answer(self, answer: Answer) -> str:
         """Return the translation on one line: a line break would look like the next answer."""
@@ -198,21 +274,37 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
         return format_candidates(answer)
 
     def score(self, answers: Sequence[Answer], examples: Sequence[TranslateExample]) -> dict[str, float]:
-        """Compute exact match, and BLEU by sacreBLEU."""
-        texts = [str(answer["text"]) for answer in answers]
-        targets = [example.target or "" for example in examples]
-        if self.config.lowercase:
-            texts, targets = [text.lower() for text in texts], [target.lower() for target in targets]
-        return {"exact_match": exact_match(texts, targets), "bleu": bleu(texts, targets)}
+        """Compute the metrics against all references of each example."""
+        references = self._references(examples)
+        candidates = (answers[number].get("candidates", [answers[number]]) for number in references)
+        texts = [self._compared(str(candidate["text"]) for candidate in group) for group in candidates]
+        targets = [self._compared(group) for group in references.values()]
+        return {name: TEXT_METRICS[name](texts, targets) for name in self.config.metrics or METRICS}
+
+    def _compared(self, texts: Iterable[str]) -> list[str]:
+        """Return texts as metrics compare them."""
+        return [text.lower() if self.config.lowercase else text for text in texts]
+
+    def _references(self, examples: Sequence[TranslateExample]) -> dict[int, list[str]]:
+        """Return the references of each example by its number; of rows that are grouped, by that of the first."""
+        groups: dict[int, list[str]] = defaultdict(list)
+        first: dict[str, int] = {}
+        for number, example in enumerate(examples):
+            owner = first.setdefault(example.text, number) if self.config.group_references else number
+            groups[owner] += example.references
+        return groups
 
     def errors(self, answers: Sequence[Answer], examples: Sequence[TranslateExample]) -> list[WrongAnswer | None]:
-        """Return the texts that are not the target, each with its own BLEU: the lowest comes first."""
-        return [self._error(*pair) for pair in zip(answers, examples, strict=True)]
+        """Return the texts that are no reference, each with its own BLEU: the lowest comes first."""
+        errors: list[WrongAnswer | None] = [None] * len(examples)
+        for number, references in self._references(examples).items():
+            errors[number] = self._error(answers[number], references)
+        return errors
 
-    def _error(self, answer: Answer, example: TranslateExample) -> WrongAnswer | None:
-        text, target = str(answer["text"]), example.target or ""
-        compared = (text.lower(), target.lower()) if self.config.lowercase else (text, target)
-        if compared[0] == compared[1]:
+    def _error(self, answer: Answer, references: list[str]) -> WrongAnswer | None:
+        predicted, gold = str(answer["text"]), references[0] if len(references) == 1 else references
+        (text,), targets = self._compared([predicted]), self._compared(references)
+        if text in targets:
             return None
-        quality = sentence_bleu(*compared)
-        return WrongAnswer(target, text, answer["score"], quality, {"bleu": round(quality, 4)})
+        quality = sentence_bleu(text, targets)
+        return WrongAnswer(gold, predicted, answer["score"], quality, {"bleu": round(quality, 4)})

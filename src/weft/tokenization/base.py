@@ -183,6 +183,11 @@ class Tokenizer:
         return False
 
     @property
+    def unknown_slots(self) -> range:
+        """The ids that stand for the first, the second, … unknown word of a text; none, the default."""
+        return range(0)
+
+    @property
     def pair_separator(self) -> list[int]:
         """The separator ids between the two texts of a pair: `sep` (Radford et al. 2018, section 3.3), or else eos."""
         if self.specials.sep is not None:

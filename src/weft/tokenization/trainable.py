@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
@@ -50,6 +50,7 @@ __all__ = [
     "train_tokenizer",
 ]
 
+UNKNOWN_SLOT = "<unk:{}>"  # the token of an unknown word by its number in the text
 _MIN_FREQUENCY = 2  # of a pair that is merged, as in subword-nmt
 
 
@@ -58,6 +59,9 @@ class Words(Tokenizer):
 
     With `split: whitespace`, for text that is already tokenized, words are separated by whitespace, and the word
     "<unk>" is the unknown token.
+
+    With `unknown_slots` the vocabulary has the tokens <unk:0>, <unk:1>, …, which a task may give to the first unknown
+    word of a text, to the second and so on (weft.tasks.unknown_words). A tokenizer by itself gives them to no word.
     """
 
     model = "WordLevel"
@@ -70,6 +74,17 @@ class Words(Tokenizer):
         min_count: int = Field(1, ge=1)  # rarer ones are unknown
         zeros: bool = False  # read all digits as 0
         split: Literal["punctuation", "whitespace"] = "punctuation"  # punctuation: marks are words of their own
+        # how many different unknown words of a text have tokens of their own, to be copied
+        unknown_slots: int = Field(0, ge=0, le=10_000)
+
+        @model_validator(mode="after")
+        def _check_slots(self) -> "Words.Config":
+            if self.unknown_slots and self.size < self.unknown_slots + 4:
+                raise ValueError(
+                    f"tokenizer.size counts the unknown_slots, too, so it must be at least {self.unknown_slots + 4}: "
+                    f"got {self.size}; raise it, or lower unknown_slots"
+                )
+            return self
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: Config) -> Engine:
@@ -83,13 +98,20 @@ class Words(Tokenizer):
             existing = [] if engine.normalizer is None else [engine.normalizer]
             engine.normalizer = normalizers.Sequence([*existing, normalizers.Replace(Regex(r"\d"), "0")])
         specials = cls.special_tokens(config)
+        reserved = [*specials, *map(UNKNOWN_SLOT.format, range(config.unknown_slots))]
         counts = count_words(engine, count_units(texts))
-        for special in specials:
-            counts.pop(special, None)
-        vocabulary = most_frequent(counts, config, specials)
+        for token in reserved:
+            counts.pop(token, None)
+        vocabulary = most_frequent(counts, config, reserved)
         engine.model = models.WordLevel(vocabulary, unk_token=unknown)
         engine.add_special_tokens(specials)
         return engine
+
+    @property
+    def unknown_slots(self) -> range:
+        """The ids that stand for the first, the second, … unknown word of a text."""
+        first = self.engine.token_to_id(UNKNOWN_SLOT.format(0)) or 0
+        return range(first, first + self.config.unknown_slots)
 
     def _encode_text(self, text: str) -> Encoding:
         """Encode one text to ids, offsets and words."""
@@ -120,15 +142,16 @@ class Words(Tokenizer):
         if self._whitespace is None or self._whitespace[0] != self._size:
             unknown = self.specials.unk
             assert unknown is not None
-            vocabulary = {word: id for word, id in self.engine.get_vocab().items() if id not in self._skipped_ids}
+            reserved = self._skipped_ids.union(self.unknown_slots)
+            vocabulary = {word: id for word, id in self.engine.get_vocab().items() if id not in reserved}
             self._whitespace = self._size, WordTable(vocabulary, unknown)
         return self._whitespace[1]
 
     def _mask_special_ids(self, ids: list[int]) -> list[int]:
-        """Return ids with bos and eos replaced by unk: in text, "<s>" or "</s>" is an unknown word."""
-        unknown = self.specials.unk
+        """Return ids with bos, eos and slots replaced by unk: in text, "<s>" or "<unk:0>" is an unknown word."""
+        unknown, reserved = self.specials.unk, self._skipped_ids.union(self.unknown_slots)
         assert unknown is not None
-        return [unknown if id in self._skipped_ids else id for id in ids] if self._skipped_ids & set(ids) else ids
+        return [unknown if id in reserved else id for id in ids] if reserved & set(ids) else ids
 
     def extend(self, words: Iterable[str]) -> None:
         """Add words to the vocabulary up to its size; words that the pre-tokenizer would split are skipped."""

@@ -16,6 +16,7 @@ from weft.nn.kernels.dispatch import can_compile
 from weft.tasks.base import Task
 from weft.tasks.batch import Batch, Item
 from weft.tasks.capabilities import StaticBatches, StreamReading
+from weft.tasks.multitask import MultiTask
 from weft.training.distributed import World
 
 
@@ -32,6 +33,7 @@ def make_loader(run: Run, task: Task, body: Model, data: PackedItems, world: Wor
         run.data.workers,
         pin,
         unit="tokens" if train.batch_tokens else "items",
+        temperature=task.config.temperature if isinstance(task, MultiTask) else 1.0,
     )
     loader.streams = train.accumulate or world.size
     loader.sampler = task.sampler(data, run, loader.streams) if isinstance(task, StreamReading) else None
@@ -56,6 +58,8 @@ def _why_not_compiled(run: Run, task: Task, body: Model, static: bool, device: t
         return "gathers no weights that train.parallel=fsdp has sharded"
     if torch.cuda.is_available() and not can_compile(device):
         return "needs Triton, and a GPU of Ampere or newer"
+    if run.train.distill is not None:
+        return "a teacher answers beside the student, and both do not go into one graph"
     if not body.supports_compile:
         return f"the model {run.model.name!r} does not go into one graph"
     if not static and run.train.batch_size is not None:

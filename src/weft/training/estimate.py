@@ -23,11 +23,14 @@ from weft.config.schema import Every, Run, Train
 from weft.data.batching.loader import Loader, Position
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError
+from weft.tasks.base import Task
 from weft.tasks.batch import Batch
 from weft.tasks.encoding import EvaluationData
 from weft.tasks.factory import make_task, resolve_run
+from weft.tasks.head import Head
 from weft.tasks.inference import evaluate
-from weft.tasks.prepare import read_evaluation_data
+from weft.tasks.multitask import MultiHead, MultiTask
+from weft.tasks.prepare import has_split, read_evaluation_data
 from weft.tasks.pretrained_embeddings import check_vectors
 from weft.training.budget import EVALUATIONS
 from weft.training.distributed import join_world, leave_world
@@ -229,12 +232,21 @@ def _time_evaluation(trainer: Trainer) -> float | None:
     run, task = trainer.run, trainer.task
     if trainer.evaluate is None:
         return None
+    with trainer.parallel.whole() as head, trainer.world.sharing():
+        if not isinstance(task, MultiTask):
+            return _time_task(run, task, head)
+        assert isinstance(head, MultiHead)
+        parts = [name for name in task.parts if has_split(run.for_task(name).data, "valid")]
+        return math.fsum(_time_task(run.for_task(name), task.parts[name], head.head_of(name)) for name in parts)
+
+
+def _time_task(run: Run, task: Task, head: Head) -> float:
+    """Return the seconds of an evaluation of one task."""
     examples = read_evaluation_data(run.data, "valid", task)[0].examples
     sample = [(row, example) for row, example in enumerate(examples[:: math.ceil(len(examples) / EXAMPLES)])]
     data = EvaluationData.of(task, sample, TruncationPolicy(run.data.max_length, run.data.truncation))
     began = time.perf_counter()
-    with trainer.parallel.whole() as head, trainer.world.sharing():
-        evaluate(task, head, data)
+    evaluate(task, head, data)
     return (time.perf_counter() - began) * len(examples) / len(sample)
 
 

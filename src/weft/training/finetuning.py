@@ -1,16 +1,18 @@
-"""Fine-tuning: frozen layers, layer-wise learning rates, and re-initialised top layers.
+"""Fine-tuning: frozen layers, gradual unfreezing, layer-wise learning rates, and re-initialised top layers.
 
 A body has layer groups (`Model.layer_groups`), bottom to top: its embeddings, then each layer. Parameters in no group
 are on top: what the task adds, and the body's parts after its last layer, such as a pooler or an output projection.
 
     freeze        the lowest groups are not trained: no gradient, no dropout, no optimiser state
+    unfreeze      the body is frozen at first, and from the top down one more group is trained after each epoch, or
+                  after so many steps (Howard & Ruder 2018, section 3.3)
     layer_decay   η_l = ξ η_{l+1}, from the top down: each group has a smaller learning rate than the one above it
                   (Howard & Ruder 2018, section 3.2, with ξ = 1 / 2.6; Clark et al. 2020, appendix B)
     reinit        the top layers of pre-trained weights, and the body's parts above them, are re-initialised
                   (Zhang et al. 2021, section 5)
 
-No trained group is below a frozen one, so autograd records no graph for frozen groups and saves no activations. The
-number of frozen groups is read once, when training begins.
+No trained group is below a frozen one, so autograd records no graph for frozen groups and saves no activations. What
+is frozen follows from the recipe and the progress alone, so that a run which is resumed freezes the same.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,8 +31,13 @@ LayerGroup = list[nn.Module]
 
 
 def check_tuning(run: Run) -> None:
-    """Refuse `train.reinit` without pre-trained weights, before any data is read."""
+    """Refuse `train.reinit` without pre-trained weights, and `train.unfreeze` of a body that stays frozen."""
     train = run.train
+    if train.unfreeze is not None and train.freeze == "body":
+        raise ConfigError(
+            "train.unfreeze: would train the body layer by layer, and train.freeze=body never does; leave one of the "
+            "two out"
+        )
     if train.reinit and getattr(run.model, "weights", None) is None:
         raise ConfigError(
             f"train.reinit: {plural(train.reinit, 'layer')} of pre-trained weights would start afresh, but there is no "
@@ -62,20 +69,59 @@ def frozen_groups(body: Model, train: Train) -> list[LayerGroup]:
 def frozen(head: Head, train: Train) -> Iterator[str]:
     """Freeze the lowest layer groups inside the context; yield a notice of how many parameters are trained, or ""."""
     modules = [module for group in frozen_groups(head.body, train) for module in group]
-    fixed = [parameter for parameter in _parameters(modules) if parameter.requires_grad]
-    for parameter in fixed:
-        parameter.requires_grad_(False)
-    trained = sum(parameter.numel() for parameter in head.parameters() if parameter.requires_grad)
-    head.frozen = tuple(modules)
+    trainable = _trained(head)
+    _freeze(head, modules, trainable)
     try:
-        if modules and not trained:
+        if modules and not _trained(head):
             raise ConfigError(f"train.freeze: {train.freeze} leaves no parameter to train; freeze fewer layer groups")
-        total = sum(parameter.numel() for parameter in head.parameters())
-        yield f"train.freeze: {trained:,} of {total:,} parameters learn" if modules else ""
+        yield f"train.freeze: {_describe_trained(head)}" if modules else ""
     finally:
-        head.frozen = ()
-        for parameter in fixed:
-            parameter.requires_grad_(True)
+        _freeze(head, (), trainable)
+
+
+class GradualUnfreezing:
+    """The layer groups that `train.unfreeze` trains: none of the body at first, then one more at a time, from the top.
+
+    The groups that `train.freeze` freezes stay so.
+    """
+
+    def __init__(self, head: Head, train: Train) -> None:
+        self._head, self._trainable = head, _trained(head)
+        fixed, groups = frozen_groups(head.body, train), head.body.layer_groups()
+        self._fixed, self._groups = [module for group in fixed for module in group], groups[len(fixed) :]
+        self._frozen: int | None = None
+        if not set(self._trainable) - set(_parameters(module for group in groups for module in group)):
+            raise ConfigError(
+                "train.unfreeze: begins with what stands on the body's layers, but here nothing does; leave it out"
+            )
+
+    def unfreeze(self, count: int) -> str:
+        """Train the topmost `count` layer groups and what is above them; return a notice if that is new, else ""."""
+        frozen = max(0, len(self._groups) - count)
+        if frozen == self._frozen:
+            return ""
+        self._frozen = frozen
+        modules = [module for group in self._groups[:frozen] for module in group]
+        _freeze(self._head, [*self._fixed, *modules], self._trainable)
+        return f"train.unfreeze: {_describe_trained(self._head)}"
+
+
+def _freeze(head: Head, modules: Iterable[nn.Module], trainable: Iterable[nn.Parameter]) -> None:
+    """Freeze modules, and unfreeze all else that is `trainable`."""
+    head.frozen = tuple(modules)
+    fixed = set(_parameters(head.frozen))
+    for parameter in trainable:
+        parameter.requires_grad_(parameter not in fixed)
+    head.train(head.training)
+
+
+def _trained(head: Head) -> list[nn.Parameter]:
+    return [parameter for parameter in head.parameters() if parameter.requires_grad]
+
+
+def _describe_trained(head: Head) -> str:
+    trained, total = (sum(p.numel() for p in some) for some in (_trained(head), head.parameters()))
+    return f"{trained:,} of {total:,} parameters learn"
 
 
 def layer_lr_factors(head: Head, decay: float) -> dict[nn.Parameter, float]:

@@ -15,7 +15,7 @@ def metric_of(run: Run, task: Task) -> str:
 
 def sign_of(run: Run, task: Task) -> int:
     """Return 1 if a lower metric is better, else -1."""
-    return 1 if metric_of(run, task) == "loss" or task.lower_is_better else -1
+    return 1 if task.prefers_lower(metric_of(run, task)) else -1
 
 
 def ranking_key(run: Run, task: Task, metrics: Mapping[str, float]) -> list[float]:

@@ -22,9 +22,8 @@ from weft.config.schema import Run
 from weft.config.small_files import read_small_text
 from weft.config.yaml import write_yaml
 from weft.errors import CheckpointError, ConfigError
-from weft.tasks.factory import make_task
+from weft.tasks.factory import check_options, make_task
 from weft.tasks.metrics import metric_title
-from weft.tasks.requests import check_effective
 from weft.training.distributed import World, join_world, leave_world
 from weft.training.finetuning import check_tuning
 from weft.training.metric_ranking import metric_of
@@ -167,7 +166,7 @@ def _train_all(
 def _check(run: Run, out: Path, resume: bool) -> None:
     """Refuse a directory that holds other runs, and seeds that are out of range."""
     check_tuning(run)
-    check_effective(make_task(run).options(), "task.decode")
+    check_options(make_task(run))
     if run.train.seed + run.train.seeds > MAX_SEED:
         raise ConfigError(
             f"train.seeds: {run.train.seeds} from train.seed={run.train.seed} on are more than there are, for a seed "

@@ -9,6 +9,10 @@ A schedule is a function of the step and of the used share p of the budget, so i
     exponential     decay ^ p
 
 each times min(1, step / warmup): all have the warm-up. p_w is the share of the warm-up.
+
+    slanted-triangular   (1 + t (ratio - 1)) / ratio,    t = min(1, step / warmup) · (1 - p) / (1 - p_w)
+
+rises from 1 / ratio of the peak and falls back to it (Howard & Ruder 2018, equation 3; their cut_frac is `warmup`).
 """
 
 import math
@@ -65,7 +69,8 @@ def lr_factor(train: Train, step: int, spent: float) -> float:
     else:
         rise = min(1.0, spent / train.warmup) if train.warmup else 1.0
         share = train.warmup
-    return rise * _decay(train, step, spent, share)
+    factor = rise * _decay(train, step, spent, share)
+    return (1 + factor * (train.ratio - 1)) / train.ratio if train.schedule == "slanted-triangular" else factor
 
 
 def _decay(train: Train, step: int, spent: float, warmup_share: float) -> float:
@@ -73,7 +78,7 @@ def _decay(train: Train, step: int, spent: float, warmup_share: float) -> float:
     after_warmup = (spent - warmup_share) / (1 - warmup_share) if warmup_share < 1 else 0.0
     p = min(1.0, max(0.0, after_warmup))
     match train.schedule:
-        case "warmup-linear":
+        case "warmup-linear" | "slanted-triangular":
             return 1 - p
         case "cosine":
             return (1 + math.cos(math.pi * p)) / 2
@@ -99,7 +104,7 @@ def schedule_uses_budget(train: Train) -> bool:
 
 def schedule_decays(train: Train) -> bool:
     """Return whether the schedule itself falls with the share of the budget that is spent."""
-    return train.schedule in ("warmup-linear", "cosine", "exponential")
+    return train.schedule in ("warmup-linear", "cosine", "exponential", "slanted-triangular")
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:

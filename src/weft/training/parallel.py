@@ -62,20 +62,26 @@ class Parallel(Protocol):
 class Replicated:
     """A head that each process has a copy of; a single process needs no exchange."""
 
-    def __init__(self, head: Head, world: World) -> None:
-        self.trained = head
+    def __init__(self, head: Head, world: World, distillation: nn.Module | None = None) -> None:
+        self.trained, self._called = head, distillation or head
         devices = [world.device] if world.device.type == "cuda" else None
         self._ddp: DistributedDataParallel | None = None
         if world.joined_group:
             equalize(head, world)
             with warnings.catch_warnings():  # newer versions have another name for it, which older ones lack
                 warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-                self._ddp = DistributedDataParallel(head, device_ids=devices, init_sync=False, broadcast_buffers=False)
+                self._ddp = DistributedDataParallel(
+                    self._called,
+                    device_ids=devices,
+                    init_sync=False,
+                    broadcast_buffers=False,
+                    find_unused_parameters=bool(getattr(head, "leaves_unused", False)),
+                )
 
     @property
     def module(self) -> nn.Module:
         """The head, within DDP if there are several processes."""
-        return self._ddp or self.trained
+        return self._ddp or self._called
 
     def accumulating(self, last: bool) -> AbstractContextManager[None]:
         """Return a context that skips the all-reduce, except for the last of several backward passes."""
@@ -182,7 +188,9 @@ def equalize(head: nn.Module, world: World) -> None:
         world.broadcast(tensor.detach())
 
 
-def make_parallel(head: Head, world: World, train: Train) -> FullySharded | Replicated:
+def make_parallel(
+    head: Head, world: World, train: Train, distillation: nn.Module | None = None
+) -> FullySharded | Replicated:
     """Return the head as `train.parallel` says; recompute activations as `train.activation_checkpointing` says."""
     if train.activation_checkpointing:
         _recompute_blocks(head)
@@ -192,8 +200,11 @@ def make_parallel(head: Head, world: World, train: Train) -> FullySharded | Repl
                 "train.optimizer: asgd keeps a mean of whole weights, but with train.parallel=fsdp a process has a "
                 "shard of each; take train.parallel=ddp"
             )
+        if train.unfreeze is not None or distillation is not None:
+            what = "train.unfreeze" if distillation is None else "distillation"
+            raise ConfigError(f"train.parallel: fsdp does not go together with {what}; take train.parallel=ddp")
         return FullySharded(head, world, train)
-    return Replicated(head.to(world.device), world)
+    return Replicated(head.to(world.device), world, distillation)
 
 
 def _tensors(*heads: nn.Module) -> Iterator[tuple[Tensor, ...]]:

@@ -1,7 +1,6 @@
 """A training run from recipe to best model: data, tokenizer, head, run directory, training loop."""
 
 import hashlib
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,9 @@ from weft.checkpoint.contents import Progress
 from weft.checkpoint.store import Store, verify_or_offer
 from weft.config.schema import Pretrained, Run, Train, position_remedy
 from weft.config.yaml import write_yaml
-from weft.data.batching.packed_items import PackedItems
+from weft.data.batching.packed_items import GroupedItems, PackedItems
 from weft.data.readers.lines import plural
-from weft.errors import CheckpointError, ConfigError, DataError
+from weft.errors import CheckpointError, ConfigError, DataError, in_task
 from weft.formats.pretrained import max_length_of_weights, start_from_weights, started_tokenizer
 from weft.models.base import Model, SelfFitted
 from weft.tasks.base import Task
@@ -27,10 +26,12 @@ from weft.tasks.encoding import EvaluationData
 from weft.tasks.factory import build, make_task, resolve_run
 from weft.tasks.head import Head
 from weft.tasks.inference import evaluate, evaluate_prepared
+from weft.tasks.multitask import MultiTask
 from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_evaluation_data
 from weft.tasks.pretrained_embeddings import check_vectors, learn_words, start_from_vectors
 from weft.tokenization.trainable import Tokenizer, load_tokenizer
 from weft.training.compile import make_loader
+from weft.training.distillation import make_distillation, taught_tokenizer
 from weft.training.distributed import World, join_world, leave_world
 from weft.training.final_averaging import try_average
 from weft.training.finetuning import check_tuning, frozen, reinitialized
@@ -101,8 +102,8 @@ def train_run(
 
 
 def make_tokenizer(run: Run, task: Task) -> Tokenizer:
-    """Return the tokenizer that comes with `model.weights`, or train one."""
-    return started_tokenizer(run) or fit_tokenizer(run.tokenizer, run.data, task)
+    """Return the tokenizer that comes with `model.weights`, or a teacher's if it is the recipe's, or train one."""
+    return started_tokenizer(run) or taught_tokenizer(run) or fit_tokenizer(run.tokenizer, run.data, task)
 
 
 def _make_store(run: Run, out: Path) -> Store:
@@ -204,7 +205,7 @@ def make_trainer(
     length_notice = None if folder else _length_notice(run, tokenizer)
     packed, data_notice = pack_split(run.data, "train", task, tokenizer, store.root if store else None)
     valid, valid_notice = _read_validation(run, task)
-    _check_lengths(run, task, head.body, {"train": packed, **({"valid": valid.items} if valid else {})})
+    _check_lengths(run, task, head.body, packed, valid)
     reporters = _make_reporters(store, world, folder, report)
     stack.callback(reporters.close)
     afresh = f"{store.root}: there is no checkpoint to go on from: training starts afresh" if store else ""
@@ -232,7 +233,9 @@ def make_trainer(
         fitting.begin(folder, _digest(packed.digest, examples))
         return fitting
     loader = make_loader(run, task, head.body, packed, world)
-    trainer = Trainer(run, task, head, loader, world, reporters, store, _make_evaluate(run, task, valid, world))
+    distillation = make_distillation(run, task, head, packed, world.device)
+    evaluation = _make_evaluate(run, task, valid, world)
+    trainer = Trainer(run, task, head, loader, world, reporters, store, evaluation, distillation=distillation)
     trainer.progress.data = _digest(packed.digest, examples)
     _resume_or_save(trainer, folder, world)
     return trainer
@@ -246,6 +249,9 @@ def _load_pretrained(run: Run, head: Head, tokenizer: Tokenizer, trained_vocab: 
 
 def _length_notice(run: Run, tokenizer: Tokenizer) -> str:
     """Return a notice if `data.max_length` is as large as the pretrained weights allow; "" otherwise."""
+    if run.task_names:
+        notices = {name: _length_notice(run.for_task(name), tokenizer) for name in run.task_names}
+        return "; ".join(f"tasks.{name}.{notice}" for name, notice in notices.items() if notice)
     limit, positions = max_length_of_weights(run, tokenizer), getattr(run.model, "position_limit", 0)
     if limit != run.data.max_length:
         return ""
@@ -253,8 +259,15 @@ def _length_notice(run: Run, tokenizer: Tokenizer) -> str:
     return f"data.max_length: {limit}, as model.weights has {positions} positions{less}"
 
 
-def _check_lengths(run: Run, task: Task, body: Model, splits: Mapping[str, PackedItems]) -> None:
+def _check_lengths(run: Run, task: Task, body: Model, train: PackedItems, valid: EvaluationData | None) -> None:
     """Refuse sequences longer than the model has positions, before training rather than in the middle of it."""
+    if isinstance(task, MultiTask):
+        assert isinstance(train, GroupedItems)
+        for (name, part), items in zip(task.parts.items(), train.parts, strict=True):
+            with in_task(name):
+                _check_lengths(run.for_task(name), part, body, items, valid.parts.get(name) if valid else None)
+        return
+    splits = {"train": train, **({"valid": valid.items} if valid else {})}
     max_positions = getattr(body, "max_positions", None)
     if max_positions is None or task.max_sequence_length(splits["train"]) is None:
         return

@@ -58,7 +58,7 @@ class FitLoop:
                 f"train.flops: {self.run.model.name!r} is fitted, not trained, so its operations are not counted; "
                 "give train.epochs or train.time"
             )
-        for key in ("average", "patience", "freeze", "layer_decay", "reinit"):
+        for key in ("average", "patience", "freeze", "unfreeze", "layer_decay", "reinit", "distill"):
             if getattr(self.run.train, key) != Train.model_fields[key].default:
                 raise ConfigError(f"train.{key}: {self.run.model.name!r} is fitted, not trained; leave it out")
 

@@ -36,8 +36,9 @@ from weft.tasks.head import Head
 from weft.training import asgd
 from weft.training.budget import EVALUATIONS, resolve_budget
 from weft.training.deferred_loss import DeferredLoss
+from weft.training.distillation import Distillation
 from weft.training.distributed import World, beat
-from weft.training.finetuning import layer_lr_factors
+from weft.training.finetuning import GradualUnfreezing, layer_lr_factors
 from weft.training.flops import TrainingCost, peak_flops
 from weft.training.heartbeat import Heartbeat
 from weft.training.metric_ranking import ranking_key
@@ -70,15 +71,15 @@ class Trainer:
     store: Store | None = None
     evaluate: Evaluate | None = None
     progress: Progress = field(default_factory=Progress)
+    distillation: Distillation | None = None
 
     def __post_init__(self) -> None:
         self._resolve_budget()
         if self.store and self.train.average:
             self.store.is_regular = self.is_regular
-        self.parallel = make_parallel(self.head, self.world, self.train)
-        self.trained, module = self.parallel.trained, self.parallel.module
-        # Evaluation uses the uncompiled head.
-        self._forward = torch.compile(module, dynamic=False) if self.loader.static_shape else module
+        self._wrap()
+        self.trained = self.parallel.trained
+        self.unfreezing = None if self.train.unfreeze is None else GradualUnfreezing(self.head, self.train)
         rates = layer_lr_factors(self.trained, self.train.layer_decay)
         self.optimizer = make_optimizer(self.trained, self.train, rates)
         self.saver = Saver(self.store, self.report) if self.store and self.world.main else None
@@ -109,6 +110,13 @@ class Trainer:
     def _forget_carried(self) -> None:
         """Let each of this rank's streams of batches start afresh (truncated BPTT carries a recurrent state on)."""
         self._carried: list[Any] = [None] * (self._batches // self.world.size)
+
+    def _wrap(self) -> None:
+        """Wrap the head for several processes and compile it, anew where other parameters are trained than before."""
+        self.parallel = make_parallel(self.head, self.world, self.train, self.distillation)
+        module = self.parallel.module
+        # Evaluation uses the uncompiled head.
+        self._forward = torch.compile(module, dynamic=False) if self.loader.static_shape else module
 
     def fit(self) -> Progress:
         """Train until the budget or the patience is spent; on a signal, save and raise `Interrupted`."""
@@ -166,17 +174,33 @@ class Trainer:
     def update(self, batches: Iterator[LoadedBatch[Batch]]) -> None:
         """Read the next batches and make one update; its time counts towards the budget."""
         began, self._spent_earlier = time.perf_counter(), self.spent()
+        self._unfreeze()
         loaded = list(islice(batches, len(self._carried)))
+        if self.distillation is not None:
+            loaded = [self.distillation.attach(item) for item in loaded]
         self._step(loaded)
         if self._due():
             self._read_pending()  # here, so that waiting for the device is timed
         cost = TrainingCost(seconds=time.perf_counter() - began)
         cost.add(self.trained, (item.batch for item in loaded))
+        if self.distillation is not None:
+            cost.flops += sum(self.distillation.teacher_flops(item.batch) for item in loaded)
         # The mean time of the ranks and all their operations, so that all ranks have the same budget.
         totals = self.world.sum({"seconds": cost.seconds / self.world.size, "flops": cost.flops})
         self.progress.elapsed += totals["seconds"]
         self.progress.flops += totals["flops"]
         self.cost += replace(cost, seconds=totals["seconds"])
+
+    def _unfreeze(self) -> None:
+        """Train as many layer groups as are due by `train.unfreeze`, from the progress alone."""
+        if self.unfreezing is None:
+            return
+        every, position = self.train.unfreeze, self.progress.position
+        ended = position.batch >= self.loader.num_batches(position.epoch)
+        count = position.epoch + ended if every == "epoch" else self.progress.step // (every or 1)
+        if notice := self.unfreezing.unfreeze(count):
+            self._wrap()
+            self.report(Notice(f"{notice} from step {self.progress.step + 1} on"))
 
     def _signal_received(self, signals: Signals) -> bool:
         """Return whether any rank received a signal; all ranks return the same."""

@@ -185,7 +185,7 @@ def test_the_measures_of_colour_catch_poor_ones() -> None:
 
 @pytest.mark.parametrize("mode", [0, 1])
 def test_colours_can_be_told_apart_by_all_and_seen_on_their_page(mode: int) -> None:
-    style = page.STYLE.split("@media (prefers-color-scheme: dark)")[mode]
+    style = page.STYLE.split("@media screen and (prefers-color-scheme: dark)")[mode]
     colour = dict(re.findall(r"(--[a-z0-9]+): (#[0-9a-f]{6})", style))
     series = [colour[f"--s{i}"] for i in range(5)]
     assert apart(series) >= 14
@@ -196,4 +196,36 @@ def test_colours_can_be_told_apart_by_all_and_seen_on_their_page(mode: int) -> N
 
 
 def test_the_style_has_as_many_colours_as_the_charts_use() -> None:
-    assert re.findall(r"\.(s\d) \{ --hue", page.STYLE) == [f"s{i}" for i in range(charts._HUES)]
+    assert re.findall(r"\.(s\d) \{ --hue", page.STYLE) == [f"s{i}" for i in range(charts.HUES)]
+
+
+def test_a_series_keeps_its_look_whatever_is_beside_it() -> None:
+    alone = line_chart({"b": [(0, 1), (1, 2)]}, "x", "y", numbers={"a": 0, "b": 6})
+    assert '<g class="s1"><title>b</title>' in alone
+    assert 'stroke-dasharray="7 5"' in alone
+
+
+def test_a_band_is_shaded_between_the_lowest_and_the_highest() -> None:
+    points, band = [(0, 2.0), (1, 3.0)], [(0, 1.0, 3.0), (1, 2.0, 4.0), (2, math.nan, 9.0)]
+    made = line_chart({"a": points}, "x", "y", bands={"a": band, "other": [(0, -900.0, 900.0)]})
+    path = re.search(r'class="spread s0" d="M([^"]+)z"', made)[1]
+    corners = [tuple(map(float, corner.split())) for corner in path.split("L")]
+    assert [x for x, _ in corners] == [corners[0][0], 640, 640, corners[0][0]]
+    heights = [y for _, y in corners]
+    assert heights[1] < heights[0] < heights[3]
+    assert heights[1] < heights[2]
+    assert "900" not in made
+
+
+def test_groups_name_the_ticks_and_every_point_is_marked() -> None:
+    made = line_chart({"a": [(0, 1.0), (1, 2.0), (2, 1.5)]}, "words", "y", groups=["1–5", "6–9", "10–48"])
+    assert [label for label in re.findall(r">([^<]+)</text>", made) if "–" in label] == ["1–5", "6–9", "10–48"]
+    assert made.count('class="dot"') == 3 + 1  # and the cursor's
+    assert '"words 6\\u20139"' in made
+
+
+def test_a_logarithmic_x_axis_leaves_out_zero() -> None:
+    (path,) = paths(line_chart({"a": [(0, 1.0), (1, 1.0), (10, 2.0), (100, 3.0)]}, "x", "y", log_x=True))
+    xs = [x for x, _ in path]
+    assert len(xs) == 3
+    assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.2)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.analysis.render import charts, heatmaps, matrix_plots, page, svg
+from weft.analysis.render import charts, heatmaps, matrix_plots, page, scatter, shaded_text, svg
 from weft.errors import DataError
 
 quick = settings(deadline=None, derandomize=True, max_examples=30)
@@ -91,7 +91,7 @@ def everything(words: list[str]) -> str:
         page.heading(a),
         page.paragraph(b),
         page.cards({c: d, d: 1.5}),
-        page.table([e, f], [[g, 1.5], [h, i]], best={0: 1, 1: 0}),
+        page.table([e, f], [[g, 1.5], [h, i]], best={(1, 0), (0, 1)}),
         page.details(j, [page.paragraph(k)]),
         charts.line_chart({a: [(0, 1.0), (1, 2.0)], b: [(0, 2.0)], c: []}, d, e, title=f, percent=True),
         charts.line_chart({m: [(0, 1.0), (3, 2.0)]}, m, m, log_y=True),
@@ -100,6 +100,12 @@ def everything(words: list[str]) -> str:
         heatmaps.alignment(np.eye(2, 3), [a, b, c], [d, e], title=h),
         heatmaps.alignments(np.ones((2, 15, 20)), [(0, 0), (1, 0)], [i] * 20, [j] * 15, k),
         matrix_plots.MatrixPlot(h, np.eye(3, 4), j, k).html(),
+        page.subheading(a),
+        page.caption(b, "figure"),
+        page.panels("p", c, {f"1{d}": e, f"2{e}": page.paragraph(f)}).replace(f">{e}<", "><"),
+        scatter.scatter_chart({f: scatter.ScatterPoint(1, 1, 0.5), g: scatter.ScatterPoint(2, 3)}, h, i, frontier=[f]),
+        shaded_text.shaded_text([(j, 1.0), (k, 0.0)], m, a, 2.0, b),
+        shaded_text.scale(2.0, c),
     ]
     return page.page(m, parts, subtitle=a)
 
@@ -190,7 +196,7 @@ def test_a_page_serves_dark_mode_phones_and_keyboards() -> None:
 
 
 def test_every_colour_is_defined_in_light_and_in_dark() -> None:
-    light, dark = page.STYLE.split("@media (prefers-color-scheme: dark)")
+    light, dark = page.STYLE.split("@media screen and (prefers-color-scheme: dark)")
     dark = dark[: dark.index("} }")]
     named = set(re.findall(r"var\((--[a-z0-9]+)\)", page.STYLE)) - {"--hue"}
     assert named == set(re.findall(r"(--[a-z0-9]+): #", light)) == set(re.findall(r"(--[a-z0-9]+): #", dark))
@@ -234,7 +240,7 @@ def test_quantities_in_words_are_right_aligned_and_names_are_not() -> None:
 
 
 def test_the_best_of_a_column_stands_out_to_eye_and_ear() -> None:
-    made = page.table(["model", "score"], [["a", 1], ["b", 2]], best={1: 1})
+    made = page.table(["model", "score"], [["a", 1], ["b", 2]], best={(1, 1)})
     assert Outline(made).inside["strong"] == ["2"]
     assert '2<span class="hidden"> (best)</span></strong>' in made
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.data.batching.loader import Loader, Position, plan_batches
-from weft.data.batching.packed_items import pack
+from weft.data.batching.loader import Loader, Position, plan_batches, plan_grouped_batches
+from weft.data.batching.packed_items import GroupedItems, pack
 from weft.tokens import Tokens
 
 
@@ -123,3 +123,59 @@ def test_the_randomness_of_a_batch_hangs_on_its_place_alone():
     whole = taken(loader(data).stream(), 20)
     assert taken(loader(data).stream(Position(0, 13)), 1)[0] == whole[13]
     assert len({tuple(drawn) for _, _, drawn in whole}) == 20
+
+
+def grouped(*sizes):
+    return GroupedItems([packed(own) for own in sizes])
+
+
+def tasks_of(batches, data):
+    """Return the task of each batch; a batch of two tasks is an error."""
+    numbers = [{int(data[index][-1][0]) for index in batch} for batch in batches]
+    assert all(len(number) == 1 for number in numbers)
+    return [number for (number,) in numbers]
+
+
+@settings(max_examples=30)
+@given(lengths, lengths, st.integers(20, 100), st.integers(0, 9), st.integers(0, 3))
+def test_an_epoch_of_several_tasks_has_every_item_once_in_batches_of_one_task(first, second, budget, seed, epoch):
+    data = grouped(first, second)
+    batches = plan_grouped_batches(data, budget, seed, epoch, "tokens", temperature=1.0)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(first) + len(second)))
+    tasks_of(batches, data)
+    again = plan_grouped_batches(data, budget, seed, epoch, "tokens", temperature=1.0)
+    assert all(map(np.array_equal, batches, again))
+
+
+def test_a_temperature_moves_shares_to_small_tasks():
+    data = grouped([10] * 1600, [10] * 100)
+    for temperature, share in ((1, 1 / 17), (2, 1 / 5), (1e6, 1 / 2)):
+        batches = plan_grouped_batches(data, 100, 1, 0, "tokens", temperature)
+        tasks = tasks_of(batches, data)
+        assert len(tasks) == pytest.approx(170, abs=1)
+        assert sum(tasks) / len(tasks) == pytest.approx(share, abs=0.01)
+        times = np.bincount(np.concatenate(batches), minlength=1700)
+        assert set(times[1600:]) <= ({1} if temperature == 1 else {times[1600], times[1600] + 1, times[1600] - 1})
+    first, second = (plan_grouped_batches(data, 100, 1, epoch, "tokens", 2) for epoch in (0, 1))
+    left_out = [set(range(1600)) - set(np.concatenate(batches).tolist()) for batches in (first, second)]
+    assert left_out[0]
+    assert left_out[0] != left_out[1], "each epoch leaves out others"
+
+
+def test_all_ranks_have_the_same_task_in_a_step():
+    data = grouped([10] * 90, [10] * 30)
+    tasks = np.array(tasks_of(plan_grouped_batches(data, 20, 1, 0, "tokens", 1.0, world=3), data)).reshape(-1, 3)
+    assert (tasks == tasks[:, :1]).all()
+    alone = np.array(tasks_of(plan_grouped_batches(data, 20, 1, 0, "tokens", 1.0), data))
+    assert not (alone.reshape(-1, 3) == alone.reshape(-1, 3)[:, :1]).all()
+
+
+def test_several_tasks_resume_from_any_position():
+    data, ones = grouped(LENGTHS, LENGTHS[:50]), lambda items, rng: [item[0] for item in items]
+    whole = Loader(data, ones, 40, 7, temperature=2.0)
+    batches = [loaded.batch_index for loaded in islice(whole.stream(), 200)]
+    assert batches[-1].position.epoch == 1
+    resumed = Loader(data, ones, 40, 7, temperature=2.0).stream(batches[59].after)
+    for index, loaded in zip(batches[60:], resumed, strict=False):
+        assert index.position == loaded.batch_index.position
+        assert np.array_equal(index.items, loaded.batch_index.items)

@@ -282,6 +282,9 @@ def test_what_cannot_be_said_there_is_refused(folders, tmp_path):
     ):
         save_hf(tmp_path / "hf", pipeline.run, pipeline.tokenizer, pipeline.head)
     assert not (tmp_path / "hf").exists()
+    asked = weft.load(folders["opus"][0], device="cpu", overrides={"task.prefix": ">>fra<<"})
+    with pytest.raises(CheckpointError, match="task.prefix: '>>fra<<' cannot be expressed in the format of marian"):
+        save_hf(tmp_path / "hf", asked.run, asked.tokenizer, asked.head)
     pipeline = weft.load(folders["opus"][0], device="cpu")
     names = {"unk": "<unk>", "eos": "</s>", "pad": "<pad>", "bos": "<pad>"}
     other = train_tokenizer(Characters.Config(name="characters", specials=names), ["a text"])

@@ -58,6 +58,8 @@ CASES = {
     ),
     "classify, pruned heads": ({"name": "classify", "labels": LABELS}, PRUNED, per_text),
     "classify by a gpt": ({"name": "classify", "labels": LABELS}, GPT, per_text),
+    "classify, concat pooling": ({"name": "classify", "labels": LABELS, "pooling": "concat"}, BERT, per_text),
+    "classify by a gpt, concat pooling": ({"name": "classify", "labels": LABELS, "pooling": "concat"}, GPT, per_text),
     "tag": ({"name": "tag", "labels": LABELS, "scheme": "plain"}, ROBERTA, per_token),
     "tag by a gpt, mixed layers": (
         {"name": "tag", "labels": LABELS, "scheme": "plain", "layers": [0, 2]},

@@ -103,6 +103,13 @@ def reference(model: Seq2Seq, target: list[int], source: list[int]) -> tuple[Ten
             parts, alphas = [s, c], [*alphas, alpha]
         read = torch.tanh(affine(w, "decoder.readout", torch.cat(parts)))
         logits.append(affine(w, "decoder.output", read))
+        if config.copying:  # See et al. 2017, equations 8 and 9
+            generate = 1 / (1 + torch.exp(-affine(w, "decoder.copy_gate", torch.cat([c, s, y]))))
+            probabilities = generate * torch.softmax(logits[-1], 0)
+            for position, copied in enumerate(source):
+                same = torch.arange(len(probabilities)) == copied
+                probabilities = probabilities + same * (1 - generate) * alphas[-1][position]
+            logits[-1] = probabilities.log()
     return torch.stack(logits), torch.stack(alphas) if alphas else torch.empty(0)
 
 
@@ -137,6 +144,35 @@ def test_every_score_is_its_equation_in_every_place(attention, feedback, place):
 @pytest.mark.parametrize("bridge", [True, False], ids=["bridge", "no bridge"])
 def test_it_is_so_however_deep_and_with_and_without_a_bridge(bridge, layers, place):
     check_against_reference(scattered(3, cell="lstm", layers=layers, bridge=bridge, **place), RAGGED)
+
+
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "plain"])
+@pytest.mark.parametrize("place", [PLACES[1], PLACES[2], PLACES[3], PLACES[5], PLACES[7]], ids=config_id)
+def test_it_copies_by_its_equations(place, kernels, monkeypatch):
+    if kernels:
+        monkeypatch.setattr(dispatch, "SCAN_DTYPE", torch.float64)
+    config = {"cell": "peephole", "width": 4, "layers": 1, "locations": 3, "embedding": 5, **place}
+    model = scattered(7, copying=True, target_vocab=None, **config)
+    check_against_reference(model, RAGGED)
+    if place == PLACES[1]:  # the negative control: copies of other positions
+        remember = decoder_module.Decoder.remember
+        monkeypatch.setattr(
+            decoder_module.Decoder, "remember", lambda self, h, ids, grid: remember(self, h, ids.flip(0), grid)
+        )
+        with pytest.raises(AssertionError):
+            check_against_reference(model, RAGGED)
+
+
+def test_what_copies_needs_attention_and_one_vocabulary():
+    with pytest.raises(ConfigError, match="source and target must have one vocabulary; leave tokenizer.target out"):
+        make(copying=True)
+    with pytest.raises(ConfigError, match="model.copying copies what model.attention looks at"):
+        read_section(Seq2SeqConfig, {"name": "seq2seq", "attention": "none", "copying": True}, "model")
+
+
+@pytest.mark.parametrize("place", [PLACES[1], PLACES[3]], ids=config_id)
+def test_what_copies_keeps_all_promises(place):
+    assert len(check_model(Seq2Seq, {"width": 6, "copying": True, **place})) == 16
 
 
 @pytest.mark.parametrize("attention", ["none", *SCORES])

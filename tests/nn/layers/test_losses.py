@@ -9,8 +9,11 @@ from torch.nn import functional as F
 from weft.nn.layers.losses import (
     binary_cross_entropy_sum,
     contrastive_sum,
+    cosine_distance_sum,
     cross_entropy_sum,
     read_out_sum,
+    soft_binary_cross_entropy_sum,
+    soft_cross_entropy_sum,
     squared_error_sum,
 )
 from weft.nn.transformer.output_projection import OutputProjection
@@ -164,3 +167,24 @@ def test_cosines_keep_float32_under_autocast():
         assert torch.equal(contrastive_sum(*given), expected)
         coarse = F.cross_entropy(anchors @ candidates.T / 0.05, torch.arange(64), reduction="sum")
     assert not torch.isclose(coarse.float(), expected, rtol=1e-5, atol=0)  # the negative control
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.5])
+def test_soft_cross_entropy_is_hintons_distance(temperature):
+    rng = torch.Generator().manual_seed(0)
+    logits, teacher = (torch.randn(5, 4, generator=rng, dtype=torch.float64) for _ in range(2))
+    p, q = ((scores / temperature).softmax(-1) for scores in (teacher, logits))
+    expected = temperature**2 * (p * (p / q).log()).sum()
+    torch.testing.assert_close(soft_cross_entropy_sum(logits, teacher, temperature), expected)
+    p, q = ((scores / temperature).sigmoid() for scores in (teacher, logits))
+    decisions = temperature**2 * (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).sum()
+    torch.testing.assert_close(soft_binary_cross_entropy_sum(logits, teacher, temperature), decisions)
+    for loss in (soft_cross_entropy_sum, soft_binary_cross_entropy_sum):
+        assert torch.autograd.gradcheck(lambda x, loss=loss: loss(x, teacher, temperature), (logits.requires_grad_(),))
+        assert loss(teacher, teacher, temperature) == 0
+
+
+def test_the_cosine_distance_is_of_angles_alone():
+    states = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]])
+    assert cosine_distance_sum(states, 5 * states).item() == pytest.approx(0, abs=1e-6)
+    assert cosine_distance_sum(states, states.flip(1)).item() == pytest.approx(2)

@@ -21,7 +21,7 @@ from weft.data.labels import Labels
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.tasks.capabilities import WrongAnswer
-from weft.tasks.classification.targets import MAX_SCORES, MultiLabel, SingleLabel
+from weft.tasks.classification.targets import MAX_SCORES, MultiLabel, Regression, SingleLabel
 from weft.tasks.classification.task import Classify, ClassifyConfig, ClassifyExample, RatedExample, Threshold
 from weft.tasks.factory import make_task, resolve_run
 from weft.tasks.text_pairs import TextTokens, truncate_pair
@@ -777,3 +777,23 @@ def kind_options(kind):
 def test_a_batch_of_very_many_labels_is_small(recipe):
     task, head = made(recipe)
     assert head.logits_per_item(task.options()) == len(task.labels) == 3
+
+
+@pytest.mark.parametrize("kind", [SingleLabel(), MultiLabel(), Regression()])
+def test_each_kind_of_target_has_a_distance_from_a_teacher_that_is_nothing_where_they_agree(kind):
+    logits, teacher = torch.randn(4, 3), torch.randn(4, 3)
+    assert kind.soft_loss(teacher, teacher, 2.0).item() == pytest.approx(0, abs=1e-6)
+    assert kind.soft_loss(logits, teacher, 2.0).item() > 0.01
+    numbers = F.mse_loss(logits[:, 0], teacher[:, 0], reduction="sum")
+    assert (kind.soft_loss(logits, teacher, 2.0) == numbers) == (type(kind) is Regression)
+
+
+def test_concat_pooling_reads_the_last_state_the_largest_and_the_mean(recipe):
+    task, head = made(recipe, "task.pooling=concat", "model={name: rnn, width: 6, direction: both}")
+    head.eval()
+    batch = collated(task, ask("so good"), ask("fine"))
+    pooled = head.pooled_output(batch.tokens)
+    for row, states in zip(pooled, batch.tokens.split(head.body.encode(batch.tokens)[0]), strict=True):
+        last = torch.cat([states[-1, :3], states[0, 3:]])  # each direction's
+        torch.testing.assert_close(row, torch.cat([last, states.amax(0), states.mean(0)]))
+    assert head.output.in_features == 18

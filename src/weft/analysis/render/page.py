@@ -9,9 +9,10 @@ import hashlib
 import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
+from typing import Literal
 
 from weft.errors import DataError
 
@@ -20,7 +21,7 @@ STYLE, SCRIPT = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.
 
 # Characters that HTML forbids even escaped, and that UTF-8 cannot encode.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-_QUANTITY = re.compile(r"[-+−±<≈]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?\s?(%|×|[a-zA-Zµ]{1,3}(/s)?)?", re.ASCII)
+_QUANTITY = re.compile(r"[-+−±<≈]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?\s?(%|×|[a-zA-Zµ]{1,3}(/s)?)?( ± [\d.,]+)?", re.ASCII)
 
 
 def escaped(text: str) -> str:
@@ -52,6 +53,32 @@ def heading(text: str) -> str:
     return f'<h2 dir="auto">{escaped(text)}</h2>'
 
 
+def subheading(text: str) -> str:
+    """Return the heading of a part of a section."""
+    return f'<h3 dir="auto">{escaped(text)}</h3>'
+
+
+def caption(text: str, kind: Literal["figure", "table"]) -> str:
+    """Return what stands under a figure or above a table; the page's style numbers both."""
+    return f'<p class="caption of-{kind}" dir="auto">{escaped(text)}</p>'
+
+
+def panels(name: str, legend: str, parts: Mapping[str, str]) -> str:
+    """Return fragments of which the reader chooses one by its label; in print there are all.
+
+    `name` must differ from that of the page's other panels.
+    """
+    if len(parts) < 2:
+        return "".join(parts.values())
+    choices = "".join(
+        f'<input type="radio" name="{escaped(name)}" id="{escaped(name)}-{place}"{"" if place else " checked"}>'
+        f'<label for="{escaped(name)}-{place}">{escaped(label)}</label>'
+        for place, label in enumerate(parts)
+    )
+    content = "\n".join(f'<div class="panel">{part}</div>' for part in parts.values())
+    return f'<fieldset class="panels"><legend class="hidden">{escaped(legend)}</legend>{choices}\n{content}</fieldset>'
+
+
 def paragraph(text: str) -> str:
     """Return a paragraph of plain text."""
     return f'<p dir="auto">{escaped(text)}</p>'
@@ -76,19 +103,18 @@ def details(summary: str, parts: Sequence[str]) -> str:
     return f'<details><summary dir="auto">{escaped(summary)}</summary>\n{"".join(parts)}\n</details>'
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[object]], best: Mapping[int, int] | None = None) -> str:
-    """Return a table whose first column names the rows; `best` maps a column to the row to emphasise in it."""
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]], best: Collection[tuple[int, int]] = ()) -> str:
+    """Return a table whose first column names the rows; `best` are the cells to emphasise, by row and column."""
     for index, row in enumerate(rows):
         if len(row) != len(headers):
             raise DataError(f"table row {index} must have {len(headers)} cells, one a header: got {len(row)}")
-    best = best or {}
     columns = [[row[column] for row in rows] for column in range(len(headers))]
     numeric = [_is_numeric(values) for values in columns]
     texts = [_format_column(values) for values in columns]
     head = "".join(f'<th scope="col"{_alignment(numeric[i])}>{escaped(name)}</th>' for i, name in enumerate(headers))
     body = ""
     for index in range(len(rows)):
-        cells = (_cell(column[index], i, numeric[i], best.get(i) == index) for i, column in enumerate(texts))
+        cells = (_cell(column[index], i, numeric[i], (index, i) in best) for i, column in enumerate(texts))
         body += f"<tr>{''.join(cells)}</tr>\n"
     label = escaped(", ".join(headers))
     return (

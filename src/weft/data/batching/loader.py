@@ -7,6 +7,7 @@ epoch and reads none of the earlier data: its cost does not depend on the number
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from pydantic import Field
 from torch.utils.data import DataLoader, Dataset
 
 from weft.data.batching.lm_stream import SpanSampler
-from weft.data.batching.packed_items import PackedItems
+from weft.data.batching.packed_items import GroupedItems, PackedItems
 from weft.data.batching.static_shape import StaticShape, split_by_room
 
 B = TypeVar("B")
@@ -64,7 +65,33 @@ def plan_batches(
     Without a seed, batches are sorted by length, and items of equal length by a hash of their content: the batches do
     not depend on the order of the items.
     """
-    rng = np.random.default_rng((seed, epoch)) if seed is not None else None
+    return _plan(data, budget, np.random.default_rng((seed, epoch)) if seed is not None else None, unit)
+
+
+def plan_grouped_batches(
+    data: GroupedItems, budget: int, seed: int, epoch: int, unit: Unit, temperature: float, world: int = 1
+) -> list[np.ndarray]:
+    """Return an epoch of batches of one task each, in a random order: as many as all the tasks have together.
+
+    A task with n batches has a share in proportion to n^(1/temperature). It begins anew where its share is more than
+    n, and where it is less, other batches are left out in each epoch. All the ranks have the same task in a step.
+    """
+    passes = [_passes(part, budget, (seed, epoch, number), unit) for number, part in enumerate(data.parts)]
+    firsts = [next(batches) for batches in passes]
+    sizes = np.array([len(batches) for batches in firsts])
+    shares = sizes ** (1 / temperature)
+    counts = np.maximum(1, np.rint(sizes.sum() * shares / shares.sum() / world)).astype(int)  # of steps
+    streams = [chain(first, chain.from_iterable(rest)) for first, rest in zip(firsts, passes, strict=True)]
+    order = np.random.default_rng((seed, epoch)).permutation(np.repeat(np.arange(len(counts)), counts))
+    return [next(streams[number]) + data.firsts[number] for number in order for _ in range(world)]
+
+
+def _passes(data: PackedItems, budget: int, seed: tuple[int, ...], unit: Unit) -> Iterator[list[np.ndarray]]:
+    """Yield the batches of one pass over the data after the other, each in an order of its own."""
+    return (_plan(data, budget, np.random.default_rng((*seed, number)), unit) for number in count())
+
+
+def _plan(data: PackedItems, budget: int, rng: np.random.Generator | None, unit: Unit) -> list[np.ndarray]:
     order = rng.permutation(len(data)) if rng else np.arange(len(data))
     sizes = data.sizes if unit == "tokens" else np.ones(len(data), np.int64)
     bucket_size = len(data)
@@ -128,6 +155,7 @@ class Loader(Generic[B]):
     sampler: SpanSampler | None = None  # where the data is one token stream: samples spans of it
     unit: Unit = "tokens"  # of `budget`
     streams: int = 1  # batches of an update, over all ranks: where the corpus is read on, each goes on from an earlier
+    temperature: float = 1.0  # of several tasks: how their batches are drawn
     _num_batches: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def batch_indices(self, start: Position) -> Iterator[BatchIndex]:
@@ -151,6 +179,10 @@ class Loader(Generic[B]):
         """Return the batches of one epoch, for all ranks."""
         if self.sampler is not None:
             return list(self.sampler.epoch(self.seed, number, self.streams))
+        if isinstance(self.data, GroupedItems):
+            return plan_grouped_batches(
+                self.data, self.budget, self.seed, number, self.unit, self.temperature, self.streams
+            )
         if self.static_shape is None or self.lengths is None:
             return plan_batches(self.data, self.budget, self.seed, number, self.unit)
         return plan_static_shape(self.lengths, self.static_shape, self.seed, number)

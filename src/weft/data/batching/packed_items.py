@@ -73,6 +73,30 @@ class PackedItems:
         return tuple(self.ids[a:b] for a, b in pairwise(cuts))
 
 
+class GroupedItems(PackedItems):
+    """The items of several tasks, one task after the other; an item ends with the number of its task.
+
+    There are no arrays of all items: `parts` has those of each task.
+    """
+
+    def __init__(self, parts: Sequence[PackedItems]) -> None:
+        self.parts = parts
+        self.digest = hashlib.sha256("".join(part.digest for part in parts).encode()).hexdigest()
+        self.firsts = np.cumsum([0, *map(len, parts)])  # the index of each task's first item, and the end
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """The number of tokens (n,) of each item."""
+        return np.concatenate([part.sizes for part in self.parts])
+
+    def __len__(self) -> int:
+        return int(self.firsts[-1])
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        number = int(np.searchsorted(self.firsts, index, side="right")) - 1
+        return (*self.parts[number][index - int(self.firsts[number])], np.array([number]))
+
+
 def pack(
     items: Iterable[tuple[np.ndarray, ...]],
     folder: Path | None = None,

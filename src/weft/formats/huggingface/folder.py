@@ -31,6 +31,7 @@ from weft.tasks.factory import build, build_on_meta
 from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer
 
+_START = {"weights", "keep_layers"}  # what a model started from: not of its format
 PAIR_KEYS = {"mlm.next": "task.next_sentence: this head", "mlm.order": "task.sentence_order: this head"}
 
 
@@ -194,7 +195,7 @@ def hf_config(family: HFMapping, run: Run, tokenizer: Tokenizer) -> dict[str, An
 
 def _model_fields(family: HFMapping, run: Run) -> dict[str, Any]:
     """Return the fields of a model; the source of its weights is not exported."""
-    model: dict[str, Any] = run.model.model_dump(mode="json", exclude={"weights"})
+    model: dict[str, Any] = run.model.model_dump(mode="json", exclude=_START)
     return model | {key: family.fixed[key] for key in family.unused_fields.get(head_name(run), ())}
 
 
@@ -204,7 +205,7 @@ def _checked_config(family: HFMapping, run: Run, tokenizer: Tokenizer) -> dict[s
     config, model = hf_config(family, run, tokenizer), _model_fields(family, run)
     _check_padding(family, config, tokenizer.specials.pad)
     read_back = resolve("model", run.model.name).Config(**_model_section(Path(), family, config))
-    for key, (value, theirs) in differences(model, read_back.model_dump(mode="json", exclude={"weights"})).items():
+    for key, (value, theirs) in differences(model, read_back.model_dump(mode="json", exclude=_START)).items():
         raise CheckpointError(
             f"model.{key}: {value!r} cannot be expressed in the format of {family.model_type}, where it is {theirs!r}; "
             "such a model cannot be exported"

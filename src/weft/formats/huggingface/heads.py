@@ -93,7 +93,7 @@ def _labels(folder: Path, config: Mapping[str, Any], classify: bool, num_outputs
 def check_task(family: HFMapping, run: Run) -> None:
     """Raise an error for options of the task that config.json cannot express."""
     task = run.task.model_dump(mode="json")
-    for key, default in (("symmetric", False), ("crf", False), ("layers", "last")):
+    for key, default in (("symmetric", False), ("crf", False), ("layers", "last"), ("pooling", "body")):
         if task.get(key, default) != default:
             raise CheckpointError(
                 f"task.{key}: {task[key]!r} cannot be expressed in the format of {family.model_type}; such a model "

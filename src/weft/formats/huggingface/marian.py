@@ -21,7 +21,7 @@ _DECODER, _HF_DECODER = "decoder.blocks.{layer}", "decoder.layers.{layer}"
 MARIAN_MAP = HFMapping(
     model_type="marian",
     architectures={"MarianMTModel": "translate"},
-    fixed={"norm": "post", "positions": "halves", "tie": True, "bias": True},
+    fixed={"norm": "post", "positions": "halves", "tie": True, "bias": True, "copying": False},
     fields={
         "width": "d_model",
         "heads": ("encoder_attention_heads", "decoder_attention_heads"),

@@ -166,6 +166,11 @@ def write_translation(run: Run, tokenizer: Tokenizer) -> tuple[dict[str, Any], d
         raise CheckpointError(
             f"task.decode.bad_words: {list(decode.bad_words)} cannot be expressed in the format of marian; leave it out"
         )
+    if prefix := run.task.prefix:  # type: ignore[attr-defined]
+        raise CheckpointError(
+            f"task.prefix: {prefix!r} cannot be expressed in the format of marian, where it is a part of each text; "
+            "leave it out, by task.prefix=null"
+        )
     forbidden = [specials.pad] if run.task.unknown else [specials.pad, specials.unk]  # type: ignore[attr-defined]
     ids = {"decoder_start_token_id": specials.bos, "eos_token_id": specials.eos, "pad_token_id": specials.pad}
     ids |= {"forced_eos_token_id": specials.eos if decode.finish else None}

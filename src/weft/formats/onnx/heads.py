@@ -30,6 +30,7 @@ from weft.formats.onnx.layers import (
 )
 from weft.formats.sentence_transformers import Pooling
 from weft.models.bert import BERT
+from weft.nn.layers.pooling import PoolingMode
 from weft.tasks.head import Head
 
 BATCH, LENGTH, CHOICES = "batch_size", "sequence_length", "num_choices"
@@ -116,7 +117,12 @@ class _Encoder:
         return reduce(lambda total, term: self.graph.add("Add", total, term), terms)
 
     def pooled(self) -> str:
-        """Return the vector of each row that the head reads, (B, D): the body's own, or the mean of mixed layers."""
+        """Return the vector of each row that the head reads: the body's own, the mean of mixed layers, or all three."""
+        if getattr(self.head, "concat", False):
+            modes: tuple[PoolingMode, ...] = ("cls" if isinstance(self.head.body, BERT) else "last", "max", "mean")
+            states = self.mixed()
+            parts = [pool(self.graph, states, self.tokens.mask, mode) for mode in modes]
+            return self.graph.add("Concat", *parts, axis=-1)
         if getattr(self.head, "mix", None) is None:
             return self.body_pooled()
         return pool(self.graph, self.mixed(), self.tokens.mask, "mean")

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.nn.attention.capture import capturing, record
+from weft.nn.attention.copying import mix_log_probs
 from weft.nn.attention.scores import Additive, attend, make_score
+from weft.nn.attention.source_memory import SourceMemory
 from weft.nn.kernels import dispatch
 from weft.nn.rnn.cells import Cell, CellState, at_last, join_layers, make_cell
 from weft.nn.rnn.fused.attention import AttentionSpec, InputFeedingSpec, attend_all, attention_spec
@@ -24,30 +26,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """The encoded source, held once however many hypotheses read it."""
-
-    states: Tensor  # (B, S, D)
-    keys: Tensor  # (B, S, A) the states projected for the attention score
-    empty: Tensor  # (B, S) the padding mask: True past the end of a source
-
-    def rows(self, owner: Tensor) -> "Memory":
-        """Return the memory with a row for each hypothesis."""
-        return Memory(*(part.index_select(0, owner) for part in (self.states, self.keys, self.empty)))
-
-    def join(self, other: "Memory") -> "Memory":
-        """Return these sources and, after them, the other's; the shorter ones are padded."""
-        longest = max(self.states.shape[1], other.states.shape[1])
-        padded = [memory._padded(longest) for memory in (self, other)]
-        return Memory(*(torch.cat(parts) for parts in zip(*padded, strict=True)))
-
-    def _padded(self, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-        missing = longest - self.states.shape[1]
-        states, keys = (F.pad(part, (0, 0, 0, missing)) for part in (self.states, self.keys))
-        return states, keys, F.pad(self.empty, (0, missing), value=True)
-
-
-@dataclass(frozen=True)
 class DecoderState:
     """Per hypothesis: the layers' states, the last readout, and the index of its source."""
 
@@ -55,7 +33,7 @@ class DecoderState:
     read: Tensor  # (B, D) h~_{t-1}, for input feeding
     owner: Tensor  # (B,) row of the memory
     vector: Tensor  # (sources, D) v
-    memory: Memory | None
+    memory: SourceMemory | None
 
     def select(self, rows: Tensor) -> "DecoderState":
         """Return the state whose hypothesis b continues the old hypothesis rows[b]; the memory is not copied."""
@@ -99,6 +77,7 @@ class Decoder(nn.Module):
         read = self.input_width if self.before or not attends else 0  # after the cell, E y is not read
         self.readout = nn.Linear(width * (1 + attends) + read, width)
         self.output = nn.Linear(width, vocab)
+        self.copy_gate = nn.Linear(2 * width + self.input_width, 1) if config.copying else None
         if config.tie and embed is not None:
             self.output.weight = embed.weight
 
@@ -109,17 +88,15 @@ class Decoder(nn.Module):
         assert isinstance(layer, Cell)
         return layer
 
-    def remember(self, states: Tensor, grid: TimeMajor) -> Memory | None:
+    def remember(self, states: Tensor, ids: Tensor, grid: TimeMajor) -> SourceMemory | None:
         """Return the encoder's flat states (N, D) padded for attention, with their keys; None without attention."""
-        if self.score is None:
-            return None
-        padded = grid.pad(states).masked_fill(~grid.mask[..., None], 0).transpose(0, 1).contiguous()  # (B, S, D)
-        return Memory(padded, self.score.keys(padded), ~grid.mask.T)
+        return None if self.score is None else SourceMemory.of(states, ids, grid, self.score.keys)
 
     def forward(self, ids: Tensor, state: DecoderState, real: Tensor | None = None) -> tuple[Tensor, DecoderState]:
         """Run ids (T, B) from `state` on; return the readout (T, B, D), and each row's state after its last real step.
 
-        `real` (T, B) is the padding mask; None: all steps are real.
+        `real` (T, B) is the padding mask; None: all steps are real. A decoder that copies reads out the gate and its
+        attention to the source, too: (T, B, D + 1 + S).
         """
         inputs = self._inputs(ids, state)
         if not len(ids):
@@ -127,25 +104,51 @@ class Decoder(nn.Module):
         memory = state.memory.rows(state.owner) if state.memory else None
         if self.feeds:
             assert memory is not None
-            return self._run_input_feeding(inputs, state, memory, real)
+            read, queries, after = self._run_input_feeding(inputs, state, memory, real)
+            return self._with_copying(read, queries, queries, inputs, memory), after
         if memory is None:
             top, layers = self._run(inputs, state.layers, real)
             parts = [top, inputs]
+            queries = top
         elif self.before:
             hidden, context, last = self._attend_and_step(inputs, state.layers[0], memory, real)
             top, upper = self._run(hidden, state.layers[1:], real, depth=1)
             parts, layers = [top, context, inputs], (last, *upper)
+            queries = torch.cat([state.layers[0][0][None], hidden[:-1]]) if self.copy_gate else top  # q_t = s_{t-1}
         else:
             top, layers = self._run(inputs, state.layers, real)
             context, weights = self._attend(top, memory)
             record("cross", weights)
             parts = [top, context]
-        return self.dropout(self._read_out(parts)), replace(state, layers=layers)
+            queries = top
+        read = self.dropout(self._read_out(parts))
+        return self._with_copying(read, queries, top, inputs, memory), replace(state, layers=layers)
 
-    def logits(self, read: Tensor) -> Tensor:
-        """Return the logits over the target vocabulary: (..., D) to (..., V)."""
-        logits: Tensor = self.output(read)
-        return logits
+    def logits(self, read: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Return the logits over the target vocabulary of a readout: (N, D) to (N, V).
+
+        A decoder that copies returns log-probabilities; `ids` (N, S) are the tokens of each row's source.
+        """
+        if self.copy_gate is None:
+            logits: Tensor = self.output(read)
+            return logits
+        assert ids is not None
+        hidden, gate, weights = read.split([self.output.in_features, 1, ids.shape[1]], -1)
+        return mix_log_probs(self.output(hidden), gate, weights, ids)
+
+    def _with_copying(
+        self, read: Tensor, queries: Tensor, top: Tensor, inputs: Tensor, memory: SourceMemory | None
+    ) -> Tensor:
+        """Return a readout with the gate and the attention of the queries, all (T, B, D), where the decoder copies."""
+        if self.copy_gate is None:
+            return read
+        assert self.score is not None
+        assert memory is not None
+        # A fused scan does not return its weights: they are computed again, of all steps at once.
+        scores = self.score(queries.transpose(0, 1), memory.keys)
+        context, weights = attend(scores, memory.states, memory.empty)
+        gate = self.copy_gate(torch.cat([context.transpose(0, 1), top, inputs], -1))
+        return torch.cat([read, gate, weights.transpose(0, 1)], -1)
 
     def _inputs(self, ids: Tensor, state: DecoderState) -> Tensor:
         if self.embed is None:
@@ -167,7 +170,7 @@ class Decoder(nn.Module):
             last.append(state)
         return inputs, tuple(last)
 
-    def _attend(self, queries: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+    def _attend(self, queries: Tensor, memory: SourceMemory) -> tuple[Tensor, Tensor]:
         """Attend with all queries (T, B, D) at once; return the contexts (T, B, D) and, if captured, the weights."""
         assert self.score is not None
         spec = self._attention_spec(memory, memory.states.new_zeros(0, queries.shape[-1]))
@@ -177,7 +180,7 @@ class Decoder(nn.Module):
         context, weights = attend(scores, memory.states, memory.empty)
         return context.transpose(0, 1), weights
 
-    def _attention_spec(self, memory: Memory, into_step: Tensor) -> AttentionSpec | None:
+    def _attention_spec(self, memory: SourceMemory, into_step: Tensor) -> AttentionSpec | None:
         """Return the fused scan's attention; None if it has no such score, or if attention weights are captured."""
         assert self.score is not None
         if capturing():
@@ -185,7 +188,7 @@ class Decoder(nn.Module):
         return attention_spec(self.score, memory.states, memory.keys, memory.empty, into_step)
 
     def _attend_and_step(
-        self, inputs: Tensor, state: CellState, memory: Memory, real: Tensor | None
+        self, inputs: Tensor, state: CellState, memory: SourceMemory, real: Tensor | None
     ) -> tuple[Tensor, Tensor, CellState]:
         """Run the first layer with attention before each step; return its outputs, the contexts, and its last state."""
         assert self.score is not None
@@ -211,9 +214,12 @@ class Decoder(nn.Module):
         return parts[0], torch.stack(contexts), last
 
     def _run_input_feeding(
-        self, inputs: Tensor, state: DecoderState, memory: Memory, real: Tensor | None
-    ) -> tuple[Tensor, DecoderState]:
-        """Run all layers with input feeding: each step attends, and its readout is an input of the next."""
+        self, inputs: Tensor, state: DecoderState, memory: SourceMemory, real: Tensor | None
+    ) -> tuple[Tensor, Tensor, DecoderState]:
+        """Run all layers with input feeding: each step attends, and its readout is an input of the next.
+
+        Return the readouts, the last layer's outputs, and the state.
+        """
         weight, bias = self.first.from_input()
         from_input, from_read = weight.split([self.input_width, self.first.width], 1)
         spec = self._attention_spec(memory, from_read)
@@ -223,12 +229,14 @@ class Decoder(nn.Module):
                 feeding = InputFeedingSpec(spec, self.readout.weight, self.readout.bias, state.read)
                 *parts, output = scan_fused(self.first, gates, state.layers[0], feeding)
                 last = tuple(at_last(*pair, real) for pair in zip(parts, state.layers[0], strict=True))
-                return self.dropout(output), replace(state, layers=(last,), read=at_last(output, state.read, real))
-        layers, read, outputs, maps = state.layers, state.read, [], []
+                after = replace(state, layers=(last,), read=at_last(output, state.read, real))
+                return self.dropout(output), parts[0], after
+        layers, read, outputs, tops, maps = state.layers, state.read, [], [], []
         for step, embedded in enumerate(inputs):
             top, new = self._run(torch.cat([embedded, read], -1)[None], layers, None)
             context, weights = self._attend(top, memory)
             outputs.append(self._read_out([top, context])[0])
+            tops.append(top[0])
             maps.append(weights)
             read = _where_real(real, step, outputs[-1], read)
             layers = tuple(
@@ -236,7 +244,7 @@ class Decoder(nn.Module):
                 for pair in zip(new, layers, strict=True)
             )
         record("cross", torch.cat(maps, 1))
-        return self.dropout(torch.stack(outputs)), replace(state, layers=layers, read=read)
+        return self.dropout(torch.stack(outputs)), torch.stack(tops), replace(state, layers=layers, read=read)
 
 
 def _where_real(real: Tensor | None, step: int, new: Tensor, old: Tensor) -> Tensor:

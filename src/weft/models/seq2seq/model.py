@@ -22,6 +22,9 @@ Otherwise the decoder attends to the source at each step, with one of the six sc
 
 and with `input_feeding` (section 3.3) s_t = cell([E y_{t-1} ; h~_{t-1}], s_{t-1}), which is sequential again.
 
+`copying: true` writes tokens of the source with the attention's weights, too (See, Liu & Manning 2017, eqs. 8 and 9;
+`weft.nn.attention.copying`). Theirs has two linear layers before the softmax and, as an option, coverage.
+
 `feedback: false` is the decoder of the Keras course listing: its input at every step is v, and never its own output.
 
 Departures: Bahdanau et al. have a GRU, a maxout readout from s_{t-1}, and an initial state from h←_1 alone; Sutskever
@@ -37,7 +40,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from weft.config.schema import MAX_SIZE, Layers, Named, Size
-from weft.models.base import Model, Role, num_matrix_parameters
+from weft.models.base import Model, Role, check_copying, num_matrix_parameters
 from weft.models.seq2seq.decoder import Decoder, DecoderState
 from weft.models.word_vectors import Channels, check_channels, keep_static
 from weft.nn.attention.scores import Additive, General, Location
@@ -68,6 +71,7 @@ class Seq2SeqConfig(Named):
     dropout: float = Field(0.0, ge=0, lt=1)  # on embeddings, between layers and on the readout
     bridge: bool = True  # a dense layer between encoder and decoder
     tie: bool = False  # one matrix for the target's embeddings and the output (Press & Wolf 2017)
+    copying: bool = False  # write tokens of the source, too (See et al. 2017); source and target have one vocabulary
 
     @model_validator(mode="after")
     def _check(self) -> "Seq2SeqConfig":
@@ -79,6 +83,10 @@ class Seq2SeqConfig(Named):
             raise ValueError(
                 "model.input_feeding feeds what attention after the cell reads out: got "
                 f"model.attention {self.attention!r} and model.place {self.place!r}; set {score}model.place to 'after'"
+            )
+        if self.copying and self.attention == "none":
+            raise ValueError(
+                "model.copying copies what model.attention looks at, but that is 'none'; set it to a score"
             )
         if self.tie and not self.feedback:
             raise ValueError("model.tie ties the output to the embeddings that model.feedback: false leaves out")
@@ -114,9 +122,11 @@ class Seq2Seq(Model):
     """Encoder, bridge, decoder."""
 
     Config: ClassVar[type[Named]] = Seq2SeqConfig
+    config: Seq2SeqConfig
 
     def __init__(self, config: Seq2SeqConfig, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__(config, vocab, target_vocab)
+        check_copying(config.copying, target_vocab)
         size = config.embedding or config.width
         source = nn.Embedding(vocab, size)
         shared = target_vocab is None  # one vocabulary for both sides: shared embeddings
@@ -163,10 +173,15 @@ class Seq2Seq(Model):
 
     def logits(self, tokens: Tokens, source: Tokens, at: Tensor | None = None) -> Tensor:
         """Return the logits of the next tokens, given the source: (N, V), or (len(at), V) at positions `at`."""
-        grid = TimeMajor(tokens)
-        output, _ = self.decoder(grid.pad(tokens.ids), self._initial_state(source))
-        flat = grid.unpad(output)
-        return self.decoder.logits(flat if at is None else flat[at])
+        grid, state = TimeMajor(tokens), self._initial_state(source)
+        output, _ = self.decoder(grid.pad(tokens.ids), state)
+        flat, row = grid.unpad(output), grid.row
+        return self._logits(flat, row, state) if at is None else self._logits(flat[at], row[at], state)
+
+    def _logits(self, read: Tensor, owner: Tensor, state: DecoderState) -> Tensor:
+        """Return the logits of flat readouts (N, ...); `owner` (N,) is the source of each."""
+        ids = state.memory.ids[owner] if self.config.copying and state.memory else None
+        return self.decoder.logits(read, ids)
 
     def start(self, prompt: Tokens, source: Tokens | None = None) -> tuple[Tensor, DecoderState]:
         """Encode the sources; return the logits (B, V) of the token after each prompt, and the decoding state."""
@@ -174,12 +189,12 @@ class Seq2Seq(Model):
         grid = TimeMajor(prompt)
         real = None if grid.full else grid.mask
         output, state = self.decoder(grid.pad(prompt.ids), self._initial_state(source), real)
-        return self.decoder.logits(grid.last(output)), state
+        return self._logits(grid.last(output), state.owner, state), state
 
     def step(self, ids: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Append one token to each hypothesis, ids (B,); return the logits (B, V) of the next one, and the state."""
         output, state = self.decoder(ids[None], state)
-        return self.decoder.logits(output[0]), state
+        return self._logits(output[0], state.owner, state), state
 
     def _initial_state(self, source: Tokens) -> DecoderState:
         states, vectors, grid = self.encoder(source)
@@ -187,5 +202,5 @@ class Seq2Seq(Model):
         owner = torch.arange(len(source), device=source.device)
         layers = tuple(zip(*(part.unbind() for part in parts), strict=True))
         return DecoderState(
-            layers, torch.zeros_like(vectors[0]), owner, vectors[-1], self.decoder.remember(states, grid)
+            layers, torch.zeros_like(vectors[0]), owner, vectors[-1], self.decoder.remember(states, source.ids, grid)
         )

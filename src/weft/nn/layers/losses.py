@@ -47,6 +47,27 @@ def binary_cross_entropy_sum(
     return terms.masked_fill(ignored, 0).sum()
 
 
+def soft_cross_entropy_sum(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Sum T² KL(softmax(teacher / T) || softmax(logits / T)) over (N, V) (Hinton et al. 2015, section 2).
+
+    The factor T² keeps the size of the gradient, which falls with 1 / T².
+    """
+    target = (_at_least_float32(teacher) / temperature).log_softmax(-1)
+    log_probs = (_at_least_float32(logits) / temperature).log_softmax(-1)
+    return temperature**2 * F.kl_div(log_probs, target, reduction="sum", log_target=True)
+
+
+def soft_binary_cross_entropy_sum(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Sum the same over (N, V) decisions, each a sigmoid: a softmax over its logit and 0."""
+    own, target = (torch.stack([scores, torch.zeros_like(scores)], -1).flatten(0, -2) for scores in (logits, teacher))
+    return soft_cross_entropy_sum(own, target, temperature)
+
+
+def cosine_distance_sum(states: Tensor, teacher: Tensor) -> Tensor:
+    """Sum 1 - cos(state, teacher's state) over (N, D) (Sanh et al. 2019, section 3)."""
+    return (1 - F.cosine_similarity(_at_least_float32(states), _at_least_float32(teacher), dim=-1)).sum()
+
+
 def squared_error_sum(predictions: Tensor, targets: Tensor) -> Tensor:
     """Sum (prediction - target)² over (N,), in float32 at least; NaN targets are ignored."""
     ignored = targets.isnan()

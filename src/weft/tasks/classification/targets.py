@@ -11,7 +11,13 @@ from torch import Tensor
 from weft.config.json import write_json
 from weft.config.schema import Section
 from weft.data.labels import Label, Labels, balanced_class_weights, parse_number
-from weft.nn.layers.losses import binary_cross_entropy_sum, cross_entropy_sum, squared_error_sum
+from weft.nn.layers.losses import (
+    binary_cross_entropy_sum,
+    cross_entropy_sum,
+    soft_binary_cross_entropy_sum,
+    soft_cross_entropy_sum,
+    squared_error_sum,
+)
 from weft.tasks import base
 from weft.tasks.base import Answer
 from weft.tasks.capabilities import WrongAnswer
@@ -108,6 +114,10 @@ class SingleLabel:
         """Return the loss of the logits (B, K), summed over the texts."""
         return cross_entropy_sum(logits, targets, smoothing, weights)
 
+    def soft_loss(self, logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+        """Return the distance of the logits (B, K) from a teacher's, summed over the texts."""
+        return soft_cross_entropy_sum(logits, teacher, temperature)
+
     def outputs(self, logits: Tensor, options: Section) -> list[LabelOutput]:
         """Return the most probable label of each text, and the probabilities."""
         # In float32, a probability depends in its last bit on the place in the batch.
@@ -181,6 +191,10 @@ class MultiLabel(SingleLabel):
     def loss(self, logits: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
         """Return the binary cross-entropy, summed over texts and labels."""
         return binary_cross_entropy_sum(logits, targets, smoothing, weights)
+
+    def soft_loss(self, logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+        """Return the distance from a teacher's decisions, summed over texts and labels."""
+        return soft_binary_cross_entropy_sum(logits, teacher, temperature)
 
     def outputs(self, logits: Tensor, options: Section) -> list[LabelOutput]:
         """Return the labels above the threshold for each text, and the probabilities."""
@@ -261,6 +275,10 @@ class Regression(SingleLabel):
     def loss(self, logits: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
         """Return the squared error, summed over the texts."""
         return squared_error_sum(logits[:, 0], targets)
+
+    def soft_loss(self, logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+        """Return the squared error from the teacher's numbers; they have no temperature."""
+        return squared_error_sum(logits[:, 0], teacher[:, 0])
 
     def outputs(self, logits: Tensor, options: Section) -> list[LabelOutput]:
         """Return the output layer's value as the number."""

@@ -7,7 +7,7 @@ inherent order is encoded in both orders, and the two pooled outputs are added (
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.models.base import num_matrix_parameters
+from weft.nn.layers.pooling import concat_pool, mean_states
 from weft.tasks.base import Answer
 from weft.tasks.batch import Batch, Item
 from weft.tasks.capabilities import ErrorAnalysis, LabelPrediction, StaticBatches, WrongAnswer
@@ -44,12 +45,16 @@ __all__ = ["Classify", "ClassifyConfig", "ClassifyExample", "ClassifyHead", "Rat
 
 
 class ClassifyConfig(LabelConfig):
-    """`multiple`: a text may have several labels or none; each that is more probable than `threshold` is predicted.
+    """`pooling`: the vector of a text; `concat` is [h_T ; max ; mean] of the states (Howard & Ruder 2018, equation 4).
+
+    `multiple`: a text may have several labels or none; each that is more probable than `threshold` is predicted.
 
     `regression`: the label and the prediction are a number. `symmetric`: pairs are encoded in both orders. `pairs`:
     every question must be a pair of texts.
     """
 
+    # body: its own; concat: its last state beside the maximum and the mean of all
+    pooling: Literal["body", "concat"] = "body"
     multiple: bool = False  # a text may have several labels, or none
     # multiple: the probability above which a label is predicted
     threshold: float = Field(DEFAULT_THRESHOLD, gt=0, lt=1)
@@ -85,19 +90,32 @@ class ClassifyHead(LabelHead):
     def __init__(
         self, body: Any, labels: int, config: ClassifyConfig, weights: Tensor | None, unknown: int | None = None
     ) -> None:
-        super().__init__(body, labels, config, weights, unknown)
+        self.concat = config.pooling == "concat"
+        super().__init__(body, labels, config, weights, unknown, widths=3 if self.concat else 1)
         self.kind, self._num_labels = config.kind, labels
-        if self.mix is not None:
+        self.has_states = self.mix is not None or self.concat
+        if self.has_states:
             body.drop_pooler()
 
-    def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
+    def read(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return the logits of the texts, (B, K); `batch.source` is the same pairs in the other order."""
+        pooled, states = self._pool(self.seen(batch.tokens))
+        if batch.source is not None:
+            pooled = pooled + self._pool(self.seen(batch.source))[0]
+        return self.scores(pooled), states
+
+    def losses(self, logits: Tensor, batch: Batch) -> Sums:
         """Return the loss summed over the texts: -log p of the gold labels, or the squared error."""
         assert batch.targets is not None
-        return {"texts": self.kind.loss(self._logits(batch), batch.targets, *self.loss_args)}, None
+        return {"texts": self.kind.loss(logits, batch.targets, *self.loss_args)}
+
+    def soft_losses(self, logits: Tensor, teacher: Tensor, batch: Batch, temperature: float) -> Sums:
+        """Return the distance from a teacher's distributions or numbers, summed over the texts."""
+        return {"texts": self.kind.soft_loss(logits, teacher, temperature)}
 
     def predict(self, batch: Batch, options: Section) -> list[LabelOutput]:
         """Return the most probable label, the labels above the threshold, or the number."""
-        return self.kind.outputs(self._logits(batch).float(), options)
+        return self.kind.outputs(self.read(batch)[0].float(), options)
 
     def logits_per_item(self, options: Section) -> int:
         """Return the number of labels."""
@@ -108,12 +126,18 @@ class ClassifyHead(LabelHead):
         flops: int = sum(self.body.flops(side) for side in (batch.tokens, batch.source) if side is not None)
         return flops + 2 * num_matrix_parameters(self.output) * (0 if batch.targets is None else len(batch.targets))
 
-    def _logits(self, batch: Batch) -> Tensor:
-        """Return the logits of the texts, (B, K); `batch.source` is the same pairs in the other order."""
-        pooled = self.pooled_output(self.seen(batch.tokens))
-        if batch.source is not None:
-            pooled = pooled + self.pooled_output(self.seen(batch.source))
-        return self.scores(pooled)
+    def pooled_output(self, tokens: Tokens) -> Tensor:
+        """Return the vector of each text: (B, D), or (B, 3 D) with concat pooling."""
+        return self._pool(tokens)[0]
+
+    def _pool(self, tokens: Tokens) -> tuple[Tensor, Tensor | None]:
+        """Return the vectors of the texts: the body's own, or made of hidden states, which are then returned too."""
+        if not self.has_states:
+            return self.body.pooled_output(tokens), None
+        states = self.states(tokens)
+        if self.concat:
+            return concat_pool(self.body.final_states(states, tokens), states, tokens), states
+        return mean_states(states, tokens), states
 
 
 class Classify(LabelTask, StaticBatches, LabelPrediction, ErrorAnalysis):

@@ -93,6 +93,8 @@ def prepare(
     A `tokenizer` given, since it comes with pre-trained weights, is not trained.
     """
     make_task(run)  # an invalid recipe must leave no folder behind
+    if run.task_names:
+        raise ConfigError("tasks: have data of their own; prepare the text of one task, by a recipe of that task alone")
     if run.data.validation_fraction is not None:
         raise ConfigError(
             "data.validation_fraction: a prepared corpus has splits of its own; leave it out, and name the validation "

@@ -14,11 +14,12 @@ from weft.decoding.continuous import GenerationRequest
 from weft.decoding.generate import Hypothesis, generate
 from weft.errors import DataError, RoleError
 from weft.models.base import LMDirection, Role
-from weft.nn.layers.losses import cross_entropy_sum
+from weft.nn.layers.losses import cross_entropy_sum, soft_cross_entropy_sum
 from weft.tasks.bad_words import BadWords, bad_word_ids
-from weft.tasks.batch import Batch
-from weft.tasks.head import Head, Sums
+from weft.tasks.batch import IGNORE_INDEX, Batch
+from weft.tasks.head import Sums
 from weft.tasks.lm import scoring
+from weft.tasks.soft_targets import SoftTargetHead
 from weft.tokens import Tokens
 
 
@@ -44,7 +45,7 @@ class Continuation(Hypothesis):
     options: ContinuationConfig = field(default_factory=ContinuationConfig)
 
 
-class LMHead(Head):
+class LMHead(SoftTargetHead):
     """The body alone, with its own output projection to the vocabulary."""
 
     def __init__(
@@ -54,6 +55,7 @@ class LMHead(Head):
         self.eos, self.forbid, self.carries = eos, tuple(forbid), carries
         self.bad_words = bad_words  # the tokens of texts
         self.directions: tuple[LMDirection, ...] = type(body).directions(body.config)
+        self.has_soft_targets, self.has_states = not carries and self.directions == ("forward",), False
 
     def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
         """Return the summed cross-entropy of the targets of each direction (of the next token, forward)."""
@@ -63,6 +65,19 @@ class LMHead(Head):
             return {"tokens": cross_entropy_sum(logits, targets[0])}, self.body.carried(state)
         sums = self.body.loss_each(batch.tokens, targets, self.directions)
         return dict(zip(loss_names(self.directions), sums, strict=True)), None
+
+    def read(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return the logits of the next tokens, (N, V)."""
+        return self.body.logits(batch.tokens), None
+
+    def losses(self, logits: Tensor, batch: Batch) -> Sums:
+        """Return the summed cross-entropy of the next tokens."""
+        return {"tokens": cross_entropy_sum(logits, scoring.targets_of(batch, self.directions)[0])}
+
+    def soft_losses(self, logits: Tensor, teacher: Tensor, batch: Batch, temperature: float) -> Sums:
+        """Return the distance from a teacher's distributions, summed over the tokens that have a next one."""
+        has_next = scoring.targets_of(batch, self.directions)[0] != IGNORE_INDEX
+        return {"tokens": soft_cross_entropy_sum(logits[has_next], teacher[has_next], temperature)}
 
     def carry_tensors(self, carry: Any) -> list[Tensor]:
         """Return the tensors of a carried state."""

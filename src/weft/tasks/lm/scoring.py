@@ -67,12 +67,14 @@ def _log_prob(body: Any, tokens: Tokens, targets: Tensor, direction: LMDirection
     return logprobs.where(targets != IGNORE_INDEX, 0.0)
 
 
-def score_windows(head: Head, stream: TokenStream, width: int, stride: int, direction: LMDirection) -> float:
-    """Return the summed log-probability of a stream in windows; a window counts from where the one before ended.
+def window_log_probs(head: Head, stream: TokenStream, width: int, stride: int, direction: LMDirection) -> np.ndarray:
+    """Return the log-probability of each token of a stream in windows, (len(stream),), in the stream's order.
 
-    Backward, windows start from the end of the stream: there the context of a token is what follows it.
+    A window counts from where the one before ended. Backward, windows start from the end of the stream: there the
+    context of a token is what follows it.
     """
-    windows_per_batch, total, size = max(1, tokens_per_batch(head.body, device_of(head)) // width), 0.0, len(stream)
+    size, result = len(stream), np.zeros(len(stream))
+    windows_per_batch = max(1, tokens_per_batch(head.body, device_of(head)) // width)
     starts = [0, *range(stride, size - width + stride, stride)] if size > width else [0]
     windows_per_batch = min(windows_per_batch, -(-len(starts) // num_ranks()))
     for first in share(range(0, len(starts), windows_per_batch)):
@@ -80,29 +82,33 @@ def score_windows(head: Head, stream: TokenStream, width: int, stride: int, dire
         context_lengths = [width - stride if start else 0 for start, _ in spans]
         if direction == "backward":
             spans = [(size - stop, size - start) for start, stop in spans]
-        total += _sum_window_log_probs(head, [stream.item(*span) for span in spans], context_lengths, direction)
-    return float(sum_over_ranks(torch.tensor(total, dtype=torch.float64)))
+        windows = _log_probs_of_windows(head, [stream.item(*span) for span in spans], direction)
+        for (start, stop), context, logprobs in zip(spans, context_lengths, windows, strict=True):
+            if direction == "backward":
+                result[start : stop - context] = logprobs[: len(logprobs) - context]
+            else:
+                result[start + context : stop] = logprobs[context:]
+    return sum_over_ranks(torch.from_numpy(result)).numpy()
 
 
-def _sum_window_log_probs(head: Head, pairs: list[Any], context_lengths: list[int], direction: LMDirection) -> float:
+def _log_probs_of_windows(head: Head, pairs: list[Any], direction: LMDirection) -> list[np.ndarray]:
     inputs, following = zip(*pairs, strict=True)
     if direction == "backward":
         inputs, following = following, inputs
     device = device_of(head)
     tokens = Tokens.pack(inputs).to(device)
     targets = torch.from_numpy(np.concatenate(following).astype(np.int64)).to(device)
-    logprobs = tokens.split(head.body.log_prob(tokens, targets, direction).double())
-    counted = (window[: len(window) - context] if direction == "backward" else window[context:]
-               for window, context in zip(logprobs, context_lengths, strict=True))  # fmt: skip
-    return float(sum(window.sum() for window in counted))
+    logprobs = head.body.log_prob(tokens, targets, direction).double().cpu()
+    return [window.numpy() for window in logprobs.split(tokens.lengths.tolist())]
 
 
-def score_stream(head: Head, stream: TokenStream, chunk: int) -> float:
-    """Return the summed log-probability of a stream, read in chunks with carried state, in several rows at once.
+def stream_log_probs(head: Head, stream: TokenStream, chunk: int) -> np.ndarray:
+    """Return the log-probability of each token of a stream, (len(stream),).
 
-    A row begins WARMUP_TOKENS before its own part; these tokens do not count.
+    It is read in chunks with carried state, in several rows at once. A row begins WARMUP_TOKENS before its own part;
+    these tokens do not count.
     """
-    device, total = device_of(head), 0.0
+    device, result = device_of(head), np.zeros(len(stream))
     rows = max(1, min(len(stream) // (4 * WARMUP_TOKENS), tokens_per_batch(head.body, device) // chunk, 64))
     row_length = -(-len(stream) // rows)
     row_starts = share(np.arange(rows) * row_length)
@@ -113,16 +119,15 @@ def score_stream(head: Head, stream: TokenStream, chunk: int) -> float:
         inputs, following = zip(*map(stream.item, starts.tolist(), stops.tolist()), strict=True)
         logits, state = head.body.read(Tokens.pack(inputs).to(device), state)
         targets = torch.from_numpy(np.concatenate(following).astype(np.int64)).to(device)
-        counted = np.concatenate(
-            [np.arange(a, b) >= first for a, b, first in zip(starts, stops, row_starts, strict=True)]
-        )
+        places = np.concatenate([np.arange(*span) for span in zip(starts, stops, strict=True)])
+        counted = places >= np.repeat(row_starts, stops - starts)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         logprobs = logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
-        total += float(logprobs.double()[torch.from_numpy(counted).to(device)].sum())
+        result[places[counted]] = logprobs.double().cpu().numpy()[counted]
         staying = np.flatnonzero(stops < ends)
         starts, ends, row_starts = stops[staying], ends[staying], row_starts[staying]
         state = state.select(torch.from_numpy(staying).to(device))
-    return float(sum_over_ranks(torch.tensor(total, dtype=torch.float64)))
+    return sum_over_ranks(torch.from_numpy(result)).numpy()
 
 
 def are_complete(data: PackedItems, eos: int, documents: int) -> bool:
@@ -135,18 +140,33 @@ def unknown_word_cost(texts: Iterable[str], tokenizer: Tokenizer) -> float | Non
     """Return the cost of the unknown words of texts, in nats; None if the tokens do not determine the texts."""
     if tokenizer.lossless:
         return 0.0
-    unknown, total = tokenizer.specials.unk, 0.0
-    unk_token = None if unknown is None else tokenizer.token(unknown)
+    total = 0.0
     for text in texts:
-        encoding = tokenizer.encode(text)
-        unknown_words = [
-            text[start:end] for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True) if id == unknown
-        ]
-        parts = tokenizer.decode(encoding.ids).split(unk_token) if unk_token else [tokenizer.decode(encoding.ids)]
-        if len(parts) != len(unknown_words) + 1 or "".join(_interleave(parts, unknown_words)) != text.strip(" "):
+        cost = _unknown_cost(text, tokenizer)
+        if cost is None:
             return None
-        total += sum(BYTE_COST * (1 + (len(word.encode()) if word != unk_token else 0)) for word in unknown_words)
+        total += cost
     return total
+
+
+def unknown_word_costs(texts: Sequence[str], tokenizer: Tokenizer) -> np.ndarray | None:
+    """Return `unknown_word_cost` of each text; None if the tokens do not determine all of them."""
+    if tokenizer.lossless:
+        return np.zeros(len(texts))
+    costs = [_unknown_cost(text, tokenizer) for text in texts]
+    return None if None in costs else np.array(costs)
+
+
+def _unknown_cost(text: str, tokenizer: Tokenizer) -> float | None:
+    unknown = tokenizer.specials.unk
+    unk_token, encoding = None if unknown is None else tokenizer.token(unknown), tokenizer.encode(text)
+    unknown_words = [
+        text[start:end] for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True) if id == unknown
+    ]
+    parts = tokenizer.decode(encoding.ids).split(unk_token) if unk_token else [tokenizer.decode(encoding.ids)]
+    if len(parts) != len(unknown_words) + 1 or "".join(_interleave(parts, unknown_words)) != text.strip(" "):
+        return None
+    return sum(BYTE_COST * (1 + (len(word.encode()) if word != unk_token else 0)) for word in unknown_words)
 
 
 def _interleave(parts: Sequence[str], unknown_words: Sequence[str]) -> Iterator[str]:

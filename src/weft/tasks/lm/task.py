@@ -49,6 +49,7 @@ from weft.tasks.head import Head
 from weft.tasks.incremental_text import IncrementalText, find_stop_word, grown
 from weft.tasks.lm import scoring
 from weft.tasks.lm.head import Continuation, ContinuationConfig, LMHead, loss_names
+from weft.tasks.lm.text_losses import TextLosses, num_bytes, sums_by_text, texts_of_items
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens
 
@@ -338,8 +339,23 @@ class LM(StreamReading, SelfFitting, TextGeneration, TeacherForcing, PreparedEva
     def evaluate(self, head: Head, data: EvaluationData) -> Metrics:
         """Return the metrics on texts."""
         texts = [example.text for example in data.examples]
-        num_bytes = sum(len((text if self.tokenizer.lossless else text.strip(" ")).encode()) + 1 for text in texts)
-        return self._metrics(head, data.items, scoring.unknown_word_cost(texts, self.tokenizer), num_bytes, len(texts))
+        size = int(num_bytes(texts, self.tokenizer.lossless).sum())
+        return self._metrics(head, data.items, scoring.unknown_word_cost(texts, self.tokenizer), size, len(texts))
+
+    def text_losses(self, head: Head, data: EvaluationData) -> TextLosses | None:
+        """Return what each text costs, in the model's first direction; None where the model gives texts no probability.
+
+        The sums are those of `evaluate`.
+        """
+        owners = None if "both" in self.directions else texts_of_items(data, self.eos)
+        if owners is None:
+            return None
+        texts = [example.text for example in data.examples]
+        scores, counts = self._item_log_probs(head, data.items)
+        nats, tokens = (sums_by_text(values, owners, len(texts)) for values in (-scores[0], counts))
+        complete = self.sequences != "documents" or scoring.are_complete(data.items, self.eos, len(texts))
+        spelling = scoring.unknown_word_costs(texts, self.tokenizer) if complete else None
+        return TextLosses(nats, tokens, num_bytes(texts, self.tokenizer.lossless), spelling)
 
     def evaluate_prepared(self, head: Head, data: CorpusSplit) -> Metrics:
         """Return the metrics on a prepared corpus, which has tokens and the number of bytes of each text."""
@@ -365,18 +381,27 @@ class LM(StreamReading, SelfFitting, TextGeneration, TeacherForcing, PreparedEva
 
     def _sum_log_probs(self, head: Head, data: PackedItems) -> tuple[list[float], list[int]]:
         """Return the summed log-probability of each direction, and the number of its targets."""
+        scores, counts = self._item_log_probs(head, data)
+        return scores.sum(1).tolist(), [int(counts.sum())] * len(scores)
+
+    def _item_log_probs(self, head: Head, data: PackedItems) -> tuple[np.ndarray, np.ndarray]:
+        """Return each item's log-probability in each direction, (directions, items), and its number of targets.
+
+        Of streams an item is a document, which is read after the one before it.
+        """
         if self.sequences == "documents" or self.fitted:
             items = [data[number] for number in range(len(data))]
             untargeted = 1 if "both" in self.directions else 0  # the last token has a left context alone
-            count = sum(len(item[0]) - untargeted for item in items)
-            scores = scoring.score_items(head, items, self._collate, self.directions)
-            return scores.sum(1).tolist(), [count] * len(self.directions)
+            counts = np.array([len(item[0]) - untargeted for item in items])
+            return scoring.score_items(head, items, self._collate, self.directions), counts
         stream = self._stream(data.ids)
         if self.sequences == "bptt":
-            return [scoring.score_stream(head, stream, self.config.bptt)], [len(stream)]
-        width = min(self.longest, len(stream))
-        stride = min(self.config.stride or width, width)
-        return [scoring.score_windows(head, stream, width, stride, self.directions[0])], [len(stream)]
+            logprobs = scoring.stream_log_probs(head, stream, self.config.bptt)
+        else:
+            width = min(self.longest, len(stream))
+            stride = min(self.config.stride or width, width)
+            logprobs = scoring.window_log_probs(head, stream, width, stride, self.directions[0])
+        return np.add.reduceat(logprobs, data.starts[data.items[:-1]])[None], data.sizes
 
 
 def _exp(loss: float) -> float:

@@ -16,10 +16,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from weft.config.schema import Section
-from weft.nn.layers.losses import cross_entropy_sum
+from weft.models.bert import BERT
+from weft.nn.layers.losses import cross_entropy_sum, soft_cross_entropy_sum
 from weft.tasks.batch import Batch
-from weft.tasks.head import Head, Sums
+from weft.tasks.head import Sums
 from weft.tasks.lm.scoring import device_of
+from weft.tasks.soft_targets import SoftTargetHead
 from weft.tokens import Tokens
 
 BATCH_TOKENS, BATCH_TOKENS_ON_GPU = 1 << 13, 1 << 17  # tokens a batch of the pseudo-log-likelihood
@@ -36,7 +38,7 @@ class FillMaskConfig(Section):
     top: int = Field(5, ge=1)
 
 
-class MLMHead(Head):
+class MLMHead(SoftTargetHead):
     """The body's own output projection for masked tokens; `next` classifies whether segment B follows A.
 
     Without an objective of segment pairs there is no `next`.
@@ -46,6 +48,7 @@ class MLMHead(Head):
         super().__init__(body)
         self.specials, self.mask, self.objective = list(specials), mask, objective
         (self.direction,) = type(body).directions(body.config)
+        self.has_soft_targets, self.has_states = objective is None, isinstance(body, BERT)
         self.next = nn.Linear(body.width, 2) if objective else None
         if self.next is None:
             body.drop_pooler()
@@ -62,6 +65,23 @@ class MLMHead(Head):
             return {"masked": masked_loss}, None
         pair_loss = cross_entropy_sum(self._pair_logits(batch.tokens, pooled), batch.labels)
         return {"masked": masked_loss, self.objective: pair_loss}, None
+
+    def read(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return the logits (M, V) at the chosen positions, and the hidden states of a BERT."""
+        assert batch.positions is not None
+        if not self.has_states:
+            return self._logits(batch.tokens, batch.positions.ids), None
+        states = self.body.encode(batch.tokens)[0]
+        return self.body.masked_logits_of(states, batch.positions.ids), states
+
+    def losses(self, logits: Tensor, batch: Batch) -> Sums:
+        """Return the summed cross-entropy of the chosen tokens."""
+        assert batch.targets is not None
+        return {"masked": cross_entropy_sum(logits, batch.targets)}
+
+    def soft_losses(self, logits: Tensor, teacher: Tensor, batch: Batch, temperature: float) -> Sums:
+        """Return the distance from a teacher's distributions, summed over the chosen tokens."""
+        return {"masked": soft_cross_entropy_sum(logits, teacher, temperature)}
 
     def _pair_logits(self, tokens: Tokens, pooled: Tensor | None = None) -> Tensor:
         """Return the logits of segment B following A (0) or not (1), (B, 2)."""

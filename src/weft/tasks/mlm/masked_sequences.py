@@ -61,7 +61,7 @@ class MaskedSequencesConfig(Named):
     """
 
     sequences: Literal["windows", "documents"] = "windows"  # documents end to end, or each by itself
-    mask_probability: float = Field(0.15, gt=0, lt=1)  # the share of tokens chosen
+    mask_probability: float = Field(0.15, gt=0, le=1)  # the share of tokens chosen
     whole_words: bool = False  # choose all tokens of a word together
     short_sequence_probability: Share = 0.1  # the share of segment pairs that are made shorter
 

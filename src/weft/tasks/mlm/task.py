@@ -8,6 +8,9 @@ is. Of segment pairs, bos A eos B eos, a second objective is learnt:
 | `next_sentence`  | B is of another document (BERT); by default if the model has segment embeddings          |
 | `sentence_order` | A and B, which follow each other, are swapped (ALBERT: Lan et al. 2020, section 3.1)     |
 
+A model whose positions do not read their own token (an `rnn` of both directions, `context2vec`) needs no masks: the
+chosen tokens stay as they are.
+
 A question is a text with masks, "[MASK]" or the tokenizer's own; the answer has the best tokens for each.
 """
 
@@ -68,6 +71,7 @@ class MLM(MaskedSequences, TeacherForcing):
     forces_input = True
     config: MLMConfig
     objective: PairObjective | None = None  # of segment pairs
+    sees_own_token = True  # whether a position of the model reads its own token: if so, chosen ones are masked
 
     def check(self, run: Run) -> None:
         """Set how the corpus is read, and raise for settings that the model or the tokenizer does not support."""
@@ -78,6 +82,7 @@ class MLM(MaskedSequences, TeacherForcing):
         if self.pairs and Role.ENCODER not in resolve("model", run.model.name).roles(run.model):
             raise ConfigError(f"task.{key}: {run.model.name!r} has no pooled output; set it to false")
         super().check(run)
+        self.sees_own_token = resolve("model", run.model.name).directions(run.model) == ("masked",)
         self.pairing = "swapped" if self.config.sentence_order else "random"
         self.objective = ("order" if self.config.sentence_order else "next") if self.pairs else None
         self.lower_is_better = "accuracy" not in (run.train.metric or self.metric)
@@ -113,14 +118,15 @@ class MLM(MaskedSequences, TeacherForcing):
         batch = Batch(tokens, positions=flat_positions(at, tokens))
         if len(masks):
             return batch
+        ids = mask_tokens(ids, at, self.vocabulary, rng) if self.sees_own_token else ids
         counts = {"masked": len(at)}
         if labels is not None:
             assert self.objective is not None
             counts[self.objective] = len(labels)
         return replace(
             batch,
-            tokens=replace(tokens, ids=torch.from_numpy(mask_tokens(ids, at, self.vocabulary, rng))),
-            targets=torch.from_numpy(ids[at]),
+            tokens=replace(tokens, ids=torch.from_numpy(ids)),
+            targets=tokens.ids[torch.from_numpy(at)],
             counts=counts,
             labels=None if labels is None else torch.from_numpy(labels),
         )

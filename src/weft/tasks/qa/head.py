@@ -26,7 +26,8 @@ from weft.nn.attention.positions import rows_of
 from weft.nn.layers.scalar_mix import ScalarMix
 from weft.nn.layers.segment_ops import MASKED_SCORE, segment_logsumexp
 from weft.tasks.batch import IGNORE_INDEX, Batch
-from weft.tasks.head import Head, Sums
+from weft.tasks.head import Sums
+from weft.tasks.soft_targets import SoftTargetHead
 from weft.tokens import Tokens
 
 START, END = 1, 2  # a token's target: 0, or a sum of these; IGNORE_INDEX where no answer can be
@@ -77,7 +78,7 @@ class WindowOutput:
     options: SpanOptions
 
 
-class SpanHead(Head):
+class SpanHead(SoftTargetHead):
     """One linear layer on the hidden state of each token: a start logit and an end logit."""
 
     def __init__(self, body: Any, layers: Any, dropout: float, longest: int) -> None:
@@ -91,21 +92,35 @@ class SpanHead(Head):
 
     def scores(self, tokens: Tokens) -> Tensor:
         """Return the start and end logits of each token, (N, 2), in float32 or wider."""
+        return self.read(Batch(tokens))[0]
+
+    def read(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return the start and end logits of each token, (N, 2), in float32 or wider, and the hidden states."""
+        tokens = batch.tokens
         encoded = self.body.encode(tokens) if self.mix is None else self.body.encode(tokens, self._layers)
         hidden = encoded[0] if self.mix is None else self.mix(encoded)
         logits: Tensor = self.output(self.dropout(hidden))
-        return logits if logits.dtype.itemsize >= 4 else logits.float()
+        return (logits if logits.dtype.itemsize >= 4 else logits.float()), hidden
 
-    def forward(self, batch: Batch, carry: Any = None) -> tuple[Sums, Any]:
+    def losses(self, logits: Tensor, batch: Batch) -> Sums:
         """Return the loss, summed over the windows: the mean of -log p of the gold start and of the gold end."""
         assert batch.targets is not None
-        logits, targets, rows = self.scores(batch.tokens), batch.targets, rows_of(batch.tokens)
+        targets, rows = batch.targets, rows_of(batch.tokens)
         ignored = targets == IGNORE_INDEX
         sums = [
             _loss(column.masked_fill(ignored, MASKED_SCORE), ~ignored & ((targets & bit) > 0), rows, len(batch.tokens))
             for column, bit in zip(logits.unbind(1), (START, END), strict=True)
         ]
-        return {"windows": (sums[0] + sums[1]) / 2}, None
+        return {"windows": (sums[0] + sums[1]) / 2}
+
+    def soft_losses(self, logits: Tensor, teacher: Tensor, batch: Batch, temperature: float) -> Sums:
+        """Return the mean distance of both distributions over a window from the teacher's, summed over the windows."""
+        assert batch.targets is not None
+        ignored, rows = (batch.targets == IGNORE_INDEX)[:, None], rows_of(batch.tokens)
+        columns = (scores.masked_fill(ignored, MASKED_SCORE).unbind(1) for scores in (logits, teacher))
+        pairs = zip(*columns, strict=True)
+        distances = [_soft_loss(own, theirs, rows, len(batch.tokens), temperature) for own, theirs in pairs]
+        return {"windows": (distances[0] + distances[1]) / 2}
 
     def flops(self, batch: Batch) -> int:
         """Return the FLOPs of the body, and of two logits a token."""
@@ -125,6 +140,15 @@ def _loss(logits: Tensor, gold: Tensor, rows: Tensor, count: int) -> Tensor:
     has_gold = rows.new_zeros(count).index_add(0, rows, gold.to(rows.dtype)) > 0
     log_totals = segment_logsumexp(logits, rows, count)
     return torch.where(has_gold, log_totals, 0).sum() - torch.where(gold, logits, 0).sum()
+
+
+def _soft_loss(logits: Tensor, teacher: Tensor, rows: Tensor, count: int, temperature: float) -> Tensor:
+    """Sum T² KL(teacher || logits) of the softmaxes over each sequence, at temperature T."""
+    own, target = (
+        scores / temperature - segment_logsumexp(scores / temperature, rows, count)[rows.long()]
+        for scores in (logits, teacher)
+    )
+    return temperature**2 * (target.exp() * (target - own)).sum()
 
 
 def best_spans(logits: np.ndarray, window: Window, longest: int, options: SpanOptions) -> WindowOutput:

@@ -289,6 +289,39 @@ const enliven = (plot, data, group) => {
   });
 };
 
+// A shaded text: the value of the piece under the pointer, or of the one that the arrow keys have reached.
+const shaded = (text) => {
+  const figure = text.closest("figure"), tip = figure.querySelector(".tip"), pieces = [...text.children];
+  let at = -1;
+  const hide = () => { tip.textContent = ""; pieces[at]?.classList.remove("at"); };
+  const show = (index) => {
+    hide(); at = clamp(index, 0, pieces.length - 1);
+    const piece = pieces[at], words = piece.textContent.replaceAll("\n", "\u23ce").replaceAll("\t", "\u21e5");
+    piece.classList.add("at");
+    tip.append(make("div", { textContent: `${words} \u2014 ${piece.dataset.value}`, dir: "auto" }));
+    const box = piece.getClientRects()[0], home = figure.getBoundingClientRect();
+    tip.style.left = clamp(box.left - home.left, 0, Math.max(0, home.width - tip.offsetWidth)) + "px";
+    tip.style.top = box.bottom - home.top + 6 + "px";
+  };
+  const under = (event) => {
+    const piece = event.target.closest("[data-value]");
+    if (piece) show(pieces.indexOf(piece)); else hide();
+  };
+  text.addEventListener("pointermove", under);
+  text.addEventListener("pointerdown", under);
+  text.addEventListener("pointerleave", hide);
+  text.addEventListener("blur", hide);
+  text.addEventListener("scroll", hide, { passive: true });
+  text.addEventListener("focus", () => { if (pieces.length && text.matches(":focus-visible")) show(Math.max(at, 0)); });
+  text.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") return hide();
+    const by = move(event);
+    if (!by || !pieces.length) return;
+    event.preventDefault(); show(at + by[0] + by[1]);
+    pieces[at].scrollIntoView({ block: "nearest" }); show(at);
+  });
+};
+
 // Let the pointer and the keys show the values of all plots; `read` returns the data of a figure.
 export const enlivenAll = (root, read) => {
   const groups = new Map([...root.querySelectorAll(".places")].map((places) => [places, gather(places)]));
@@ -297,4 +330,5 @@ export const enlivenAll = (root, read) => {
     enliven(plot, read(figure), groups.get(figure.closest(".places")));
   }
 };
+for (const text of document.querySelectorAll(".shaded")) shaded(text);
 enlivenAll(document, (figure) => JSON.parse(figure.querySelector("script").textContent));
