@@ -56,7 +56,7 @@ MLM = ({"name": "mlm"}, "text.txt", {"name": "wordpiece", "size": 80})
 SPAN = ({"name": "span", "max_question_length": 16}, "squad.json", {"name": "wordpiece", "size": 80})
 CONTRASTIVE = ({"name": "contrastive"}, "text.txt", {"name": "wordpiece", "size": 80})
 ELECTRA = ({"name": "electra", "generator_size": 0.5}, *MLM[1:])
-COMPLETE = ({"name": "complete"}, "tuples.tsv", LM[2])
+COMPLETE = ({"name": "complete", "decode": {"max_length": 8}}, "tuples.tsv", LM[2])
 CHOICE = ({"name": "choice"}, "choices.jsonl", {"name": "wordpiece", "size": 80})
 
 SMALL = {"width": 16, "dropout": 0.2}
