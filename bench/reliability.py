@@ -2,6 +2,8 @@
 
     python bench/reliability.py                                        every case, five kills each, two inside a save
     python bench/reliability.py --cases "seq2seq translate" --kills 50 --inside-saves 20 --steps 900
+    python bench/reliability.py --cases "rnn (lstm) lm" --kills 1000 --inside-saves 300 --steps 2200
+    python bench/reliability.py --damage 10000                         flips and truncations of a checkpoint's files
     python bench/reliability.py --list
 
 The kills are spread over the run: the first comes at a random instant before there is a checkpoint, the others at
@@ -32,7 +34,9 @@ import torch
 
 import weft
 from tiny_runs import BERT, CLASSIFY, GPT, LM, MLM, RECIPES, TRANSFORMER, TRANSLATE, Recipe, recipe, rnn, write_data
+from weft.checkpoint.manifest import verify_checkpoint
 from weft.cli import main as cli
+from weft.errors import CheckpointError
 
 SET_CHILD_SUBREAPER = 36  # of prctl: the orphans of a killed run become children of this process
 PATIENCE = 120.0  # seconds for one step forward, on a busy machine
@@ -234,6 +238,31 @@ def run_case(name: str, place: Path, kills: int, inside_saves: int, steps: int |
     return {"case": name, **counts, "rows": rows, "files": len(expected), "identical": not differs, "differs": differs}
 
 
+def damage(count: int, place: Path, seed: int) -> dict[str, Any]:
+    """Flip a bit of a checkpoint's files, or cut one short, `count` times; return how often that was found."""
+    write_data(place)
+    os.chdir(place)
+    weft.train(CASES["rnn (lstm) lm"], ["train.steps=4"], place / "run")
+    folder, rng = (place / "run" / "last").resolve(), random.Random(seed)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    counts = {"flips": 0, "truncations": 0, "found": 0}
+    for _ in range(count):
+        path = rng.choice(files)
+        whole = path.read_bytes()
+        position = rng.randrange(len(whole))
+        kind = rng.choice(("flips", "truncations"))
+        flipped = whole[:position] + bytes([whole[position] ^ 1 << rng.randrange(8)]) + whole[position + 1 :]
+        path.write_bytes(flipped if kind == "flips" else whole[:position])
+        counts[kind] += 1
+        try:
+            verify_checkpoint(folder)
+        except CheckpointError:
+            counts["found"] += 1
+        path.write_bytes(whole)
+    verify_checkpoint(folder)  # it is whole again
+    return {"case": "damage", "files": len(files), **counts}
+
+
 def main() -> None:
     """Run the chosen cases and print a line of JSON for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -242,11 +271,17 @@ def main() -> None:
     parser.add_argument("--inside-saves", type=int, default=2, help="how many of them inside a save")
     parser.add_argument("--steps", type=int, help="of each training, in place of its own")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--damage", type=int, default=0, help="how many flips and truncations, in place of the cases")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     chosen = parser.parse_args()
     if chosen.list:
         print("\n".join(CASES))
         return
+    if chosen.damage:
+        with tempfile.TemporaryDirectory() as place:
+            report = damage(chosen.damage, Path(place), chosen.seed)
+        print(json.dumps(report))
+        sys.exit(0 if report["found"] == chosen.damage else 1)
     torch.set_num_threads(1)  # threads of OpenMP do not live through a fork
     ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     began, reports = time.monotonic(), []

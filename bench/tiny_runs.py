@@ -15,12 +15,13 @@ TAGS = {"the": "DET", "a": "DET", "of": "ADP", "over": "ADP", "under": "ADP", "c
 
 
 def write_data(folder: Path, rows: int = 60, seed: int = 0) -> None:
-    """Write text.txt, pairs.tsv, labels.tsv, tags.conll, squad.json and choices.jsonl."""
+    """Write text.txt, pairs.tsv, tuples.tsv, labels.tsv, tags.conll, squad.json and choices.jsonl."""
     rng = random.Random(seed)
     sentences = [rng.choices(WORDS, k=rng.randint(4, 9)) for _ in range(rows)]
     files = {
         "text.txt": [" ".join(words) for words in sentences],
         "pairs.tsv": [f"{' '.join(words)}\t{' '.join(reversed(words))}" for words in sentences],
+        "tuples.tsv": [f"{words[0]}\tIsNear\t{words[1]}" for words in sentences],
         "labels.tsv": [f"{' '.join(words)}\t{'long' if len(words) > 6 else 'short'}" for words in sentences],
         "tags.conll": ["\n".join(f"{word} {TAGS.get(word, 'NOUN')}" for word in words) + "\n" for words in sentences],
         "squad.json": [json.dumps({"version": "1.1", "data": [_article(sentences)]}, ensure_ascii=False)],
@@ -55,6 +56,7 @@ MLM = ({"name": "mlm"}, "text.txt", {"name": "wordpiece", "size": 80})
 SPAN = ({"name": "span", "max_question_length": 16}, "squad.json", {"name": "wordpiece", "size": 80})
 CONTRASTIVE = ({"name": "contrastive"}, "text.txt", {"name": "wordpiece", "size": 80})
 ELECTRA = ({"name": "electra", "generator_size": 0.5}, *MLM[1:])
+COMPLETE = ({"name": "complete", "decode": {"max_length": 8}}, "tuples.tsv", LM[2])
 CHOICE = ({"name": "choice"}, "choices.jsonl", {"name": "wordpiece", "size": 80})
 
 SMALL = {"width": 16, "dropout": 0.2}
@@ -98,6 +100,9 @@ RECIPES: dict[str, Recipe] = {
     "transformer translate": recipe(TRANSLATE, TRANSFORMER),
     "elmo lm": recipe(LM, ELMO),
     "gpt lm": recipe(LM, GPT),
+    "gpt complete": recipe(COMPLETE, GPT),
+    "transformer-xl lm": recipe(LM, {"name": "transformer-xl", **SMALL, "heads": 2, "layers": 2, "mem_len": 16}),
+    "context2vec mlm": recipe(MLM, {"name": "context2vec", **SMALL, "embedding": 8, "cells": 12}),
     "bert mlm": recipe(MLM, BERT),
     "bert classify": recipe((CLASSIFY[0], CLASSIFY[1], MLM[2]), BERT),
     "bert tag": recipe((TAG[0], TAG[1], MLM[2]), BERT),

@@ -14,6 +14,7 @@ TABLE: dict[Kind, dict[str, str]] = {
     "model": {
         "bert": "weft.models.bert:BERT",
         "cnn": "weft.models.cnn:CNN",
+        "context2vec": "weft.models.context2vec:Context2Vec",
         "elmo": "weft.models.elmo:ELMo",
         "fasttext": "weft.models.fasttext:FastText",
         "gpt": "weft.models.gpt:GPT",
@@ -21,11 +22,13 @@ TABLE: dict[Kind, dict[str, str]] = {
         "rnn": "weft.models.rnn:RNN",
         "seq2seq": "weft.models.seq2seq.model:Seq2Seq",
         "transformer": "weft.models.transformer:Transformer",
+        "transformer-xl": "weft.models.transformer_xl:TransformerXL",
         "word2vec": "weft.models.word2vec.model:Word2Vec",
     },
     "task": {
         "choice": "weft.tasks.multiple_choice:Choice",
         "classify": "weft.tasks.classification.task:Classify",
+        "complete": "weft.tasks.completion:Complete",
         "contrastive": "weft.tasks.contrastive:Contrastive",
         "electra": "weft.tasks.electra.task:Electra",
         "embed": "weft.tasks.feature_extraction:Embed",

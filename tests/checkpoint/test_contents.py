@@ -10,6 +10,7 @@ from torch import nn
 
 from weft.checkpoint import contents
 from weft.checkpoint.contents import Progress
+from weft.checkpoint.optimizer_state import optimizer_tensors
 from weft.config.schema import Run, Train, read_recipe
 from weft.data.batching.loader import Position
 from weft.errors import CheckpointError, ConfigError
@@ -135,7 +136,8 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
 
 
 def save_state(folder, module, optimizer, progress=None):
-    contents.write_state(folder, progress or Progress(), optimizer, module, {"cpu.0": torch.get_rng_state()})
+    tensors, random = optimizer_tensors(optimizer, module), {"cpu.0": torch.get_rng_state()}
+    contents.write_state(folder, progress or Progress(), tensors, random)
 
 
 def test_random_states_come_back(tmp_path):

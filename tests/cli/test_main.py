@@ -79,14 +79,17 @@ def finished(running, data=None):
 
 
 COMMANDS = {
-    "train": ["RECIPE", "KEY=VALUE", "--out", "--resume", "--plan", "--quiet"],
+    "train": [
+        *("RECIPE", "KEY=VALUE", "--out", "--resume", "--plan", "--verify-resume", "--nproc", "--max-restarts"),
+        "--quiet",
+    ],
     "evaluate": [
         *("MODEL", "DATA", "--set", "--blimp", "--report", "--errors", "--columns", "--json", "--quiet"),
-        *("--trust", "--device", "--precision"),
+        *("--task", "--trust", "--device", "--precision"),
     ],
     "predict": [
         *("MODEL", "TEXT", "--file", "--out", "--columns", "--set", "--json", "--stream", "--truncation", "--strict"),
-        *("--quiet", "--trust", "--device", "--precision"),
+        *("--task", "--quiet", "--trust", "--device", "--precision"),
     ],
     "compare": [
         "RECIPE",
@@ -198,7 +201,6 @@ def test_help_and_version(run):
         ["predict"],
         ["data", "lst"],
         ["--nope"],
-        ["compare"],
         ["average", "--out", "x"],
         ["average", "run"],
         ["convert", "run"],

@@ -28,7 +28,10 @@ def test_two_kills_of_each_change_no_bit():
 def test_the_script_has_every_model_and_every_task_that_is_trained():
     recipes = reliability.CASES.values()
     assert {recipe["model"]["name"] for recipe in recipes} == set(names("model"))
-    assert {recipe["task"]["name"] for recipe in recipes} == set(names("task")) - {"embed"}
+    assert {recipe["task"]["name"] for recipe in recipes} == set(names("task")) - {
+        "embed",
+        "multitask",
+    }  # it trains the others
     cells = {recipe["model"].get("cell") for recipe in recipes}
     assert cells - {None} == {"elman", "jordan", "lstm", "peephole", "gru"}
 

@@ -185,7 +185,7 @@ def test_single_precision_is_close_to_the_reference():
 )
 def test_it_keeps_what_every_model_keeps(kind, target_vocab):
     passed = check_model(Transformer, {**SMALL, **kind}, VOCAB, target_vocab)
-    roles = {Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR}
+    roles = {Role.ENCODER, Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR}
     assert Transformer.roles(config_of(**kind)) == roles
     assert len(passed) == sum(needs <= {*roles, "forward"} for needs in PROPERTIES.values())
 
@@ -672,3 +672,29 @@ def test_static_vectors_are_no_tied_output(target_vocab):
 def test_channels_and_widths_that_do_not_go_together_are_refused(raw, message):
     with pytest.raises(ConfigError, match=message):
         config_of(**raw)
+
+
+# The encoder of a translator as a body (McCann et al. 2017).
+
+
+@torch.no_grad()
+def test_the_encoder_alone_gives_the_states_that_the_decoder_reads():
+    model, (tokens, source) = make(), pairs([(3, 4), (2, 1)])
+    states, _ = model.states(tokens, source)
+    assert torch.equal(model.encode(source, (0, 1, -1)), torch.stack([states[0], states[1], states[-1]]))
+    expected = torch.stack([rows.mean(0) for rows in source.split(states[-1])])
+    torch.testing.assert_close(model.pooled_output(source), expected)
+    with pytest.raises(ConfigError, match="the encoder of this transformer has 0"):
+        model.encode(source, [9])
+
+
+@torch.no_grad()
+def test_without_the_decoder_the_encoder_is_the_same():
+    model, (_, source) = make(), pairs([(3, 4), (2, 1)])
+    before, flops = model.encode(source), model.flops(source)
+    model.prune_unused({Role.ENCODER})
+    assert torch.equal(model.encode(source), before)
+    assert model.flops(source) == flops
+    assert not any("decoder" in name or "target" in name or "output" in name for name, _ in model.named_parameters())
+    assert len(model.layer_groups()) == 1 + model.config.layers
+    assert model.word_embeddings() == {"vectors": [model.embed]}

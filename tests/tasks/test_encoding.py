@@ -44,7 +44,7 @@ def test_evaluation_data_is_encoded_once_with_labels_and_once_without(reverser, 
 def test_an_evaluation_answers_as_predict_does(reverser):
     examples = pairs("ab", "abba", "b", "aab")
     data = encoded(reverser.task, examples, TruncationPolicy(20, "error"))
-    answers = list(inference._answers(reverser.task, reverser.head, data, None, None))
+    answers = list(inference.answer_all(reverser.task, reverser.head, data))
     assert answers == reverser([example.text for example in examples])
     items, starts = data.unlabelled
     assert starts.tolist() == [0, 1, 2, 3, 4]

@@ -7,7 +7,7 @@ import sacrebleu
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weft.tasks.text_metrics import TEXT_METRICS, common_subsequence, edit_distance, sentence_bleu
+from weft.tasks.text_metrics import TEXT_METRICS, bleu, common_subsequence, edit_distance, sentence_bleu
 
 # Candidate, references, and the F1 of ROUGE-1, ROUGE-2 and ROUGE-L by rouge_score 0.1.2 (score_multi, no stemmer).
 ROUGE = [
@@ -93,6 +93,13 @@ def test_the_bleu_of_a_sentence_is_sacrebleus():
         targets = [target, "a dog"]
         assert sentence_bleu(text, targets) == pytest.approx(sacrebleu.sentence_bleu(text, targets).score)
     assert sentence_bleu("dog", ["dog"]) != pytest.approx(scores("bleu", ["dog"], [["dog"]]))  # the control: no n-grams
+
+
+def test_bleu_may_be_of_shorter_ngrams():
+    texts, references = [["the cat sat"], ["a dog"]], [["the cat ran"], ["none", "so"]]
+    assert bleu(texts, [["the cat sat"], ["a dog", "none"]], order=2) == pytest.approx(100)
+    assert 0 < bleu(texts, references, order=2) < 60
+    assert bleu(texts, references, order=2) != pytest.approx(bleu(texts, references))
 
 
 @pytest.mark.parametrize(("text", "references", "expected"), ROUGE)

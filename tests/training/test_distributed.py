@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import weft
-from weft.checkpoint import contents
 from weft.errors import ConfigError
 from weft.training.distributed import World, join_world, leave_world, pick_device
+from weft.training.parallel import Replicated
 from weft.training.reporting import read_metrics
 
 ONE = World(0, 1, torch.device("cpu"))
@@ -62,33 +62,16 @@ def test_two_processes_train_and_resume_as_one_that_accumulates(recipe, recipe_f
         assert torch.allclose(value, theirs[name], atol=1e-4), name
 
 
-def test_a_run_of_two_can_be_gone_on_with_by_one(recipe, tmp_path, monkeypatch):
-    """The number of processes is no part of the recipe, but dropout is drawn per process: that is told."""
-    weft.train(recipe, ["train.steps=4"], tmp_path / "run")
-    state = {"cpu.0": torch.get_rng_state(), "cpu.1": torch.get_rng_state()}
-    monkeypatch.setattr(contents, "load_random", lambda folder: state)
-    notices = []
-
-    class Hear:
-        def __call__(self, record):
-            notices.append(str(record))
-
-        def close(self):
-            pass
-
-    weft.train(recipe, ["train.steps=6"], tmp_path / "run", resume=True, report=Hear())
-    assert any("the number of processes has changed" in notice for notice in notices)
-
-
 def test_a_world_of_one_needs_no_one():
     head = nn.Linear(2, 2)
     assert ONE.main
-    assert ONE.wrap(head) is head
     assert ONE.sum({"b": 2, "a": 0.5}) == {"b": 2, "a": 0.5}
     assert ONE.gather(torch.ones(2))[0].tolist() == [1, 1]
     ONE.barrier()
-    with ONE.no_sync(head, last=False):
-        pass
+    parallel = Replicated(head, ONE)
+    assert parallel.module is parallel.trained is head
+    with parallel.accumulating(last=False), parallel.whole() as whole:
+        assert whole is head
     leave_world(ONE)
 
 

@@ -279,7 +279,7 @@ def test_a_model_that_is_fitted_has_nothing_to_tune(folder, tmp_path):
 
 
 def test_patience_ends_a_training_that_is_frozen(folder, tmp_path):
-    recipe = reviews(folder, freeze="body", lr=1e-9, eval_every=1, patience=2, steps=50)
+    recipe = reviews(folder, freeze="body", lr=1e-30, eval_every=1, patience=2, steps=50)
     weft.train(recipe, out=tmp_path / "run")
     assert losses(tmp_path / "run")[-1][0] == 3
 

@@ -148,4 +148,6 @@ def test_a_run_that_measures_and_one_that_need_not_have_the_same_losses(recipe, 
     assert peak_flops.cache_info().misses == 1
     assert losses(recipe, tmp_path / "knows") == first
     assert peak_flops.cache_info().misses == 1
-    assert losses(recipe, tmp_path / "draws", lambda record: torch.randn(1)) != first
+    draws = losses(recipe, tmp_path / "draws", lambda record: torch.randn(1))
+    assert draws == first, "dropout depends on a batch's place, not on what was drawn before"
+    assert losses({**recipe, "train": {**recipe["train"], "seed": 2}}, tmp_path / "another seed") != first

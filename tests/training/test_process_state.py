@@ -5,9 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from weft.data.batching.loader import Position
 from weft.errors import CheckpointError
 from weft.training.distributed import World
-from weft.training.process_state import gather_hidden_states, gather_rng_states, restore_rng_state, seed_all
+from weft.training.process_state import (
+    gather_hidden_states,
+    gather_rng_states,
+    restore_rng_state,
+    seed_all,
+    seed_batch,
+)
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 
@@ -46,9 +53,20 @@ def test_each_rank_draws_its_own():
     assert not torch.equal(*drawn)
 
 
-def test_what_is_carried_is_named_by_part_and_rank():
-    parts = [torch.ones(2, 3).T, torch.zeros(1)]
-    gathered = gather_hidden_states(parts, ALONE)
-    assert list(gathered) == ["0.0", "1.0"]
+def test_what_is_carried_is_named_by_part_and_stream():
+    streams = [[torch.ones(2, 3).T, torch.zeros(1)], [torch.ones(2, 3), torch.ones(1)]]
+    gathered = gather_hidden_states(streams, ALONE)
+    assert list(gathered) == ["0.0", "1.0", "0.1", "1.1"]
     assert gathered["0.0"].is_contiguous()
-    assert torch.equal(gathered["0.0"], parts[0])
+    assert torch.equal(gathered["0.0"], streams[0][0])
+    assert torch.equal(gathered["1.1"], streams[1][1])
+
+
+def test_dropout_is_drawn_by_the_place_of_a_batch_alone():
+    drawn = []
+    for position in (Position(0, 3), Position(1, 3), Position(0, 3)):
+        torch.rand(len(drawn))  # whatever was drawn before
+        seed_batch(7, position, ALONE.device)
+        drawn.append(torch.rand(4))
+    assert torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[1])

@@ -12,7 +12,7 @@ from tests.conftest import reversed_pairs
 import weft
 from weft.checkpoint.store import Store
 from weft.config.schema import Run, read_recipe
-from weft.data.batching.loader import Loader
+from weft.data.batching.loader import Loader, Position
 from weft.tasks.factory import build, make_task
 from weft.tasks.prepare import fit_tokenizer, pack_split
 from weft.training.distributed import World
@@ -62,8 +62,9 @@ def trainer_for(recipe, *overrides, double=False, device="cpu"):
 
 def gradient(trainer, batches):
     trainer.head.zero_grad()
-    trainer.train = trainer.train.model_copy(update={"clip": None})
-    loss, norm = trainer._backward(batches).tolist()
+    trainer.train = trainer.train.model_copy(update={"clip": None, "accumulate": len(batches)})
+    trainer._forget_carried()
+    loss, norm = trainer._backward(batches, [Position()] * len(batches)).tolist()
     return loss, norm, [parameter.grad.clone() for parameter in trainer.head.parameters()]
 
 

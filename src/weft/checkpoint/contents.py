@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from weft.checkpoint.optimizer_state import OPTIMIZER_FILE, optimizer_tensors
+from weft.checkpoint.optimizer_state import OPTIMIZER_FILE
 from weft.checkpoint.storage import Storage, bundled_model, compress, expand, leave_out, left_out
 from weft.checkpoint.tensor_files import check_finite, copy_to, on_meta_device, read_tensors
 from weft.config.schema import Overrides, Run, read_recipe
@@ -32,7 +32,12 @@ from weft.tasks.factory import build, build_on_meta
 from weft.tasks.head import Head
 from weft.tokenization.trainable import Tokenizer
 
-CHANGEABLE = ("model.pruned_heads", "model.dropout", "tokenizer.split_special_tokens")  # when a checkpoint is loaded
+CHANGEABLE = (  # when a checkpoint is loaded
+    "model.pruned_heads",
+    "model.dropout",
+    "model.mem_len",
+    "tokenizer.split_special_tokens",
+)
 RANDOM_FILE, CARRIED_FILE = "state/random.safetensors", "state/carried.safetensors"
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -65,9 +70,21 @@ def write_model(
     base: str | None = None,
 ) -> None:
     """Write what `load` needs: recipe, tokenizer and weights, without those that equal the weights of `base`."""
+    write_weights(folder, run, tokenizer, weights(head), storage, base)
+
+
+def write_weights(
+    folder: Path,
+    run: Run,
+    tokenizer: Tokenizer,
+    tensors: Mapping[str, Tensor],
+    storage: Storage = "fp32",
+    base: str | None = None,
+) -> None:
+    """Write what `write_model` does, given the weights by name."""
     (folder / "run.yaml").write_text(write_yaml(run.dump()), encoding="utf-8")
     tokenizer.save(folder)
-    tensors, metadata = weights(head), None
+    metadata = None
     if base is not None:
         tensors, metadata = leave_out(tensors, read_weights(bundled_model(base, "base")), base)
     stored = {name: value.contiguous() for name, value in compress(tensors, storage).items()}
@@ -75,11 +92,11 @@ def write_model(
 
 
 def write_state(
-    folder: Path, progress: Progress, optimizer: torch.optim.Optimizer, head: nn.Module, random: Mapping[str, Tensor]
+    folder: Path, progress: Progress, optimizer: Mapping[str, Tensor], random: Mapping[str, Tensor]
 ) -> None:
-    """Write what resuming needs: progress, optimizer state and random states."""
+    """Write what resuming needs: progress, the optimizer's state (`optimizer_tensors`) and random states."""
     write_progress(folder, progress)
-    save_file(optimizer_tensors(optimizer, head), folder / OPTIMIZER_FILE)
+    save_file(dict(optimizer), folder / OPTIMIZER_FILE)
     save_file(dict(random), folder / RANDOM_FILE)
 
 
@@ -90,17 +107,17 @@ def write_progress(folder: Path, progress: Progress) -> None:
 
 
 def write_hidden_states(folder: Path, carried: Mapping[str, Tensor]) -> None:
-    """Write the hidden states carried across batches: `0.1` is the first tensor of rank 1."""
+    """Write the hidden states carried across batches: `0.1` is the first tensor of the second stream."""
     save_file({name: part.cpu() for name, part in carried.items()}, folder / CARRIED_FILE)
 
 
-def load_hidden_states(folder: Path, rank: int, device: torch.device) -> list[Tensor]:
-    """Read the hidden states that a rank carries on; an empty list where none are carried."""
+def load_hidden_states(folder: Path, stream: int, device: torch.device) -> list[Tensor]:
+    """Read the hidden states that are carried on in a stream of batches; an empty list where none are carried."""
     path = folder / CARRIED_FILE
     tensors = read_tensors(path) if path.exists() else {}
-    parts = [tensors[f"{number}.{rank}"] for number in range(len(tensors)) if f"{number}.{rank}" in tensors]
+    parts = [tensors[f"{number}.{stream}"] for number in range(len(tensors)) if f"{number}.{stream}" in tensors]
     for number, part in enumerate(parts):
-        check_finite(f"{path}: {number}.{rank}", part)
+        check_finite(f"{path}: {number}.{stream}", part)
     return [copy_to(part, device) for part in parts]
 
 

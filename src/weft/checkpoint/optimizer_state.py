@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from weft.checkpoint.tensor_files import check_finite, copy_to, read_tensors
+from weft.checkpoint.tensor_files import check_finite, read_tensors, shard_like
 from weft.errors import CheckpointError
 
 OPTIMIZER_FILE = "state/optimizer.safetensors"
@@ -49,8 +49,8 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, head: nn.Modu
     _check_complete(path, states, keys)
     for name, state in states.items():
         # Adam's fused kernel needs its step on the parameter's device.
-        device = parameters[name].device
-        optimizer.state[parameters[name]] |= {key: copy_to(value, device) for key, value in state.items()}
+        parameter = parameters[name]
+        optimizer.state[parameter] |= {key: shard_like(value, parameter) for key, value in state.items()}
 
 
 def _check_state(place: str, key: str, value: Tensor, parameter: nn.Parameter) -> None:

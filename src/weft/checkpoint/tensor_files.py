@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +23,27 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def copy_to(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor of a file, whose memory is not aligned: products of such memory are rounded otherwise."""
     return tensor.to(device, copy=True)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether processes hold shards of a tensor (`torch.distributed.tensor.DTensor`)."""
+    return hasattr(tensor, "full_tensor")
+
+
+def full_tensor(tensor: Any) -> Tensor:
+    """Return a tensor of which processes hold shards as a whole one, gathered by all of them; any other as it is."""
+    whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return whole
+
+
+def shard_like(tensor: Tensor, like: Any) -> Tensor:
+    """Return this process's shard of a whole tensor if `like` is sharded; else a copy on its device."""
+    tensor = copy_to(tensor, like.device)
+    if not is_sharded(like) or tensor.shape != like.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def on_meta_device(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,8 +3,8 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -41,12 +41,14 @@ from weft.cli.console import (
 )
 from weft.config.json import write_json
 from weft.errors import ConfigError, RoleError, WeftError, disk_remedy
+from weft.training.launch import LAUNCHED, check_new, hand_over, launch, lost_peer, restarted
 from weft.training.signals import Interrupted
 
 if TYPE_CHECKING:
     from weft.data.readers.column_mapping import ColumnSpec
     from weft.pipeline import Pipeline
     from weft.tasks.inference import EvaluationResult
+    from weft.training.distributed import World
 
 MAX_MESSAGE = 4000  # characters of an error
 
@@ -81,6 +83,8 @@ def main() -> None:
         place = "stdout" if error.filename is None else _shorten(str(error.filename))
         _exit_with_error(f"{place}: {error.strerror or error}; {disk_remedy(error)}")
     except (MemoryError, RuntimeError) as error:
+        if lost_peer(error):
+            _exit_without_peer()
         if not isinstance(error, MemoryError) and not re.search("alloc|memory", str(error), re.IGNORECASE):
             raise
         reason = str(error).splitlines()[0] if str(error) else "an allocation failed"
@@ -95,10 +99,18 @@ def main() -> None:
 
 
 def _exit_with_error(message: str) -> NoReturn:
-    """Print an error and exit with 2."""
-    with suppress(OSError):  # stderr may be what is full
-        sys.stderr.write(f"error: {message}\n")
+    """Print an error, or leave that to `weft train --nproc` that started this process, and exit with 2."""
+    if not hand_over(message):
+        with suppress(OSError):  # stderr may be what is full
+            sys.stderr.write(f"error: {message}\n")
     sys.exit(2)
+
+
+def _exit_without_peer() -> NoReturn:
+    """Exit with 1: what ended the other process is told by that one, or by what started both."""
+    if LAUNCHED not in os.environ:
+        sys.stderr.write(f"error: process {os.environ['RANK']}: another process of this training has ended\n")
+    os._exit(1)  # not by the clean-up of the process group, which would wait for the other process
 
 
 def _shorten(message: str) -> str:
@@ -137,30 +149,104 @@ def train_command(
         bool,
         typer.Option("--plan", help="Train a few steps, save nothing, and estimate the time and memory of the run."),
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify-resume", help="Train 8 steps unbroken and broken off, compare them, and save nothing."),
+    ] = False,
+    processes: Annotated[
+        int, typer.Option("--nproc", min=1, help="Processes on this machine, by torchrun: one for each GPU.")
+    ] = 1,
+    max_restarts: Annotated[
+        int,
+        typer.Option("--max-restarts", min=0, help="How often all go on from the last checkpoint if one ends."),
+    ] = 0,
     quiet: QuietOption = False,
 ) -> None:
     """Train a recipe, and evaluate its best model."""
+    from weft.pipeline import run_name
+
+    folder = out or Path("runs") / run_name(recipe)
+    if processes > 1 or max_restarts:
+        given = {"--resume": resume, "--plan": plan, "--verify-resume": verify, "--quiet": quiet}
+        options = [name for name, is_given in given.items() if is_given]
+        _launch(recipe, overrides or [], folder, options, processes, max_restarts)
+        return
     if plan:
         _plan(recipe, overrides or [], resume)
         return
+    if verify:
+        _verify_resume(recipe, overrides or [], folder)
+        return
+    _train(recipe, overrides or [], folder, resume or restarted(), quiet)
+
+
+def _launch(
+    recipe: str, overrides: list[str], folder: Path, options: list[str], processes: int, max_restarts: int
+) -> None:
+    """Train as several processes; what is wrong with the recipe is found before they start."""
+    from weft.formats.pretrained import read_run
+    from weft.tasks.factory import make_task
+
+    make_task(read_run(recipe, overrides, folder if "--resume" in options else None))
+    if not {"--resume", "--plan", "--verify-resume"} & set(options):
+        check_new(folder)
+    launch(["train", recipe, *overrides, "--out", str(folder), *options], processes, max_restarts)
+
+
+def _verify_resume(recipe: str, overrides: list[str], folder: Path) -> None:
+    from weft.formats.pretrained import read_run
+    from weft.training.verify_resume import verify_resume
+
+    finding = verify_resume(read_run(recipe, overrides), folder, tell)
+    if int(os.environ.get("RANK", "0")) == 0:
+        typer.echo(finding)
+
+
+@contextmanager
+def _joined(recipe: str, overrides: list[str], resumed: Path | None) -> "Iterator[World]":
+    """Join the processes of `torchrun` for the training and the evaluation after it; a single one has no need."""
+    import torch
+
+    from weft.formats.pretrained import read_run
+    from weft.training.distributed import World, join_world, leave_world
+
+    if "RANK" not in os.environ:
+        yield World(0, 1, torch.device("cpu"))
+        return
+    train = read_run(recipe, overrides, resumed).train
+    world = join_world(train.device, train.rank_timeout)
+    try:
+        yield world
+    finally:
+        leave_world(world)
+
+
+def _train(recipe: str, overrides: list[str], folder: Path, resume: bool, quiet: bool) -> None:
     from weft.pipeline import run_name, train
     from weft.tasks.capabilities import positive_label
     from weft.training.multi_seed import read_seeds
     from weft.training.progress_bar import ProgressBar
 
-    folder = out or Path("runs") / run_name(recipe)
-    try:
-        pipeline = train(recipe, overrides or [], folder, resume, ProgressBar(run_name(recipe), quiet))
-    except Interrupted as stop:
-        sys.stderr.write(f"{stop} in {folder}: continue with --resume\n")
-        raise typer.Exit(stop.exit_code) from None
-    if int(os.environ.get("RANK", "0")) == 0:
-        if seeds := read_seeds(folder):
-            print_table(*seeds.table(positive_label(pipeline.task)), title=f"{len(seeds.runs)} training runs")
-        elif pipeline.has_data:
-            result = pipeline.evaluate_in_detail(tell=tell)
-            print_metrics(result.metrics, result.positive_label)
-        typer.echo(f"the best model is in {folder / 'best'}: weft predict {folder}", err=True)
+    with _joined(recipe, overrides, folder if resume else None) as world:
+        if world.main and restarted():
+            tell("a process has ended: all go on from the last checkpoint")
+        try:
+            pipeline = train(recipe, overrides, folder, resume, ProgressBar(run_name(recipe), quiet))
+        except Interrupted as stop:
+            if world.main:
+                sys.stderr.write(f"{stop} in {folder}: continue with --resume\n")
+            raise typer.Exit(stop.exit_code) from None
+        seeds, result = read_seeds(folder), None
+        if not seeds and pipeline.has_data:
+            with world.sharing():
+                result = pipeline.evaluate_in_detail(tell=tell if world.main else None)
+    if not world.main:
+        return
+    if seeds:
+        print_table(*seeds.table(positive_label(pipeline.task)), title=f"{len(seeds.runs)} training runs")
+    if result:
+        print_metrics(result.metrics, result.positive_label)
+    typer.echo(f"the best model is in {folder / 'best'}: weft predict {folder}", err=True)
 
 
 @app.command("evaluate")

@@ -322,7 +322,7 @@ def _metric_of(run: Run) -> str:
 
 def _tokens_per_step(train: Train) -> str:
     size = f"{train.batch_size} items" if train.batch_tokens is None else f"{train.batch_tokens:,} tokens"
-    return size if train.accumulate == 1 else f"{size} × {train.accumulate}"
+    return size if train.accumulate in (None, 1) else f"{size} × {train.accumulate}"
 
 
 def check_same_task(runs: Mapping[str, Run]) -> None:

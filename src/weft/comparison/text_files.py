@@ -39,7 +39,7 @@ def csv_text(results: ComparisonResults) -> str:
     """Return a row for each training of each entry, and one for an entry without any; values have all their digits."""
     metrics = list(dict.fromkeys([results.metric, *results.metric_names]))
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
+    writer = csv.writer(file)  # lines end in CR LF, as RFC 4180 asks
     writer.writerow(["entry", "model", "kind", "seed", *metrics, *_OF_SEED, *_OF_ENTRY, "p_value", "failure"])
     for entry in ranked(results):
         rest = [getattr(entry, name) for name in _OF_ENTRY]

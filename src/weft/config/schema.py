@@ -198,7 +198,11 @@ class Train(Section):
     flops: float | None = Field(None, gt=0)  # the budget in operations, forward and backward: 1e15
     batch_tokens: int | None = Field(4096, ge=1)  # tokens in a batch; None: batch_size is given
     batch_size: int | None = Field(None, ge=1)  # items in a batch, in place of batch_tokens
-    accumulate: int = Field(1, ge=1, le=10_000)  # batches for each update, in each process
+    # batches for each update, which the processes share; None: one for each process
+    accumulate: int | None = Field(None, ge=1, le=10_000)
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # what a process has: all weights, or a shard of each
+    activation_checkpointing: bool = False  # transformer blocks are computed again in the backward pass: less memory
+    rank_timeout: Seconds = 1800.0  # of a process that does not go on while the others wait for it
     optimizer: Literal["adamw", "adam", "adagrad", "sgd", "asgd"] = "adamw"  # asgd: SGD, averaged in the end
     lr: float = Field(1e-3, gt=0)  # the peak of the learning rate
     betas: tuple[Share, Share] = (0.9, 0.999)  # of Adam

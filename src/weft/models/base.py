@@ -27,7 +27,7 @@ LMDirection = Literal["forward", "backward", "both", "masked"]
 class Role(Enum):
     """A capability of a model; the value completes "a model that ..." in messages."""
 
-    ENCODER = "encodes"  # encode(tokens, layers=(-1,)) -> (L, N, D); pooled_output(tokens) -> (B, D)
+    ENCODER = "encodes"  # encode(tokens, layers=(-1,)) -> (L, N, D); pooled_output(tokens) -> (B, D); of sources alone
     LANGUAGE_MODEL = "scores"  # logits(tokens, at=None, direction) -> (N or len(at), V), never given the target
     # The logits at i are for position i, conditioned on both sides; masked_lm_loss(tokens, at, targets).
     MASKED_LM = "fills"

@@ -19,7 +19,7 @@ projection may have a bias, as in Marian (Junczys-Dowmunt et al. 2018); layer no
 biases.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -29,6 +29,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from weft.config.schema import Layers, Named, Positions, Pretrained, Size
+from weft.errors import ConfigError
 from weft.models.base import Model, Role, check_copying, num_matrix_parameters
 from weft.models.transformer_config import PrunedHeads, check_heads, check_pruned_heads
 from weft.models.word_vectors import Channels, check_channels, keep_static
@@ -40,6 +41,7 @@ from weft.nn.attention.positions import Learned, Sinusoidal, check_position, pos
 from weft.nn.attention.static_kv_pool import StaticKVPool, to_device, token_places
 from weft.nn.kernels import dispatch
 from weft.nn.layers.activations import Activation
+from weft.nn.layers.pooling import pool_tokens
 from weft.nn.rnn.time_major import TimeMajor
 from weft.nn.transformer.blocks import BlockConfig, Blocks
 from weft.nn.transformer.output_projection import OutputProjection
@@ -202,7 +204,8 @@ class Transformer(Model):
     def __init__(self, config: TransformerConfig, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__(config, vocab, target_vocab)
         check_copying(config.copying, target_vocab)
-        width, shared = config.width, target_vocab is None
+        self.width = width = config.width
+        shared = target_vocab is None
         size = config.embedding or width
         self.embed = nn.Embedding(vocab, size)
         self.target_embed = self.embed if target_vocab is None else nn.Embedding(target_vocab, size)
@@ -243,19 +246,48 @@ class Transformer(Model):
 
     def word_embeddings(self) -> dict[str, list[nn.Embedding]]:
         """Return the source's table, which with one vocabulary is the target's too, and the target's own."""
-        own = {} if self.target_embed is self.embed else {"target_vectors": [self.target_embed]}
-        return {"vectors": [self.embed], **own}
+        target = getattr(self, "target_embed", self.embed)  # an encoder alone has none
+        return {"vectors": [self.embed], **({} if target is self.embed else {"target_vectors": [target]})}
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
-        """Return its roles: a sequence-to-sequence language model that generates."""
-        return frozenset({Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR})
+        """Return its roles: a sequence-to-sequence language model that generates; its encoder alone encodes."""
+        return frozenset({Role.ENCODER, Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR})
+
+    @property
+    def mixable_layers(self) -> tuple[int, ...]:
+        """All layers of the encoder, with the embeddings."""
+        return tuple(range(self.config.layers + 1))
+
+    def prune_unused(self, needs: Collection[Role]) -> None:
+        """Drop the decoder, unless a role reads or writes a target: what is left is the encoder of a translator."""
+        if {Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR} & set(needs):
+            return
+        for part in {"decoder", "output", "target_embed", "target_project"} & {*vars(self), *self._modules}:
+            delattr(self, part)
+        self._attentions = tuple(module for module in self.modules() if isinstance(module, MultiHeadAttention))
 
     def layer_groups(self) -> list[list[nn.Module]]:
-        """Return the embeddings, then each layer of the encoder, then each of the decoder."""
-        tables = self.embed, self.target_embed, self.project, self.target_project, self.positions, self.dropout
-        embeddings: list[nn.Module] = [module for module in tables if module is not None]
-        return [embeddings, *self.encoder.layer_groups(), *self.decoder.layer_groups()]
+        """Return the embeddings, then each layer of the encoder, then each of the decoder, where there is one."""
+        names = "embed", "target_embed", "project", "target_project", "positions", "dropout"
+        embeddings: list[nn.Module] = [part for name in names if (part := getattr(self, name, None)) is not None]
+        decoder = self.decoder.layer_groups() if hasattr(self, "decoder") else []
+        return [embeddings, *self.encoder.layer_groups(), *decoder]
+
+    def encode(self, tokens: Tokens, layers: Sequence[int] = (-1,)) -> Tensor:
+        """Return the chosen layers of the encoder for these sources, (L, N, D); 0 is the embeddings, -1 the last."""
+        depth = self.config.layers
+        if not all(-depth - 1 <= layer <= depth for layer in layers):
+            raise ConfigError(
+                f"layers: the encoder of this transformer has 0, the embeddings, to {depth}, but {list(layers)} is "
+                "asked for"
+            )
+        states = self._encoder_states(tokens)
+        return torch.stack([states[layer] for layer in layers])
+
+    def pooled_output(self, tokens: Tokens) -> Tensor:
+        """Return the mean of the encoder's last layer over each source, (B, D)."""
+        return pool_tokens(self._encoder_states(tokens)[-1], tokens, "mean")
 
     def logits(self, tokens: Tokens, source: Tokens, at: Tensor | None = None) -> Tensor:
         """Return the logits of the next tokens, given the source: (N, V), or (len(at), V) at positions `at`."""
@@ -275,7 +307,7 @@ class Transformer(Model):
 
     def states(self, tokens: Tokens, source: Tokens) -> tuple[list[Tensor], list[Tensor]]:
         """Return the hidden states of the encoder and of the decoder: the embeddings, then each layer's output."""
-        encoder_states: list[Tensor] = self.encoder(self._embed_source(source), AttentionLayout.self_attention(source))
+        encoder_states = self._encoder_states(source)
         layouts = self._layouts(tokens, encoder_states[-1], source)
         return encoder_states, self.decoder(self._embed_target(tokens), *layouts)
 
@@ -286,7 +318,7 @@ class Transformer(Model):
     def prefill(self, prompt: Tokens, source: Tokens | None = None) -> TransformerState:
         """Encode the sources; return the state after all prompt tokens but the last."""
         assert source is not None
-        memory, prefix = self._encode_source(source), without_last_tokens(prompt)
+        memory, prefix = self._encoder_states(source)[-1], without_last_tokens(prompt)
         kv = [memory.new_zeros(0, 2, *shape) for shape in self.decoder.shapes] if not len(prefix.ids) else []
         if len(prefix.ids):
             layout, _, cross = self._layouts(prefix, memory, source)
@@ -342,12 +374,18 @@ class Transformer(Model):
         return logits, replace(state, cache=cache)
 
     def flops(self, tokens: Tokens, source: Tokens | None = None) -> int:
-        """Return the FLOPs: each matrix for the tokens of its side, and 4 D for each query-key pair of an attention."""
-        assert source is not None
+        """Return the FLOPs: each matrix for the tokens of its side, and 4 D for each query-key pair of an attention.
+
+        Without a source the tokens are the source, and only the encoder reads them.
+        """
+        project = 0 if self.project is None else num_matrix_parameters(self.project)
+        if source is None:
+            heads = sum(len(layer.kept) * layer.size for layer in self._attentions if layer.place == "encoder")
+            per_token = num_matrix_parameters(self.encoder) + project
+            return 2 * per_token * int(tokens.lengths.sum()) + 4 * heads * int(tokens.lengths.square().sum())
         targets, sources = tokens.lengths, source.lengths
         pairs = {"encoder": sources * sources, "decoder": targets * (targets + 1) // 2, "cross": targets * sources}
         kv_size = sum(num_matrix_parameters(layer.kv_proj) for layer in self._attentions if layer.kv_proj is not None)
-        project = 0 if self.project is None else num_matrix_parameters(self.project)
         per_source = num_matrix_parameters(self.encoder) + kv_size + project
         per_target = num_matrix_parameters(self.decoder) - kv_size + num_matrix_parameters(self.output) + project
         attentions = [(len(layer.kept) * layer.size, pairs[layer.place]) for layer in self._attentions]
@@ -358,9 +396,9 @@ class Transformer(Model):
         products = 2 * (per_source * int(sources.sum()) + per_target * int(targets.sum()))
         return products + sum(4 * width * int(count.sum()) for width, count in attentions)
 
-    def _encode_source(self, source: Tokens) -> Tensor:
+    def _encoder_states(self, source: Tokens) -> list[Tensor]:
         states: list[Tensor] = self.encoder(self._embed_source(source), AttentionLayout.self_attention(source))
-        return states[-1]
+        return states
 
     def _layouts(
         self, tokens: Tokens, memory: Tensor, source: Tokens

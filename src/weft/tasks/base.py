@@ -202,6 +202,10 @@ class Task(TextInput):
         """Return whether a model is the better, the lower one of its metrics is."""
         return metric == "loss" or self.lower_is_better
 
+    def loss_metrics(self, loss: float) -> dict[str, float]:
+        """Return the metrics that follow from the mean loss, such as perplexity; by default there are none."""
+        return {}
+
     def unavailable_metric(self, metric: str, examples: Sequence[Any]) -> str:
         """Return why one of `metrics` cannot be computed on these examples; "", the default, if it can."""
         return ""

@@ -53,7 +53,7 @@ class StreamReading(StaticBatches):
         """Return None: the stream is read in windows."""
         return None
 
-    def sampler(self, data: PackedItems, run: Run, world: int) -> SpanSampler | None:
+    def sampler(self, data: PackedItems, run: Run, streams: int) -> SpanSampler | None:
         """Return how the stream is read; None where the data, as configured, is read item by item."""
         raise missing_method(self, "sampler")
 

@@ -40,6 +40,7 @@ from weft.tasks.head import Head, Sums
 from weft.tasks.inference import map_in_threads
 from weft.tasks.lm.scoring import device_of
 from weft.tasks.metrics import pearson, spearman
+from weft.tasks.sharding import share, sum_over_ranks
 from weft.tasks.text_pairs import TextTokens, add_special_tokens, tokenize_texts
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens, char_ids
@@ -258,14 +259,14 @@ class Contrastive(CustomEvaluation):
             with torch.inference_mode():
                 return head.vectors(batch.tokens.to(device)).cpu()
 
-        batches = plan_batches(data, EVALUATION_TOKENS, seed=None)
+        batches = share(plan_batches(data, EVALUATION_TOKENS, seed=None))
         encoded = map_in_threads(encode, batches) if device.type == "cpu" else map(encode, batches)
         vectors = torch.zeros(SIDES, len(data), head.body.width)
         for rows, part in zip(batches, encoded, strict=True):
             negatives = [row for row in rows.tolist() if len(data[row][2])]
             vectors[0, rows], vectors[1, rows] = part[: 2 * len(rows)].chunk(2)
             vectors[2, negatives] = part[2 * len(rows) :]
-        return vectors
+        return sum_over_ranks(vectors)
 
     def _retrieval(self, vectors: Tensor, data: PackedItems) -> dict[str, float]:
         """Return loss, accuracy, alignment and uniformity, within blocks of `EVALUATION_ROWS` rows."""

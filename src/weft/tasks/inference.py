@@ -34,6 +34,7 @@ from weft.tasks.finite_answers import check_outputs, finite_answer
 from weft.tasks.head import Head
 from weft.tasks.length_report import LengthReport
 from weft.tasks.metrics import ConfusionMatrix
+from weft.tasks.sharding import add_up, gather, interleave, num_ranks, share
 
 INFERENCE_CHUNK = 1024  # examples a chunk: enough for batches of similar lengths
 BUDGET, BUDGET_ON_CPU = 16384, 4096  # tokens in a batch
@@ -118,7 +119,7 @@ def _outputs_or_errors(
     """Return each example's outputs or its error; examples that the head cannot answer are found by halving."""
     items = [[] if isinstance(result, DataError) else result for result in encoded]
     try:
-        outputs = _example_outputs(task, head, items, options, None, offset)
+        outputs = _example_outputs(task, head, items, options, None, offset + np.arange(len(items)))
     except DataError as error:
         if len(encoded) == 1:
             return [DataError(f"example {offset + 1}: {error}")]
@@ -144,7 +145,8 @@ def outputs(
             questions = map(task.without_labels, chunk)
             located = [(f"example {number}", question) for number, question in enumerate(questions, offset + 1)]
             encoded = list(encode_chunk(located, task, task.tokenizer, limit, None))
-            yield from zip(chunk, _chunk_outputs(task, head, encoded, limit, options, budget, offset), strict=True)
+            numbers = offset + np.arange(len(chunk))
+            yield from zip(chunk, _chunk_outputs(task, head, encoded, limit, options, budget, numbers), strict=True)
             offset += len(chunk)
 
 
@@ -155,16 +157,16 @@ def _chunk_outputs(
     limit: TruncationPolicy,
     options: Section,
     budget: int | None,
-    offset: int,
+    numbers: np.ndarray,
 ) -> list[list[Any]]:
-    """Return the outputs for the items of each example; `offset` is the index of the first example."""
-    for number, items in enumerate(encoded, offset + 1):
+    """Return the outputs for the items of each example, given the numbers of the examples, from 0."""
+    for number, items in zip(numbers.tolist(), encoded, strict=True):
         if not items:
-            raise _nothing_left_error(number, limit)
+            raise _nothing_left_error(number + 1, limit)
     try:
-        return _example_outputs(task, head, encoded, options, budget, offset)
+        return _example_outputs(task, head, encoded, options, budget, numbers)
     except DataError as error:
-        raise _find_failing_example(task, head, encoded, options, offset) or error from None
+        raise _find_failing_example(task, head, encoded, options, numbers) or error from None
 
 
 def _nothing_left_error(number: int, limit: TruncationPolicy) -> DataError:
@@ -172,24 +174,24 @@ def _nothing_left_error(number: int, limit: TruncationPolicy) -> DataError:
 
 
 def _example_outputs(
-    task: Task, head: Head, encoded: Sequence[list[Item]], options: Section, budget: int | None, offset: int
+    task: Task, head: Head, encoded: Sequence[list[Item]], options: Section, budget: int | None, numbers: np.ndarray
 ) -> list[list[Any]]:
     lengths = [len(items) for items in encoded]
-    rows = offset + np.repeat(np.arange(len(encoded)), lengths)
+    rows = np.repeat(numbers, lengths)
     by_item = dict(_item_outputs(task, head, [item for items in encoded for item in items], options, budget, rows))
     return [[by_item[index] for index in range(*span)] for span in pairwise(accumulate(lengths, initial=0))]
 
 
 def _find_failing_example(
-    task: Task, head: Head, encoded: Sequence[list[Item]], options: Section, offset: int
+    task: Task, head: Head, encoded: Sequence[list[Item]], options: Section, numbers: np.ndarray
 ) -> DataError | None:
     """Return the error of the first example that the head cannot answer, the longest first."""
-    longest_first = sorted(range(len(encoded)), key=lambda number: -sum(len(item[0]) for item in encoded[number]))
-    for number in longest_first:
+    longest_first = sorted(range(len(encoded)), key=lambda index: -sum(len(item[0]) for item in encoded[index]))
+    for index in longest_first:
         try:
-            _example_outputs(task, head, [encoded[number]], options, None, offset + number)
+            _example_outputs(task, head, [encoded[index]], options, None, numbers[[index]])
         except DataError as error:
-            return DataError(f"example {offset + number + 1}: {error}")
+            return DataError(f"example {numbers[index] + 1}: {error}")
     return None
 
 
@@ -317,7 +319,7 @@ def evaluate(
     loss = mean_loss(task, head, data.items, budget)
     answers = list(answer_all(task, head, data, budget, advance))
     result = EvaluationResult(
-        {"loss": loss, **task.score(answers, data.examples)},
+        {"loss": loss, **task.loss_metrics(loss), **task.score(answers, data.examples)},
         errors=list_errors(task, answers, data.examples) if errors else None,
     )
     if isinstance(task, LabelPrediction):
@@ -351,17 +353,30 @@ def answer_all(
     budget: int | None = None,
     advance: Callable[[int], object] | None = None,
 ) -> Iterator[Answer]:
-    """Yield the answers to labelled examples, from their encoding without labels."""
+    """Yield the answers to labelled examples, from their encoding without labels; processes share each chunk."""
     items, starts = data.unlabelled
-    for first in range(0, len(data.examples), INFERENCE_CHUNK):
-        spans = pairwise(starts[first : first + INFERENCE_CHUNK + 1].tolist())
-        encoded = [[items[index] for index in range(*span)] for span in spans]
-        outputs = _chunk_outputs(task, head, encoded, data.limit, task.options(), budget, first)
-        examples = data.examples[first : first + INFERENCE_CHUNK]
-        for number, (example, item_outputs) in enumerate(zip(examples, outputs, strict=True), first + 1):
-            yield finite_answer(task, example, item_outputs, number)
+    for first in range(0, len(data.examples), INFERENCE_CHUNK * num_ranks()):
+        numbers = np.arange(first, min(first + INFERENCE_CHUNK * num_ranks(), len(data.examples)))
+        answers = list(_numbered_answers(task, head, data, share(numbers), budget, items, starts))
+        yield from interleave(gather(answers)) if num_ranks() > 1 else answers
         if advance:
-            advance(len(examples))
+            advance(len(numbers))
+
+
+def _numbered_answers(
+    task: Task,
+    head: Head,
+    data: EvaluationData,
+    numbers: np.ndarray,
+    budget: int | None,
+    items: PackedItems,
+    starts: np.ndarray,
+) -> Iterator[Answer]:
+    """Yield the answers to the examples of these numbers."""
+    encoded = [[items[index] for index in range(starts[number], starts[number + 1])] for number in numbers.tolist()]
+    outputs = _chunk_outputs(task, head, encoded, data.limit, task.options(), budget, numbers)
+    for number, item_outputs in zip(numbers.tolist(), outputs, strict=True):
+        yield finite_answer(task, data.examples[number], item_outputs, number + 1)
 
 
 @frozen_weights()
@@ -380,7 +395,7 @@ def evaluate_prepared(task: Task, head: Head, data: CorpusSplit, place: str) -> 
 def mean_loss(task: Task, head: Head, data: PackedItems, budget: int | None = None) -> float:
     """Return the mean loss: the sum over the parts of the loss of each part's mean."""
     sums: dict[str, float] = {}
-    counts: dict[str, int] = {}
+    counts: dict[str, float] = {}
     device = _device(head)
 
     def losses(indices: np.ndarray) -> tuple[dict[str, float], Mapping[str, int]]:
@@ -388,7 +403,7 @@ def mean_loss(task: Task, head: Head, data: PackedItems, budget: int | None = No
         with torch.inference_mode():
             return {part: float(value) for part, value in head(batch.to(device))[0].items()}, batch.counts
 
-    batches = plan_batches(data, budget or _budget(device), seed=None)
+    batches = share(plan_batches(data, budget or _budget(device), seed=None))
     with _eval_mode(head):
         for batch_sums, batch_counts in (
             map_in_threads(losses, batches) if device.type == "cpu" else map(losses, batches)
@@ -396,6 +411,7 @@ def mean_loss(task: Task, head: Head, data: PackedItems, budget: int | None = No
             for part, value in batch_sums.items():
                 sums[part] = sums.get(part, 0.0) + value
                 counts[part] = counts.get(part, 0) + batch_counts[part]
+    sums, counts = add_up(sums), add_up(counts)
     return sum(sums[part] / max(counts[part], 1) for part in sums)
 
 

@@ -24,17 +24,18 @@ def recall(candidates: Texts, references: Texts) -> float:
     return _mean([text in texts for texts, own in zip(candidates, references, strict=True) for text in own])
 
 
-def bleu(candidates: Texts, references: Texts) -> float:
+def bleu(candidates: Texts, references: Texts, order: int = 4) -> float:
     """Return corpus BLEU (Papineni et al. 2002) by sacreBLEU with its defaults (13a, exponential smoothing).
 
-    An n-gram counts as often as it occurs in one reference, and the length compared is that of the nearest.
+    N-grams have up to `order` words. One counts as often as it occurs in one reference, and the length compared is
+    that of the nearest.
     """
     if not references:
         return 0.0
     from sacrebleu.metrics import BLEU
 
     streams = [list(stream) for stream in zip_longest(*references)]  # None where an example has fewer
-    return float(BLEU().corpus_score([texts[0] for texts in candidates], streams).score)
+    return float(BLEU(max_ngram_order=order).corpus_score([texts[0] for texts in candidates], streams).score)
 
 
 def sentence_bleu(text: str, references: Sequence[str]) -> float:

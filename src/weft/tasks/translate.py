@@ -102,7 +102,8 @@ class TranslateHead(Head):
         assert isinstance(options, DecodingConfig)
         rows = batch.rows or range(len(batch.tokens))
         bad_words = bad_word_ids(self.bad_words, options)
-        return generate(self.body, _prompt(batch), self.eos, options, batch.source, self.forbid, rows, bad_words)
+        prompt, source = self.generator_inputs(batch)
+        return generate(self.body, prompt, self.eos, options, source, self.forbid, rows, bad_words)
 
     def logits_per_item(self, options: Section) -> int:
         """The vocabulary, for each hypothesis."""
@@ -114,22 +115,23 @@ class TranslateHead(Head):
         """Return what to generate for a batch of one source."""
         bad_words = tuple(bad_word_ids(self.bad_words, options))
         row = batch.rows[0] if batch.rows else 0
-        return GenerationRequest(_prompt(batch), self.eos, options, batch.source, self.forbid, bad_words, row)
+        prompt, source = self.generator_inputs(batch)
+        return GenerationRequest(prompt, self.eos, options, source, self.forbid, bad_words, row)
 
-
-def _prompt(batch: Batch) -> Tokens:
-    """Return the first token of each target, its start symbol: generation begins with it."""
-    return Tokens.flat(batch.tokens.ids[batch.tokens.starts[:-1].long()], torch.ones(len(batch.tokens)))
+    def generator_inputs(self, batch: Batch) -> tuple[Tokens, Tokens | None]:
+        """Return what generation begins with, the first token of each target, its start symbol; and the source."""
+        starts = batch.tokens.starts[:-1].long()
+        return Tokens.flat(batch.tokens.ids[starts], torch.ones(len(batch.tokens))), batch.source
 
 
 class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
     """Items are (source ids + eos, bos + target ids + eos)."""
 
     Config: ClassVar[type[Named]] = TranslateConfig
-    Example = TranslateExample
+    Example: type[base.Example] = TranslateExample
     Options = DecodingConfig
     required_roles = frozenset({Role.SEQ2SEQ, Role.GENERATOR})
-    metrics = METRICS
+    metrics: tuple[str, ...] = METRICS
     metric = "exact_match"
     label_fields = ("target",)
     config: TranslateConfig
@@ -146,6 +148,11 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
             self.lower_is_better = True
         if run.data.truncation == "window":
             raise ConfigError("data.truncation: task 'translate' cannot use 'window'; try cut, drop or error")
+
+    @property
+    def special_token_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return what stands around a source: eos alone."""
+        return (), (self.tokenizer.specials.eos,)
 
     def texts(self, example: TranslateExample) -> tuple[list[str], list[str]]:
         """Return both sides."""
@@ -194,7 +201,7 @@ class Translate(StaticBatches, TextGeneration, TeacherForcing, ErrorAnalysis):
         source = Tokens.pack([item[0] for item in items])
         return Batch(tokens, targets, {"tokens": len(targets)}, source)
 
-    def sequence_lengths(self, data: PackedItems) -> np.ndarray:
+    def sequence_lengths(self, data: PackedItems) -> np.ndarray | None:
         """Return the lengths of the source and of the decoder's input, the target without its last token."""
         target, source = data.shapes
         return np.stack([source, target - 1])

@@ -62,8 +62,8 @@ class Case:
         if Role.GENERATOR in self.roles:
             outputs["start"] = list(model.start(*reads)[0])
         if Role.ENCODER in self.roles:
-            outputs["encode"] = list(model.encode(*reads, layers=(-1, -1)).split(lengths, 1))
-            outputs["summary"] = list(model.pooled_output(*reads))
+            outputs["encode"] = list(model.encode(reads[-1], layers=(-1, -1)).split(reads[-1].lengths.tolist(), 1))
+            outputs["summary"] = list(model.pooled_output(reads[-1]))
         return outputs
 
     def logits(self, reads: list[Tokens], direction: str, at: Tensor | None = None, model: Any = None) -> Any:

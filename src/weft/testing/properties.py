@@ -20,7 +20,7 @@ from torch import Tensor
 
 from weft.checkpoint.contents import load_weights, weights
 from weft.models.base import Role
-from weft.testing.case import LENGTHS, Answers, Case
+from weft.testing.case import LENGTHS, SOURCE_LENGTHS, Answers, Case
 
 TOLERANCE = 1e-9  # of the magnitude: far above float64 rounding, far below the effect of a wrong index or mask
 Check = Callable[[Case], None]  # raises AssertionError if a property does not hold
@@ -81,7 +81,8 @@ def every_answer_has_its_shape(case: Case) -> None:
     """Flat (N, ...) taken for batch (B, ...), the source's vocabulary for the target's, `layers` or `width` ignored."""
     width = case.model.width if Role.ENCODER in case.roles else 0
     for method, outputs in case.answers(case.rows, case.sources).items():
-        for steps, output in zip(LENGTHS, outputs, strict=True):
+        lengths = SOURCE_LENGTHS if method == "encode" and Role.SEQ2SEQ in case.roles else LENGTHS
+        for steps, output in zip(lengths, outputs, strict=True):
             vocab = case.target_vocab
             shapes = {"start": (vocab,), "encode": (2, steps, width), "summary": (width,)}
             shape, expected = tuple(output.shape), shapes.get(method, (steps, vocab))

@@ -2,8 +2,8 @@
 
 An epoch is all the batches that the loader plans for it, whose number may differ a little from one to the next, as they
 are drawn anew. So `train.epochs` is counted in batches: those of all whole epochs, and of the last its share. They are
-the same for any number of processes and any `train.accumulate`; a step reads accumulate × processes of them, and the
-last step may read on into the next epoch.
+the same for any number of processes and any `train.accumulate`; a step reads `accumulate` of them, over all processes,
+and the last step may read on into the next epoch.
 """
 
 import math
@@ -17,11 +17,12 @@ EVALUATIONS = 10  # of a run that does not say when; fewer if it has fewer epoch
 
 
 def resolve_budget(train: Train, loader: Loader[Any], progress: Progress, processes: int, evaluates: bool) -> Train:
-    """Return the section with `epochs` as `steps`; if the run `evaluates`, also with `eval_every` where known.
+    """Return the section with `epochs` as `steps` and `accumulate` filled in; if the run `evaluates`, `eval_every` too.
 
-    With another number of processes than before, the steps are those made and those that the remaining batches take.
+    With other batches an update than before, the steps are those made and those that the remaining batches take.
     """
-    per_step = train.accumulate * processes
+    per_step = train.accumulate or processes
+    train = train.model_copy(update={"accumulate": per_step})
     if train.epochs is not None:
         remaining = epoch_batches(loader, train.epochs) - batches_read(loader, progress)
         steps = max(1, progress.step + math.ceil(remaining / per_step))

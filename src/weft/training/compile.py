@@ -35,7 +35,8 @@ def make_loader(run: Run, task: Task, body: Model, data: PackedItems, world: Wor
         unit="tokens" if train.batch_tokens else "items",
         temperature=task.config.temperature if isinstance(task, MultiTask) else 1.0,
     )
-    loader.sampler = task.sampler(data, run, world.size) if isinstance(task, StreamReading) else None
+    loader.streams = train.accumulate or world.size
+    loader.sampler = task.sampler(data, run, loader.streams) if isinstance(task, StreamReading) else None
     lengths = task.sequence_lengths(data) if isinstance(task, StaticBatches) else None
     static_shape = loader.sampler.static_shape if loader.sampler else None
     static = static_shape is not None or (lengths is not None and train.batch_size is None)
@@ -53,6 +54,8 @@ def _why_not_compiled(run: Run, task: Task, body: Model, static: bool, device: t
     """Return the reason why a run cannot be compiled; "" if it can. `static`: its batches can have one shape."""
     if device.type != "cuda" or run.train.precision != "bf16":
         return f"pays on a GPU in bf16, but this is {device.type} in {run.train.precision}"
+    if run.train.parallel == "fsdp":
+        return "gathers no weights that train.parallel=fsdp has sharded"
     if torch.cuda.is_available() and not can_compile(device):
         return "needs Triton, and a GPU of Ampere or newer"
     if run.train.distill is not None:

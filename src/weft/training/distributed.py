@@ -2,17 +2,31 @@
 
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-from torch import Tensor, distributed, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, distributed
 
 from weft.errors import ConfigError, nearest
+from weft.tasks.sharding import shared_by
 
 _DEVICE_WORDS = {"gpu": "cuda", "nvidia": "cuda", "processor": "cpu"}  # what a device is also called
+
+
+_exchanges = 0  # what this process has done together with the others, or has begun to
+
+
+def beat() -> None:
+    """Count an exchange that this process comes to."""
+    global _exchanges
+    _exchanges += 1
+
+
+def count_exchanges() -> int:
+    """Return how many exchanges with the others this process has come to."""
+    return _exchanges
 
 
 @dataclass(frozen=True)
@@ -25,22 +39,20 @@ class World:
     joined: bool = False  # whether `leave_world` destroys the process group
 
     @property
+    def joined_group(self) -> bool:
+        """Return whether this process is one of several that talk to each other."""
+        return self.size > 1 and distributed.is_initialized()
+
+    @property
     def main(self) -> bool:
         """Return whether this is the process that writes and reports."""
         return self.rank == 0
-
-    def wrap(self, head: nn.Module) -> nn.Module:
-        """Wrap in DistributedDataParallel, which averages gradients over the ranks; a single process needs none."""
-        if self.size == 1:
-            return head
-        devices = [self.device] if self.device.type == "cuda" else None
-        unused = bool(getattr(head, "leaves_unused", False))
-        return DistributedDataParallel(head, device_ids=devices, find_unused_parameters=unused)
 
     def sum(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """Return each number summed over the ranks (all-reduce in float64: exact for counts below 2^53)."""
         if self.size == 1:
             return dict(numbers)
+        beat()
         names = sorted(numbers)
         total = torch.tensor([numbers[name] for name in names], dtype=torch.float64, device=self.device)
         distributed.all_reduce(total)
@@ -49,28 +61,35 @@ class World:
     def total(self, value: Tensor) -> Tensor:
         """Sum a tensor over the ranks in place, on its device and without synchronisation; return it."""
         if self.size > 1:
+            beat()
             distributed.all_reduce(value)
         return value
+
+    def broadcast(self, value: Tensor) -> None:
+        """Overwrite a tensor, on any device and of any dtype, by that of the main rank."""
+        if self.size > 1 and value.numel():
+            sent = value.to(self.device).reshape(-1).contiguous()
+            distributed.broadcast(sent.view(torch.uint8), 0)  # gloo has not all dtypes
+            value.copy_(sent.view(value.shape))
 
     def gather(self, value: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, in order, on the CPU; all have one shape."""
         if self.size == 1:
             return [value]
+        beat()
         gathered = [torch.empty_like(value, device=self.device) for _ in range(self.size)]
         distributed.all_gather(gathered, value.to(self.device))
         return [tensor.cpu() for tensor in gathered]
 
+    def sharing(self) -> AbstractContextManager[None]:
+        """Return a context in which the ranks share each evaluation."""
+        return shared_by(self.rank, self.size, self.device)
+
     def barrier(self) -> None:
         """Wait for the other ranks."""
         if self.size > 1:
+            beat()
             distributed.barrier()
-
-    def no_sync(self, wrapped: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """Return a context that skips the gradient all-reduce, except for the last of several backward passes."""
-        if isinstance(wrapped, DistributedDataParallel) and not last:
-            context: AbstractContextManager[None] = wrapped.no_sync()
-            return context
-        return nullcontext()
 
 
 def pick_device(name: str, place: str = "train.device") -> torch.device:
@@ -99,14 +118,17 @@ def _nearest_device(name: str) -> str | None:
     return kind if kind != name.partition(":")[0] else None
 
 
-def join_world(device: str) -> World:
-    """Join the process group of `torchrun`, if there is one and this process has not joined it already."""
+def join_world(device: str, timeout: float = 1800.0) -> World:
+    """Join the process group of `torchrun`, if there is one and this process has not joined it already.
+
+    `timeout` is that of `train.rank_timeout`: an exchange may take longer by as much as its watch needs to see it.
+    """
     picked = pick_device(device)
     size, rank = _read_env("WORLD_SIZE", 1), _read_env("RANK", 0)
     joins = size > 1 and not distributed.is_initialized()
     if joins:
-        # The other ranks wait while the main rank evaluates, however long that takes.
-        distributed.init_process_group("nccl" if picked.type == "cuda" else "gloo", timeout=timedelta(days=1))
+        limit = timedelta(seconds=2 * timeout + 60)  # `weft.training.heartbeat` names who hangs before
+        distributed.init_process_group("nccl" if picked.type == "cuda" else "gloo", timeout=limit)
     return World(rank, size, picked, joins)
 
 

@@ -36,7 +36,7 @@ from weft.training.budget import EVALUATIONS
 from weft.training.distributed import join_world, leave_world
 from weft.training.finetuning import check_tuning
 from weft.training.flops import TrainingCost, peak_flops
-from weft.training.reporting import Notice, Record
+from weft.training.reporting import Notices
 from weft.training.run import make_tokenizer, make_trainer
 from weft.training.self_fitting import FitLoop
 from weft.training.trainer import Trainer
@@ -153,33 +153,19 @@ class RunEstimate:
         return total, f"at most {at_once} at a time, {_format_si(self.checkpoint, 'B')} each"
 
 
-@dataclass(frozen=True)
-class _Notices:
-    """A reporter that passes on notices alone."""
-
-    tell: Callable[[str], object]
-
-    def __call__(self, record: Record) -> None:
-        if isinstance(record, Notice):
-            self.tell(record.text)
-
-    def close(self) -> None:
-        pass
-
-
 def estimate_run(run: Run, tell: Callable[[str], object]) -> RunEstimate:
     """Make a few updates of a run and return the estimate for all of it; `tell` is called with notices on the data."""
     began = time.perf_counter()
     check_tuning(run)
     task = make_task(run)
     run = resolve_run(run, task)
-    world = join_world(run.train.device)
+    world = join_world(run.train.device, run.train.rank_timeout)
     with ExitStack() as stack:
         stack.callback(leave_world, world)
         stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
         check_vectors(run)
         tokenizer = make_tokenizer(run, task)
-        trainer = make_trainer(run, task, tokenizer, world, None, stack, None, _Notices(tell))
+        trainer = make_trainer(run, task, tokenizer, world, None, stack, None, Notices(tell))
         if isinstance(trainer, FitLoop):
             raise ConfigError(f"--plan: measures updates, but {run.model.name!r} is fitted: train it at once")
         return _measure(trainer, time.perf_counter() - began)
@@ -187,7 +173,7 @@ def estimate_run(run: Run, tell: Callable[[str], object]) -> RunEstimate:
 
 def _measure(trainer: Trainer, start: float) -> RunEstimate:
     """Time updates and an evaluation; return the estimate. `start` is the seconds of preparation so far."""
-    run, world, head, loader = trainer.run, trainer.world, trainer.head, trainer.loader
+    run, world, head, loader = trainer.run, trainer.world, trainer.trained, trainer.loader
     peak = world.sum({"all": peak_flops(world.device, run.train.precision)})["all"]
     batches = loader.epoch(0)
     first_seconds, steps = _time_steps(trainer, _longest_batch(loader, batches))
@@ -201,7 +187,7 @@ def _measure(trainer: Trainer, start: float) -> RunEstimate:
         parameters=sum(parameter.numel() for parameter in head.parameters()),
         vocabulary=tuple(map(len, dict.fromkeys([tokenizer, tokenizer.target]))),
         items=len(loader.data),
-        epoch=len(batches) / (run.train.accumulate * world.size),
+        epoch=len(batches) / (trainer.train.accumulate or 1),
         measured=steps,
         step=TrainingCost(
             round(totals["tokens"] / steps), round(totals["flops"] / steps), trainer.cost.seconds / steps
@@ -230,7 +216,7 @@ def _time_steps(trainer: Trainer, longest: Position) -> tuple[float, int]:
     """Make updates; return the seconds of the first, and the number of timed ones, whose sum is in `trainer.cost`."""
     if trainer.world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(trainer.world.device)
-    trainer.head.train()
+    trainer.trained.train()
     trainer.update(trainer.loader.stream(longest))
     batches, first_seconds, steps = trainer.loader.stream(), trainer.cost.seconds, 0
     trainer.update(batches)
@@ -244,13 +230,14 @@ def _time_steps(trainer: Trainer, longest: Position) -> tuple[float, int]:
 def _time_evaluation(trainer: Trainer) -> float | None:
     """Return the seconds of an evaluation, timed on a sample; an upper bound, for an untrained model generates long."""
     run, task = trainer.run, trainer.task
-    if trainer.evaluate is None or not trainer.world.main:
+    if trainer.evaluate is None:
         return None
-    if isinstance(task, MultiTask):
-        assert isinstance(trainer.head, MultiHead)
+    with trainer.parallel.whole() as head, trainer.world.sharing():
+        if not isinstance(task, MultiTask):
+            return _time_task(run, task, head)
+        assert isinstance(head, MultiHead)
         parts = [name for name in task.parts if has_split(run.for_task(name).data, "valid")]
-        return math.fsum(_time_task(run.for_task(name), task.parts[name], trainer.head.head_of(name)) for name in parts)
-    return _time_task(run, task, trainer.head)
+        return math.fsum(_time_task(run.for_task(name), task.parts[name], head.head_of(name)) for name in parts)
 
 
 def _time_task(run: Run, task: Task, head: Head) -> float:

@@ -9,13 +9,14 @@ from weft.checkpoint import contents
 from weft.checkpoint.averaging import AverageInfo, mean_weights, write_average_info
 from weft.checkpoint.manifest import order, verify_checkpoint
 from weft.checkpoint.store import average_name
+from weft.tasks.head import Head
 from weft.training.metric_ranking import metric_of, sign_of
 from weft.training.reporting import CheckpointSaved, Notice
 from weft.training.trainer import Trainer
 
 
 def try_average(trainer: Trainer, count: int) -> None:
-    """Evaluate the mean of the last `count` checkpoints, or fewer, and save it as `best` if better; main rank only."""
+    """Evaluate the mean of the last `count` checkpoints, or fewer, and save it as `best` if better; on all ranks."""
     store, step = trainer.store, trainer.progress.step
     assert store, "there are no checkpoints without a store"
     best = store.best()
@@ -28,13 +29,16 @@ def try_average(trainer: Trainer, count: int) -> None:
         return
     for folder in folders:
         verify_checkpoint(folder)
-    contents.copy_into_head(trainer.head, mean_weights(folders), folders[-1])
-    rank = trainer.rank(trainer.evaluate(trainer.head)) if trainer.evaluate else None
+    head = trainer.parallel.finish()
+    contents.copy_into_head(head, mean_weights(folders), folders[-1])
+    rank = trainer.shared_rank(trainer.evaluate(head)) if trainer.evaluate else None
     before = trainer.best_rank()
     if rank is None or before is None or rank < before:
         about = AverageInfo([folder.name for folder in folders], rank)
-        path = store.save_average(step, lambda folder: _write(trainer, folder, about))
-        trainer.report(CheckpointSaved(step, path))
+        trainer.world.barrier()  # every rank has read the checkpoints before one is removed
+        if trainer.world.main:
+            path = store.save_average(step, lambda folder: _write(trainer, head, folder, about))
+            trainer.report(CheckpointSaved(step, path))
     trainer.report(Notice(f"the average of the last {len(folders)} checkpoints {_verdict(trainer, rank, before)}"))
 
 
@@ -50,8 +54,8 @@ def regular_checkpoints(trainer: Trainer) -> list[Path]:
     return [folder for step, folder in steps.items() if step in regular or step == end]
 
 
-def _write(trainer: Trainer, folder: Path, about: AverageInfo) -> None:
-    contents.write_model(folder, trainer.run, trainer.task.tokenizer, trainer.head)
+def _write(trainer: Trainer, head: Head, folder: Path, about: AverageInfo) -> None:
+    contents.write_model(folder, trainer.run, trainer.task.tokenizer, head)
     write_average_info(folder, about)
 
 

@@ -124,7 +124,7 @@ def check_single(out: Path) -> None:
 def train_seeds(run: Run, out: Path, resume: bool, report: Reporter | None, compute_metrics: ComputeMetrics) -> Trained:
     """Train with each seed, or resume; return the best run by validation. `judge` computes the metrics of each."""
     _check(run, out, resume)
-    world, store = join_world(run.train.device), Store(out)
+    world, store = join_world(run.train.device, run.train.rank_timeout), Store(out)
     with ExitStack() as stack:
         stack.callback(leave_world, world)
         if world.main:
@@ -151,8 +151,10 @@ def _train_all(
         trained = train_run(run.model_copy(update={"train": train}), folder, resume, report, tokenizer)
         if best is None or (trained.rank or []) < (best.rank or []):
             best, best_folder = trained, folder
-        if world.main:  # the other ranks wait at the start of the next run
-            runs.append(SeedRun(train.seed, folder.name, _finite(compute_metrics(trained))))
+        with world.sharing():
+            metrics = compute_metrics(trained)
+        if world.main:
+            runs.append(SeedRun(train.seed, folder.name, _finite(metrics)))
             store.write_text(FILE, SeedRuns(metric_of(run, trained.task), best_folder.name, runs).text())
             store.adopt(best_folder)
     assert best, "there is one seed at least"

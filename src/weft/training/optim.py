@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.checkpoint.tensor_files import full_tensor, is_sharded
 from weft.config.schema import Train
 from weft.training.asgd import ASGD
 
@@ -42,13 +43,14 @@ def make_optimizer(
 
 def _param_groups(module: nn.Module, train: Train, rates: Mapping[nn.Parameter, float]) -> list[dict[str, Any]]:
     """Group parameters by learning rate factor and weight decay; vectors (biases, norms) have no weight decay."""
-    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
     for parameter in module.parameters():
         if parameter.requires_grad:
-            groups.setdefault((rates.get(parameter, 1.0), parameter.ndim > 1), []).append(parameter)
+            key = rates.get(parameter, 1.0), parameter.ndim > 1, is_sharded(parameter)  # one kernel updates one kind
+            groups.setdefault(key, []).append(parameter)
     return [
         {"params": parameters, "weight_decay": train.weight_decay if decays else 0.0, "factor": factor}
-        for (factor, decays), parameters in groups.items()
+        for (factor, decays, _), parameters in groups.items()
     ]
 
 
@@ -107,4 +109,16 @@ def schedule_decays(train: Train) -> bool:
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:
     """Clip the gradient to the norm `max_norm`; return its norm before (Pascanu et al. 2013)."""
-    return nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm, foreach=True)
+    limit, groups = math.inf if max_norm is None else max_norm, dict[bool, list[nn.Parameter]]()
+    for parameter in parameters:
+        groups.setdefault(is_sharded(parameter), []).append(parameter)
+    if not groups.get(True):
+        return nn.utils.clip_grad_norm_(groups.get(False, []), limit, foreach=True)
+    norms = [
+        full_tensor(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None], foreach=True))
+        for group in groups.values()
+    ]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    for group in groups.values():
+        nn.utils.clip_grads_with_norm_(group, limit, norm, foreach=True)
+    return norm

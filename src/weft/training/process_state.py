@@ -1,7 +1,8 @@
-"""Per-process state beside the weights: random number generators and the carried recurrent state.
+"""State beside the weights: random number generators, and the recurrent state that is carried from batch to batch.
 
-A checkpoint holds it for all processes, under names that end in the rank. With it a run resumes exactly, if the number
-of processes is the same.
+What is random in a batch, masks and dropout alike, is a function of the seed and of the batch's position: it does not
+depend on the process that computes it, nor on what it computed before. The batches of an update are parallel streams,
+each with a carried state of its own, named by the stream. So a run resumes exactly with any number of processes.
 """
 
 import os
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from weft.checkpoint import contents
 from weft.data.batching.lm_stream import BPTTSegments, SpanSampler
+from weft.data.batching.loader import Position
 from weft.errors import CheckpointError
 from weft.tasks.base import Task
 from weft.tasks.head import Head
@@ -22,12 +24,20 @@ from weft.training.distributed import World
 
 
 def seed_all(seed: int, world: World, deterministic: bool = False) -> None:
-    """Seed the random number generators; each rank draws its own dropout masks."""
+    """Seed the random number generators; each rank has its own numbers."""
     torch.manual_seed(seed * 1_000_003 + world.rank)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
+
+
+def seed_batch(seed: int, position: Position, device: torch.device) -> None:
+    """Seed the generators that draw the dropout of the batch at a position."""
+    number = int(np.random.SeedSequence((seed, *position)).generate_state(1, np.uint64)[0])
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
 
 
 def gather_rng_states(world: World) -> dict[str, Tensor]:
@@ -56,19 +66,24 @@ def restore_rng_state(states: Mapping[str, Tensor], world: World, path: Path) ->
     return True
 
 
-def gather_hidden_states(parts: Sequence[Tensor], world: World) -> dict[str, Tensor]:
-    """Return the carried recurrent state of all ranks, as `<part>.<rank>`."""
-    return _gather_all({str(index): part.contiguous() for index, part in enumerate(parts)}, world)
+def gather_hidden_states(streams: Sequence[Sequence[Tensor]], world: World) -> dict[str, Tensor]:
+    """Return the carried recurrent states of all streams, as `<part>.<stream>`: rank r has streams r, r + ranks, …."""
+    gathered: dict[str, Tensor] = {}
+    for number, parts in enumerate(streams):
+        for index, part in enumerate(parts):
+            for rank, value in enumerate(world.gather(part.contiguous())):
+                gathered[f"{index}.{rank + number * world.size}"] = value
+    return gathered
 
 
 def load_carry(
-    folder: Path, head: Head, task: Task, sampler: SpanSampler | None, world: World, bf16: bool = False
+    folder: Path, head: Head, task: Task, sampler: SpanSampler | None, world: World, stream: int, bf16: bool = False
 ) -> Any:
-    """Return the carried state of this rank's streams; None without one.
+    """Return the carried state of a stream of batches; None without one.
 
     Its shapes and dtypes are compared with those after one token of each stream: a recurrent kernel trusts them.
     """
-    parts = contents.load_hidden_states(folder, world.rank, world.device)
+    parts = contents.load_hidden_states(folder, stream, world.device)
     if not parts or not isinstance(sampler, BPTTSegments):
         return None
     batch = task.collate([sampler.stream.item(0, 1)] * sampler.rows, np.random.default_rng(0)).to(world.device)

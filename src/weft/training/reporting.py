@@ -6,7 +6,7 @@ TensorBoard. The trainer has no other output beside checkpoints.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -82,6 +82,21 @@ class Reporter(Protocol):
     def close(self) -> None:
         """Flush buffers and close files."""
         ...
+
+
+@dataclass(frozen=True)
+class Notices:
+    """A reporter that passes on the text of notices alone."""
+
+    tell: Callable[[str], object]
+
+    def __call__(self, record: Record) -> None:
+        """Pass on a `Notice`."""
+        if isinstance(record, Notice):
+            self.tell(record.text)
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class MetricsFile:

@@ -43,7 +43,8 @@ from weft.training.self_fitting import FitLoop
 from weft.training.trainer import Evaluate, Trainer
 
 BUDGET = {"train.steps", "train.epochs", "train.time", "train.flops"}
-FREE = {"data.workers", "train.keep"}  # recipe keys that may change on resume, since they do not affect the result
+# recipe keys that may change on resume, since they do not affect the result
+FREE = {"data.workers", "train.keep", "train.parallel", "train.activation_checkpointing", "train.rank_timeout"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def train_run(
     check_tuning(run)
     task = make_task(run)
     run = resolve_run(run, task)
-    world = join_world(run.train.device)
+    world = join_world(run.train.device, run.train.rank_timeout)
     store = _make_store(run, out)
     with ExitStack() as stack:
         stack.callback(leave_world, world)
@@ -75,7 +76,10 @@ def train_run(
             stack.enter_context(store.lock())
             store.prepare()
         stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
-        folder = _resume_from(store, run, resume)
+        folder = _resume_from(store, resume)
+        run = share_update(run, world, folder)
+        if folder:
+            check_recipe(contents.read_recipe_of(folder), run, folder)
         world.barrier()  # every rank has read the directory before the main rank saves to it
         if not folder:
             check_vectors(run)
@@ -84,15 +88,17 @@ def train_run(
         if folder and trainer.progress.done:
             trainer.report(Notice(_finished_notice(trainer, folder)))
         progress = trainer.fit()
-        if run.train.average and world.main and isinstance(trainer, Trainer):
+        if run.train.average and isinstance(trainer, Trainer):
             try_average(trainer, run.train.average)
         world.barrier()
-        best = store.best()
+        best, head = store.best(), trainer.head
+        if isinstance(trainer, Trainer):
+            head = trainer.parallel.finish()
         if best:
-            contents.load_weights(best, trainer.head)
+            contents.load_weights(best, head)
         about = read_average_info(best) if best else None
         world.barrier()
-    return Trained(run, trainer.task, trainer.head, progress, about.rank if about else progress.best)
+    return Trained(run, trainer.task, head, progress, about.rank if about else progress.best)
 
 
 def make_tokenizer(run: Run, task: Task) -> Tokenizer:
@@ -105,7 +111,21 @@ def _make_store(run: Run, out: Path) -> Store:
     return Store(out, max(run.train.keep, run.train.average or 0))
 
 
-def _resume_from(store: Store, run: Run, resume: bool) -> Path | None:
+def share_update(run: Run, world: World, folder: Path | None = None) -> Run:
+    """Return the run with the batches of an update: the recipe's, the checkpoint's in `folder`, else one a process."""
+    batches = run.train.accumulate
+    if batches is None:
+        then = contents.read_recipe_of(folder).get("train", {}) if folder else {}
+        batches = then.get("accumulate") or world.size
+    if batches % world.size:
+        raise ConfigError(
+            f"train.accumulate: an update has {plural(batches, 'batch')}, which {world.size} processes cannot share "
+            f"evenly; {'start as many as divide it' if folder else f'make it a multiple of {world.size}'}"
+        )
+    return run.model_copy(update={"train": run.train.model_copy(update={"accumulate": batches})})
+
+
+def _resume_from(store: Store, resume: bool) -> Path | None:
     """Return the verified checkpoint to resume from, or None; without `resume`, refuse a directory that holds a run."""
     if not resume:
         if store.last():
@@ -113,10 +133,7 @@ def _resume_from(store: Store, run: Run, resume: bool) -> Path | None:
                 f"{store.root}: holds a run already; go on with it by --resume, or choose another --out"
             )
         return None
-    folder = verify_or_offer(store)
-    if folder:
-        check_recipe(contents.read_recipe_of(folder), run, folder)
-    return folder
+    return verify_or_offer(store)
 
 
 def check_recipe(then: dict[str, Any], now: Run, folder: Path) -> None:
@@ -205,19 +222,19 @@ def make_trainer(
     ):
         if message:
             reporters(Notice(message))
-    head.to(world.device)
     examples = valid.examples if valid else []
     if run.train.metric and (reason := task.unavailable_metric(run.train.metric, examples)):
         raise ConfigError(
             f"train.metric: {run.train.metric} will not be given for data.valid: {reason}; choose another"
         )
     if isinstance(task, SelfFitting) and isinstance(head.body, SelfFitted):
-        fitting = FitLoop(run, task, head, packed, world, reporters, store, _make_evaluate(run, task, valid))
+        head.to(world.device)
+        fitting = FitLoop(run, task, head, packed, world, reporters, store, _make_evaluate(run, task, valid, world))
         fitting.begin(folder, _digest(packed.digest, examples))
         return fitting
     loader = make_loader(run, task, head.body, packed, world)
     distillation = make_distillation(run, task, head, packed, world.device)
-    evaluation = _make_evaluate(run, task, valid)
+    evaluation = _make_evaluate(run, task, valid, world)
     trainer = Trainer(run, task, head, loader, world, reporters, store, evaluation, distillation=distillation)
     trainer.progress.data = _digest(packed.digest, examples)
     _resume_or_save(trainer, folder, world)
@@ -285,6 +302,8 @@ def _resume_or_save(trainer: Trainer, folder: Path | None, world: World) -> None
         trainer.store.check_space(2 * parameters * 4 * 3)
     seed_all(trainer.train.seed, world)
     trainer.save()
+    if trainer.saver:
+        trainer.saver.join()
 
 
 def _make_reporters(store: Store | None, world: World, folder: Path | None, report: Reporter | None) -> Reporters:
@@ -313,10 +332,20 @@ def _read_validation(run: Run, task: Task) -> tuple[EvaluationData | None, str]:
     return data, notice and f"data.valid: {notice}"
 
 
-def _make_evaluate(run: Run, task: Task, data: EvaluationData | None) -> Evaluate | None:
-    if prepared := prepared_split(run.data, "valid", task, task.tokenizer):
-        return lambda head: evaluate_prepared(task, head, prepared[0], "data.valid").metrics
-    return (lambda head: evaluate(task, head, data).metrics) if data else None
+def _make_evaluate(run: Run, task: Task, data: EvaluationData | None, world: World) -> Evaluate | None:
+    """Return the evaluation, which all ranks share; None without validation data."""
+    prepared = prepared_split(run.data, "valid", task, task.tokenizer)
+    if not (prepared or data):
+        return None
+
+    def metrics_of(head: Head) -> dict[str, float]:
+        with world.sharing():
+            if prepared:
+                return evaluate_prepared(task, head, prepared[0], "data.valid").metrics
+            assert data
+            return evaluate(task, head, data).metrics
+
+    return metrics_of
 
 
 def _digest(train_digest: str, examples: list[Any]) -> str:

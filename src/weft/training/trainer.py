@@ -1,13 +1,15 @@
 """The training loop.
 
-A step reads `accumulate` batches on each rank. Target counts are summed over all of them before the first backward
-pass, and the loss is Σ sum / count over its parts, so that K accumulation steps or N processes give the gradient of one
-large batch, up to rounding.
+An update takes `accumulate` batches, which the ranks share. Target counts are summed over all of them before the first
+backward pass, and the loss is Σ sum / count over its parts, so that K accumulation steps or N processes give the
+gradient of one large batch, up to rounding. What is random in a batch depends on the seed and its position alone, so
+that any number of ranks makes the same updates.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -24,7 +26,7 @@ from weft.checkpoint.manifest import order
 from weft.checkpoint.optimizer_state import load_optimizer
 from weft.checkpoint.store import Store
 from weft.config.schema import Every, Run
-from weft.data.batching.loader import LoadedBatch, Loader
+from weft.data.batching.loader import LoadedBatch, Loader, Position
 from weft.errors import CheckpointError, TrainingError
 from weft.nn.kernels.self_test import try_kernels
 from weft.nn.rnn.cells import lacking_half_kernels
@@ -35,19 +37,22 @@ from weft.training import asgd
 from weft.training.budget import EVALUATIONS, resolve_budget
 from weft.training.deferred_loss import DeferredLoss
 from weft.training.distillation import Distillation
-from weft.training.distributed import World
+from weft.training.distributed import World, beat
 from weft.training.finetuning import GradualUnfreezing, layer_lr_factors
 from weft.training.flops import TrainingCost, peak_flops
+from weft.training.heartbeat import Heartbeat
 from weft.training.metric_ranking import ranking_key
 from weft.training.optim import clip_gradients, lr_factor, make_optimizer, set_lr
+from weft.training.parallel import FullySharded, make_parallel
 from weft.training.process_state import (
     gather_hidden_states,
     gather_rng_states,
     load_carry,
     restore_rng_state,
-    seed_all,
+    seed_batch,
 )
-from weft.training.reporting import CheckpointSaved, Eval, Notice, Reporter, Step
+from weft.training.reporting import Eval, Notice, Reporter, Step
+from weft.training.saving import Saver, Snapshot, copy_optimizer, copy_weights
 from weft.training.signals import Interrupted, Signals
 
 Evaluate = Callable[[Head], dict[str, float]]
@@ -73,16 +78,21 @@ class Trainer:
         if self.store and self.train.average:
             self.store.is_regular = self.is_regular
         self._wrap()
+        self.trained = self.parallel.trained
         self.unfreezing = None if self.train.unfreeze is None else GradualUnfreezing(self.head, self.train)
-        self.optimizer = make_optimizer(self.head, self.train, layer_lr_factors(self.head, self.train.layer_decay))
+        rates = layer_lr_factors(self.trained, self.train.layer_decay)
+        self.optimizer = make_optimizer(self.trained, self.train, rates)
+        self.saver = Saver(self.store, self.report) if self.store and self.world.main else None
         asgd.check(self.optimizer, self.evaluate is not None)
         self.cost = TrainingCost()  # since the last report
         self._peak_flops = math.nan
         self._lr, self._norm = 0.0, math.nan  # of the last update
         self._pending: DeferredLoss | None = None  # of the last update, if its loss and norm have not been read yet
         # Read loss and norm one step late, to keep the GPU busy. The foreach Adagrad ignores `found_inf`.
-        self._late = self.world.device.type == "cuda" and self.train.optimizer != "adagrad"
-        self._carry: Any = None  # recurrent state for the next batch of the same streams (truncated BPTT)
+        # So does an optimizer of sharded weights.
+        foreach = self.train.optimizer == "adagrad" or isinstance(self.parallel, FullySharded)
+        self._late = self.world.device.type == "cuda" and not foreach
+        self._forget_carried()
         self._averaged: list[float] | None = None  # the rank of `best`, where it is an average of checkpoints
         self._spent_earlier = 0.0  # the share of the budget that was used before the last step
 
@@ -92,25 +102,47 @@ class Trainer:
             self.run.train, self.loader, self.progress, self.world.size, evaluates=self.evaluate is not None
         )
 
+    @property
+    def _batches(self) -> int:
+        """The batches of an update, over all ranks."""
+        return self.train.accumulate or self.world.size
+
+    def _forget_carried(self) -> None:
+        """Let each of this rank's streams of batches start afresh (truncated BPTT carries a recurrent state on)."""
+        self._carried: list[Any] = [None] * (self._batches // self.world.size)
+
     def _wrap(self) -> None:
         """Wrap the head for several processes and compile it, anew where other parameters are trained than before."""
-        self.wrapped = self.world.wrap(self.head if self.distillation is None else self.distillation)
+        self.parallel = make_parallel(self.head, self.world, self.train, self.distillation)
+        module = self.parallel.module
         # Evaluation uses the uncompiled head.
-        self._forward = torch.compile(self.wrapped, dynamic=False) if self.loader.static_shape else self.wrapped
+        self._forward = torch.compile(module, dynamic=False) if self.loader.static_shape else module
 
     def fit(self) -> Progress:
         """Train until the budget or the patience is spent; on a signal, save and raise `Interrupted`."""
-        self.head.train()
-        with Signals() as signals:
+        self.trained.train()
+        with Signals() as signals, self._finish_saving(), Heartbeat(self.world, self.train.rank_timeout):
             self._peak_flops = self.world.sum({"all": peak_flops(self.world.device, self.train.precision)})["all"]
             batches = self._warm_up(self.loader.stream(self.progress.position))
             while not self.progress.done and not self._signal_received(signals):
                 self.update(batches)
                 self._after_step()
+                if self.saver:
+                    self.saver.poll()
             if signals.received and not self.progress.done:
                 self.save()
                 raise Interrupted(signals.received)
         return self.progress
+
+    def train_until(self, step: int) -> dict[int, tuple[float, float]]:
+        """Make updates up to a step, without reports; return the sum of losses and the gradient norm of each."""
+        self.trained.train()
+        batches, numbers = self._warm_up(self.loader.stream(self.progress.position)), {}
+        while self.progress.step < step:
+            self.update(batches)
+            self._read_pending()
+            numbers[self.progress.step] = self.progress.loss_sum, self._norm
+        return numbers
 
     def _warm_up(self, batches: Iterator[LoadedBatch[Batch]]) -> Iterator[LoadedBatch[Batch]]:
         """Self-test the bf16 kernels and, if the run is compiled, compile on the first batch; return all batches.
@@ -124,8 +156,8 @@ class Trainer:
             return batches
         first = next(batches)
         with torch.random.fork_rng([device], device_type=device.type):
-            self._loss(first.batch.to(device), first.batch.counts).backward()
-            self._carry = None
+            self._loss(first.batch.to(device), first.batch.counts, 0).backward()
+            self._forget_carried()
         self.optimizer.zero_grad(set_to_none=True)
         torch.accelerator.synchronize(device)
         self.report(Notice(f"train.compile: the graph was ready after {time.perf_counter() - began:.1f} s"))
@@ -135,7 +167,7 @@ class Trainer:
         """Self-test the bf16 kernels; report which are disabled and which layers fall back to fp32."""
         if failure := try_kernels(device):
             self.report(Notice(f"train.precision: weft's own kernels are left aside, since {failure}"))
-        if device.type == "cpu" and (lacking := lacking_half_kernels(self.head, torch.bfloat16)):
+        if device.type == "cpu" and (lacking := lacking_half_kernels(self.trained, torch.bfloat16)):
             reason = f"PyTorch has no bf16 kernel of {', '.join(lacking)} for this CPU"
             self.report(Notice(f"train.precision: {reason}: those layers are computed in fp32"))
 
@@ -143,14 +175,14 @@ class Trainer:
         """Read the next batches and make one update; its time counts towards the budget."""
         began, self._spent_earlier = time.perf_counter(), self.spent()
         self._unfreeze()
-        loaded = list(islice(batches, self.train.accumulate))
+        loaded = list(islice(batches, len(self._carried)))
         if self.distillation is not None:
             loaded = [self.distillation.attach(item) for item in loaded]
         self._step(loaded)
         if self._due():
             self._read_pending()  # here, so that waiting for the device is timed
         cost = TrainingCost(seconds=time.perf_counter() - began)
-        cost.add(self.head, (item.batch for item in loaded))
+        cost.add(self.trained, (item.batch for item in loaded))
         if self.distillation is not None:
             cost.flops += sum(self.distillation.teacher_flops(item.batch) for item in loaded)
         # The mean time of the ranks and all their operations, so that all ranks have the same budget.
@@ -193,7 +225,7 @@ class Trainer:
     def _step(self, loaded: list[LoadedBatch[Batch]]) -> None:
         """Make one update; skip it if the loss or the gradient norm is not finite."""
         batches = [item.batch.to(self.world.device) for item in loaded]
-        loss_and_norm = self._backward(batches, [item.batch_index.position.batch < self.world.size for item in loaded])
+        loss_and_norm = self._backward(batches, [item.batch_index.position for item in loaded])
         self.progress.step += 1
         self.progress.position = loaded[-1].batch_index.after
         lr = self.train.lr * lr_factor(self.train, self.progress.step, self._spent_before())
@@ -224,39 +256,39 @@ class Trainer:
         self.progress.loss_steps += 1
         return True
 
-    def _backward(self, batches: list[Batch], starts_epoch: Sequence[bool] = ()) -> Tensor:
-        """Accumulate the gradient of the mean loss over all batches of all ranks; return loss and norm, (2,).
-
-        `starts_epoch` is true for each batch that begins an epoch: the carried recurrent state is dropped before it.
-        """
+    def _backward(self, batches: list[Batch], positions: Sequence[Position]) -> Tensor:
+        """Accumulate the gradient of the mean loss over all batches of all ranks; return loss and norm, (2,)."""
         counts: dict[str, float] = {}
         for batch in batches:
             for part, count in batch.counts.items():
                 counts[part] = counts.get(part, 0) + count
         counts = self.world.sum(counts)
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for index, batch in enumerate(batches):
-            if any(starts_epoch[index : index + 1]):
-                self._carry = None
-            with self.world.no_sync(self.wrapped, last=index == len(batches) - 1):
-                loss = self._loss(batch, counts)
+        for index, (batch, position) in enumerate(zip(batches, positions, strict=True)):
+            if position.batch < self._batches:
+                self._carried[index] = None  # its stream starts again with the epoch
+            seed_batch(self.train.seed, position, self.world.device)
+            with self.parallel.accumulating(last=index == len(batches) - 1):
+                loss = self._loss(batch, counts, index)
+                beat()
                 (loss * self.world.size).backward()
             total += loss.detach()
-        norm = clip_gradients(self.head.parameters(), self.train.clip)
+        self.parallel.after_backward()
+        norm = clip_gradients(self.trained.parameters(), self.train.clip)
         return torch.stack([self.world.total(total), norm.to(total)])
 
-    def _loss(self, batch: Batch, counts: Mapping[str, float]) -> Tensor:
+    def _loss(self, batch: Batch, counts: Mapping[str, float], stream: int) -> Tensor:
         """Compute the mean loss, Σ sum / count over its parts; `counts` are those of all batches of the step."""
         bf16 = self.train.precision == "bf16"
         with torch.autocast(self.world.device.type, torch.bfloat16, enabled=bf16):
-            sums, self._carry = self._forward(batch, self._carry)
+            sums, self._carried[stream] = self._forward(batch, self._carried[stream])
         # A part without targets, such as a batch in which no word is masked, has sum 0 and mean 0.
         return torch.stack([value / max(counts[part], 1) for part, value in sums.items()]).sum()
 
     def _skip(self, outcome: DeferredLoss, loss: float, norm: float) -> None:
         """Count and report a skipped update; raise once `train.bad_steps` of them were skipped."""
         self.progress.bad_steps += 1
-        self._carry = None
+        self._forget_carried()
         what = f"step {outcome.step}: the loss is {loss} and its gradient's norm {norm} in {outcome.location}"
         self.report(Notice(f"{what}: no update was made"))
         if self.progress.bad_steps >= self.train.bad_steps:
@@ -273,7 +305,7 @@ class Trainer:
     def _is_multiple(self, every: Every | None) -> bool:
         """Return whether the last step ended an epoch, or is a multiple of so many steps."""
         if every == "epoch":
-            return self.loader.ends_epoch(self.progress.position, self.train.accumulate * self.world.size)
+            return self.loader.ends_epoch(self.progress.position, self._batches)
         return every is not None and self.progress.step % every == 0
 
     def _evaluation_due(self) -> bool:
@@ -302,7 +334,7 @@ class Trainer:
             position = contents.load_progress(folder).position
         except CheckpointError:
             return False  # it is damaged
-        return self.loader.ends_epoch(position, self.train.accumulate * self.world.size)
+        return self.loader.ends_epoch(position, self._batches)
 
     def best_rank(self) -> list[float] | None:
         """Return the rank of the best model so far; that of an earlier, smaller budget may be a checkpoint average."""
@@ -339,14 +371,12 @@ class Trainer:
         return better
 
     def _evaluate(self) -> tuple[dict[str, float], bool]:
-        """Evaluate the model on the main rank; return the metrics there, and on all ranks whether they are the best."""
+        """Evaluate the model, on all ranks together; return the metrics, and whether they are the best so far."""
         if self.evaluate is None:
             return {}, False
-        with asgd.averaged(self.optimizer):
-            metrics = self.evaluate(self.head) if self.world.main else {}
-        metric, loss = self.rank(metrics) if self.world.main else (0.0, 0.0)
-        shared = self.world.sum({"metric": metric, "loss": loss})
-        rank = [shared["metric"], shared["loss"]]
+        with asgd.averaged(self.optimizer), self.parallel.whole() as head:
+            metrics = self.evaluate(head)
+        rank = self.shared_rank(metrics)
         better = self.progress.best is None or rank < self.progress.best
         self.progress.stale = 0 if better else self.progress.stale + 1
         if better:
@@ -361,30 +391,50 @@ class Trainer:
         """Return the sort key of an evaluation; smaller is better."""
         return ranking_key(self.run, self.task, metrics)
 
-    def save(self, best: bool = False) -> None:
-        """Write a checkpoint; `best` links it as the best."""
-        self._read_pending()
-        rng, carried = (
-            gather_rng_states(self.world),
-            gather_hidden_states(self.head.carry_tensors(self._carry), self.world),
-        )
-        if self.store and self.world.main:
-            path = self.store.save(self.progress.step, lambda folder: self._write(folder, rng, carried), best)
-            self.report(CheckpointSaved(self.progress.step, path))
+    def shared_rank(self, metrics: Mapping[str, float]) -> list[float]:
+        """Return the main rank's sort key of an evaluation, on all ranks: they must agree on what is the best."""
+        metric, loss = self.rank(metrics) if self.world.main else (0.0, 0.0)
+        shared = self.world.sum({"metric": metric, "loss": loss})
+        return [shared["metric"], shared["loss"]]
+
+    @contextmanager
+    def _finish_saving(self) -> Iterator[None]:
+        """Wait for the checkpoint that is being written when training ends, however it ends."""
+        try:
+            yield
+        except BaseException as error:
+            if self.saver:
+                with suppress(CheckpointError):  # the first error is told
+                    self.saver.join()
+            if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+                raise TrainingError(
+                    f"data.workers: {str(error).splitlines()[0]}; killed for lack of memory, most often: set "
+                    "fewer of them, and go on from the last checkpoint with --resume"
+                ) from None
+            raise
+        if self.saver:
+            self.saver.join()
         self.world.barrier()
 
-    def _write(self, folder: Path, rng: Mapping[str, Tensor], carried: Mapping[str, Tensor]) -> None:
+    def save(self, best: bool = False) -> None:
+        """Begin to write a checkpoint; `best` links it as the best."""
+        self._read_pending()
+        random = gather_rng_states(self.world)
+        carried = gather_hidden_states([self.trained.carry_tensors(carry) for carry in self._carried], self.world)
+        if self.store is None:
+            return
         with asgd.averaged(self.optimizer):
-            contents.write_model(folder, self.run, self.task.tokenizer, self.head)
-            contents.write_state(folder, replace(self.progress), self.optimizer, self.head, rng)
-        if carried:
-            contents.write_hidden_states(folder, carried)
+            weights = copy_weights(self.trained, self.world)
+            optimizer = copy_optimizer(self.optimizer, self.trained, self.world)
+        if self.saver:
+            progress, tokenizer = replace(self.progress), self.task.tokenizer
+            self.saver.start(Snapshot(self.run, tokenizer, weights, optimizer, random, carried, progress), best)
 
     def resume(self, folder: Path) -> None:
         """Restore weights, optimizer, progress and random states: training continues as if it had not stopped."""
-        contents.load_weights(folder, self.head)
+        self.parallel.load(folder)
         digest, self.progress = self.progress.data, contents.load_progress(folder)
-        load_optimizer(folder, self.optimizer, self.head, self.progress.step)
+        load_optimizer(folder, self.optimizer, self.trained, self.progress.step)
         asgd.resumed(self.optimizer)
         best = self.store.best() if self.store else None
         about = read_average_info(best) if best else None
@@ -393,10 +443,10 @@ class Trainer:
         self._resolve_budget()
         # With a larger budget training continues.
         self.progress.done = self.progress.done and (self.spent() >= 1 or self._out_of_patience())
-        if restore_rng_state(contents.load_random(folder), self.world, folder / contents.RANDOM_FILE):
-            self._carry = load_carry(
-                folder, self.head, self.task, self.loader.sampler, self.world, self.train.precision == "bf16"
-            )
-        else:
-            self.report(Notice("the number of processes has changed: dropout is drawn anew from here"))
-            seed_all(self.train.seed + self.progress.step, self.world)
+        restore_rng_state(contents.load_random(folder), self.world, folder / contents.RANDOM_FILE)
+        streams = range(self.world.rank, self._batches, self.world.size)
+        bf16 = self.train.precision == "bf16"
+        self._carried = [
+            load_carry(folder, self.trained, self.task, self.loader.sampler, self.world, stream, bf16)
+            for stream in streams
+        ]

@@ -34,7 +34,7 @@ texts = (
 several = st.lists(texts, min_size=12, max_size=12, unique=True)
 
 ATTRIBUTES = {"aria-hidden", "aria-label", "charset", "class", "content", "cx", "cy", "d", "data-label", "data-mark"}
-ATTRIBUTES |= {"data-stick", "data-tiles"}
+ATTRIBUTES |= {"checked", "data-stick", "data-tiles", "data-value", "for", "id"}
 ATTRIBUTES |= {"dir", "dy", "fill-opacity", "height", "http-equiv", "lang", "name", "r", "role", "scope", "tabindex"}
 ATTRIBUTES |= {"stroke-dasharray", "text-anchor", "transform", "type", "viewbox", "visibility", "width", "x", "y"}
 

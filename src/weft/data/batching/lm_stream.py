@@ -64,8 +64,8 @@ class SpanSampler(Protocol):
         """The static shape of all batches, if they have one."""
         ...
 
-    def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
-        """Return the spans of the batches of one epoch; each process takes one of every `world` batches."""
+    def epoch(self, seed: int, number: int, streams: int) -> Sequence[Spans]:
+        """Return the spans of the batches of one epoch; an update takes `streams` of them."""
         ...
 
 
@@ -88,7 +88,7 @@ class LMWindows:
         """The shape of all batches, without filler."""
         return StaticShape((self.rows * self.width,), (self.width,), self.rows, 0)
 
-    def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
+    def epoch(self, seed: int, number: int, streams: int) -> Sequence[Spans]:
         """Return windows from a random offset on, shuffled. The tokens left out at both ends differ between epochs."""
         rng = np.random.default_rng((seed, number))
         used = len(self.stream) // self.width // self.rows * self.rows * self.width  # tokens of all full batches
@@ -106,9 +106,9 @@ class BPTTSegments:
     rows: int
 
     @classmethod
-    def of(cls, stream: TokenStream, bptt: int, tokens: int, world: int) -> "BPTTSegments":
-        """Return a sampler with batches of `tokens` tokens per process, or fewer where the stream is short."""
-        rows = max(1, min(tokens // bptt, len(stream) // (2 * world)))
+    def of(cls, stream: TokenStream, bptt: int, tokens: int, streams: int) -> "BPTTSegments":
+        """Return a sampler with batches of `tokens` tokens, `streams` for an update; fewer if the corpus is short."""
+        rows = max(1, min(tokens // bptt, len(stream) // (2 * streams)))
         return cls(stream, bptt, rows)
 
     @property
@@ -116,11 +116,11 @@ class BPTTSegments:
         """None: the first segment of an epoch has a random length, so that the cuts differ between epochs."""
         return None
 
-    def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
-        """Return the spans of one epoch; every `world`-th batch continues the rows of one process."""
-        row_size = len(self.stream) // (self.rows * world)  # tokens per row
-        row_starts = np.arange(self.rows * world) * row_size
+    def epoch(self, seed: int, number: int, streams: int) -> Sequence[Spans]:
+        """Return the spans of one epoch; every `streams`-th batch continues the same rows."""
+        row_size = len(self.stream) // (self.rows * streams)  # tokens per row
+        row_starts = np.arange(self.rows * streams) * row_size
         first_size = int(np.random.default_rng((seed, number)).integers(1, self.bptt + 1))
         cuts = [0, *range(min(first_size, row_size), row_size, self.bptt), row_size]
         spans = [np.stack([row_starts + a, row_starts + b], -1) for a, b in pairwise(cuts) if a < b]
-        return [part for batch in spans for part in np.split(batch, world)]
+        return [part for batch in spans for part in np.split(batch, streams)]

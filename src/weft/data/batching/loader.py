@@ -154,6 +154,7 @@ class Loader(Generic[B]):
     static_shape: StaticShape | None = None
     sampler: SpanSampler | None = None  # where the data is one token stream: samples spans of it
     unit: Unit = "tokens"  # of `budget`
+    streams: int = 1  # batches of an update, over all ranks: where the corpus is read on, each goes on from an earlier
     temperature: float = 1.0  # of several tasks: how their batches are drawn
     _num_batches: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
@@ -177,10 +178,10 @@ class Loader(Generic[B]):
     def epoch(self, number: int) -> list[np.ndarray]:
         """Return the batches of one epoch, for all ranks."""
         if self.sampler is not None:
-            return list(self.sampler.epoch(self.seed, number, self.world))
+            return list(self.sampler.epoch(self.seed, number, self.streams))
         if isinstance(self.data, GroupedItems):
             return plan_grouped_batches(
-                self.data, self.budget, self.seed, number, self.unit, self.temperature, self.world
+                self.data, self.budget, self.seed, number, self.unit, self.temperature, self.streams
             )
         if self.static_shape is None or self.lengths is None:
             return plan_batches(self.data, self.budget, self.seed, number, self.unit)

@@ -72,11 +72,11 @@ class MLMWindows:
         """The shape of all batches, without filler."""
         return StaticShape((self.rows * self.width,), (self.width,), self.rows, 0)
 
-    def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
+    def epoch(self, seed: int, number: int, streams: int) -> Sequence[Spans]:
         """Return the windows of one epoch, from a random offset on, shuffled."""
         ids = self.stream.ids
         batches = LMWindows(TokenStream(ids, self.stream.bos, self.stream.eos), self.width - 2, self.rows).epoch(
-            seed, number, world
+            seed, number, streams
         )
         return [self._skip_bos(spans) for spans in batches]
 
@@ -203,7 +203,7 @@ class SentencePairs:
         static_shape = StaticShape.of(lengths[None], tokens)
         return cls(stream, room, num_special_tokens, short_probability, static_shape, partners)
 
-    def epoch(self, seed: int, number: int, world: int) -> Sequence[Spans]:
+    def epoch(self, seed: int, number: int, streams: int) -> Sequence[Spans]:
         """Return the spans of one epoch: split documents, draw any partners and shuffle, seeded by (seed, number)."""
         rng = np.random.default_rng((seed, number))
         chunks = DocumentChunks.of(self.stream.starts, self.room, rng).split_some(self.short_probability, rng)

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from weft.nn.attention.capture import capturing
 from weft.nn.attention.kv_cache import KVCache, KVIndex
@@ -111,6 +112,8 @@ class Residual(nn.Module):
 class Block(nn.Module):
     """Self-attention, in a decoder cross-attention to the source, and the feed-forward layer."""
 
+    recomputes = False  # whether training keeps no activations of it, but computes them again (checkpointing)
+
     def __init__(self, config: BlockConfig, place: str, layer: int, causal: bool = False, cross: bool = False) -> None:
         super().__init__()
         self.layer = layer
@@ -128,6 +131,19 @@ class Block(nn.Module):
         keep: list[Tensor] | None = None,
     ) -> Tensor:
         """Map (N, D) to (N, D), with self-attention by `layout` and cross-attention to memory (M, D) by `across`."""
+        if self.recomputes and torch.is_grad_enabled():
+            output: Tensor = checkpoint(self._apply_layers, x, layout, memory, across, keep, use_reentrant=False)
+            return output
+        return self._apply_layers(x, layout, memory, across, keep)
+
+    def _apply_layers(
+        self,
+        x: Tensor,
+        layout: AttentionLayout,
+        memory: Tensor | None,
+        across: AttentionLayout | None,
+        keep: list[Tensor] | None,
+    ) -> Tensor:
         for residual, layer, output_layer in self.layers(layout, memory, across, keep):
             x = residual(x, layer, output_layer)
         return x
@@ -168,6 +184,10 @@ class Blocks(nn.Module):
 
     With `shared`, all layers share the parameters of the first (Lan et al. 2020, section 3.1).
     """
+
+    calls_singly = (
+        False  # whether each block is a call: its weights are gathered, or its activations recomputed, for it
+    )
 
     def __init__(
         self,
@@ -213,8 +233,9 @@ class Blocks(nn.Module):
         across: AttentionLayout | None,
         keep: list[Tensor] | None,
     ) -> list[Tensor]:
-        if isinstance(self.norm, nn.LayerNorm) and (residual_norm := dispatch.residual_norm_kernel(x)):
-            return self._fused_pre_norm(residual_norm, x, self.norm, layout, memory, across, keep)
+        norm = None if self.calls_singly else self.norm
+        if isinstance(norm, nn.LayerNorm) and (residual_norm := dispatch.residual_norm_kernel(x)):
+            return self._fused_pre_norm(residual_norm, x, norm, layout, memory, across, keep)
         states = [x]
         for block in self.blocks:
             states.append(block(states[-1], layout, memory, across, keep))

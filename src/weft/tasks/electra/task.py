@@ -32,6 +32,7 @@ from weft.tasks.electra.head import ElectraHead, make_generator
 from weft.tasks.head import Head
 from weft.tasks.lm.scoring import device_of
 from weft.tasks.mlm.masked_sequences import MaskedSequences, MaskedSequencesConfig, TextExample, flat_positions
+from weft.tasks.sharding import add_up
 
 REPLACED = 0.5  # a token of at least this probability is shown as replaced
 
@@ -108,10 +109,11 @@ class Electra(MaskedSequences):
         """Return the metrics on items, with the same masks and the same samples each time."""
         assert isinstance(head, ElectraHead)
         sums, device = dict[str, float](), device_of(head)
-        rng = torch.Generator(device).manual_seed(0)
-        for batch in self.evaluation_batches(data):
-            for key, value in head.tally(batch.to(device), rng).items():
+        rng = torch.Generator(device)
+        for number, batch in self.evaluation_batches(data):
+            for key, value in head.tally(batch.to(device), rng.manual_seed(number)).items():
                 sums[key] = sums.get(key, 0) + value
+        sums = add_up(sums)
         if not sums.get("masked count"):
             raise DataError("not one word is left to evaluate on")
         masked, replaced = (sums[part] / sums[f"{part} count"] for part in ("masked", "replaced"))

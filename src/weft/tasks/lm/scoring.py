@@ -21,6 +21,7 @@ from weft.data.batching.packed_items import PackedItems, pack
 from weft.models.base import LMDirection, Model
 from weft.tasks.batch import IGNORE_INDEX, Batch, Item
 from weft.tasks.head import Head
+from weft.tasks.sharding import num_ranks, share, sum_over_ranks
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens
 
@@ -46,12 +47,12 @@ def score_items(head: Head, items: Sequence[Item], collate: Collate, directions:
         for row, (direction, targets) in enumerate(zip(directions, targets_of(batch, directions), strict=True)):
             logprob = _log_prob(head.body, batch.tokens, targets, direction)
             scores[row, index] = [float(sequence.sum()) for sequence in batch.tokens.split(logprob.double().cpu())]
-    return scores
+    return sum_over_ranks(torch.from_numpy(scores)).numpy()
 
 
 def _scoring_batches(head: Head, items: Sequence[Item], collate: Collate) -> Iterator[tuple[Batch, np.ndarray]]:
     device = device_of(head)
-    for index in plan_batches(pack(items, num_token_arrays=1), tokens_per_batch(head.body, device), seed=None):
+    for index in share(plan_batches(pack(items, num_token_arrays=1), tokens_per_batch(head.body, device), seed=None)):
         yield collate([items[number] for number in index.tolist()]).to(device), index
 
 
@@ -72,10 +73,11 @@ def window_log_probs(head: Head, stream: TokenStream, width: int, stride: int, d
     A window counts from where the one before ended. Backward, windows start from the end of the stream: there the
     context of a token is what follows it.
     """
-    size, result = len(stream), np.empty(len(stream))
+    size, result = len(stream), np.zeros(len(stream))
     windows_per_batch = max(1, tokens_per_batch(head.body, device_of(head)) // width)
     starts = [0, *range(stride, size - width + stride, stride)] if size > width else [0]
-    for first in range(0, len(starts), windows_per_batch):
+    windows_per_batch = min(windows_per_batch, -(-len(starts) // num_ranks()))
+    for first in share(range(0, len(starts), windows_per_batch)):
         spans = [(start, min(start + width, size)) for start in starts[first : first + windows_per_batch]]
         context_lengths = [width - stride if start else 0 for start, _ in spans]
         if direction == "backward":
@@ -86,7 +88,7 @@ def window_log_probs(head: Head, stream: TokenStream, width: int, stride: int, d
                 result[start : stop - context] = logprobs[: len(logprobs) - context]
             else:
                 result[start + context : stop] = logprobs[context:]
-    return result
+    return sum_over_ranks(torch.from_numpy(result)).numpy()
 
 
 def _log_probs_of_windows(head: Head, pairs: list[Any], direction: LMDirection) -> list[np.ndarray]:
@@ -106,10 +108,10 @@ def stream_log_probs(head: Head, stream: TokenStream, chunk: int) -> np.ndarray:
     It is read in chunks with carried state, in several rows at once. A row begins WARMUP_TOKENS before its own part;
     these tokens do not count.
     """
-    device, result = device_of(head), np.empty(len(stream))
+    device, result = device_of(head), np.zeros(len(stream))
     rows = max(1, min(len(stream) // (4 * WARMUP_TOKENS), tokens_per_batch(head.body, device) // chunk, 64))
     row_length = -(-len(stream) // rows)
-    row_starts = np.arange(rows) * row_length
+    row_starts = share(np.arange(rows) * row_length)
     starts, ends = np.maximum(row_starts - WARMUP_TOKENS, 0), np.minimum(row_starts + row_length, len(stream))
     state = None
     while len(starts):
@@ -125,7 +127,7 @@ def stream_log_probs(head: Head, stream: TokenStream, chunk: int) -> np.ndarray:
         staying = np.flatnonzero(stops < ends)
         starts, ends, row_starts = stops[staying], ends[staying], row_starts[staying]
         state = state.select(torch.from_numpy(staying).to(device))
-    return result
+    return sum_over_ranks(torch.from_numpy(result)).numpy()
 
 
 def are_complete(data: PackedItems, eos: int, documents: int) -> bool:

@@ -208,13 +208,13 @@ class LM(StreamReading, SelfFitting, TextGeneration, TeacherForcing, PreparedEva
             else None
         )
 
-    def sampler(self, data: PackedItems, run: Run, world: int) -> SpanSampler | None:
+    def sampler(self, data: PackedItems, run: Run, streams: int) -> SpanSampler | None:
         """Return how to read the documents as one stream, None for `documents`."""
         if self.sequences == "documents":
             return None
         stream = self._stream(data.ids)
         if self.sequences == "bptt":
-            return BPTTSegments.of(stream, self.config.bptt, run.train.tokens_per_batch(self.config.bptt), world)
+            return BPTTSegments.of(stream, self.config.bptt, run.train.tokens_per_batch(self.config.bptt), streams)
         return LMWindows.of(stream, self.longest, run.train.tokens_per_batch(self.longest))
 
     def _stream(self, ids: np.ndarray) -> TokenStream:

@@ -45,6 +45,7 @@ from weft.tasks.encoding import EvaluationData
 from weft.tasks.head import Head, missing_method
 from weft.tasks.mlm.cloze import MASK
 from weft.tasks.mlm.masking import MaskingVocabulary, choose_positions, max_chosen_tokens
+from weft.tasks.sharding import iterate_share
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Specials, Tokens
 
@@ -60,7 +61,7 @@ class MaskedSequencesConfig(Named):
     """
 
     sequences: Literal["windows", "documents"] = "windows"  # documents end to end, or each by itself
-    mask_probability: float = Field(0.15, gt=0, lt=1)  # the share of tokens chosen
+    mask_probability: float = Field(0.15, gt=0, le=1)  # the share of tokens chosen
     whole_words: bool = False  # choose all tokens of a word together
     short_sequence_probability: Share = 0.1  # the share of segment pairs that are made shorter
 
@@ -181,7 +182,7 @@ class MaskedSequences(StreamReading, PreparedEvaluation):
         )
         return min(-(-max_chosen // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE, frame.sizes[-1])
 
-    def sampler(self, data: PackedItems, run: Run, world: int) -> SpanSampler | None:
+    def sampler(self, data: PackedItems, run: Run, streams: int) -> SpanSampler | None:
         """Return how to read documents: in windows of the stream, or in segment pairs; None for `documents`."""
         if self.config.sequences == "documents":
             return None
@@ -217,10 +218,10 @@ class MaskedSequences(StreamReading, PreparedEvaluation):
         """Return the metrics on items."""
         raise missing_method(self, "evaluate_items")
 
-    def evaluation_batches(self, data: PackedItems) -> Iterator[Batch]:
-        """Yield batches of all data, in a fixed order and with fixed masks."""
-        for number, items in enumerate(self._batch_items(data)):
-            yield self.collate(items, np.random.default_rng((0, number)))
+    def evaluation_batches(self, data: PackedItems) -> Iterator[tuple[int, Batch]]:
+        """Yield numbered batches of all data, in a fixed order and with fixed masks; processes share them."""
+        for number, items in iterate_share(enumerate(self._batch_items(data))):
+            yield number, self.collate(items, np.random.default_rng((0, number)))
 
     def _batch_items(self, data: PackedItems) -> Iterator[list[Item]]:
         if self.config.sequences == "documents":

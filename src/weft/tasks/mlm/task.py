@@ -8,6 +8,9 @@ is. Of segment pairs, bos A eos B eos, a second objective is learnt:
 | `next_sentence`  | B is of another document (BERT); by default if the model has segment embeddings          |
 | `sentence_order` | A and B, which follow each other, are swapped (ALBERT: Lan et al. 2020, section 3.1)     |
 
+A model whose positions do not read their own token (an `rnn` of both directions, `context2vec`) needs no masks: the
+chosen tokens stay as they are.
+
 A question is a text with masks, "[MASK]" or the tokenizer's own; the answer has the best tokens for each.
 """
 
@@ -42,6 +45,7 @@ from weft.tasks.mlm.masked_sequences import (
     windows_of,
 )
 from weft.tasks.mlm.masking import mask_tokens
+from weft.tasks.sharding import add_up, share
 from weft.tokens import Specials, Tokens
 
 PAIR_METRICS: dict[PairObjective, str] = {"next": "next_accuracy", "order": "order_accuracy"}
@@ -67,6 +71,7 @@ class MLM(MaskedSequences, TeacherForcing):
     forces_input = True
     config: MLMConfig
     objective: PairObjective | None = None  # of segment pairs
+    sees_own_token = True  # whether a position of the model reads its own token: if so, chosen ones are masked
 
     def check(self, run: Run) -> None:
         """Set how the corpus is read, and raise for settings that the model or the tokenizer does not support."""
@@ -77,6 +82,7 @@ class MLM(MaskedSequences, TeacherForcing):
         if self.pairs and Role.ENCODER not in resolve("model", run.model.name).roles(run.model):
             raise ConfigError(f"task.{key}: {run.model.name!r} has no pooled output; set it to false")
         super().check(run)
+        self.sees_own_token = resolve("model", run.model.name).directions(run.model) == ("masked",)
         self.pairing = "swapped" if self.config.sentence_order else "random"
         self.objective = ("order" if self.config.sentence_order else "next") if self.pairs else None
         self.lower_is_better = "accuracy" not in (run.train.metric or self.metric)
@@ -112,14 +118,15 @@ class MLM(MaskedSequences, TeacherForcing):
         batch = Batch(tokens, positions=flat_positions(at, tokens))
         if len(masks):
             return batch
+        ids = mask_tokens(ids, at, self.vocabulary, rng) if self.sees_own_token else ids
         counts = {"masked": len(at)}
         if labels is not None:
             assert self.objective is not None
             counts[self.objective] = len(labels)
         return replace(
             batch,
-            tokens=replace(tokens, ids=torch.from_numpy(mask_tokens(ids, at, self.vocabulary, rng))),
-            targets=torch.from_numpy(ids[at]),
+            tokens=replace(tokens, ids=torch.from_numpy(ids)),
+            targets=tokens.ids[torch.from_numpy(at)],
             counts=counts,
             labels=None if labels is None else torch.from_numpy(labels),
         )
@@ -176,9 +183,10 @@ class MLM(MaskedSequences, TeacherForcing):
         """Return the metrics on items, with the same masks each time."""
         assert isinstance(head, MLMHead)
         sums: dict[str, float] = {}
-        for batch in self.evaluation_batches(data):
+        for _, batch in self.evaluation_batches(data):
             for key, value in head.tally(batch.to(device_of(head))).items():
                 sums[key] = sums.get(key, 0) + value
+        sums = add_up(sums)
         if not sums.get("masked count"):
             raise DataError("not one word is left to evaluate on")
         parts = [part for part in ("masked", *PAIR_METRICS) if part in sums]
@@ -202,7 +210,8 @@ class MLM(MaskedSequences, TeacherForcing):
                 break
             texts += [add_bos_eos(ids, self.tokenizer.specials)] if len(ids) else []
         count = sum(len(text) - 2 for text in texts)
-        mean = -sum(head.log_probs(texts)) / max(1, count)
+        total = add_up({"logprob": math.fsum(head.log_probs(share(texts)))})["logprob"]
+        mean = -total / max(1, count)
         return _exp(mean), f"pseudo_perplexity: of the first {count:,} tokens, in {len(texts):,} of {len(data):,} texts"
 
 

@@ -21,7 +21,10 @@ class NumbaAdditiveStep(AdditiveStep):
         self.lengths = (~spec.padding_mask).sum(1)
         self._forward, self._backward = _loops(spec.memory.dtype)
         keys = spec.keys.contiguous()
-        inputs = (self.lengths, self.queries, keys, spec.memory, spec.energy, self.weights, self.contexts)
+        energy = (
+            spec.energy.detach().clone()
+        )  # memory that numpy has seen cannot be freed, as FSDP does with parameters
+        inputs = (self.lengths, self.queries, keys, spec.memory, energy, self.weights, self.contexts)
         self._inputs = [tensor.detach().numpy() for tensor in inputs]
 
     def _compute_context(self, t: int) -> None:

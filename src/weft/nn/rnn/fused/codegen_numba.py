@@ -174,10 +174,15 @@ def _compile(source: str, dtype: torch.dtype) -> StepKernel:
     kernel, arrays = namespace["kernel"], namespace["arrays"]
 
     def bind(D: int, B: int, tensors: dict[str, Any]) -> Callable[[int], None]:
-        arguments = [tensors[name].detach().numpy() for name in arrays]
+        arguments = [_array(tensors[name]) for name in arrays]
         return lambda t: kernel(t, D, B, *arguments)
 
     return bind
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """Return a tensor as an array; of a parameter a copy: FSDP could not free what numpy has seen."""
+    return (tensor.detach().clone() if tensor.requires_grad and tensor.is_leaf else tensor.detach()).numpy()
 
 
 def _write_source(source: str, dtype: torch.dtype) -> str:
