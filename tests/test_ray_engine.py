@@ -208,7 +208,7 @@ def test_a_corpus_is_prepared_to_the_same_bytes(tmp_path):
 def test_a_comparison_on_ray_has_the_results_of_one_without(recipe_file, tmp_path):
     words = {"recipes": recipe_file, "budget": "3steps", "baselines": False}
     results = [compare(**words, out=tmp_path / engine, engine=engine).results for engine in ("local", "ray")]
-    metrics = [[training.metrics for entry in result.entries for training in entry.trainings] for result in results]
+    metrics = [[training.metrics for entry in result.entries for training in entry.runs] for result in results]
     assert metrics[0] == metrics[1] != []
 
 
