@@ -3,7 +3,8 @@
     python bench/ray_engine.py [TEXT] [--megabytes 60] [--rounds 3] [--tokenizer {name: bpe, size: 8000}]
 
 The two take turns, with one text and one recipe, and must write the same tokens. Rates are of the parts after the
-first: the tokenizer is trained and processes are started before. Without TEXT the manual that ships with Python is repeated.
+first: the tokenizer is trained and processes are started before. Without TEXT the manual that
+ships with Python is repeated.
 """
 
 import argparse

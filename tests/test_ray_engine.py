@@ -169,9 +169,8 @@ def test_a_part_holds_a_vector_for_each_row(tmp_path):
         model = weft.load("sentences-en", "cpu")
         return model, model.embedder(on_error="nan")
 
-    rows = [
-        Record(f"file:{number}", {}, text) for number, text in enumerate(["a text", DataError("bad"), "more of it"])
-    ]
+    texts = ["a text", DataError("bad"), "more of it"]
+    rows = [Record(f"file:{number}", {}, text) for number, text in enumerate(texts)]
     results, arrays = ray_rows.EmbedWorker(load, as_lines=False)()((0, rows))
     assert results == {"messages": [None, "file:1: bad", None], "cut": 0}
     np.testing.assert_allclose(arrays["vectors"][[0, 2]], load()[0].embed(["a text", "more of it"]), atol=1e-5)
