@@ -54,7 +54,7 @@ TaskOption = Annotated[
 StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first row that has an error.")]
 EngineOption = Annotated[
     str,
-    typer.Option("--engine", help="local, or ray: the cluster of RAY_ADDRESS, else this machine; see docs/scale.md."),
+    typer.Option("--engine", help="local, or ray: the cluster of RAY_ADDRESS, else this machine."),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress: notices and results alone.")]
 PrecisionOption = Annotated[str, typer.Option("--precision", help="fp32, bf16, or on the CPU int8.")]

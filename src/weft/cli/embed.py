@@ -126,7 +126,7 @@ def embed(
                 "options": embedder_options,
             }
             settings |= {"overrides": overrides, "ending": out.suffix}
-            parts = embed_on_ray(out, file, settings, read, load_embedder, progress.advance)
+            parts = embed_on_ray(out, file, settings, read, (pipeline, embedder), load_embedder, progress.advance)
             rows: TextRows = StoredTextRows(parts, embedder, errors)
         else:
             rows = TextRows(progress.track(records), embedder, errors)

@@ -38,11 +38,11 @@ def read_stdin(limit: int) -> Iterator[Record]:
 
 
 def read_file(
-    file: str, data: Data, fields: Sequence[str], required: Collection[str], columns: ColumnSpec | None
+    file: str | Path, data: Data, fields: Sequence[str], required: Collection[str], columns: ColumnSpec | None
 ) -> Iterator[Record]:
     """Yield the rows of a file, read as the recipe's own (`read_records`); errors name the option for columns."""
     try:
-        for record in read_records(file, data, fields, required, columns):
+        for record in read_records(str(file), data, fields, required, columns):
             error = record.request
             yield record._replace(request=_name_option(error)) if isinstance(error, DataError) else record
     except WeftError as error:

@@ -377,7 +377,7 @@ def predict_command(
 
             read = partial(question_records, file, pipeline.task, pipeline.run.data, column_names)
             settings = {"model": model, "precision": precision, "columns": column_names, "task": task}
-            parts = answer_on_ray(out, file, settings, read, load, decoding, truncation, progress.advance)
+            parts = answer_on_ray(out, file, settings, read, pipeline, load, decoding, truncation, progress.advance)
             write_answers(stored_answers(parts, limit), limit, write, errors)
         else:
             answered = answer_chunks(pipeline, records, decoding, limit)

@@ -149,13 +149,16 @@ def answer_on_ray(
     file: str,
     settings: Mapping[str, Any],
     read: ReadRows,
+    pipeline: "Pipeline",
     load: Callable[[], "Pipeline"],
     options: Mapping[str, Any],
     truncation: str | None,
     advance: Callable[[int], object],
 ) -> StoredParts:
-    """Answer the rows of a file on a Ray cluster, as far as they are not; return the parts with their answers."""
-    pipeline = load()
+    """Answer the rows of a file on a Ray cluster, as far as they are not; return the parts with their answers.
+
+    `load` loads the model in each worker; it is in `pipeline` here.
+    """
     settings = {**settings, "options": options, "truncation": truncation, "weights": weights_digest(pipeline)}
     parts = StoredParts(out, file, settings)
     use_gpus = pipeline.device.type == "cuda"
@@ -203,11 +206,15 @@ def embed_on_ray(
     file: str,
     settings: Mapping[str, Any],
     read: ReadRows,
+    loaded: "tuple[Pipeline, Embedder]",
     load: Callable[[], "tuple[Pipeline, Embedder]"],
     advance: Callable[[int], object],
 ) -> StoredParts:
-    """Embed the rows of a file on a Ray cluster, as far as they are not; return the parts with their vectors."""
-    pipeline, embedder = load()
+    """Embed the rows of a file on a Ray cluster, as far as they are not; return the parts with their vectors.
+
+    `load` loads the model in each worker; it is `loaded` here.
+    """
+    pipeline, embedder = loaded
     parts = StoredParts(out, file, {**settings, "weights": weights_digest(pipeline)})
     use_gpus = pipeline.device.type == "cuda"
     cut = partial(cut_rows, rows=CHUNK_SIZE, size=embedder.chunk_chars, size_of=_num_chars)  # as the embedder
