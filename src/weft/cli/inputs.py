@@ -3,6 +3,7 @@
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 from typing import Any, TypeVar
