@@ -80,7 +80,7 @@ def test_what_was_skipped_is_told(weft, folder):
 
 
 def test_ctrl_c_keeps_what_is_done(weft, monkeypatch):
-    def stopped(*given, tokenizer):
+    def stopped(*given, tokenizer, engine):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("weft.tasks.corpus.build.prepare", stopped)
