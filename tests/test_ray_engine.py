@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 
 import numpy as np
@@ -23,7 +24,7 @@ from weft.errors import ConfigError, DataError
 from weft.ray_engine import ATTEMPTS, call_in_tasks, cluster, is_ray, work_in_parts
 from weft.tasks.corpus.build import prepare
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'weft[ray]'")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'weft[ray]'")
 PART_ROWS = 16
 
 
@@ -32,6 +33,7 @@ def two_workers():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
         with cluster() as ray:
+            assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}  # listens on loopback alone
             yield ray
 
 

@@ -45,7 +45,7 @@ def is_ray(engine: str) -> bool:
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    if "RAY_ADDRESS" not in os.environ:  # else Ray takes the address of a network for 127.0.0.1, and listens there
+    if "RAY_ADDRESS" not in os.environ and "ray" not in sys.modules:  # else Ray would listen on the network, too
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     warnings.filterwarnings("ignore", module=r"ray\b")  # of what it deprecates itself; it warns in its threads, too
     try:
