@@ -7,7 +7,7 @@ PINNED := $(PIP) --no-compile --constraint constraints.txt --editable
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.dev
 
-.PHONY: help demo test browser isa peers lint format bench models clean
+.PHONY: help demo test browser isa peers ray lint format bench models clean
 
 help:            ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -78,6 +78,10 @@ format: $(DEV) ## lay the code out
 peers: $(DEV)  ## compare with KenLM's module, and with lmplz where that is on the PATH (or LMPLZ says where it is)
 	$(PIP) --no-deps kenlm==0.3.0
 	$(BIN)/python -m pytest -m peers
+
+ray: $(DEV)    ## test the work on a Ray cluster, two workers on this machine: Ray is not installed for the other tests
+	$(PINNED) '.[dev,ray]'
+	$(BIN)/python -m pytest tests/test_ray_engine.py
 
 bench: $(DEV)  ## measure weft beside its peers; see bench/README.md
 	$(PINNED) '.[bench]'

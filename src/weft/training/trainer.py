@@ -406,15 +406,23 @@ class Trainer:
             if self.saver:
                 with suppress(CheckpointError):  # the first error is told
                     self.saver.join()
-            if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+            if reason := self._lost_worker(error):
                 raise TrainingError(
-                    f"data.workers: {str(error).splitlines()[0]}; killed for lack of memory, most often: set "
-                    "fewer of them, and go on from the last checkpoint with --resume"
+                    f"data.workers: {reason}; killed for lack of memory, most often: set fewer of them, and go on from "
+                    "the last checkpoint with --resume"
                 ) from None
             raise
         if self.saver:
             self.saver.join()
         self.world.barrier()
+
+    def _lost_worker(self, error: BaseException) -> str:
+        """Return what an error says of a worker of the loader that has ended; "" of any other error."""
+        if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+            return str(error).splitlines()[0]
+        # It may end while it hands a batch over, before PyTorch sees that it has.
+        ended = self.run.data.workers and isinstance(error, ConnectionError | EOFError)
+        return f"DataLoader worker ended unexpectedly ({type(error).__name__})" if ended else ""
 
     def save(self, best: bool = False) -> None:
         """Begin to write a checkpoint; `best` links it as the best."""
