@@ -89,10 +89,11 @@ COMMANDS = {
     ],
     "predict": [
         *("MODEL", "TEXT", "--file", "--out", "--columns", "--set", "--json", "--stream", "--truncation", "--strict"),
-        *("--task", "--quiet", "--trust", "--device", "--precision"),
+        *("--task", "--quiet", "--trust", "--device", "--precision", "--engine"),
     ],
     "compare": [
         "RECIPE",
+        "--engine",
         "--budget",
         "--out",
         "--set",
@@ -106,6 +107,7 @@ COMMANDS = {
     "embed": [
         *("MODEL", "TEXT", "--file", "--columns", "--out", "--pool", "--layers", "--combine", "--normalize"),
         *("--truncate", "--split-special-tokens", "--strict", "--quiet", "--trust", "--device", "--precision"),
+        "--engine",
     ],
     "layers": [
         *("MODEL", "DATA", "KEY=VALUE", "--columns", "--layers", "--combine", "--pool"),
@@ -137,7 +139,7 @@ COMMANDS = {
     "init": ["FILE", "KEY=VALUE", "--task", "--out"],
     "data check": ["FILE|RECIPE", "KEY=VALUE", "--json"],
     "data show": ["SAMPLE|RECIPE", "KEY=VALUE", "--split", "--rows"],
-    "data prepare": ["RECIPE", "KEY=VALUE", "--out", "--workers", "--split"],
+    "data prepare": ["RECIPE", "KEY=VALUE", "--out", "--workers", "--split", "--engine"],
     "tokenizer train": ["RECIPE", "KEY=VALUE", "--out"],
     "tokenizer show": ["MODEL", "TEXT", "--json", "--trust"],
     "vectors neighbours": ["MODEL", "WORD", "--count", "--json", "--trust"],

@@ -405,7 +405,10 @@ class Trainer:
         except BaseException as error:
             if self.saver:
                 with suppress(CheckpointError):  # the first error is told
-                    self.saver.join()
+                    try:
+                        self.saver.join()
+                    except RuntimeError:  # PyTorch's signal handler tells of a lost worker, wherever we are
+                        self.saver.join()
             if reason := self._lost_worker(error):
                 raise TrainingError(
                     f"data.workers: {reason}; killed for lack of memory, most often: set fewer of them, and go on from "
