@@ -1,9 +1,10 @@
 """From the evaluations of all entries to `ComparisonResults`: what is compared with what, on which examples."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ class Assembly:
 
     def results(self) -> ComparisonResults:
         """Return all that the table and the report show."""
-        firsts = {name: several[0] for name, several in self.evaluations.items()}
+        firsts = {name: over_seeds[0] for name, over_seeds in self.evaluations.items()}
         entries = [self._entry(entry) for entry in self.plan.entries]
         return ComparisonResults(
             task=self.plan.entries[0].run.task.name,
@@ -82,10 +83,14 @@ class Assembly:
     def _metric(self) -> str:
         return self.plan.metric(self.task)
 
+    def _all_evaluations(self) -> Iterator[Evaluation]:
+        """Yield the evaluations of all entries."""
+        return chain.from_iterable(self.evaluations.values())
+
     @cached_property
     def _rows(self) -> list[int]:
         """The numbers of the examples that all entries could read."""
-        readable = [set(one.rows) for several in self.evaluations.values() for one in several if one.rows]
+        readable = [set(evaluation.rows) for evaluation in self._all_evaluations() if evaluation.rows]
         return sorted(set.intersection(*readable)) if readable else list(range(len(self.examples)))
 
     @cached_property
@@ -115,20 +120,20 @@ class Assembly:
 
     def _metric_names(self) -> list[str]:
         """Return the metrics that some entry has, the ordering one first."""
-        known = [name for several in self.evaluations.values() for one in several for name in one.result.metrics]
+        known = [name for evaluation in self._all_evaluations() for name in evaluation.result.metrics]
         return list(dict.fromkeys([self._metric, *known]))
 
     def _entry(self, entry: PlannedEntry) -> Entry:
         """Return an entry's results, or why it has none."""
-        several = self.evaluations.get(entry.name, ())
-        first = several[0] if several else None
+        over_seeds = self.evaluations.get(entry.name, ())
+        first = over_seeds[0] if over_seeds else None
         costs = ("parameters", "disk_bytes", "latency_p50", "latency_p99", "throughput", "classes")
         return Entry(
             name=entry.name,
             model="logistic regression" if entry.baseline else entry.run.model.name,
             kind=entry.kind,
             settings=self._settings(entry),
-            runs=[self._seed_result(one) for one in several],
+            runs=[self._seed_result(evaluation) for evaluation in over_seeds],
             lengths=self._groups(entry.name),
             failure=self.failures.get(entry.name),
             versus_best=self._significance.get(entry.name),
@@ -150,7 +155,7 @@ class Assembly:
     @cached_property
     def _significance(self) -> dict[str, Significance]:
         """The significance of each entry's difference from the best."""
-        values = {name: self._mean(several) for name, several in self.evaluations.items()}
+        values = {name: self._mean(over_seeds) for name, over_seeds in self.evaluations.items()}
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         systems = {name: system for name in finite if (system := self._system(name)) is not None}
         if len(self._rows) < MIN_EXAMPLES or len(systems) < 2:
@@ -166,20 +171,20 @@ class Assembly:
         }
         return {name: significance for name, significance in compared.items() if significance is not None}
 
-    def _mean(self, several: Sequence[Evaluation]) -> float:
+    def _mean(self, over_seeds: Sequence[Evaluation]) -> float:
         """Return the mean of the ordering metric over the seeds; NaN where one is not finite."""
-        values = [self._metrics(one).get(self._metric) for one in several]
+        values = [self._metrics(evaluation).get(self._metric) for evaluation in over_seeds]
         return math.nan if None in values else sum(value or 0.0 for value in values) / len(values)
 
     def _system(self, name: str) -> MetricOfSample | None:
         """Return an entry's metric as a function of the sample of shared examples."""
         systems = []
-        for one in self.evaluations[name]:
-            losses = one.text_losses()
-            if one.answers is not None:
-                systems.append(metric_of_answers(self.task, self._metric, self._answers(one), self._shared))
+        for evaluation in self.evaluations[name]:
+            losses = evaluation.text_losses()
+            if evaluation.answers is not None:
+                systems.append(metric_of_answers(self.task, self._metric, self._answers(evaluation), self._shared))
             elif losses is not None:
-                systems.append(metric_of_losses(losses.of(np.array(self._places(one))), self._metric))
+                systems.append(metric_of_losses(losses.of(np.array(self._places(evaluation))), self._metric))
             else:
                 return None
         return mean_of(systems)
@@ -189,11 +194,11 @@ class Assembly:
         """The metrics by length of the input of each entry, a report a seed."""
         return {
             name: [
-                LengthReport.of(self.task, self._answers(one), self._shared, LENGTH_GROUPS)
-                for one in several
-                if one.answers
+                LengthReport.of(self.task, self._answers(evaluation), self._shared, LENGTH_GROUPS)
+                for evaluation in over_seeds
+                if evaluation.answers
             ]
-            for name, several in self.evaluations.items()
+            for name, over_seeds in self.evaluations.items()
             if self._rows
         }
 
@@ -212,8 +217,8 @@ class Assembly:
     def _examples(self) -> list[ComparedExample]:
         """Return the examples on which the entries disagree most, by right and wrong and then by their answers."""
         task, columns = self.task, dict[str, list[AnswerCell]]()
-        for name, several in self.evaluations.items():
-            if answers := self._answers(several[0]):
+        for name, over_seeds in self.evaluations.items():
+            if answers := self._answers(over_seeds[0]):
                 right = self._right(answers)
                 texts = (task.format_answer(answer)[:MAX_TEXT] for answer in answers)
                 columns[name] = [AnswerCell(text=text, correct=ok) for text, ok in zip(texts, right, strict=True)]
@@ -235,8 +240,8 @@ class Assembly:
     def _surprising(self) -> list[SurprisingText]:
         """Return the texts that are shaded by surprise, with the pieces of each entry."""
         texts: dict[str, dict[str, list[tuple[str, float]]]] = {}
-        for name, several in self.evaluations.items():
-            for text, pieces in several[0].surprising:
+        for name, over_seeds in self.evaluations.items():
+            for text, pieces in over_seeds[0].surprising:
                 texts.setdefault(text, {})[name] = pieces
         return [SurprisingText(text=text, pieces=pieces) for text, pieces in texts.items()]
 

@@ -66,9 +66,9 @@ def work_on_ray(plan: Plan, out: Path, jobs: Sequence[Job]) -> dict[str, str]:
 
     The folder must be one that all machines of the cluster share.
     """
-    asked = [(out.absolute(), plan.folder(entry, seed), entry.name, seed) for entry, seed in jobs]
-    return {name: reason for (_, _, name, _), reason in call_in_tasks(_train, asked, use_gpus=True) if reason}
+    trainings = [(out.absolute(), plan.folder(entry, seed), entry.name, seed) for entry, seed in jobs]
+    return {name: reason for (_, _, name, _), reason in call_in_tasks(_train, trainings, use_gpus=True) if reason}
 
 
-def _train(asked: tuple[Path, Path, str, int]) -> str | None:
-    return train_in_process(*asked, {})
+def _train(training: tuple[Path, Path, str, int]) -> str | None:
+    return train_in_process(*training, {})
