@@ -190,3 +190,11 @@ def test_an_order_that_ignores_the_direction_is_caught(monkeypatch):
     results = language_models()
     assert best_entry(results).name == "pydoc-gpt"
     assert ranking.ranked(results.model_copy(update={"higher_is_better": True}))[0].name != "pydoc-gpt"
+
+
+@pytest.mark.parametrize(
+    ("budget", "written"),
+    [("1000", "1,000 steps"), ("2000steps", "2,000 steps"), ("1e15flops", "1e15 operations"), ("60s", "60s")],
+)
+def test_a_budget_is_written_in_words(budget, written):
+    assert quantities.format_budget(budget) == written

@@ -45,6 +45,14 @@ def format_spread(metric: str, spread: float) -> str:
     return format_metric(metric, spread).removesuffix("%")
 
 
+def format_budget(budget: str) -> str:
+    """Return a budget in words: `1,000 steps`, `1e15 operations`, or the time as given."""
+    steps = budget.removesuffix("steps").strip()
+    if steps.isdigit():
+        return f"{int(steps):,} steps"
+    return f"{budget.removesuffix('flops').strip()} operations" if budget.endswith("flops") else budget
+
+
 def format_duration(seconds: float) -> str:
     """Return seconds in the unit that reads best: `4.2 ms`, `45 s`, `3.4 min`, `2.1 h`."""
     return duration_writer([seconds])(seconds)

@@ -8,7 +8,7 @@ from weft.checkpoint.atomic_io import write_atomic
 from weft.comparison.answers import attention_parts, class_parts, example_parts, surprise_parts
 from weft.comparison.figures import cost_figures, curve_figures, length_figures
 from weft.comparison.findings import findings, title
-from weft.comparison.quantities import MISSING, format_metric, format_p_value, plural
+from weft.comparison.quantities import MISSING, format_budget, format_metric, format_p_value, plural
 from weft.comparison.ranking import best_entry, ranked
 from weft.comparison.results import ComparisonResults
 from weft.comparison.table import REASON, Group, metric_header, result_columns
@@ -47,13 +47,17 @@ def report_page(results: ComparisonResults) -> str:
     }
     parts = [part for name, section in sections.items() if section for part in (heading(name), *section)]
     facts = cards(_facts(results))
-    return page(title(results), [facts, *parts], f"weft compare: one task, one split, one budget of {results.budget}")
+    return page(
+        title(results),
+        [facts, *parts],
+        f"weft compare: one task, one split, one budget of {format_budget(results.budget)}",
+    )
 
 
 def _facts(results: ComparisonResults) -> dict[str, object]:
     best = best_entry(results)
     facts: dict[str, object] = {} if best is None or len(results.entries) == 1 else {"best": best.name}
-    facts |= {"budget of each": results.budget, f"{results.split} examples": results.num_examples}
+    facts |= {"budget of each": format_budget(results.budget), f"{results.split} examples": results.num_examples}
     return facts | {"seed" if len(results.seeds) == 1 else "seeds": ", ".join(map(str, results.seeds))}
 
 
@@ -141,7 +145,7 @@ def _method(results: ComparisonResults) -> list[str]:
         "task": results.task,
         "metric": f"{metric_header(results, results.metric).rstrip(' ↑↓')}, {direction} is better",
         "split": f"{results.split}, {plural(results.num_examples, 'example')}",
-        "budget": results.budget,
+        "budget": format_budget(results.budget),
         "seeds": ", ".join(map(str, results.seeds)) or MISSING,
         **results.machine,
     }

@@ -34,7 +34,8 @@ from weft.comparison.evaluate import (
     test_examples,
 )
 from weft.comparison.plan import FILE as PLAN_FILE
-from weft.comparison.plan import Budget, Plan, PlannedEntry, make_plan, read_plan, with_entries
+from weft.comparison.plan import Plan, PlannedEntry, make_plan, read_plan, with_entries
+from weft.comparison.quantities import format_budget
 from weft.comparison.ranking import mean_over_seeds, quality, ranked
 from weft.comparison.report import write_report
 from weft.comparison.results import ComparisonResults, Entry
@@ -69,10 +70,7 @@ class Comparison:
     @property
     def trained_for(self) -> str:
         """The budget in words: `1,000 steps`, or the time as given."""
-        budget = Budget.parse(self.results.budget)
-        if budget.key == "time":
-            return budget.text
-        return f"{budget.value:,} steps" if budget.key == "steps" else f"{budget.value:g} operations"
+        return format_budget(self.results.budget)
 
     def table(self) -> Table:
         """Return headers and rows of text: the best entry first."""

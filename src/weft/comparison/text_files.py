@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from weft.comparison.answers import distinct_answers
 from weft.comparison.findings import findings, title
-from weft.comparison.quantities import MISSING, is_finite
+from weft.comparison.quantities import MISSING, format_budget, is_finite
 from weft.comparison.ranking import ranked
 from weft.comparison.results import ComparisonResults
 from weft.comparison.table import result_table
@@ -27,7 +27,7 @@ def markdown_text(results: ComparisonResults) -> str:
     facts = {
         "metric": f"{results.metric}, {'higher' if results.higher_is_better else 'lower'} is better",
         "split": f"{results.split}, {results.num_examples:,} examples",
-        "budget": results.budget,
+        "budget": format_budget(results.budget),
         "seeds": ", ".join(map(str, results.seeds)) or MISSING,
         **results.machine,
     }
