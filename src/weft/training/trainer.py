@@ -55,6 +55,8 @@ from weft.training.reporting import Eval, Notice, Reporter, Step
 from weft.training.saving import Saver, Snapshot, copy_optimizer, copy_weights
 from weft.training.signals import Interrupted, Signals
 
+WORKER_ENDS = 5.0  # seconds at most until the system tells that a worker has ended
+
 Evaluate = Callable[[Head], dict[str, float]]
 
 
@@ -403,13 +405,11 @@ class Trainer:
         try:
             yield
         except BaseException as error:
+            reason = self._lost_worker(error)
             if self.saver:
                 with suppress(CheckpointError):  # the first error is told
-                    try:
-                        self.saver.join()
-                    except RuntimeError:  # PyTorch's signal handler tells of a lost worker, wherever we are
-                        self.saver.join()
-            if reason := self._lost_worker(error):
+                    self.saver.join()
+            if reason:
                 raise TrainingError(
                     f"data.workers: {reason}; killed for lack of memory, most often: set fewer of them, and go on from "
                     "the last checkpoint with --resume"
@@ -421,11 +421,15 @@ class Trainer:
 
     def _lost_worker(self, error: BaseException) -> str:
         """Return what an error says of a worker of the loader that has ended; "" of any other error."""
-        if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
-            return str(error).splitlines()[0]
-        # It may end while it hands a batch over, before PyTorch sees that it has.
-        ended = self.run.data.workers and isinstance(error, ConnectionError | EOFError)
-        return f"DataLoader worker ended unexpectedly ({type(error).__name__})" if ended else ""
+        if self.run.data.workers and isinstance(error, ConnectionError | EOFError):  # while it handed a batch over
+            try:
+                time.sleep(WORKER_ENDS)
+            except RuntimeError as lost:  # by PyTorch's signal handler, which would else raise it anywhere, later
+                error = lost
+            else:
+                return f"DataLoader worker ended unexpectedly ({type(error).__name__})"
+        is_lost = isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
+        return str(error).splitlines()[0] if is_lost else ""
 
     def save(self, best: bool = False) -> None:
         """Begin to write a checkpoint; `best` links it as the best."""
