@@ -445,3 +445,10 @@ def test_the_keyboard_and_the_pointer_read_a_shaded_text(tab, pages):
     assert tab.run(tip).endswith(f" — {first[2][1]:.2f} bits")
     tab.press("Escape")
     assert tab.run(tip) == ""
+
+
+def test_lengths_without_a_value_have_no_scale():
+    results = language_models()
+    groups = [LengthGroup(shortest=n, longest=n, examples=3, value=None) for n in (1, 2)]
+    entries = [entry.model_copy(update={"lengths": groups}) for entry in results.entries]
+    assert "bits per byte" in report_page(results.model_copy(update={"entries": entries}))

@@ -1,4 +1,4 @@
-"""What entries answered, on a comparison's page: examples side by side, F1 by class, surprise, attention."""
+"""The answers of all entries, as parts of the report: examples side by side, F1 by class, surprise, attention."""
 
 import math
 from collections.abc import Sequence
@@ -160,7 +160,7 @@ _ATTRIBUTES = (
 
 
 class _FigureTags(HTMLParser):
-    """What a fragment of HTML has that no figure of weft has."""
+    """Parser that collects the tags and attributes of an HTML fragment that no figure of weft has."""
 
     def __init__(self, fragment: str) -> None:
         super().__init__()

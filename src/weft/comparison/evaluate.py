@@ -47,7 +47,7 @@ MAX_FIGURES = 400_000  # characters of the attention figures of an entry
 
 
 class Evaluation(BaseModel):
-    """What one model has answered and what it took; `rows` are the numbers of the test examples that it could read."""
+    """The answers and costs of one model; `rows` are the numbers of the test examples that it could read."""
 
     # A text that a model holds for impossible costs it infinitely much.
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")

@@ -42,7 +42,7 @@ _COSTS = (
 
 @dataclass(frozen=True)
 class _Progress:
-    """What has been spent up to a point of a learning curve, on a horizontal axis."""
+    """The horizontal axis of a learning curve: steps, seconds or operations so far."""
 
     label: str
     axis: str
@@ -206,7 +206,9 @@ def _is_percent(results: ComparisonResults, values: Sequence[float]) -> bool:
 
 def _spans_decades(results: ComparisonResults, values: Sequence[float]) -> bool:
     """Return whether values are drawn on a logarithmic axis: positive, such as perplexities, and far apart."""
-    return not is_share(results.metric) and min(values) > 0 and max(values) / min(values) > _LOG_RATIO
+    if is_share(results.metric) or not values or min(values) <= 0:
+        return False
+    return max(values) / min(values) > _LOG_RATIO
 
 
 def _budgeted(budget: str) -> str:

@@ -1,4 +1,4 @@
-"""What a comparison has found, in sentences: the best, what may be as good, and which models beat no classical one."""
+"""The findings of a comparison in sentences: the best entry, ties within noise, models that beat no classical one."""
 
 from weft.comparison.quantities import format_p_value, listed, plural
 from weft.comparison.ranking import best_entry, is_within_noise, quality, ranked

@@ -1,4 +1,4 @@
-"""What an entry costs on this machine: memory, the time of one answer and of many; and the machine itself."""
+"""Costs of an entry on this machine: peak memory, latency, throughput; and a description of the machine."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What is compared: recipes and their variants at one budget, checked before the first is trained.
+"""The plan of a comparison: recipes and their variants at one budget, checked before the first is trained.
 
 A recipe's section `compare` lists its variants. They are named, each with its overrides; or a list of overrides, named
 by their values; or a product: every combination of the listed values.
@@ -39,12 +39,13 @@ FILE = "plan.json"
 PER_TOKEN = ("perplexity", "loss")
 MAX_ENTRIES, MAX_SEEDS = 200, 100
 _NAME = re.compile(r"\w[\w .,+=-]{0,79}")  # of an entry, and so of a folder
+_TIME = re.compile(r"\d+(\.\d+)?\s*[smh]?")
 _BUDGET = re.compile(r"(?P<number>\d+(\.\d+)?(e\+?\d+)?)\s*(?P<unit>steps|flops)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What each recipe may use: `key` is that of `train`, `text` as it was given."""
+    """The budget of each recipe: `key` is the key of `train` that it sets, `text` is the budget as given."""
 
     key: str  # steps, time or flops
     value: Any
@@ -56,6 +57,8 @@ class Budget:
         text = str(given).strip()
         match = _BUDGET.fullmatch(text)
         key = "time" if match is None else (match["unit"] or ("steps" if text.isdigit() else "time")).lower()
+        if key == "time" and not _TIME.fullmatch(text):
+            raise ConfigError(f"--budget: must be such as 60s, 5m, 2000steps or 1e15flops, but is {text[:60]!r}")
         value = text if match is None or key == "time" else float(match["number"])
         if key == "steps" and value != int(value):
             raise ConfigError(f"--budget: steps are whole, but got {text!r}; give 60s, 2000steps or 1e15flops")
@@ -83,7 +86,7 @@ class PlannedEntry:
 
     @property
     def fitted(self) -> bool:
-        """Whether its model fits itself, without a gradient: an n-gram model, word2vec."""
+        """Return whether its model is fitted without a gradient: an n-gram model, word2vec."""
         return is_fitted(self.run)
 
     @property

@@ -1,4 +1,4 @@
-"""What the seeds of an entry give together, and the order of the entries."""
+"""Mean and spread over the seeds of an entry, the order of entries, and the Pareto frontier."""
 
 import math
 from collections.abc import Callable, Sequence

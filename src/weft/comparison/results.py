@@ -1,4 +1,4 @@
-"""What a comparison has found, as it is kept in `comparison.json`: everything that the table and the report show.
+"""The results of a comparison, as kept in `comparison.json`: everything that the table and the report show.
 
 It is plain data: the report is made from it alone, so that it can be made again without a model.
 """

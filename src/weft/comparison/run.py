@@ -57,7 +57,7 @@ MakeReporter = Callable[[str], Reporter]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison has found, and the folder with its runs and its report; it shows itself in a notebook."""
+    """The results of a comparison, and the folder with its runs and its report; it shows itself in a notebook."""
 
     results: ComparisonResults
     folder: Path
@@ -185,9 +185,9 @@ def _resumed_plan(
     """Return the plan of the comparison in a folder, with what is added; refuse one that is not what is asked for."""
     plan = read_plan(folder)
     if recipes:
-        asked = make_plan(recipes, budget or plan.budget.text, overrides, seeds or len(plan.seeds), baselines)
+        requested = make_plan(recipes, budget or plan.budget.text, overrides, seeds or len(plan.seeds), baselines)
         theirs = {entry.name: entry.run for entry in plan.entries}
-        if changed := [entry.name for entry in asked.entries if theirs.get(entry.name) != entry.run]:
+        if changed := [entry.name for entry in requested.entries if theirs.get(entry.name) != entry.run]:
             raise CheckpointError(
                 f"{folder}: its comparison has no such {changed[0]!r}, or with other settings; leave the recipes out "
                 "to go on with it as it is, or choose another --out"
