@@ -33,7 +33,7 @@ from torch import Tensor, nn
 import weft
 from gpt import spent
 from training import Listener, Result, Span, first, learner, peak, top
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.models.bert import BERT
 from weft.nn.kernels.self_test import try_reading
 from weft.tasks.factory import make_task

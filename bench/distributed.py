@@ -18,7 +18,8 @@ from itertools import islice
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.tasks.factory import build, make_task
 from weft.tasks.prepare import fit_tokenizer, pack_split
 from weft.training.compile import make_loader

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import weft
 from weft.cli.console import print_table
-from weft.config.schema import recipe_names
+from weft.config.recipes import recipe_names
 
 SCRATCH = ["model={preset: bert-mini}", "tokenizer={name: wordpiece, size: 8000, lowercase: true}"]
 SHOWN = ("accuracy", "f1", "matthews", "spearman", "pearson", "exact_match")

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from training import Listener, Result, Span, first, learner, peak, top, wait
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.decoding.config import DecodingConfig
 from weft.decoding.generate import generate
 from weft.formats.huggingface.gpt import GPT2_MAP

@@ -17,7 +17,9 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from weft.config.schema import Data, Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
+from weft.config.sections import Data
 from weft.data.batching.loader import Loader
 from weft.data.samples.datasets import read_sample
 from weft.tasks.encoding import ENCODE_CHUNK

@@ -27,7 +27,7 @@ import torch
 import weft
 from weft.checkpoint import contents
 from weft.checkpoint.manifest import CHECKPOINT_MANIFEST, seal
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.tasks.factory import build
 from weft.zoo import ROOT
 

@@ -22,7 +22,7 @@ import time
 from multiprocessing import get_context
 from pathlib import Path
 
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.config.yaml import read_yaml
 from weft.data.samples.datasets import read_sample
 from weft.tasks.corpus.build import prepare

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from prepare import WORKERS, recipe, write_text
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.ray_engine import cluster
 from weft.tasks.corpus.build import prepare
 

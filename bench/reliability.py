@@ -205,7 +205,7 @@ def prepare_case(name: str, place: Path, steps: int | None) -> Recipe:
     os.chdir(place)
     (place / "recipe.yaml").write_text(json.dumps(made))
     if "prepared corpus" in name:
-        from weft.config.schema import Run
+        from weft.config.run import Run
         from weft.tasks.corpus.build import prepare
 
         prepare(Run.parse(made), place / "corpus", workers=1)

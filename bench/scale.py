@@ -11,7 +11,7 @@ not fit behind it is added to the step. So the figures are what to expect at bes
 from dataclasses import dataclass
 from itertools import product
 
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.tasks.factory import body_on_meta
 
 GB = 1e9

@@ -37,7 +37,8 @@ import torch
 from torch.utils.data import Dataset
 
 import weft
-from weft.config.schema import Run, preset_names
+from weft.config.recipes import preset_names
+from weft.config.run import Run
 from weft.conversion.convert import convert
 from weft.data.batching.loader import Loader
 from weft.data.batching.static_shape import StaticShape

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.data.batching.loader import Loader
 from weft.tasks.factory import build, make_task
 from weft.tasks.prepare import fit_tokenizer, pack_split

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from translators import HIDDEN, LAYERS, PAD, VOCAB, WIDTH, marian_config
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.data.batching.loader import plan_batches
 from weft.data.batching.packed_items import PackedItems
 from weft.tasks.base import Task

@@ -2,7 +2,8 @@
 
 import torch
 
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.tasks.factory import build, make_task, resolve_run
 from weft.tasks.prepare import fit_tokenizer
 

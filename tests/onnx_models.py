@@ -9,7 +9,7 @@ import torch
 import weft
 from tests.hf_folders import LINES
 from tests.transformer_equations import spread_weights
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.tasks.factory import build
 from weft.tokenization.trainable import train_tokenizer
 from weft.tokens import Tokens

@@ -13,7 +13,7 @@ import torch
 
 import weft
 from tests.conftest import reversed_pairs
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.errors import ConfigError, DataError
 from weft.pipeline import run_name
 from weft.tasks.prepare import data_for

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import weft
-from weft.config.schema import Run, expand_preset, preset_names, read_preset, read_recipe
+from weft.config.recipes import expand_preset, preset_names, read_preset, read_recipe
+from weft.config.run import Run
 from weft.config.yaml import read_yaml
 from weft.errors import ConfigError
 from weft.registry import resolve

@@ -15,7 +15,7 @@ import weft
 from weft.cli import main as cli
 from weft.cli import ray_rows
 from weft.comparison.run import compare
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.data.corpus.format import read_manifest
 from weft.data.readers.lines import BadRow
 from weft.data.readers.records import Record

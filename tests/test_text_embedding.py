@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import weft
 from weft import text_embedding as embedding
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.formats.sentence_transformers import Pooling
 from weft.pipeline import Pipeline
 from weft.tasks.factory import build

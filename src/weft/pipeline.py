@@ -17,7 +17,8 @@ from weft.analysis.layer_probing import LayerScores, choices_for, probing_task, 
 from weft.checkpoint import contents
 from weft.checkpoint.storage import Storage, check_storage
 from weft.checkpoint.store import save_folder
-from weft.config.schema import Overrides, Run
+from weft.config.overrides import Overrides
+from weft.config.run import Run
 from weft.data.corpus.format import find_corpus, read_manifest
 from weft.data.readers.column_mapping import ColumnSpec
 from weft.data.truncation import TruncationPolicy

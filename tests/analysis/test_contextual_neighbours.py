@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from weft.analysis import contextual_neighbours as neighbours
 from weft.analysis.contextual_neighbours import Neighbour, NeighbourSearch
 from weft.cli.main import main
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.errors import DataError, RoleError
 from weft.pipeline import Pipeline
 from weft.tasks.char_inputs import Spelling

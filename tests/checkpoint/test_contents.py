@@ -11,7 +11,9 @@ from torch import nn
 from weft.checkpoint import contents
 from weft.checkpoint.contents import Progress
 from weft.checkpoint.optimizer_state import optimizer_tensors
-from weft.config.schema import Run, Train, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
+from weft.config.sections import Train
 from weft.data.batching.loader import Position
 from weft.errors import CheckpointError, ConfigError
 from weft.models.seq2seq.model import Seq2Seq, Seq2SeqConfig

@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from weft.checkpoint.optimizer_state import OPTIMIZER_FILE, load_optimizer, optimizer_tensors
-from weft.config.schema import Train
+from weft.config.sections import Train
 from weft.errors import CheckpointError
 from weft.training.optim import make_optimizer
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.config.yaml import read_yaml
 
 RECIPE = {

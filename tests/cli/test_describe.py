@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from weft.cli.describe import known_names
-from weft.config.schema import read_preset, read_recipe
+from weft.config.recipes import read_preset, read_recipe
 
 
 @pytest.fixture

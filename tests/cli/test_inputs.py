@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.cli.inputs import MAX_CHUNK, ROW_SIZE, parse_columns, read_chunks, read_file, read_stdin, text_records
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.errors import ConfigError, DataError
 
 LIMIT = Data(train="train.csv").max_line_bytes

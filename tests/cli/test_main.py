@@ -18,7 +18,7 @@ import weft
 from weft.checkpoint.store import Store
 from weft.cli import inputs
 from weft.cli import main as cli
-from weft.config.schema import read_preset
+from weft.config.recipes import read_preset
 from weft.training.reporting import read_metrics
 
 WORDS = [word for word, _ in reversed_pairs()]

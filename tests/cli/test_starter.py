@@ -16,7 +16,7 @@ from weft.cli.starter import (
     propose_recipe,
     validation_fraction,
 )
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.formats.pretrained import read_run
 from weft.tasks.factory import make_task
 

@@ -6,7 +6,7 @@ import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from weft.comparison.baselines import BASELINES, _shape, _word_features
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.tasks.factory import make_task, resolve_run
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 import weft
 from weft.comparison.plan import Budget, check_same_task, make_plan, read_plan, variants
-from weft.config.schema import Run, read_recipe, recipe_names
+from weft.config.recipes import read_recipe, recipe_names
+from weft.config.run import Run
 from weft.formats.pretrained import read_run
 from weft.tasks.factory import make_task
 

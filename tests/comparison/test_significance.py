@@ -16,7 +16,8 @@ from weft.comparison.significance import (
     paired_difference,
     resample,
 )
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.tasks.factory import make_task
 from weft.tasks.lm.text_losses import TextLosses
 

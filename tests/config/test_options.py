@@ -7,7 +7,8 @@ import pytest
 from pydantic import BaseModel, Field
 
 from weft.config.options import Option, options_of
-from weft.config.schema import Data, Named, Section, Train
+from weft.config.schema import Named, Section
+from weft.config.sections import Data, Train
 from weft.registry import TABLE, resolve
 
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from weft.config.schema import Data, Named
+from weft.config.schema import Named
+from weft.config.sections import Data
 from weft.data.labels import MAX_LABELS, Label, Labels, balanced_class_weights
 from weft.data.readers.examples import Skipped
 from weft.data.truncation import TruncationPolicy

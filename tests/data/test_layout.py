@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data.layout import detect_layout
 from weft.errors import DataError
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data import profile as profiles
 from weft.data.profile import ColumnProfile, TextLengths, profile_sample, profile_source
 from weft.errors import DataError

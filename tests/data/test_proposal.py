@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.config.yaml import read_yaml
 from weft.data.profile import profile_source
 from weft.data.proposal import propose, write_section

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.data.corpus.format import open_split
 from weft.tasks.corpus.build import prepare
 

@@ -8,7 +8,8 @@ import pytest
 
 import weft
 from weft.cli import main as cli
-from weft.config.schema import Run, read_recipe, recipe_names
+from weft.config.recipes import read_recipe, recipe_names
+from weft.config.run import Run
 from weft.config.yaml import read_yaml
 from weft.data.samples import datasets as samples
 from weft.errors import CheckpointError

@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 from tests.notices import Told
 
 import weft
-from weft.config.schema import Run, recipe_names
+from weft.config.recipes import recipe_names
+from weft.config.run import Run
 from weft.data.samples import datasets as samples
 from weft.errors import CheckpointError, ConfigError, DataError
 from weft.formats.pretrained import open_model, read_run

@@ -13,7 +13,7 @@ from tests.limits import run_limited
 
 from weft.checkpoint.contents import write_model
 from weft.checkpoint.manifest import CHECKPOINT_MANIFEST, save_folder, seal
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.config.yaml import read_yaml, write_yaml
 from weft.tasks.factory import build, make_task
 from weft.tasks.prepare import fit_tokenizer

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.checkpoint import contents
-from weft.config.schema import read_preset, read_section
+from weft.config.recipes import read_preset
+from weft.config.schema import read_section
 from weft.data.batching.static_shape import StaticShape
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Role

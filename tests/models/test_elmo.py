@@ -6,7 +6,8 @@ from tests import elmo_equations as paper
 from tests.equations import agree, scatter, weights_of
 
 import weft
-from weft.config.schema import Run, expand_preset
+from weft.config.recipes import expand_preset
+from weft.config.run import Run
 from weft.errors import ConfigError, RoleError
 from weft.models.elmo import ELMo, ELMoConfig
 from weft.nn.kernels import dispatch

@@ -10,7 +10,8 @@ from tests import transformer_equations as paper
 from tests.equations import agree, below, weights_of
 from torch import Tensor
 
-from weft.config.schema import read_preset, read_section
+from weft.config.recipes import read_preset
+from weft.config.schema import read_section
 from weft.decoding import cuda_graph
 from weft.decoding import generate as generation
 from weft.decoding.config import DecodingConfig

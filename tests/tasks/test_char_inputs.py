@@ -6,7 +6,8 @@ import torch
 from tests.labelling import made
 
 import weft
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy
 from weft.models.base import Role

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 import weft
 from weft.cli.main import app
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, RoleError
 from weft.tasks.completion import CompletionExample

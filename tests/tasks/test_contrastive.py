@@ -12,7 +12,9 @@ from tests.labelling import made
 from torch.nn import functional as F
 
 import weft
-from weft.config.schema import Run, Section, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
+from weft.config.schema import Section
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.tasks.contrastive import ContrastiveExample, group_sequences

@@ -7,7 +7,7 @@ import pytest
 from tests.evaluation import encoded
 
 import weft
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
 from weft.tasks import encoding, factory, inference

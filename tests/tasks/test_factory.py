@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.errors import ConfigError, RoleError
 from weft.models.seq2seq.model import Seq2Seq
 from weft.tasks.factory import build, make_task

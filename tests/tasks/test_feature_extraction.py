@@ -3,7 +3,7 @@
 import pytest
 
 import weft
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.errors import RoleError
 from weft.pipeline import Pipeline
 from weft.tasks.factory import build

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.errors import DataError
 from weft.pipeline import Pipeline
 from weft.tasks.factory import build

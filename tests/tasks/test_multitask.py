@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 import weft
 from weft.checkpoint import contents
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.errors import ConfigError, DataError, RoleError
 from weft.formats.pretrained import read_run
 from weft.serve.models import load_models

@@ -6,7 +6,8 @@ import pytest
 from tests.conftest import reversed_pairs
 
 import weft
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.data.readers.examples import Skipped
 from weft.errors import ConfigError, DataError
 from weft.tasks.encoding import ENCODE_CHUNK

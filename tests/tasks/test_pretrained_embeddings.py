@@ -10,7 +10,9 @@ from tests.notices import Told
 from torch import nn
 
 import weft
-from weft.config.schema import Named, Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
+from weft.config.schema import Named
 from weft.models.base import Model, Role
 from weft.tasks.factory import build, make_task, resolve_run
 from weft.tasks.prepare import fit_tokenizer

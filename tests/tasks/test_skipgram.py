@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import weft
 from weft.cli.vectors import vectors_app
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.models.base import Role

@@ -7,7 +7,8 @@ import pytest
 import torch
 from tests.labelling import made
 
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.data.batching.packed_items import pack
 from weft.data.batching.static_shape import StaticShape
 from weft.data.readers.examples import Skipped

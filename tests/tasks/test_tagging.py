@@ -12,7 +12,8 @@ from tests.labelling import made
 from torch.nn import functional as F
 
 import weft
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError

@@ -5,7 +5,8 @@ import pytest
 import torch
 from tests.conftest import reversed_pairs
 
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.data.truncation import TruncationPolicy
 from weft.decoding.config import DecodingConfig
 from weft.decoding.generate import Hypothesis

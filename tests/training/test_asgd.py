@@ -10,7 +10,10 @@ from torch import nn
 
 import weft
 from weft.checkpoint.contents import weights
-from weft.config.schema import Run, Train, read_recipe, read_section
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
+from weft.config.schema import read_section
+from weft.config.sections import Train
 from weft.errors import ConfigError
 from weft.training.asgd import ASGD, averaged, due, resumed
 from weft.training.reporting import Eval, Notice, read_metrics

@@ -7,7 +7,9 @@ from tests.training.test_trainer import Listener, trainer_for
 
 import weft
 from weft.checkpoint.contents import Progress
-from weft.config.schema import Run, Train, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
+from weft.config.sections import Train
 from weft.data.batching.loader import Loader, Position
 from weft.data.batching.packed_items import pack
 from weft.training.budget import batches_read, epoch_batches, resolve_budget

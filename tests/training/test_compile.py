@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import weft
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.data.batching.packed_items import pack
 from weft.data.batching.static_shape import StaticShape
 from weft.models.transformer import Transformer, TransformerConfig

@@ -8,7 +8,7 @@ from tests.training.test_finetuning import losses, reviews, weights_at
 from torch.nn import functional as F
 
 import weft
-from weft.config.schema import Distill
+from weft.config.sections import Distill
 from weft.conversion.convert import convert
 from weft.data.batching.loader import Loader
 from weft.data.truncation import TruncationPolicy

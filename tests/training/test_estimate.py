@@ -7,7 +7,8 @@ import torch
 from tests.conftest import recipe_for, write_pairs
 
 import weft
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.training.estimate import RunEstimate, _format_duration, _format_si, estimate_run
 from weft.training.flops import TrainingCost
 from weft.training.reporting import read_metrics

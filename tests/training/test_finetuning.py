@@ -12,7 +12,7 @@ from tests.evaluation import encoded
 from tests.training.test_trainer import Listener
 
 import weft
-from weft.config.schema import Train
+from weft.config.sections import Train
 from weft.data.truncation import TruncationPolicy
 from weft.formats.pretrained import read_run
 from weft.models.rnn import RNN

@@ -7,7 +7,8 @@ import torch
 from tests.labelling import made
 from torch.utils.flop_counter import FlopCounterMode
 
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.data.batching.static_shape import StaticShape
 from weft.data.truncation import TruncationPolicy
 from weft.models.base import num_matrix_parameters

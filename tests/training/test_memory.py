@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.errors import ConfigError
 from weft.tasks.factory import build, make_task
 from weft.tokenization.base import train_tokenizer

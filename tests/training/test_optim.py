@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from weft.config.schema import Train
+from weft.config.sections import Train
 from weft.training.optim import clip_gradients, lr_factor, make_optimizer, schedule_uses_budget
 
 

@@ -9,7 +9,9 @@ import pytest
 from tests.notices import Told
 
 import weft
-from weft.config.schema import Named, Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
+from weft.config.schema import Named
 from weft.models.base import Model, Role
 from weft.training.reporting import read_metrics
 from weft.training.run import train_run

@@ -120,7 +120,7 @@ def test_two_then_four_then_one_process_go_on_as_one(runs, name, layout):
 
 
 def test_an_update_that_cannot_be_shared_evenly_is_refused(recipe, tmp_path, monkeypatch):
-    from weft.config.schema import Run
+    from weft.config.run import Run
     from weft.training.distributed import World
     from weft.training.run import share_update
 

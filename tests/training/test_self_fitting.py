@@ -73,7 +73,7 @@ def test_what_makes_no_sense_for_a_fit_is_refused(tmp_path, key):
 
 
 def test_a_plan_is_refused(tmp_path):
-    from weft.config.schema import Run
+    from weft.config.run import Run
     from weft.training.estimate import estimate_run
 
     with pytest.raises(ConfigError, match="--plan: measures updates"):

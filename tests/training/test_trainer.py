@@ -11,7 +11,8 @@ from tests.conftest import reversed_pairs
 
 import weft
 from weft.checkpoint.store import Store
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.data.batching.loader import Loader, Position
 from weft.tasks.factory import build, make_task
 from weft.tasks.prepare import fit_tokenizer, pack_split

@@ -17,7 +17,11 @@ import numpy as np
 import torch
 
 from weft.analysis.logistic_regression import LogisticProbe, row_blocks, temporary_array
-from weft.config.schema import Data, Named, Overrides, Run, Train, read_recipe, read_section, recipe_names
+from weft.config.overrides import Overrides
+from weft.config.recipes import read_recipe, recipe_names
+from weft.config.run import Run
+from weft.config.schema import Named, read_section
+from weft.config.sections import Data, Train
 from weft.data.batching.loader import plan_batches
 from weft.data.batching.packed_items import PackedItems, pack
 from weft.data.readers.column_mapping import ColumnSpec

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from weft.checkpoint.optimizer_state import OPTIMIZER_FILE
 from weft.checkpoint.storage import Storage, bundled_model, compress, expand, leave_out, left_out
 from weft.checkpoint.tensor_files import check_finite, copy_to, on_meta_device, read_tensors
-from weft.config.schema import Overrides, Run, read_recipe
+from weft.config.overrides import Overrides
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.config.small_files import read_small_text
 from weft.config.yaml import read_yaml, write_yaml
 from weft.data.batching.loader import Position

@@ -15,7 +15,7 @@ from weft.config.json import write_json
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from weft.config.schema import Run
+    from weft.config.run import Run
     from weft.tasks.corpus.build import SplitProgress
 
 data_app = typer.Typer(help="List, check, show and prepare data.", no_args_is_help=True)
@@ -56,7 +56,7 @@ def models(
     if name:
         show(name, as_json)
         return
-    from weft.config.schema import expand_preset, preset_names, read_preset, read_recipe, recipe_names
+    from weft.config.recipes import expand_preset, preset_names, read_preset, read_recipe, recipe_names
     from weft.config.yaml import write_yaml
     from weft.registry import TABLE
 

@@ -66,7 +66,9 @@ def data_check(
 
 def check_data(name: str, overrides: Sequence[str], task: str | None = None) -> DataCheck:
     """Return what is in a file or in a recipe's data; a file's task is proposed, unless it is given."""
-    from weft.config.schema import Data, named_section, read_section
+    from weft.config.run import named_section
+    from weft.config.schema import read_section
+    from weft.config.sections import Data
     from weft.data.profile import profile_sample, profile_source
     from weft.data.samples.datasets import SPLITS
 
@@ -109,7 +111,7 @@ def _check_files(
 
 
 def _read_raw(name: str, overrides: Sequence[str]) -> dict[str, Any]:
-    from weft.config.schema import read_recipe, recipe_names
+    from weft.config.recipes import read_recipe, recipe_names
 
     if Path(name).suffix in (".yaml", ".yml") or (name in recipe_names() and not Path(name).is_file()):
         return read_recipe(name, overrides)
@@ -155,7 +157,8 @@ def _read_as_task(check: DataCheck, section: dict[str, Any]) -> dict[str, str]:
 
 def count_examples(task: Mapping[str, Any], section: Mapping[str, Any], split: str) -> int:
     """Return the number of examples that a task reads of a split; raise at a row that it cannot read."""
-    from weft.config.schema import Data, read_section
+    from weft.config.schema import read_section
+    from weft.config.sections import Data
     from weft.data.readers.examples import Skipped
     from weft.registry import resolve
     from weft.tasks.prepare import read_split

@@ -21,7 +21,7 @@ def show(name: str, as_json: bool = False) -> None:
 
     A few names stand for two things: `gpt` is a model and, as a preset, the size of the first one.
     """
-    from weft.config.schema import expand_preset, preset_names, read_preset, read_recipe, recipe_names
+    from weft.config.recipes import expand_preset, preset_names, read_preset, read_recipe, recipe_names
     from weft.zoo import bundled_models, read_card
 
     in_recipes, in_presets = name in recipe_names(), name in preset_names()
@@ -38,7 +38,7 @@ def show(name: str, as_json: bool = False) -> None:
 
 
 def _print_yaml(folder: Literal["recipes", "presets"], name: str, raw: dict[str, Any], as_json: bool) -> None:
-    from weft.config.schema import shipped_text
+    from weft.config.recipes import shipped_text
 
     text = f"# {folder.removesuffix('s')} {name}\n{shipped_text(folder, name)}"
     typer.echo(write_json(raw) if as_json else text, nl=as_json)
@@ -58,7 +58,7 @@ def _print_options(name: str, as_json: bool) -> None:
 
 def _find_schema(name: str) -> tuple[str, str, type["BaseModel"]]:
     """Return the section that a name belongs to, a line about it, and the schema of its options."""
-    from weft.config.schema import Data, Train
+    from weft.config.sections import Data, Train
     from weft.registry import resolve
 
     if name in ("data", "train"):
@@ -86,7 +86,7 @@ def _first_line(cls: Any) -> str:
 
 def known_names() -> list[str]:
     """Return all names that `weft models` shows."""
-    from weft.config.schema import preset_names, recipe_names
+    from weft.config.recipes import preset_names, recipe_names
     from weft.registry import TABLE
     from weft.zoo import bundled_models
 
@@ -97,7 +97,7 @@ def known_names() -> list[str]:
 
 def copy_recipe(name: str | None, path: Path) -> None:
     """Write a recipe that ships with weft to a new file, with its comments."""
-    from weft.config.schema import recipe_names, shipped_text
+    from weft.config.recipes import recipe_names, shipped_text
 
     if name not in recipe_names():
         got = "no NAME is given" if name is None else f"{name!r} is none"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from weft.cli.predict import RowErrors
-    from weft.config.schema import Data
+    from weft.config.sections import Data
     from weft.data.readers.column_mapping import ColumnSpec
     from weft.data.readers.records import Record
     from weft.pipeline import Pipeline

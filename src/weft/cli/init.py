@@ -14,7 +14,7 @@ from weft.config.starters import NEEDS_VALIDATION
 from weft.errors import ConfigError, WeftError
 
 if TYPE_CHECKING:
-    from weft.config.schema import Run
+    from weft.config.run import Run
 
 _VALID_NAMES = ("valid", "val", "dev", "validation", "trial")
 _NAME_COMMENTS = {
@@ -135,7 +135,7 @@ def _has_rows_to_hold_out(check: DataCheck, section: Mapping[str, Any]) -> bool:
 def _comments(section: str, name: str, note: str) -> dict[str, str]:
     """Return a comment for each key of a section, in their order: its meaning as `weft models` shows it."""
     from weft.config.options import options_of
-    from weft.config.schema import Data, Train
+    from weft.config.sections import Data, Train
     from weft.registry import resolve
 
     own = note if section == "model" else _NAME_COMMENTS.get(name, "")

@@ -9,7 +9,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from weft.cli.console import tell
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data.readers.column_mapping import ColumnSpec
 from weft.data.readers.lines import STDIN, BadRow, chomp, read_stdin_lines
 from weft.data.readers.records import Record, read_records

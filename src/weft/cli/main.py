@@ -505,7 +505,7 @@ def _tell_sampling(pipeline: "Pipeline", given: Mapping[str, Any]) -> None:
 
 
 def _parse_options(pairs: Iterable[str]) -> dict[str, Any]:
-    from weft.config.schema import apply_override
+    from weft.config.overrides import apply_override
 
     options: dict[str, Any] = {}
     for pair in pairs:

@@ -9,7 +9,7 @@ import typer
 from weft.cli.console import tell
 from weft.cli.inputs import read_chunks, read_file
 from weft.config.json import write_json
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data.readers.column_mapping import ColumnSpec
 from weft.data.readers.lines import plural
 from weft.data.readers.records import Record

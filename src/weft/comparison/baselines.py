@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.data.readers.examples import Skipped
 from weft.tasks.base import Answer, Task
 from weft.tasks.classification.task import Classify

@@ -23,7 +23,10 @@ from typing import Any
 from weft.checkpoint.atomic_io import wrap_os_errors, write_atomic
 from weft.checkpoint.contents import differences
 from weft.comparison.baselines import BASELINES
-from weft.config.schema import Overrides, Run, Train, apply_overrides, read_recipe
+from weft.config.overrides import Overrides, apply_overrides
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
+from weft.config.sections import Train
 from weft.config.small_files import read_small_text
 from weft.errors import CheckpointError, ConfigError, WeftError, abbreviate
 from weft.formats.pretrained import read_run

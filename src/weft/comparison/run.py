@@ -40,7 +40,8 @@ from weft.comparison.ranking import mean_over_seeds, quality, ranked
 from weft.comparison.report import write_report
 from weft.comparison.results import ComparisonResults, Entry
 from weft.comparison.table import result_table
-from weft.config.schema import Overrides, Run
+from weft.config.overrides import Overrides
+from weft.config.run import Run
 from weft.errors import CheckpointError, ConfigError, TrainingError, WeftError
 from weft.pipeline import train
 from weft.ray_engine import is_ray

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data.readers.column_mapping import Columns
 from weft.data.readers.examples import expand_glob, format_by_ending
 from weft.data.readers.formats import LABELLED, LABELLED_LINE, read_parquet

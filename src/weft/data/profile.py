@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data.layout import ColumnName, Layout, detect_layout
 from weft.data.readers.column_mapping import Columns, NumberedRows
 from weft.data.readers.documents import read_documents

@@ -13,7 +13,7 @@ from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from weft.config.schema import Overrides
+from weft.config.overrides import Overrides
 from weft.config.starters import NEEDS_VALIDATION, STARTERS, Starter, has_few_words
 from weft.estimators.inputs import InputError, check_lengths, read_sentences, read_texts, set_text_tags
 from weft.estimators.persistence import EstimatorInfo, json_parameters, read_estimator_info, save_estimator

@@ -8,7 +8,8 @@ from tokenizers import models
 from weft.checkpoint import contents
 from weft.checkpoint.atomic_io import temporary_in, wrap_os_errors
 from weft.checkpoint.store import resolve_checkpoint, save_folder, verify_checkpoint
-from weft.config.schema import Run, read_section
+from weft.config.run import Run
+from weft.config.schema import read_section
 from weft.errors import CheckpointError, RoleError
 from weft.formats.arpa_text import BOS, EOS, UNK, read_arpa, write_arpa
 from weft.models.ngram.model import NGram

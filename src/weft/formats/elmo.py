@@ -24,7 +24,8 @@ from pydantic import ConfigDict, Field
 from weft.checkpoint.contents import write_model
 from weft.checkpoint.manifest import save_folder
 from weft.checkpoint.tensor_files import check_finite
-from weft.config.schema import Run, Section, read_section
+from weft.config.run import Run
+from weft.config.schema import Section, read_section
 from weft.config.small_files import read_small_text
 from weft.errors import CheckpointError, ConfigError, WeftError
 from weft.models.elmo import ELMo, ELMoConfig

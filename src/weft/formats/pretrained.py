@@ -15,7 +15,10 @@ from torch import Tensor
 
 from weft.checkpoint import contents
 from weft.checkpoint.store import Store, resolve_checkpoint, verify_checkpoint
-from weft.config.schema import Overrides, Pretrained, Run, expand_preset, read_recipe, read_section
+from weft.config.overrides import Overrides
+from weft.config.recipes import expand_preset, read_recipe
+from weft.config.run import Run
+from weft.config.schema import Pretrained, read_section
 from weft.data.readers.lines import plural
 from weft.errors import CheckpointError, ConfigError, WeftError
 from weft.formats.huggingface.folder import describe_hf, is_hf, load_hf

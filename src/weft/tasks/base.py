@@ -14,7 +14,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from weft.config.json import write_json
-from weft.config.schema import Named, Run, Section
+from weft.config.run import Run
+from weft.config.schema import Named, Section
 from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from weft.config.schema import Run, Section
+from weft.config.run import Run
+from weft.config.schema import Section
 from weft.data.batching.lm_stream import SpanSampler
 from weft.data.batching.packed_items import PackedItems
 from weft.data.batching.static_shape import StaticShape

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft.config.schema import Data, Run
+from weft.config.run import Run
+from weft.config.sections import Data
 from weft.data.batching.packed_items import PackedItems
 from weft.data.readers.examples import Skipped
 from weft.data.truncation import TruncationPolicy

@@ -22,7 +22,8 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.config.schema import Named, Run, Section
+from weft.config.run import Run
+from weft.config.schema import Named, Section
 from weft.data.batching.loader import plan_batches
 from weft.data.batching.packed_items import PackedItems
 from weft.data.labels import parse_number

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from weft.config.schema import Pretrained, Run
+from weft.config.run import Run
+from weft.config.schema import Pretrained
 from weft.errors import ConfigError, did_you_mean, in_task
 from weft.models.base import Model, Role, check_roles
 from weft.registry import resolve

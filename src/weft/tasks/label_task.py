@@ -15,7 +15,8 @@ import torch
 from pydantic import BeforeValidator, Field, field_validator
 from torch import Tensor, nn
 
-from weft.config.schema import Named, Run
+from weft.config.run import Run
+from weft.config.schema import Named
 from weft.data.batching.packed_items import PackedItems
 from weft.data.labels import Label, Labels, balanced_class_weights, read_label
 from weft.data.readers.lines import plural

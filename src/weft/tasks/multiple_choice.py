@@ -14,7 +14,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config.schema import Named, Run, Section
+from weft.config.run import Run
+from weft.config.schema import Named, Section
 from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError

@@ -15,7 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import nn
 
-from weft.config.schema import Named, Run, TasksConfig
+from weft.config.run import Run
+from weft.config.schema import Named
+from weft.config.sections import TasksConfig
 from weft.errors import ConfigError, RoleError, did_you_mean, in_task
 from weft.models.base import Model, Role, SelfFitted
 from weft.registry import resolve

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from weft.config.schema import Data, Named, TasksData
+from weft.config.schema import Named
+from weft.config.sections import Data, TasksData
 from weft.data.batching.packed_items import GroupedItems, PackedItems, pack
 from weft.data.readers.column_mapping import ColumnSpec, join_list_fields, split_list_columns
 from weft.data.readers.examples import Skipped, read_examples

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.data.word_vectors.read import Vectors, read_layout, read_vector_words, read_vectors
 from weft.errors import ConfigError
 from weft.models.base import Model

@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from weft.config.schema import Overrides, Section, apply_overrides, read_section
+from weft.config.overrides import Overrides, apply_overrides
+from weft.config.schema import Section, read_section
 from weft.decoding.config import DecodingConfig
 from weft.errors import ConfigError, DataError, abbreviate
 from weft.tasks.base import Task

@@ -16,7 +16,8 @@ import torch
 from pydantic import field_validator, model_validator
 from torch import Tensor
 
-from weft.config.schema import Named, Run, Section
+from weft.config.run import Run
+from weft.config.schema import Named, Section
 from weft.data.batching.packed_items import PackedItems
 from weft.data.labels import Label
 from weft.data.truncation import TruncationPolicy

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from pydantic import BeforeValidator, Field, field_validator
 
-from weft.config.schema import Named, Run, Section
+from weft.config.run import Run
+from weft.config.schema import Named, Section
 from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
 from weft.decoding.config import DecodingConfig

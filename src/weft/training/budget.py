@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from weft.checkpoint.contents import Progress
-from weft.config.schema import Every, Train
+from weft.config.sections import Every, Train
 from weft.data.batching.loader import Loader
 
 EVALUATIONS = 10  # of a run that does not say when; fewer if it has fewer epochs

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.data.batching.loader import Loader
 from weft.data.batching.packed_items import PackedItems
 from weft.data.batching.static_shape import StaticShape

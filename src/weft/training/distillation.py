@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from weft.config.schema import Distill, Run
+from weft.config.run import Run
+from weft.config.sections import Distill
 from weft.data.batching.loader import LoadedBatch
 from weft.data.batching.packed_items import PackedItems
 from weft.data.readers.lines import plural

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from weft.checkpoint import contents
 from weft.checkpoint.optimizer_state import optimizer_tensors
-from weft.config.schema import Every, Run, Train
+from weft.config.run import Run
+from weft.config.sections import Every, Train
 from weft.data.batching.loader import Loader, Position
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError

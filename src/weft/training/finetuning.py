@@ -21,7 +21,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from weft.config.schema import Run, Train
+from weft.config.run import Run
+from weft.config.sections import Train
 from weft.data.readers.lines import plural
 from weft.errors import ConfigError
 from weft.models.base import Model

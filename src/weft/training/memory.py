@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from weft.config.schema import Named, Run
+from weft.config.run import Run
+from weft.config.schema import Named
 from weft.errors import ConfigError
 from weft.tasks.base import Task
 from weft.tasks.factory import build

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.errors import ConfigError, did_you_mean
 from weft.tasks.base import Task
 

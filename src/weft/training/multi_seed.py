@@ -18,7 +18,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from weft.checkpoint.store import Store
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.config.small_files import read_small_text
 from weft.config.yaml import write_yaml
 from weft.errors import CheckpointError, ConfigError

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from weft.checkpoint.tensor_files import full_tensor, is_sharded
-from weft.config.schema import Train
+from weft.config.sections import Train
 from weft.training.asgd import ASGD
 
 

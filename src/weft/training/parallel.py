@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from weft.checkpoint import contents
 from weft.checkpoint.tensor_files import full_tensor, shard_like
-from weft.config.schema import Train
+from weft.config.sections import Train
 from weft.errors import ConfigError
 from weft.nn.transformer.blocks import Block, Blocks
 from weft.tasks.head import Head

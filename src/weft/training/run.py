@@ -12,7 +12,9 @@ from weft.checkpoint import contents
 from weft.checkpoint.averaging import read_average_info
 from weft.checkpoint.contents import Progress
 from weft.checkpoint.store import Store, verify_or_offer
-from weft.config.schema import Pretrained, Run, Train, position_remedy
+from weft.config.run import Run
+from weft.config.schema import Pretrained, position_remedy
+from weft.config.sections import Train
 from weft.config.yaml import write_yaml
 from weft.data.batching.packed_items import GroupedItems, PackedItems
 from weft.data.readers.lines import plural

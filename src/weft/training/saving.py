@@ -18,7 +18,7 @@ from weft.checkpoint.contents import Progress
 from weft.checkpoint.optimizer_state import optimizer_tensors
 from weft.checkpoint.store import Store
 from weft.checkpoint.tensor_files import full_tensor
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.tokenization.trainable import Tokenizer
 from weft.training.distributed import World
 from weft.training.reporting import CheckpointSaved, Reporter

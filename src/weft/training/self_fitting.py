@@ -14,7 +14,8 @@ import torch
 from weft.checkpoint import contents
 from weft.checkpoint.contents import Progress
 from weft.checkpoint.store import Store
-from weft.config.schema import Run, Train
+from weft.config.run import Run
+from weft.config.sections import Train
 from weft.config.yaml import write_yaml
 from weft.data.batching.packed_items import PackedItems
 from weft.errors import ConfigError

@@ -25,7 +25,8 @@ from weft.checkpoint.contents import Progress
 from weft.checkpoint.manifest import order
 from weft.checkpoint.optimizer_state import load_optimizer
 from weft.checkpoint.store import Store
-from weft.config.schema import Every, Run
+from weft.config.run import Run
+from weft.config.sections import Every
 from weft.data.batching.loader import LoadedBatch, Loader, Position
 from weft.errors import CheckpointError, TrainingError
 from weft.nn.kernels.self_test import try_kernels

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.checkpoint.store import Store, verify_or_offer
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.errors import ConfigError, TrainingError
 from weft.tasks.factory import make_task, resolve_run
 from weft.tasks.pretrained_embeddings import check_vectors

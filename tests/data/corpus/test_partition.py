@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data.corpus import partition
 from weft.data.corpus.partition import CorpusPart, SourceFile, part_size, partition_source, source_files, split_file
 from weft.data.readers.examples import Skipped, read_rows

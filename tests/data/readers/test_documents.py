@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data.readers.examples import Skipped, read_examples
 from weft.errors import ConfigError, DataError
 

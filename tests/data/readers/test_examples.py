@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from weft.config.schema import Data, read_section
+from weft.config.schema import read_section
+from weft.config.sections import Data
 from weft.data.readers.examples import Place, Skipped, own_format, read_examples, read_rows, resolve_files
 from weft.data.readers.lines import read_lines
 from weft.data.readers.records import read_as_recipe

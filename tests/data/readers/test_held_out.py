@@ -8,7 +8,10 @@ import pytest
 from tests.notices import Told
 
 import weft
-from weft.config.schema import Data, Run, read_recipe, read_section
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
+from weft.config.schema import read_section
+from weft.config.sections import Data
 from weft.data.readers import held_out
 from weft.data.readers.examples import Skipped
 from weft.data.readers.held_out import RowKind, read_held_out

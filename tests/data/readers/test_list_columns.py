@@ -5,7 +5,8 @@ import json
 import pytest
 from pydantic import BaseModel
 
-from weft.config.schema import Data, read_section
+from weft.config.schema import read_section
+from weft.config.sections import Data
 from weft.data.readers.examples import Skipped, read_examples, read_rows
 from weft.errors import ConfigError, DataError
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data.readers.records import read_as_recipe, read_records
 from weft.errors import ConfigError, DataError
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data.readers.examples import Skipped, read_examples, read_rows
 from weft.errors import ConfigError, DataError
 from weft.tasks.qa.task import SpanExample

@@ -6,7 +6,7 @@ import json
 import fsspec
 import pytest
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data.corpus.partition import SourceFile, partition_source
 from weft.data.readers.examples import read_rows
 from weft.errors import DataError

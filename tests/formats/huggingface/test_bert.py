@@ -11,7 +11,7 @@ from tests.hf_folders import LINES, TEXTS, transformers
 from tests.transformer_equations import spread_weights
 
 import weft
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.conversion.parity import compare_models
 from weft.errors import CheckpointError
 from weft.formats.huggingface.folder import family_for, save_hf

@@ -16,7 +16,7 @@ from tests.hf_folders import END, TEXTS, transformers
 from tests.transformer_equations import spread_weights
 
 import weft
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.decoding.config import DecodingConfig
 from weft.decoding.generate import generate
 from weft.errors import CheckpointError

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.labelling import made
 
 import weft
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError
 from weft.nn.layers.scalar_mix import ScalarMix

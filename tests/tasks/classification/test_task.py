@@ -15,7 +15,9 @@ from tests.labelling import made
 from torch.nn import functional as F
 
 import weft
-from weft.config.schema import Run, Section, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
+from weft.config.schema import Section
 from weft.data.batching.packed_items import pack
 from weft.data.labels import Labels
 from weft.data.truncation import TruncationPolicy

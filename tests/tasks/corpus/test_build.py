@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.data.corpus.format import open_split, read_manifest
 from weft.data.corpus.merge import NARROW, PartitionPlan
 from weft.data.corpus.partition import partition_source

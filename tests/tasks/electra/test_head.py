@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.models.base import Role
 from weft.models.bert import BERT, BERTConfig
 from weft.tasks.batch import Batch

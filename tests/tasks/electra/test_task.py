@@ -8,7 +8,7 @@ import torch
 from tests.evaluation import encoded
 
 import weft
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.evaluation import encoded
 
 import weft
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.tasks.batch import IGNORE_INDEX

@@ -10,7 +10,8 @@ import torch
 from tests.evaluation import encoded
 
 import weft
-from weft.config.schema import Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
 from weft.data.batching.loader import Position
 from weft.data.batching.packed_items import pack
 from weft.data.corpus.format import open_split

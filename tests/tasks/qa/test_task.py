@@ -11,7 +11,9 @@ from tests.labelling import made
 from torch.nn import functional as F
 
 import weft
-from weft.config.schema import Data, Run, read_recipe
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
+from weft.config.sections import Data
 from weft.data.batching.static_shape import StaticShape
 from weft.data.readers.examples import Skipped, read_examples
 from weft.data.truncation import TruncationPolicy

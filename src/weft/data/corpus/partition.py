@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from weft.config.schema import Data, Section, Source
+from weft.config.schema import Section
+from weft.config.sections import Data, Source
 from weft.data.readers.examples import resolve_files
 from weft.data.readers.lines import FileSlice, unreadable
 from weft.data.readers.urls import is_url, open_url, url_status

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data.readers.lines import BadRow, Oddities, plural
 from weft.errors import ConfigError, DataError, did_you_mean
 

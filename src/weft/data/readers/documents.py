@@ -14,7 +14,7 @@ too, and with `file` the document to 64 times that.
 from collections.abc import Iterator
 from itertools import chain
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data.readers.column_mapping import Columns, NumberedRows
 from weft.data.readers.lines import LINE_OVERHEAD, BadRow, chomp, read_lines
 

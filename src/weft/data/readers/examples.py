@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data.readers.column_mapping import Columns, NumberedRows, Row, join_list_fields
 from weft.data.readers.documents import read_documents
 from weft.data.readers.formats import FORMAT_READERS, read_parallel

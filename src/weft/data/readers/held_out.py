@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data.corpus.partition import SourceFile, source_files
 from weft.data.readers.examples import Place, Skipped, read_examples
 from weft.errors import DataError

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from weft.config.schema import Data
+from weft.config.sections import Data
 from weft.data.readers.column_mapping import ColumnPicks, Columns, ColumnSpec, Row, join_list_fields
 from weft.data.readers.examples import file_extension, format_of_extension, own_format, resolve_files
 from weft.data.readers.formats import FORMAT_READERS

@@ -12,7 +12,9 @@ from typing import Any
 from weft.checkpoint.atomic_io import new_folder, wrap_os_errors
 from weft.checkpoint.contents import copy_into_head, differences, run_with_overrides
 from weft.checkpoint.manifest import CHECKPOINT_MANIFEST
-from weft.config.schema import Named, Overrides, Run, read_section
+from weft.config.overrides import Overrides
+from weft.config.run import Run
+from weft.config.schema import Named, read_section
 from weft.errors import CheckpointError, ConfigError, did_you_mean
 from weft.formats.huggingface.families import FAMILIES, MODEL_NAMES
 from weft.formats.huggingface.heads import check_task, detect_head, head_name, read_task, write_task

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.errors import CheckpointError
 from weft.formats.huggingface.mapping import HFMapping, WeightFiles
 from weft.tasks.factory import make_task

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from weft.config.schema import Run, Section, read_section
+from weft.config.run import Run
+from weft.config.schema import Section, read_section
 from weft.decoding.config import DecodingConfig
 from weft.errors import CheckpointError, ConfigError
 from weft.formats.huggingface.mapping import HFMapping

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from weft.checkpoint.contents import weights
 from weft.checkpoint.tensor_files import read_tensors
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.errors import CheckpointError
 from weft.formats.huggingface.heads import head_name
 from weft.formats.huggingface.mapping import HFMapping, Modules, StoredWeight, WeightFiles

@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as Engine
 from tokenizers.normalizers import Lowercase, Sequence
 
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.errors import RoleError
 from weft.formats.huggingface.folder import closest_family, hf_config
 from weft.formats.huggingface.tokenizer import write_json_object, write_tokenizer

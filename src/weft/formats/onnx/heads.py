@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.formats.onnx.graph import Graph, Shape
 from weft.formats.onnx.layers import (
     ACTIVATIONS,

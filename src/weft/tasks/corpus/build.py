@@ -18,7 +18,9 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from weft.config.schema import Run, Source, read_section
+from weft.config.run import Run
+from weft.config.schema import read_section
+from weft.config.sections import Source
 from weft.data.corpus.format import (
     CORPUS_MANIFEST,
     FORMAT,

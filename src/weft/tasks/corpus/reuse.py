@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from weft.config.schema import Data, Named, Section, read_section
+from weft.config.schema import Named, Section, read_section
+from weft.config.sections import Data
 from weft.data.corpus.format import CorpusManifest, CorpusSplit, EncodedExample, find_corpus, open_split, read_manifest
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from weft.config.schema import Run
+from weft.config.run import Run
 from weft.data.corpus.format import write_json_atomically
 from weft.data.corpus.merge import (
     NARROW,

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from weft.config.schema import Named, Run
+from weft.config.run import Run
+from weft.config.schema import Named
 from weft.data.batching.packed_items import PackedItems
 from weft.errors import ConfigError, DataError
 from weft.models.base import Role

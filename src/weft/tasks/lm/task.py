@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from weft.config.schema import Named, Run, Section, position_remedy
+from weft.config.run import Run
+from weft.config.schema import Named, Section, position_remedy
 from weft.data.batching.lm_stream import BPTTSegments, LMWindows, SpanSampler, TokenStream
 from weft.data.batching.packed_items import PackedItems
 from weft.data.corpus.format import CorpusSplit

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from weft.config.schema import Named, Run, Share, position_remedy
+from weft.config.run import Run
+from weft.config.schema import Named, Share, position_remedy
 from weft.data.batching.lm_stream import Spans, SpanSampler, SpanSource
 from weft.data.batching.loader import plan_batches
 from weft.data.batching.mlm_sequences import (

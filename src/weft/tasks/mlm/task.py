@@ -23,7 +23,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from weft.config.schema import Named, Run
+from weft.config.run import Run
+from weft.config.schema import Named
 from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from weft.config.schema import Named, Run, Section
+from weft.config.run import Run
+from weft.config.schema import Named, Section
 from weft.data.batching.packed_items import PackedItems
 from weft.data.truncation import COUNTED, TruncationPolicy, count_tokens
 from weft.errors import ConfigError, DataError

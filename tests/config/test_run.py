@@ -1,4 +1,4 @@
-"""Recipes: dotted overrides, and errors that name the place, the value and the remedy."""
+"""A whole recipe, checked: errors that name the place, the value and the remedy."""
 
 import sys
 from typing import ClassVar
@@ -6,16 +6,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from weft.config.schema import (
-    Data,
-    Named,
-    Run,
-    Train,
-    apply_override,
-    read_recipe,
-    read_section,
-    recipe_names,
-)
+from weft.config.recipes import read_recipe
+from weft.config.run import Run
+from weft.config.schema import Named
 from weft.config.yaml import read_yaml, write_yaml
 from weft.errors import ConfigError, WeftError
 from weft.models.base import Model
@@ -38,42 +31,6 @@ def test_a_recipe_is_parsed_and_dumped_to_an_equal_run():
     assert Run.parse(read_yaml(write_yaml(run.dump()), "place")) == run
     with pytest.raises(Exception, match="frozen"):
         run.train.lr = 1.0
-
-
-def test_overrides_reach_in_and_are_typed():
-    run = Run.parse(changed("train.lr=3e-5", "model.layers=3", "train.betas=[0.9, 0.98]", "task.decode.beam=4"))
-    assert (run.train.lr, run.model.layers, run.train.betas, run.task.decode.beam) == (3e-5, 3, (0.9, 0.98), 4)
-    assert "layers" not in RECIPE["model"], "the recipe that was given must not change"
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        "train.lr=3e-5",
-        ["train.lr=3e-5"],
-        {"train.lr": 3e-5},
-        {"train": {"lr": 3e-5}},
-    ],
-)
-def test_overrides_are_strings_or_a_mapping(overrides):
-    raw = read_recipe(RECIPE, overrides)
-    assert raw == {**RECIPE, "train": {"steps": 10, "lr": 3e-5}}
-    assert "lr" not in RECIPE["train"]
-
-
-def test_a_dotted_key_replaces_and_nested_mappings_merge():
-    recipe = {**RECIPE, "data": {"train": "a.tsv", "columns": {"text": 0}}}
-    merged = read_recipe(recipe, {"data": {"columns": {"target": 1}}, "task": {"decode": {"beam": 2}}})
-    assert merged["data"] == {"train": "a.tsv", "columns": {"text": 0, "target": 1}}
-    assert merged["task"] == {"name": "translate", "decode": {"beam": 2}}
-    assert read_recipe(recipe, {"data.columns": {"target": 1}})["data"]["columns"] == {"target": 1}
-    pruned = {"cross.3": [1, 5]}
-    assert read_recipe(recipe, {"model": {"pruned_heads": pruned}})["model"]["pruned_heads"] == pruned
-    assert recipe["data"]["columns"] == {"text": 0}
-
-
-def test_a_path_is_a_value(tmp_path):
-    assert read_recipe(RECIPE, {"data": {"train": tmp_path}})["data"]["train"] == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -151,50 +108,6 @@ def test_mistakes_name_the_place_and_the_remedy(override, message):
     assert message in str(error.value)
 
 
-def standing_alone(raw):
-    """Say of a recipe that starts from other weights what it would take from them."""
-    if "weights" in raw["model"]:
-        raw |= {"model": {"preset": "bert-tiny"}, "tokenizer": {"name": "wordpiece"}}
-    return raw
-
-
-def test_every_shipped_recipe_parses():
-    assert "dates" in recipe_names()
-    for name in recipe_names():
-        raw = read_recipe(name)
-        assert ("compare" in raw) == name.startswith("compare-")
-        raw.pop("compare", None)
-        Run.parse(standing_alone(raw))
-
-
-def test_variants_are_for_a_comparison():
-    with pytest.raises(ConfigError, match="compare: lists variants of a recipe, which weft compare trains"):
-        Run.parse(read_recipe("compare-dates"))
-
-
-def test_a_missing_recipe_gets_a_suggestion(tmp_path):
-    with pytest.raises(ConfigError, match="did you mean 'dates'"):
-        read_recipe("datse")
-    (tmp_path / "mine.yaml").write_text("- 1\n")
-    with pytest.raises(ConfigError, match=r"did you mean '.*/mine\.yaml'\?"):
-        read_recipe(tmp_path / "mien.yaml")
-    with pytest.raises(ConfigError, match=r"did you mean 'dates'\?"):
-        read_recipe("dates.yaml")
-    for far in (tmp_path / "zzz.yaml", tmp_path / "gone" / "zzz.yaml", "zzzz"):
-        with pytest.raises(ConfigError, match="neither a file nor a recipe that ships with weft; weft models lists"):
-            read_recipe(far)
-    with pytest.raises(ConfigError, match="cannot be read as a recipe"):
-        read_recipe(tmp_path)
-    (tmp_path / "list.yaml").write_text("- 1\n")
-    with pytest.raises(ConfigError, match="must be a mapping"):
-        read_recipe(tmp_path / "list.yaml")
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("15m", 900), ("1.5h", 5400)])
-def test_times_are_read(text, seconds):
-    assert read_section(Train, {"time": text}, "train").time == seconds
-
-
 class OwnConfig(Named):
     size: int = 3
     sizes: tuple[int, ...] = ()
@@ -226,62 +139,15 @@ def test_a_checkpoint_may_not_name_code_from_outside():
         Run.parse(changed("model={name: own_package:Own}"), trust=False)
 
 
-def test_data_needs_a_source():
-    with pytest.raises(ConfigError, match="must say where the examples come from"):
-        read_section(Data, {}, "data")
-
-
-def test_apply_override_makes_sections():
-    raw = {}
-    apply_override(raw, "a.b.c=1")
-    assert raw == {"a": {"b": {"c": 1}}}
-
-
-@pytest.mark.parametrize("name", ["a\0b", "n" * 5000])
-def test_what_is_no_path_is_no_recipe(name):
-    with pytest.raises(ConfigError, match="cannot be read as a recipe"):
-        read_recipe(name)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (None, r"overrides: must be a list, such as \['train.lr=3e-5'\], or a mapping, .*but is None instead"),
-        (3, "overrides: must be a list, .*but is 3 instead"),
-        ("train.lr", "'train.lr': an override is key=value"),
-        ({3: 1}, "overrides: 3: a key is dotted, such as 'train.lr'"),
-        ({"train..lr": 1}, "overrides: 'train..lr': a key is dotted"),
-        ({"train.steps.x": 1}, "'train.steps.x': train.steps is 10, which has no keys"),
-        ([3], "3: an override is key=value"),
-        ([None], "None: an override is key=value"),
-    ],
-)
-def test_overrides_of_another_type_are_named(overrides, message):
-    with pytest.raises(ConfigError, match=message):
-        read_recipe(RECIPE, overrides)
-
-
-def test_what_was_tried_of_a_union_is_no_part_of_the_key():
-    with pytest.raises(ConfigError, match=r"^train.freeze: should be 'body' or a valid integer, but is 'b' instead$"):
-        read_section(Train, {"freeze": "b", "steps": 1}, "train")
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"train": 5}, r"data.train: should be a valid string or a list, such as \[a, b\], but is 5 instead"),
-        ({"train": ["a", 3]}, "data.train.1: should be a valid string, but is 3 instead"),
-        (
-            {"train": "a", "columns": {"int": True}},
-            r"data.columns.int: should be .* or a list, .*, but is True instead",
-        ),
-        ({"train": "a", "columns": {"int": [True]}}, "data.columns.int.0: should be .*, but is True instead"),
-        ({"train": "a", "columns": {3: "a"}}, "data.columns.3: should be a valid string, but is 3 instead"),
-    ],
-)
-def test_a_key_that_may_be_several_things_is_named_once_and_as_it_was_given(given, message):
-    with pytest.raises(ConfigError, match=f"^{message}$"):
-        read_section(Data, given, "data")
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_checkpoint_with_a_wrong_key_imports_no_code_to_say_where_it_belongs(tmp_path, monkeypatch, trust):
+    (tmp_path / "from_outside.py").write_text("from weft.models.seq2seq.model import Seq2Seq as MyModel\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "from_outside", raising=False)
+    place = "it is model.attention" if trust else "did you mean"
+    with pytest.raises(ConfigError, match=f"data.attention: unknown key; {place}"):
+        Run.parse(changed("model={name: from_outside:MyModel}", "data.attention=none"), trust=trust)
+    assert ("from_outside" in sys.modules) == trust
 
 
 @pytest.mark.parametrize(
