@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 
 # What takes long comes first, so that at the end no process waits for the other.
-LONG = ("tests/e2e/", "tests/test_docs.py", "tests/training/test_distributed.py", "tests/cli/test_main.py")
+LONG = ("tests/e2e/", "tests/test_docs.py", "tests/training/test_distributed.py", "tests/cli/")
 
 
 def pytest_collection_modifyitems(items):

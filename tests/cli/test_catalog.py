@@ -1,4 +1,4 @@
-"""`weft data prepare` on the command line; what it makes is looked at in tests/tasks/test_corpora.py."""
+"""`weft models`, `weft data` and `weft tokenizer`; prepared corpora are looked at in tests/tasks/corpus."""
 
 import json
 import subprocess
@@ -6,8 +6,11 @@ import sys
 
 import pytest
 from rich.console import Console
+from tests.cli.conftest import good, refused
+from tests.conftest import reversed_pairs
 
 from weft.cli import catalog
+from weft.config.recipes import read_preset
 from weft.tasks.corpus.build import SplitProgress
 
 RECIPE = {
@@ -117,3 +120,44 @@ def test_kernels_are_listed_with_reasons(weft, monkeypatch):
     assert {row["device"] for row in rows} == {"cpu"}
     assert all(row["operation"] in out and row["reason"] in out for row in rows)
     assert "recipe" in weft("models")[1]
+
+
+def test_models(run):
+    done = good(run("models"))
+    for name in ("dates", "seq2seq", "translate", "wordpiece"):
+        assert name in done.out
+    raw = json.loads(good(run("models", "--json")).out)
+    assert raw["recipes"]["dates"]["model"]["name"] == "seq2seq"
+    assert {"cnn", "seq2seq"} <= set(raw["models"])
+    assert "unigram" in raw["tokenizers"]
+    assert "transformer-base   transformer   width: 512, heads: 8, layers: 6" in done.out
+    assert raw["presets"]["transformer-big"] == read_preset("transformer-big")
+
+
+def test_data_list(run):
+    done = good(run("data", "list"))
+    names = [row["name"] for row in json.loads(good(run("data", "list", "--json")).out)]
+    assert {"dates", "langid", "dateparts", "pydoc", "reviews"} <= set(names)
+    assert all(name in done.out for name in names)
+
+
+def test_data_show(run, recipe_file):
+    rows = [json.loads(line) for line in good(run("data", "show", "langid", "-n", 3, "--split", "test")).lines]
+    assert len(rows) == 3
+    assert set(rows[0]) == {"text", "label"}
+    rows = [json.loads(line) for line in good(run("data", "show", recipe_file, "-n", 0)).lines]
+    assert [(row["text"], row["target"]) for row in rows] == reversed_pairs()
+    assert len(good(run("data", "show", recipe_file)).lines) == 10
+    refused(run("data", "show", recipe_file, "--split", "test"), "data.test: required here, but not given")
+
+
+def test_tokenizer_train_and_show(run, recipe_file, trained_run, tmp_path):
+    out = tmp_path / "deep" / "tokenizer"
+    done = good(run("tokenizer", "train", recipe_file, "tokenizer.lowercase=true", "--out", out))
+    assert done.out == f"9 tokens in {out / 'tokenizer.json'}\n"
+    assert json.loads((out / "tokenizer.json").read_text())["normalizer"]
+    refused(run("tokenizer", "train", recipe_file, "--out", recipe_file), "--out:", "cannot be written")
+    shown = good(run("tokenizer", "show", trained_run, "abz"))
+    assert shown.lines[1].split() == ["token", "id", "start", "end", "text"]
+    rows = json.loads(good(run("tokenizer", "show", trained_run, "abz", "--json")).out)
+    assert [(row["token"], row["start"], row["end"]) for row in rows] == [("a", 0, 1), ("b", 1, 2), ("<unk>", 2, 3)]

@@ -12,9 +12,7 @@ from weft.cli.console import (
     print_metrics,
     print_report,
     print_table,
-    write_errors,
 )
-from weft.errors import ConfigError
 from weft.tasks.classification_report import ClassificationReport
 from weft.tasks.metrics import ConfusionMatrix, Tally
 
@@ -84,14 +82,6 @@ def test_only_a_binary_f1_has_a_label_beside_it(capsys):
     assert "macro_f1 " in out
     print_metrics({"f1": 0.5})
     assert "(" not in capsys.readouterr().out
-
-
-def test_errors_that_cannot_be_written_say_so(tmp_path):
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(ConfigError, match="--errors: .*taken cannot be written: Is a directory; name another file"):
-        write_errors(tmp_path / "taken", [])
-    write_errors(tmp_path / "errors.jsonl", [{"text": "ü"}, {}])
-    assert (tmp_path / "errors.jsonl").read_text(encoding="utf-8") == '{"text": "ü"}\n{}\n'
 
 
 ROWS = [["model.attention", "additive", "the score function; none: one fixed vector"], ["model.tie", "false", "yes"]]

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -90,22 +90,6 @@ def print_report(report: "ClassificationReport | LengthReport") -> None:
         print_table(*report.table(), title="by the length of the input")
     else:
         print_table(*report.table(), title=f"classification report, by {report.unit}", section=len(report.classes))
-
-
-def check_errors_file(path: Path) -> None:
-    """Raise an error if the file of wrong answers could not be written; called before any work is done."""
-    if path.suffix != ".jsonl":
-        raise ConfigError(f"--errors: must end in .jsonl, but is {str(path)!r} instead")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ConfigError(f"--errors: must be a file in a folder that exists, but is {str(path)!r}; name another")
-
-
-def write_errors(path: Path, errors: Sequence[Mapping[str, Any]]) -> None:
-    """Write wrong answers, one JSON object a line."""
-    try:
-        path.write_text("".join(write_json(row) + "\n" for row in errors), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--errors: {path} cannot be written: {error.strerror}; name another file") from None
 
 
 def print_pairs(result: "MinimalPairsResult", as_json: bool) -> None:

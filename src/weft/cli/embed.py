@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from weft.cli.predict import RowErrors
+    from weft.cli.answers import RowErrors
     from weft.config.sections import Data
     from weft.data.readers.column_mapping import ColumnSpec
     from weft.data.readers.records import Record
@@ -91,9 +91,9 @@ def embed(
     engine: EngineOption = "local",
 ) -> None:
     """Print or write the vectors of texts, a file or stdin: one per text, with --pool tokens one per token."""
+    from weft.cli.answers import RowErrors
     from weft.cli.inputs import parse_columns, read_stdin, text_records
     from weft.cli.outputs import atomic_file
-    from weft.cli.predict import RowErrors
     from weft.cli.progress import RowProgress
     from weft.data.readers.lines import plural
     from weft.ray_engine import is_ray

@@ -1,118 +1,140 @@
-"""Answers of `weft predict` to rows: one for each row, printed or written; rows with errors are counted."""
+"""`weft predict`: a model's answers to texts, a file or stdin."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.console import tell
-from weft.cli.inputs import read_chunks, read_file
-from weft.config.json import write_json
-from weft.config.sections import Data
-from weft.data.readers.column_mapping import ColumnSpec
-from weft.data.readers.lines import plural
-from weft.data.readers.records import Record
-from weft.data.truncation import TruncationPolicy
-from weft.errors import DataError
+from weft.cli.console import (
+    NEEDS_FILES,
+    ColumnsOption,
+    DeviceOption,
+    EngineOption,
+    FileOption,
+    JsonOption,
+    ModelArg,
+    PrecisionOption,
+    QuietOption,
+    StrictOption,
+    TaskOption,
+    TextsArg,
+    TrustOption,
+    check_source,
+    read_path,
+    tell,
+)
+from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.pipeline import Pipeline
-    from weft.tasks.base import Answer, Task
-
-WriteAnswer = Callable[[Record, "Answer"], object]
-Answered = tuple[Sequence[Record], Iterable["Answer"]]  # rows and their answers
 
 
-class RowErrors:
-    """The number of rows, of those with an error, and the first error; if `strict`, it is raised.
-
-    With `printed`, each error has been printed already, and the summary does not repeat the first.
-    """
-
-    def __init__(self, strict: bool, printed: bool = False) -> None:
-        self.rows = self.errors = 0
-        self._first, self._strict, self._printed = "", strict, printed
-
-    def count(self, error: str | None) -> None:
-        """Count a row."""
-        self.rows += 1
-        if error is not None:
-            if self._strict:
-                raise DataError(error)
-            self.errors, self._first = self.errors + 1, self._first or error
-
-    def summarize(self, action: str) -> None:
-        """Print how many rows could not, for instance, `be answered`; raise an error if none could."""
-        first = "" if self._printed else f"; the first: {self._first}"
-        if self.errors and self.errors == self.rows:
-            raise DataError(f"not one of {plural(self.rows, 'row')} could {action}{first}")
-        if self.errors:
-            tell(f"{plural(self.errors, 'row')} of {self.rows:,} could not {action}{first}")
-
-
-def question_records(file: str, task: "Task", data: Data, columns: ColumnSpec | None) -> Iterator[Record]:
-    """Yield the rows of a file as questions of the model's task: labels, if there are any, are left out."""
-    fields = task.Example.model_fields
-    required = [name for name, info in fields.items() if info.is_required()]
-    for record in read_file(file, data, list(fields), [*required, *task.required_optional_fields], columns):
-        is_row = isinstance(record.request, dict)
-        yield record._replace(request=task.question_fields(record.request)) if is_row else record  # type: ignore[arg-type]
-
-
-def answer_chunks(
-    pipeline: "Pipeline", records: Iterable[Record], options: Mapping[str, Any], limit: TruncationPolicy
-) -> Iterator[Answered]:
-    """Yield the rows that have been read so far, with their answers; `limit` counts what was cut."""
-    start = 0
-    for chunk in read_chunks(records):
-        yield chunk, pipeline.answers([record.request for record in chunk], options, start, "return", limit)
-        start += len(chunk)
-
-
-def write_answers(
-    answered: Iterable[Answered],
-    limit: TruncationPolicy,
-    write: WriteAnswer,
-    errors: RowErrors,
-    advance: Callable[[int], object] = lambda rows: None,
+def predict(
+    model: ModelArg,
+    texts: TextsArg = None,
+    file: FileOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            parser=read_path,
+            help="Rows with their answers: .csv, .tsv, .jsonl or .parquet; if not, stdout.",
+        ),
+    ] = None,
+    columns: ColumnsOption = None,
+    task: TaskOption = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A decoding option, such as beam=5 or sample=true."),
+    ] = None,
+    as_json: JsonOption = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print each answer while it is generated.")] = False,
+    truncation: Annotated[
+        str | None,
+        typer.Option("--truncation", help="Of texts that are too long: cut, window or error; if not, the recipe's."),
+    ] = None,
+    strict: StrictOption = False,
+    quiet: QuietOption = False,
+    trust: TrustOption = False,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "fp32",
+    engine: EngineOption = "local",
 ) -> None:
-    """Write an answer for each row, and print what was cut; the answer to a bad row is its error."""
-    for chunk, answers in answered:
-        for record, answer in zip(chunk, answers, strict=True):
-            if answer.keys() == {"error"}:
-                answer = {"error": _locate(answer["error"], errors.rows + 1, record.place)}
-                errors.count(answer["error"])
-            else:
-                errors.count(None)
-            write(record, answer)
-        sys.stdout.flush()
-        advance(len(chunk))
-    if str(limit):
-        tell(str(limit))
-    errors.summarize("be answered")
+    """Print or write a model's answers to texts, a file or stdin."""
+    from weft.cli.answers import RowErrors, answer_chunks, print_answers, question_records, write_answers
+    from weft.cli.inputs import parse_columns, read_stdin, text_records
+    from weft.cli.outputs import AnswerFile
+    from weft.cli.progress import RowProgress
+    from weft.ray_engine import is_ray
 
-
-def _locate(message: str, number: int, place: str) -> str:
-    """Return an error with the place of its row in a file, in place of its number."""
-    example = f"example {number}: "
-    return f"{place}: {message.removeprefix(example)}" if message.startswith(example) else message
-
-
-def print_answers(pipeline: "Pipeline", as_json: bool, alternatives: bool = False) -> WriteAnswer:
-    """Return what prints an answer: as JSON, or as text, where an error is an empty line and a message on stderr.
-
-    With `alternatives`, text has the other candidates too.
-    """
-    format_answer = pipeline.task.format_alternatives if alternatives else pipeline.task.format_answer
-
-    def write(record: Record, answer: "Answer") -> None:
-        if as_json:
-            typer.echo(write_json(answer))
-        elif answer.keys() == {"error"}:
+    check_source(texts, file)
+    if is_ray(engine) and (file is None or out is None):
+        raise ConfigError(NEEDS_FILES)
+    if stream and (as_json or out):
+        other = "--json prints" if as_json else "--out writes"
+        raise ConfigError(f"--stream: prints text while it is generated, but {other} whole answers; leave one out")
+    column_names, answers = parse_columns(columns, file), AnswerFile(out) if out else None
+    load = partial(_load_for_task, model, device, trust, precision, task)
+    pipeline, decoding = load(), _parse_options(options or [])
+    if not as_json:
+        _tell_sampling(pipeline, decoding)
+    limit = pipeline.truncation_policy(truncation)  # type: ignore[arg-type]  # checked there
+    records = text_records(texts) if texts else read_stdin(pipeline.run.data.max_line_bytes)
+    if file is not None:
+        records = question_records(file, pipeline.task, pipeline.run.data, column_names)
+    if stream:
+        for number, record in enumerate(records):
+            for piece in pipeline.stream(record.request, decoding, number):
+                typer.echo(piece, nl=False)
             typer.echo()
-            tell(answer["error"])
-        else:
-            typer.echo(format_answer(answer))
+        return
+    # Answers that scroll by in a terminal are progress enough.
+    quiet = quiet or file is None or (out is None and sys.stdout.isatty())
+    with RowProgress("predict", quiet) as progress, answers or nullcontext():
+        write = print_answers(pipeline, as_json, bool(decoding)) if answers is None else answers.write
+        errors = RowErrors(strict or bool(texts), printed=answers is None and not as_json)
+        if engine == "ray" and file is not None and out is not None:
+            from weft.cli.ray_rows import answer_on_ray, stored_answers
 
-    return write
+            read = partial(question_records, file, pipeline.task, pipeline.run.data, column_names)
+            settings = {"model": model, "precision": precision, "columns": column_names, "task": task}
+            parts = answer_on_ray(out, file, settings, read, pipeline, load, decoding, truncation, progress.advance)
+            write_answers(stored_answers(parts, limit), limit, write, errors)
+        else:
+            answered = answer_chunks(pipeline, records, decoding, limit)
+            write_answers(answered, limit, write, errors, progress.advance)
+    if engine == "ray":
+        parts.remove()
+    if out is not None:
+        typer.echo(out)
+
+
+def _load_for_task(model: str, device: str, trust: bool, precision: str, task: str | None) -> "Pipeline":
+    from weft.pipeline import load
+
+    return load(model, device, trust, (), precision).for_task(task)
+
+
+def _parse_options(pairs: Iterable[str]) -> dict[str, Any]:
+    from weft.config.overrides import apply_override
+
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        apply_override(options, pair)
+    return options
+
+
+def _tell_sampling(pipeline: "Pipeline", given: Mapping[str, Any]) -> None:
+    """Print a notice if texts are sampled though the call does not ask for it."""
+    from weft.decoding.config import DecodingConfig
+    from weft.tasks.requests import read_options
+
+    options = read_options(pipeline.task, given)
+    if isinstance(options, DecodingConfig) and options.sample and "sample" not in given:
+        others = "--set sample=false takes the most probable tokens"
+        tell(f"sampled with {options.describe_sampling()}: another seed gives another text, {others}")

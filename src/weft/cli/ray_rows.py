@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from weft.cli.answers import Answered, RowErrors
 from weft.cli.embed import TextRows, text_of
 from weft.cli.inputs import MAX_CHUNK, cut_rows, row_size
 from weft.cli.outputs import atomic_file
-from weft.cli.predict import Answered, RowErrors
 from weft.data.corpus.partition import SourceFile
 from weft.data.readers.examples import expand_glob
 from weft.data.readers.records import Record

@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from weft.checkpoint.store import Store
 from weft.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -33,6 +32,8 @@ SAVE_SECONDS = 300  # from a signal until processes that have not ended are kill
 
 def check_new(out: Path) -> None:
     """Refuse a directory that holds a run: processes that are restarted go on from what is there."""
+    from weft.checkpoint.store import Store
+
     for folder in (out, *sorted(out.glob("seed-*"))):
         if Store(folder).last():
             raise CheckpointError(f"{folder}: holds a run already; go on with it by --resume, or choose another --out")
