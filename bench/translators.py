@@ -123,7 +123,7 @@ class Marian:
         self.cache = how.removesuffix(" cache") if how else None
 
     def translate(self, work: Workload, setting: Setting) -> list[Found]:
-        from weft.tasks.inference import map_in_threads
+        from weft.tasks.inference_batches import map_in_threads
 
         over = map_in_threads if self.device == "cpu" else map  # as `weft predict` does
         return by_length(work.sources, setting.batch, partial(self._batch, work), over)
@@ -281,7 +281,7 @@ class Weft:
 
     def translate(self, work: Workload, setting: Setting) -> list[Found]:
         from weft.nn.layers.packed_linear import frozen_weights
-        from weft.tasks.inference import map_in_threads
+        from weft.tasks.inference_batches import map_in_threads
 
         over = map_in_threads if self.device == "cpu" else map  # as `weft predict` does
         with frozen_weights():

@@ -35,18 +35,11 @@ from weft.tasks.contrastive import Contrastive
 from weft.tasks.corpus.reuse import prepared_split
 from weft.tasks.dataframe import answers_frame, frame_examples, is_dataframe
 from weft.tasks.encoding import EvaluationData
+from weft.tasks.evaluation import EvaluationResult, evaluate, evaluate_prepared
 from weft.tasks.factory import num_parameters
 from weft.tasks.finite_answers import NOT_FINITE
 from weft.tasks.head import Head
-from weft.tasks.inference import (
-    EvaluationResult,
-    evaluate,
-    evaluate_prepared,
-    outputs,
-    predict,
-    predict_or_errors,
-    teacher_forced_batch,
-)
+from weft.tasks.inference import outputs, predict, predict_or_errors, teacher_forced_batch
 from weft.tasks.lm.minimal_pairs import MinimalPairsResult, evaluate_minimal_pairs
 from weft.tasks.lm.task import LM
 from weft.tasks.mlm.task import MLM

@@ -38,7 +38,7 @@ from weft.nn.layers.pooling import pool_tokens
 from weft.tasks.base import Task
 from weft.tasks.finite_answers import NOT_FINITE
 from weft.tasks.head import Head
-from weft.tasks.inference import map_in_threads
+from weft.tasks.inference_batches import map_in_threads
 from weft.tokens import Tokens
 
 Pool = Literal["mean", "cls", "max", "last", "pooler", "tokens"]

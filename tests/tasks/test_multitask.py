@@ -14,8 +14,8 @@ from weft.config.run import Run
 from weft.errors import ConfigError, DataError, RoleError
 from weft.formats.pretrained import read_run
 from weft.serve.models import load_models
+from weft.tasks.evaluation import mean_loss
 from weft.tasks.factory import build, make_task, resolve_run
-from weft.tasks.inference import mean_loss
 from weft.tasks.prepare import fit_tokenizer
 from weft.training.estimate import estimate_run
 from weft.training.metric_ranking import ranking_key

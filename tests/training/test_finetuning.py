@@ -18,8 +18,8 @@ from weft.formats.pretrained import read_run
 from weft.models.rnn import RNN
 from weft.nn.rnn.time_major import TimeMajor
 from weft.registry import resolve
+from weft.tasks.evaluation import evaluate
 from weft.tasks.factory import build, make_task, resolve_run
-from weft.tasks.inference import evaluate
 from weft.tasks.prepare import fit_tokenizer
 from weft.training.finetuning import frozen, layer_lr_factors, reinitialized
 from weft.training.flops import TrainingCost

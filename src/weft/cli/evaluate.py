@@ -28,7 +28,7 @@ from weft.errors import ConfigError, RoleError
 if TYPE_CHECKING:
     from weft.data.readers.column_mapping import ColumnSpec
     from weft.pipeline import Pipeline
-    from weft.tasks.inference import EvaluationResult
+    from weft.tasks.evaluation import EvaluationResult
 
 
 def evaluate(

@@ -30,7 +30,7 @@ from weft.tasks.base import Answer, Task
 from weft.tasks.capabilities import CustomEvaluation, LabelPrediction
 from weft.tasks.corpus.reuse import prepared_folder
 from weft.tasks.encoding import EvaluationData
-from weft.tasks.inference import answer_all
+from weft.tasks.evaluation import answer_all
 from weft.tasks.lm import scoring
 from weft.tasks.lm.task import LM
 from weft.tasks.lm.text_losses import TextLosses

@@ -38,7 +38,7 @@ from weft.tasks.batch import Batch, Item
 from weft.tasks.capabilities import CustomEvaluation, Metrics
 from weft.tasks.encoding import EvaluationData
 from weft.tasks.head import Head, Sums
-from weft.tasks.inference import map_in_threads
+from weft.tasks.inference_batches import map_in_threads
 from weft.tasks.lm.scoring import device_of
 from weft.tasks.metrics import pearson, spearman
 from weft.tasks.sharding import share, sum_over_ranks

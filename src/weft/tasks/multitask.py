@@ -25,8 +25,8 @@ from weft.tasks.base import Task
 from weft.tasks.batch import Batch, Item
 from weft.tasks.capabilities import CustomEvaluation, Metrics, StreamReading
 from weft.tasks.encoding import EvaluationData
+from weft.tasks.evaluation import evaluate
 from weft.tasks.head import Head, Sums
-from weft.tasks.inference import evaluate
 from weft.tokenization.trainable import Tokenizer
 
 

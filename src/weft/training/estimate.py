@@ -27,9 +27,9 @@ from weft.errors import ConfigError
 from weft.tasks.base import Task
 from weft.tasks.batch import Batch
 from weft.tasks.encoding import EvaluationData
+from weft.tasks.evaluation import evaluate
 from weft.tasks.factory import make_task, resolve_run
 from weft.tasks.head import Head
-from weft.tasks.inference import evaluate
 from weft.tasks.multitask import MultiHead, MultiTask
 from weft.tasks.prepare import has_split, read_evaluation_data
 from weft.tasks.pretrained_embeddings import check_vectors

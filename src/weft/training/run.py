@@ -25,9 +25,9 @@ from weft.tasks.base import Task
 from weft.tasks.capabilities import CustomEvaluation, SelfFitting
 from weft.tasks.corpus.reuse import prepared_folder, prepared_split
 from weft.tasks.encoding import EvaluationData
+from weft.tasks.evaluation import evaluate, evaluate_prepared
 from weft.tasks.factory import build, make_task, resolve_run
 from weft.tasks.head import Head
-from weft.tasks.inference import evaluate, evaluate_prepared
 from weft.tasks.multitask import MultiTask
 from weft.tasks.prepare import fit_tokenizer, has_split, pack_split, read_evaluation_data
 from weft.tasks.pretrained_embeddings import check_vectors, learn_words, start_from_vectors

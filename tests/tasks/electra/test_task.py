@@ -13,8 +13,8 @@ from weft.data.batching.packed_items import pack
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError
 from weft.models.bert import BERT
+from weft.tasks.evaluation import evaluate
 from weft.tasks.factory import build, make_task
-from weft.tasks.inference import evaluate
 from weft.tokenization.trainable import train_tokenizer
 from weft.training.compile import PaddedCollate, make_loader
 from weft.training.distributed import World

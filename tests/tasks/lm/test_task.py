@@ -16,8 +16,8 @@ from weft.config.run import Run
 from weft.data.truncation import TruncationPolicy
 from weft.errors import ConfigError, DataError, RoleError
 from weft.tasks.batch import IGNORE_INDEX
+from weft.tasks.evaluation import evaluate
 from weft.tasks.factory import build, make_task
-from weft.tasks.inference import evaluate
 from weft.tokenization.trainable import train_tokenizer
 from weft.tokens import Tokens
 

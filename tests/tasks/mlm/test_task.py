@@ -20,8 +20,8 @@ from weft.errors import ConfigError, DataError, RoleError
 from weft.models.bert import BERT
 from weft.tasks.batch import IGNORE_INDEX
 from weft.tasks.corpus.build import prepare
+from weft.tasks.evaluation import evaluate
 from weft.tasks.factory import build, make_task
-from weft.tasks.inference import evaluate
 from weft.tokenization.trainable import train_tokenizer
 from weft.tokens import Tokens
 from weft.training.compile import PaddedCollate, make_loader

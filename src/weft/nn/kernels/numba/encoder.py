@@ -3,8 +3,8 @@
 The loops (`weft.nn.kernels.numba.rowwise`, `weft.nn.kernels.numba.attention`) fuse what would else be an operation, and
 a pass over memory, for each step. The batch is split into parts, and each part goes through all layers before the next
 one, on the calling thread: so a layer's output is still in the cache when the next layer reads it, whatever the batch
-size. Threads are for whole batches (`weft.tasks.inference.map_in_threads`). On one core, and with short sequences, a
-layer is one function (`weft.nn.kernels.numba.encoder_layer`).
+size. Threads are for whole batches (`weft.tasks.inference_batches.map_in_threads`). On one core, and with short
+sequences, a layer is one function (`weft.nn.kernels.numba.encoder_layer`).
 """
 
 from collections.abc import Sequence
