@@ -59,7 +59,6 @@ EngineOption = Annotated[
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress: notices and results alone.")]
 PrecisionOption = Annotated[str, typer.Option("--precision", help="fp32, bf16, or on the CPU int8.")]
 
-NEEDS_FILES = "--engine ray: reads a file and writes a file; give --file and --out"
 MAX_LABELS = 30  # of a confusion matrix that is printed whole
 
 
@@ -68,10 +67,14 @@ def tell(notice: str) -> None:
     typer.echo(notice, err=True)
 
 
-def check_source(texts: Sequence[str] | None, file: str | None) -> None:
-    """Raise an error if both texts and a file of texts are given."""
+def check_source(texts: Sequence[str] | None, file: str | None, out: Path | None, engine: str) -> None:
+    """Raise an error if both texts and a file of texts are given, or if Ray has no file to read or to write."""
+    from weft.ray_engine import is_ray
+
     if texts and file:
         raise ConfigError(f"--file: replaces TEXT, but both are given: {file} and {texts[0]!r}; leave one out")
+    if is_ray(engine) and (file is None or out is None):
+        raise ConfigError("--engine ray: reads a file and writes a file; give --file and --out")
 
 
 def print_metrics(metrics: Mapping[str, float], positive_label: str | None = None) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from weft.cli.console import (
-    NEEDS_FILES,
     ColumnsOption,
     DeviceOption,
     EngineOption,
@@ -96,11 +95,8 @@ def embed(
     from weft.cli.outputs import atomic_file
     from weft.cli.progress import RowProgress
     from weft.data.readers.lines import plural
-    from weft.ray_engine import is_ray
 
-    check_source(texts, file)
-    if is_ray(engine) and (file is None or out is None):
-        raise ConfigError(NEEDS_FILES)
+    check_source(texts, file, out, engine)
     write, column_names = None if out is None else _writer_for(out, pool), parse_columns(columns, file)
     pool_mode: Any = pool  # checked by Pipeline.embedder
     combine_mode: Any = combine

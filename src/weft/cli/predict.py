@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.console import (
-    NEEDS_FILES,
     ColumnsOption,
     DeviceOption,
     EngineOption,
@@ -70,11 +69,8 @@ def predict(
     from weft.cli.inputs import parse_columns, read_stdin, text_records
     from weft.cli.outputs import AnswerFile
     from weft.cli.progress import RowProgress
-    from weft.ray_engine import is_ray
 
-    check_source(texts, file)
-    if is_ray(engine) and (file is None or out is None):
-        raise ConfigError(NEEDS_FILES)
+    check_source(texts, file, out, engine)
     if stream and (as_json or out):
         other = "--json prints" if as_json else "--out writes"
         raise ConfigError(f"--stream: prints text while it is generated, but {other} whole answers; leave one out")
