@@ -2,27 +2,20 @@
 
 A text is bos w_1 … w_n eos. A forward model reads it without eos and predicts each next token; a backward model reads
 it without bos and predicts each previous token; a model with both contexts, or with both directions (ELMo), reads the
-whole, and a token at an end has no target in the direction that ends there.
-
-What a sequence is (`task.sequences`):
-
-| sequences   | a sequence is                                                        | by default for              |
-|-------------|----------------------------------------------------------------------|-----------------------------|
-| `documents` | a document                                                           | bidirectional models        |
-| `windows`   | `data.max_length` tokens of the concatenated documents               | gpt, a backward rnn         |
-| `bptt`      | the concatenated documents: the state is carried from batch to batch | models with a state: an rnn |
+whole, and a token at an end has no target in the direction that ends there. What is read as one sequence:
+`weft.tasks.lm.sequences`.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from weft.config.run import Run
-from weft.config.schema import Named, Section, position_remedy
+from weft.config.schema import Named, Section
 from weft.data.batching.lm_stream import BPTTSegments, LMWindows, SpanSampler, TokenStream
 from weft.data.batching.packed_items import PackedItems
 from weft.data.corpus.format import CorpusSplit
@@ -50,6 +43,7 @@ from weft.tasks.head import Head
 from weft.tasks.incremental_text import IncrementalText, find_stop_word, grown
 from weft.tasks.lm import scoring
 from weft.tasks.lm.head import Continuation, ContinuationConfig, LMHead, loss_names
+from weft.tasks.lm.sequences import Sequences, check_stride, choose_sequences
 from weft.tasks.lm.text_losses import TextLosses, num_bytes, sums_by_text, texts_of_items
 from weft.tokenization.trainable import Tokenizer
 from weft.tokens import Tokens
@@ -59,7 +53,7 @@ class LMConfig(Named):
     """`stride`: in `windows`, the distance of two windows in evaluation: if smaller, each token has more context."""
 
     # what is read at a time; None: by what the model can do
-    sequences: Literal["documents", "windows", "bptt"] | None = None
+    sequences: Sequences | None = None
     bptt: int = Field(64, ge=1)  # in `bptt`, tokens a row and batch
     stride: int | None = Field(None, ge=1)  # None: the window size, data.max_length
     decode: ContinuationConfig = ContinuationConfig()
@@ -84,7 +78,7 @@ class LM(StreamReading, SelfFitting, TextGeneration, TeacherForcing, PreparedEva
     num_token_arrays = 1
     forces_input = True
     config: LMConfig
-    sequences = "documents"
+    sequences: Sequences = "documents"
     fitted = False
 
     @property
@@ -101,42 +95,15 @@ class LM(StreamReading, SelfFitting, TextGeneration, TeacherForcing, PreparedEva
         """Set how the corpus is read, and raise for settings that the model does not support."""
         model = resolve("model", run.model.name)
         self.directions: tuple[LMDirection, ...] = model.directions(run.model)
-        self.fitted, unidirectional = issubclass(model, SelfFitted), self.directions in (("forward",), ("backward",))
         if self.directions == ("masked",):
             raise ConfigError(
                 f"task.name: 'lm' needs a model that scores what comes next; {run.model.name!r} fills masks: try mlm"
             )
-        can_carry = hasattr(model, "read") and self.directions == ("forward",)
-        default = "bptt" if can_carry else "windows" if unidirectional or self.fitted else "documents"
-        self.sequences = self.config.sequences or default
-        if self.sequences == "bptt" and not can_carry:
-            raise ConfigError(f"task.sequences: the model {run.model.name!r} cannot read on; try windows or documents")
-        if self.sequences == "windows" and not unidirectional:
-            raise ConfigError("task.sequences: a model that sees both sides of a word needs task.sequences: documents")
-        if self.sequences == "documents" and self.fitted:
-            raise ConfigError(f"task.sequences: the model {run.model.name!r} is fitted to the stream; leave it out")
         if run.train.metric == "bits_per_byte" and "both" in self.directions:
             raise ConfigError("train.metric: a model that sees both sides of a word has no bits_per_byte; try loss")
-        max_positions = getattr(run.model, "max_positions", None)
-        if (
-            self.sequences == "windows"
-            and not self.fitted
-            and max_positions is not None
-            and run.data.max_length > max_positions
-        ):
-            raise ConfigError(
-                f"data.max_length: windows of {run.data.max_length} tokens, but the model learns {max_positions} "
-                f"positions; set it to {max_positions} or less{position_remedy(run.model)}"
-            )
-        self.longest = run.data.max_length
-        if self.config.stride is not None and self.config.stride > self.longest:
-            raise ConfigError(
-                f"task.stride: must be at most data.max_length: got {self.config.stride} and {self.longest}"
-            )
-        if self.config.stride is not None and self.sequences != "windows":
-            raise ConfigError(
-                "task.stride: is of windows, but here there are none; leave it out, or set task.sequences: windows"
-            )
+        self.fitted, self.longest = issubclass(model, SelfFitted), run.data.max_length
+        self.sequences = choose_sequences(self.config.sequences, model, self.directions, run)
+        check_stride(self.config.stride, self.longest, self.sequences)
 
     @property
     def special_token_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
