@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -409,7 +408,7 @@ class Pipeline:
     @property
     def device(self) -> torch.device:
         """The device of the model."""
-        return next(chain(self.head.parameters(), self.head.buffers())).device
+        return self.head.device
 
     @property
     def parameters(self) -> int:

@@ -140,7 +140,7 @@ class NeighbourSearch:
         tokens = Tokens.pack([use.ids for use in uses])
         if self.task.uses_chars:
             tokens = tokens.with_chars([use.chars for use in uses if use.chars is not None])
-        device = next(self.head.parameters()).device
+        device = self.head.device
         with torch.inference_mode():
             hidden = torch.cat(list(self.head.body.encode(tokens.to(device), self.layers)), -1).float().cpu()
         starts = tokens.starts.tolist()

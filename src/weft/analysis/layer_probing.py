@@ -240,7 +240,7 @@ def _resolve_negative(layers: Sequence[int], levels: Sequence[int]) -> tuple[int
 
 def encode_layers(task: LabelTask, head: Head, data: PackedItems, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
     """Return all layers (L, rows, D) of each text or word, and the label ids (rows,)."""
-    body, device = head.eval().body, next(head.parameters()).device
+    body, device = head.eval().body, head.device
     tags_words = isinstance(task, Tag)
     sizes = np.array([len(data[index][1]) if tags_words else 1 for index in range(len(data))], np.int64)
     ends = sizes.cumsum()

@@ -208,7 +208,7 @@ def surprise(pipeline: Pipeline, text: str) -> list[tuple[str, float]]:
     if task.directions[0] != "forward":
         return []
     items = task.encode(task.Example(text=text), tokenizer, TruncationPolicy(1 << 30, "error"))
-    batch = task.collate(items, np.random.default_rng(0)).to(scoring.device_of(head))
+    batch = task.collate(items, np.random.default_rng(0)).to(head.device)
     if batch.tokens.longest > (getattr(head.body, "max_positions", None) or math.inf):
         return []
     with torch.inference_mode():

@@ -39,7 +39,6 @@ from weft.tasks.capabilities import CustomEvaluation, Metrics
 from weft.tasks.encoding import EvaluationData
 from weft.tasks.head import Head, Sums
 from weft.tasks.inference_batches import map_in_threads
-from weft.tasks.lm.scoring import device_of
 from weft.tasks.metrics import pearson, spearman
 from weft.tasks.sharding import share, sum_over_ranks
 from weft.tasks.text_pairs import TextTokens, add_special_tokens, tokenize_texts
@@ -253,7 +252,7 @@ class Contrastive(CustomEvaluation):
 
     def _vectors(self, head: ContrastiveHead, data: PackedItems) -> Tensor:
         """Return the vectors of all texts, positives and hard negatives, (3, items, D), 0 where there is none."""
-        device = device_of(head)
+        device = head.device
 
         def encode(rows: np.ndarray) -> Tensor:
             batch = self.collate([data[row] for row in rows.tolist()], np.random.default_rng(0))

@@ -1,8 +1,10 @@
 """Head: the module that is trained, a body and the layers that a task adds to it."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from weft.config.schema import Section
@@ -29,6 +31,11 @@ class Head(nn.Module):
         super().__init__()
         self.body = body
 
+    @property
+    def device(self) -> torch.device:
+        """The device of its parameters; of an n-gram model, which has none, that of its buffers."""
+        return next(chain(self.parameters(), self.buffers())).device
+
     def train(self, mode: bool = True) -> "Head":
         """Set training mode, or evaluation mode with `mode=False`; frozen parts stay in evaluation mode: no dropout."""
         super().train(mode)
@@ -45,7 +52,7 @@ class Head(nn.Module):
         return []
 
     def carry_from_tensors(self, parts: Sequence[Tensor]) -> Any:
-        """Return the carried state that `carry_parts` took apart."""
+        """Return the carried state of which `carry_tensors` returned the tensors."""
         return None
 
     def flops(self, batch: Batch) -> int:

@@ -17,7 +17,7 @@ from weft.tasks.capabilities import TeacherForcing
 from weft.tasks.encoding import encode_chunk
 from weft.tasks.finite_answers import check_outputs, finite_answer
 from weft.tasks.head import Head
-from weft.tasks.inference_batches import device_of, plan_inference, run_batches
+from weft.tasks.inference_batches import plan_inference, run_batches
 
 INFERENCE_CHUNK = 1024  # examples a chunk: enough for batches of similar lengths
 MAX_LOGITS, MAX_LOGITS_ON_GPU = 1 << 23, 1 << 28  # logits of a decoding step: fit the caches, or the GPU's memory
@@ -180,7 +180,7 @@ def _item_outputs(
     """Yield each item's index and output; `rows` are the numbers of the items' examples, on which samples depend."""
     data = pack_in_memory(items, task.num_token_arrays)
     logits_per_item = head.logits_per_item(options)
-    max_logits = MAX_LOGITS if device_of(head).type == "cpu" else MAX_LOGITS_ON_GPU
+    max_logits = MAX_LOGITS if head.device.type == "cpu" else MAX_LOGITS_ON_GPU
     max_items = max(1, max_logits // logits_per_item) if logits_per_item else len(items)
 
     def answer(indices: np.ndarray, batch: Batch) -> Iterator[tuple[int, Any]]:

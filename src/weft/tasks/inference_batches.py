@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -25,7 +24,7 @@ _B = TypeVar("_B")
 
 def plan_inference(head: Head, data: PackedItems, budget: int | None) -> list[np.ndarray]:
     """Return the indices of each batch's items, of `budget` tokens at most; None: by the device."""
-    default = BUDGET_ON_CPU if device_of(head).type == "cpu" else BUDGET
+    default = BUDGET_ON_CPU if head.device.type == "cpu" else BUDGET
     return plan_batches(data, budget or default, seed=None)
 
 
@@ -37,7 +36,7 @@ def run_batches(
     compute: Callable[[np.ndarray, Batch], _B],
 ) -> Iterator[_B]:
     """Yield the result of `compute(indices, batch)` for each batch of items, in order."""
-    device = device_of(head)
+    device = head.device
 
     def run(indices: np.ndarray) -> _B:
         batch = task.collate([data[index] for index in indices.tolist()], np.random.default_rng(0))
@@ -76,8 +75,3 @@ def eval_mode(head: Head) -> Iterator[None]:
         yield
     finally:
         head.train(was_training)
-
-
-def device_of(head: Head) -> torch.device:
-    """Return the device that a head is on."""
-    return next(chain(head.parameters(), head.buffers())).device

@@ -31,7 +31,6 @@ from weft.tasks.batch import Batch, Item
 from weft.tasks.capabilities import Metrics
 from weft.tasks.electra.head import ElectraHead, make_generator
 from weft.tasks.head import Head
-from weft.tasks.lm.scoring import device_of
 from weft.tasks.mlm.masked_sequences import MaskedSequences, MaskedSequencesConfig, TextExample, flat_positions
 from weft.tasks.sharding import add_up
 
@@ -109,7 +108,7 @@ class Electra(MaskedSequences):
     def evaluate_items(self, head: Head, data: PackedItems) -> Metrics:
         """Return the metrics on items, with the same masks and the same samples each time."""
         assert isinstance(head, ElectraHead)
-        sums, device = dict[str, float](), device_of(head)
+        sums, device = dict[str, float](), head.device
         rng = torch.Generator(device)
         for number, batch in self.evaluation_batches(data):
             for key, value in head.tally(batch.to(device), rng.manual_seed(number)).items():

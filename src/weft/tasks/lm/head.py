@@ -151,7 +151,7 @@ class LMHead(SoftTargetHead):
         logprobs: tuple[float, ...] = ()
         penalized = options.beam > 1 and options.repetition_penalty != 1  # such a search has no log-probability
         if ids and (options.logprobs or options.stop or penalized):
-            tokens = Tokens.pack([[*prompt, *ids[:-1]]]).to(scoring.device_of(self))
+            tokens = Tokens.pack([[*prompt, *ids[:-1]]]).to(self.device)
             targets = torch.tensor([*prompt[1:], *ids], device=tokens.device)
             logprobs = tuple(self.body.log_prob(tokens, targets)[len(prompt) - 1 :].tolist())
         logprob = sum(logprobs) if penalized else hypothesis.logprob

@@ -51,7 +51,7 @@ def score_items(head: Head, items: Sequence[Item], collate: Collate, directions:
 
 
 def _scoring_batches(head: Head, items: Sequence[Item], collate: Collate) -> Iterator[tuple[Batch, np.ndarray]]:
-    device = device_of(head)
+    device = head.device
     for index in share(plan_batches(pack(items, num_token_arrays=1), tokens_per_batch(head.body, device), seed=None)):
         yield collate([items[number] for number in index.tolist()]).to(device), index
 
@@ -74,7 +74,7 @@ def window_log_probs(head: Head, stream: TokenStream, width: int, stride: int, d
     context of a token is what follows it.
     """
     size, result = len(stream), np.zeros(len(stream))
-    windows_per_batch = max(1, tokens_per_batch(head.body, device_of(head)) // width)
+    windows_per_batch = max(1, tokens_per_batch(head.body, head.device) // width)
     starts = [0, *range(stride, size - width + stride, stride)] if size > width else [0]
     windows_per_batch = min(windows_per_batch, -(-len(starts) // num_ranks()))
     for first in share(range(0, len(starts), windows_per_batch)):
@@ -95,7 +95,7 @@ def _log_probs_of_windows(head: Head, pairs: list[Any], direction: LMDirection) 
     inputs, following = zip(*pairs, strict=True)
     if direction == "backward":
         inputs, following = following, inputs
-    device = device_of(head)
+    device = head.device
     tokens = Tokens.pack(inputs).to(device)
     targets = torch.from_numpy(np.concatenate(following).astype(np.int64)).to(device)
     logprobs = head.body.log_prob(tokens, targets, direction).double().cpu()
@@ -108,7 +108,7 @@ def stream_log_probs(head: Head, stream: TokenStream, chunk: int) -> np.ndarray:
     It is read in chunks with carried state, in several rows at once. A row begins WARMUP_TOKENS before its own part;
     these tokens do not count.
     """
-    device, result = device_of(head), np.zeros(len(stream))
+    device, result = head.device, np.zeros(len(stream))
     rows = max(1, min(len(stream) // (4 * WARMUP_TOKENS), tokens_per_batch(head.body, device) // chunk, 64))
     row_length = -(-len(stream) // rows)
     row_starts = share(np.arange(rows) * row_length)
@@ -173,8 +173,3 @@ def _interleave(parts: Sequence[str], unknown_words: Sequence[str]) -> Iterator[
     for index, part in enumerate(parts):
         yield part
         yield from unknown_words[index : index + 1]
-
-
-def device_of(head: Head) -> torch.device:
-    """Return the device of a model; an n-gram model has buffers, but no parameters."""
-    return next(iter([*head.parameters(), *head.buffers()])).device

@@ -20,7 +20,6 @@ from weft.models.bert import BERT
 from weft.nn.layers.losses import cross_entropy_sum, soft_cross_entropy_sum
 from weft.tasks.batch import Batch
 from weft.tasks.head import Sums
-from weft.tasks.lm.scoring import device_of
 from weft.tasks.soft_targets import SoftTargetHead
 from weft.tokens import Tokens
 
@@ -139,7 +138,7 @@ class MLMHead(SoftTargetHead):
 
     def _masked_batches(self, texts: Sequence[np.ndarray]) -> Iterator[tuple[Tokens, Tensor, Tensor, np.ndarray]]:
         """Yield batches of similar lengths: masked texts, flat positions, targets, and the number of their text."""
-        device, pending, size = device_of(self), list[MaskedText](), 0
+        device, pending, size = self.device, list[MaskedText](), 0
         max_tokens = BATCH_TOKENS if device.type == "cpu" else BATCH_TOKENS_ON_GPU
         for number in sorted(range(len(texts)), key=lambda number: len(texts[number])):
             for positions in self._masked_positions(len(texts[number])):

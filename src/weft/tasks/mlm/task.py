@@ -34,7 +34,6 @@ from weft.tasks.base import Answer
 from weft.tasks.batch import IGNORE_INDEX, Batch, Item
 from weft.tasks.capabilities import Metrics, TeacherForcing
 from weft.tasks.head import Head
-from weft.tasks.lm.scoring import device_of
 from weft.tasks.mlm.cloze import Blanks
 from weft.tasks.mlm.head import FillMaskConfig, MaskPredictions, MLMHead, PairObjective
 from weft.tasks.mlm.masked_sequences import (
@@ -185,7 +184,7 @@ class MLM(MaskedSequences, TeacherForcing):
         assert isinstance(head, MLMHead)
         sums: dict[str, float] = {}
         for _, batch in self.evaluation_batches(data):
-            for key, value in head.tally(batch.to(device_of(head))).items():
+            for key, value in head.tally(batch.to(head.device)).items():
                 sums[key] = sums.get(key, 0) + value
         sums = add_up(sums)
         if not sums.get("masked count"):
