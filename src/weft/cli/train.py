@@ -103,7 +103,7 @@ def _train(recipe: str, overrides: list[str], folder: Path, resume: bool, quiet:
     from weft.training.multi_seed import read_seeds
     from weft.training.progress_bar import ProgressBar
 
-    with _joined(recipe, overrides, folder if resume else None) as world:
+    with _joined_processes(recipe, overrides, folder if resume else None) as world:
         if world.main and restarted():
             tell("a process has ended: all go on from the last checkpoint")
         try:
@@ -126,7 +126,7 @@ def _train(recipe: str, overrides: list[str], folder: Path, resume: bool, quiet:
 
 
 @contextmanager
-def _joined(recipe: str, overrides: list[str], resumed: Path | None) -> "Iterator[World]":
+def _joined_processes(recipe: str, overrides: list[str], resumed: Path | None) -> "Iterator[World]":
     """Join the processes of `torchrun` for the training and the evaluation after it; a single one has no need."""
     import torch
 

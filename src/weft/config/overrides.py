@@ -34,7 +34,7 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
     keys = dotted.split(".")
     if not equals or not all(keys):
         raise ConfigError(f"{abbreviate(override)}: an override is key=value, such as train.lr=3e-5")
-    _enter(raw, keys, override)[keys[-1]] = read_yaml(text, override[:60])
+    _parent_of(raw, keys, override)[keys[-1]] = read_yaml(text, override[:60])
 
 
 def _apply_value(raw: dict[str, Any], dotted: object, value: Any) -> None:
@@ -45,7 +45,7 @@ def _apply_value(raw: dict[str, Any], dotted: object, value: Any) -> None:
     if len(keys) == 1 and isinstance(value, Mapping):
         _merge(raw, keys[0], value)
     else:
-        _enter(raw, keys, dotted)[keys[-1]] = copy_mappings(value)
+        _parent_of(raw, keys, dotted)[keys[-1]] = copy_mappings(value)
 
 
 def _merge(raw: dict[str, Any], key: Any, value: Any) -> None:
@@ -57,8 +57,8 @@ def _merge(raw: dict[str, Any], key: Any, value: Any) -> None:
         raw[key] = copy_mappings(value)
 
 
-def _enter(raw: dict[str, Any], keys: Sequence[str], override: object) -> dict[str, Any]:
-    """Return the mapping that holds the last of `keys`; sections that are missing are made."""
+def _parent_of(raw: dict[str, Any], keys: Sequence[str], override: object) -> dict[str, Any]:
+    """Return the mapping that holds the last of `keys`; make sections that are missing."""
     mapping = raw
     for depth, key in enumerate(keys[:-1]):
         mapping = mapping.setdefault(key, {})
@@ -69,7 +69,7 @@ def _enter(raw: dict[str, Any], keys: Sequence[str], override: object) -> dict[s
 
 
 def copy_mappings(raw: Any) -> Any:
-    """Copy nested mappings, since an override must not change the caller's; a `Path` becomes a string."""
+    """Return a copy of nested mappings, since an override must not change the caller's; a `Path` becomes a string."""
     if isinstance(raw, Mapping):
         return {key: copy_mappings(value) for key, value in raw.items()}
     return str(raw) if isinstance(raw, Path) else raw

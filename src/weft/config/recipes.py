@@ -26,6 +26,7 @@ def read_recipe(recipe: str | Path | Mapping[str, Any], overrides: Overrides = (
 
 
 def _recipe_text(recipe: str | Path) -> str:
+    """Return the YAML of a file, or else of the recipe of that name."""
     path = Path(recipe)
     try:
         if not path.is_file() and str(recipe) in recipe_names():

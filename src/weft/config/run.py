@@ -41,10 +41,10 @@ class Run(Section):
             raise ConfigError(f"{unknown[0]}: not a section of a recipe; {did_you_mean(unknown[0], sections)}")
         several = raw.get("tasks") is not None
         return cls(
-            task=_read_tasks(raw, trust) if several else _named("task", raw, trust),
+            task=_read_tasks(raw, trust) if several else _read_named("task", raw, trust),
             data=_read_tasks_data(raw, trust) if several else _read_data(raw, trust),
-            tokenizer=_named("tokenizer", raw, trust),
-            model=_named("model", {**raw, "model": expand_preset(raw.get("model"))}, trust),
+            tokenizer=_read_named("tokenizer", raw, trust),
+            model=_read_named("model", {**raw, "model": expand_preset(raw.get("model"))}, trust),
             train=read_section(Train, raw.get("train", {}), "train", partial(_schemas, raw, trust)),
         )
 
@@ -78,7 +78,8 @@ class Run(Section):
         )
 
 
-def _named(kind: Kind, raw: Mapping[str, Any], trust: bool) -> Any:
+def _read_named(kind: Kind, raw: Mapping[str, Any], trust: bool) -> Any:
+    """Read a section by the `Config` of the class that it names."""
     section = named_section(kind, raw)
     if (kind, section["name"]) == ("task", "multitask"):
         raise ConfigError("task.name: several tasks are given by name in tasks, in place of task and data")
@@ -94,7 +95,7 @@ def _read_tasks(raw: Mapping[str, Any], trust: bool) -> TasksConfig:
     tasks: dict[str, Named] = {}
     for name, section in _task_sections(raw).items():
         with in_task(name):
-            tasks[name] = _named("task", section, trust)
+            tasks[name] = _read_named("task", section, trust)
     own = raw.get("task") or {}
     if not isinstance(own, Mapping) or own.get("name", "multitask") != "multitask" or "tasks" in own:
         raise ConfigError(

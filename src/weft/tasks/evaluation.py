@@ -20,7 +20,7 @@ from weft.tasks.encoding import EvaluationData
 from weft.tasks.finite_answers import finite_answer
 from weft.tasks.head import Head
 from weft.tasks.inference import INFERENCE_CHUNK, chunk_outputs
-from weft.tasks.inference_batches import eval_mode, plan_inference, run_batches
+from weft.tasks.inference_batches import eval_mode, plan_inference_batches, run_batches
 from weft.tasks.length_report import LengthReport
 from weft.tasks.metrics import ConfusionMatrix
 from weft.tasks.sharding import add_up, gather, interleave, num_ranks, share
@@ -42,7 +42,7 @@ class EvaluationResult:
     by_length: LengthReport | None = None  # where it is asked for, and answers are no labels
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data for JSON, without the wrong answers: the metrics, and what is said of labels.
+        """Return plain data for JSON: the metrics and the reports, without the wrong answers.
 
         An infinite metric, such as the perplexity of a text that has the probability 0, is None.
         """
@@ -68,10 +68,10 @@ def evaluate(
     advance: Callable[[int], object] | None = None,
     by_length: bool = False,
 ) -> EvaluationResult:
-    """Return the loss, the task's metrics and what it says of labels on labelled examples; `errors`: wrong answers too.
+    """Return the loss and the task's metrics on labelled examples; of labels, the confusion matrix and the report too.
 
-    Wrong answers can be asked of tasks with `ErrorAnalysis` only. `advance` is called with the number of examples that
-    were answered since the last call. `by_length`: where answers are no labels, also the metrics by length of input.
+    `errors` adds the wrong answers, of tasks with `ErrorAnalysis` only. `by_length` adds the metrics by length of
+    input, where answers are no labels. `advance` is called with the number of examples answered since the last call.
     """
     if not data.examples:
         raise DataError("not one example is left to evaluate on")
@@ -163,7 +163,7 @@ def mean_loss(task: Task, head: Head, data: PackedItems, budget: int | None = No
     def losses(indices: np.ndarray, batch: Batch) -> tuple[dict[str, float], Mapping[str, int]]:
         return {part: float(value) for part, value in head(batch)[0].items()}, batch.counts
 
-    batches = share(plan_inference(head, data, budget))
+    batches = share(plan_inference_batches(head, data, budget))
     for batch_sums, batch_counts in run_batches(task, head, data, batches, losses):
         for part, value in batch_sums.items():
             sums[part] = sums.get(part, 0.0) + value

@@ -17,7 +17,7 @@ from weft.tasks.capabilities import TeacherForcing
 from weft.tasks.encoding import encode_chunk
 from weft.tasks.finite_answers import check_outputs, finite_answer
 from weft.tasks.head import Head
-from weft.tasks.inference_batches import plan_inference, run_batches
+from weft.tasks.inference_batches import plan_inference_batches, run_batches
 
 INFERENCE_CHUNK = 1024  # examples a chunk: enough for batches of similar lengths
 MAX_LOGITS, MAX_LOGITS_ON_GPU = 1 << 23, 1 << 28  # logits of a decoding step: fit the caches, or the GPU's memory
@@ -188,7 +188,7 @@ def _item_outputs(
         check_outputs(batch_outputs)
         return zip(indices.tolist(), batch_outputs, strict=True)
 
-    batches = plan_inference(head, data, budget)
+    batches = plan_inference_batches(head, data, budget)
     parts = [part for indices in batches for part in np.array_split(indices, -(-len(indices) // max_items))]
     for outputs in run_batches(task, head, data, parts, answer):
         yield from outputs

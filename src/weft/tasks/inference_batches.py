@@ -22,7 +22,7 @@ _A = TypeVar("_A")
 _B = TypeVar("_B")
 
 
-def plan_inference(head: Head, data: PackedItems, budget: int | None) -> list[np.ndarray]:
+def plan_inference_batches(head: Head, data: PackedItems, budget: int | None) -> list[np.ndarray]:
     """Return the indices of each batch's items, of `budget` tokens at most; None: by the device."""
     default = BUDGET_ON_CPU if head.device.type == "cpu" else BUDGET
     return plan_batches(data, budget or default, seed=None)
