@@ -90,15 +90,6 @@ class Tokens:
         }
         return replace(self, **moved)
 
-    def pin_memory(self) -> "Tokens":
-        """Return a copy in page-locked memory, so that transfers to a GPU can overlap with computation."""
-        pinned = {
-            name: value.pin_memory()
-            for name in ("ids", "starts", "segments", "chars", "features")
-            if (value := getattr(self, name)) is not None
-        }
-        return replace(self, **pinned)
-
     def padded_to(self, size: int, longest: int, fillers: int, rows: int) -> "Tokens":
         """Return a copy padded to `size` tokens by `fillers` sequences, and to `rows` sequences by empty ones.
 

@@ -16,7 +16,7 @@ from weft.registry import resolve
 from weft.tasks.batch import IGNORE_INDEX
 from weft.tasks.factory import make_task
 from weft.tasks.translate import TranslateHead
-from weft.training.compile import PaddedCollate, make_loader
+from weft.training.compile import PaddedCollate, make_loader, num_workers
 from weft.training.distributed import World
 
 RECIPE = {
@@ -111,6 +111,25 @@ def test_a_task_without_sides_is_not_compiled():
     task.sequence_lengths = lambda data: None
     with pytest.raises(weft.ConfigError, match="the batches of the task 'translate' have no one shape"):
         make_loader(run, task, Transformer, pack(items()), CUDA)
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "cpus", "ranks", "expected"),
+    [
+        ("cpu", None, 16, 1, 0),
+        ("cuda", None, 16, 1, 4),
+        ("cuda", None, 16, 8, 1),
+        ("cuda", None, 3, 1, 2),
+        ("cuda", None, 1, 1, 0),
+        ("cuda", 0, 16, 1, 0),
+        ("cpu", 3, 2, 1, 3),
+    ],
+)
+def test_a_gpu_has_loader_workers_by_default_as_the_cores_allow(device, workers, cpus, ranks, expected, monkeypatch):
+    monkeypatch.setattr("weft.training.compile.num_cpus", lambda: cpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    run = changed(data={} if workers is None else {"workers": workers})
+    assert num_workers(run, World(0, ranks, torch.device(device))) == expected
 
 
 def test_a_framed_collate_goes_to_workers():

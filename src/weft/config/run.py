@@ -54,9 +54,9 @@ class Run(Section):
         if not isinstance(self.data, TasksData):
             return plain
         task, data = plain.pop("task"), plain.pop("data")
-        sections = task.pop("tasks"), data["tasks"]
+        sections, workers = (task.pop("tasks"), data["tasks"]), data.get("workers")
         tasks = {name: {"task": sections[0][name], "data": sections[1][name]} for name in sections[0]}
-        return {"tasks": tasks, "task": task, "data": {"workers": data["workers"]}, **plain}
+        return {"tasks": tasks, "task": task, "data": {} if workers is None else {"workers": workers}, **plain}
 
     @property
     def task_names(self) -> tuple[str, ...]:

@@ -46,7 +46,8 @@ class Data(Section):
     # of longer sequences: refuse them, cut, drop, or read them in windows
     truncation: Literal["error", "cut", "drop", "window"] = "error"
     max_line_bytes: int = Field(1 << 24, ge=1, lt=2**31)  # a longer line is a bad row
-    workers: int = Field(0, ge=0, le=128)  # processes that collate batches ahead of the trainer
+    # processes that collate batches ahead of the trainer; None: on a GPU up to 4, on a CPU none
+    workers: int | None = Field(None, ge=0, le=128)
 
     @model_validator(mode="after")
     def _some_source(self) -> "Data":

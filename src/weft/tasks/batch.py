@@ -83,17 +83,6 @@ class Batch:
             labels=None if self.labels is None else self.labels.to(device, non_blocking=True),
         )
 
-    def pin_memory(self) -> "Batch":
-        """Copy into page-locked memory; the loader's workers call it for a GPU."""
-        return replace(
-            self,
-            tokens=self.tokens.pin_memory(),
-            targets=None if self.targets is None else self.targets.pin_memory(),
-            source=None if self.source is None else self.source.pin_memory(),
-            positions=None if self.positions is None else self.positions.pin_memory(),
-            labels=None if self.labels is None else self.labels.pin_memory(),
-        )
-
 
 def _pad_targets(targets: Tensor | None, size: int) -> Tensor | None:
     """Pad targets (M, ...) to (size, ...): integers with IGNORE_INDEX, floats with NaN, which losses ignore too."""

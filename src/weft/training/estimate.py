@@ -10,7 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -218,13 +218,15 @@ def _time_steps(trainer: Trainer, longest: Position) -> tuple[float, int]:
     if trainer.world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(trainer.world.device)
     trainer.trained.train()
-    trainer.update(trainer.loader.stream(longest))
-    batches, first_seconds, steps = trainer.loader.stream(), trainer.cost.seconds, 0
-    trainer.update(batches)
-    trainer.cost = TrainingCost()
-    while steps < 2 or (steps < MOST_STEPS and trainer.cost.seconds < MOST_SECONDS):
+    with closing(trainer.loader.stream(longest)) as batches:
         trainer.update(batches)
-        steps += 1
+    first_seconds, steps = trainer.cost.seconds, 0
+    with closing(trainer.loader.stream()) as batches:
+        trainer.update(batches)
+        trainer.cost = TrainingCost()
+        while steps < 2 or (steps < MOST_STEPS and trainer.cost.seconds < MOST_SECONDS):
+            trainer.update(batches)
+            steps += 1
     return first_seconds, steps
 
 

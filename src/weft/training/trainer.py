@@ -9,7 +9,7 @@ that any number of ranks makes the same updates.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -126,25 +126,31 @@ class Trainer:
         self.trained.train()
         with Signals() as signals, self._finish_saving(), Heartbeat(self.world, self.train.rank_timeout):
             self._peak_flops = self.world.sum({"all": peak_flops(self.world.device, self.train.precision)})["all"]
-            batches = self._warm_up(self.loader.stream(self.progress.position))
-            while not self.progress.done and not self._signal_received(signals):
-                self.update(batches)
-                self._after_step()
-                if self.saver:
-                    self.saver.poll()
+            with closing(self.loader.stream(self.progress.position)) as stream:
+                self._fit(self._warm_up(stream), signals)
             if signals.received and not self.progress.done:
                 self.save()
                 raise Interrupted(signals.received)
         return self.progress
 
+    def _fit(self, batches: Iterator[LoadedBatch[Batch]], signals: Signals) -> None:
+        """Train until the budget or the patience is spent, or a signal is received."""
+        while not self.progress.done and not self._signal_received(signals):
+            self.update(batches)
+            self._after_step()
+            if self.saver:
+                self.saver.poll()
+
     def train_until(self, step: int) -> dict[int, tuple[float, float]]:
         """Make updates up to a step, without reports; return the sum of losses and the gradient norm of each."""
         self.trained.train()
-        batches, numbers = self._warm_up(self.loader.stream(self.progress.position)), {}
-        while self.progress.step < step:
-            self.update(batches)
-            self._read_pending()
-            numbers[self.progress.step] = self.progress.loss_sum, self._norm
+        numbers = {}
+        with closing(self.loader.stream(self.progress.position)) as stream:
+            batches = self._warm_up(stream)
+            while self.progress.step < step:
+                self.update(batches)
+                self._read_pending()
+                numbers[self.progress.step] = self.progress.loss_sum, self._norm
         return numbers
 
     def _warm_up(self, batches: Iterator[LoadedBatch[Batch]]) -> Iterator[LoadedBatch[Batch]]:
@@ -422,7 +428,7 @@ class Trainer:
 
     def _lost_worker(self, error: BaseException) -> str:
         """Return what an error says of a worker of the loader that has ended; "" of any other error."""
-        if self.run.data.workers and isinstance(error, ConnectionError | EOFError):  # while it handed a batch over
+        if self.loader.workers and isinstance(error, ConnectionError | EOFError):  # while it handed a batch over
             try:
                 time.sleep(WORKER_ENDS)
             except RuntimeError as lost:  # by PyTorch's signal handler, which would else raise it anywhere, later

@@ -1,6 +1,8 @@
 """Batches: every item once an epoch, within budget, by seed, by rank, from any position, by any number of workers."""
 
+from contextlib import closing
 from itertools import islice
+from multiprocessing import active_children
 
 import numpy as np
 import pytest
@@ -112,10 +114,21 @@ def test_the_ranks_agree_on_where_they_are():
     assert resumed == [taken(islice(loader(data, rank, 3).stream(), 31, None), 2) for rank in range(3)]
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # with one core
 @pytest.mark.parametrize("workers", [1, 2])
 def test_worker_processes_change_nothing(workers):
     data = packed(LENGTHS)
-    assert taken(loader(data, workers=workers).stream(), 30) == taken(loader(data).stream(), 30)
+    with closing(loader(data, workers=workers).stream()) as batches:
+        assert taken(batches, 30) == taken(loader(data).stream(), 30)
+        assert isinstance(next(batches).batch_index.items, np.ndarray)
+
+
+def test_closing_the_stream_ends_the_workers_whoever_holds_it():
+    batches = loader(packed(LENGTHS), workers=1).stream()
+    next(batches)
+    assert len(active_children()) == 1  # only closing ends it
+    batches.close()
+    assert not active_children()
 
 
 def test_the_randomness_of_a_batch_hangs_on_its_place_alone():

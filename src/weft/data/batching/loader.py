@@ -5,7 +5,7 @@ epoch and reads none of the earlier data: its cost does not depend on the number
 """
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from weft.data.batching.lm_stream import SpanSampler
 from weft.data.batching.packed_items import GroupedItems, PackedItems
+from weft.data.batching.shared_batch import SharedBatch
 from weft.data.batching.static_shape import StaticShape, split_by_room
 
 B = TypeVar("B")
@@ -121,16 +122,19 @@ def _split_by_budget(items: np.ndarray, sizes: np.ndarray, budget: int) -> list[
 
 @dataclass
 class _CollatedDataset(Dataset[Any], Generic[B]):
-    """Data set of a worker process: collates the items of a batch index."""
+    """Data set of a worker process: collates the items of a batch index, into one block of memory."""
 
     data: PackedItems
     collate: CollateFn[B]
     seed: int
     sampler: SpanSampler | None = None
 
-    def __getitem__(self, batch_index: BatchIndex) -> LoadedBatch[B]:
+    def load(self, batch_index: BatchIndex) -> LoadedBatch[B]:
         rng = np.random.default_rng((self.seed, *batch_index.position))
         return LoadedBatch(batch_index, self.collate(self._load_items(batch_index.items.tolist()), rng))
+
+    def __getitem__(self, batch_index: BatchIndex) -> LoadedBatch[SharedBatch[B]]:
+        return LoadedBatch(batch_index, SharedBatch.of(self.load(batch_index).batch))
 
     def _load_items(self, indices: list[Any]) -> list[tuple[np.ndarray, ...]]:
         if self.sampler is None:
@@ -197,24 +201,30 @@ class Loader(Generic[B]):
         """Return whether one of the last `count` batches before a position was the last of its epoch."""
         return position.batch == self.num_batches(position.epoch) or (position.epoch > 0 and position.batch < count)
 
-    def stream(self, start: Position = Position()) -> Iterator[LoadedBatch[B]]:  # noqa: B008
-        """Return an iterator of batches; worker processes, if any, prefetch them into shared memory."""
+    def stream(self, start: Position = Position()) -> Generator[LoadedBatch[B], None, None]:  # noqa: B008
+        """Yield batches, without end; worker processes, if any, prefetch them until the generator is closed."""
         dataset = _CollatedDataset(self.data, self.collate, self.seed, self.sampler)
         if self.workers == 0:
-            return map(dataset.__getitem__, self.batch_indices(start))
-        return iter(self._prefetch(dataset, start))
+            yield from map(dataset.load, self.batch_indices(start))
+        for batch_index, shared in self._prefetch(dataset, start):
+            yield LoadedBatch(batch_index, shared.unpack())
 
-    def _prefetch(self, dataset: "_CollatedDataset[B]", start: Position) -> "DataLoader[LoadedBatch[B]]":
+    def _prefetch(self, dataset: _CollatedDataset[B], start: Position) -> "DataLoader[LoadedBatch[SharedBatch[B]]]":
         return DataLoader(
             dataset,
             sampler=_InfiniteSampler(self.batch_indices(start)),
             batch_size=None,
             num_workers=self.workers,
+            collate_fn=_unchanged,  # by default arrays become tensors
             prefetch_factor=4,
             worker_init_fn=_ignore_signals,
             generator=torch.Generator(),  # its own, or it would advance the generator of dropout
             pin_memory=self.pin,
         )
+
+
+def _unchanged(loaded: Any) -> Any:
+    return loaded
 
 
 def _ignore_signals(_: int) -> None:

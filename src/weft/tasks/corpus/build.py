@@ -102,7 +102,7 @@ def prepare(
     on_ray = is_ray(engine)
     encode, workers = (
         encode_on_ray if on_ray else encode_in_workers,
-        workers or (MOST_ON_RAY if on_ray else _num_cpus()),
+        workers or (MOST_ON_RAY if on_ray else num_cpus()),
     )
     make_task(run)  # an invalid recipe must leave no folder behind
     if run.task_names:
@@ -133,7 +133,7 @@ class _Corpus:
     manifest: CorpusManifest
 
 
-def _num_cpus() -> int:
+def num_cpus() -> int:
     """Return the number of processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
