@@ -114,7 +114,6 @@ def test_the_ranks_agree_on_where_they_are():
     assert resumed == [taken(islice(loader(data, rank, 3).stream(), 31, None), 2) for rank in range(3)]
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # with one core
 @pytest.mark.parametrize("workers", [1, 2])
 def test_worker_processes_change_nothing(workers):
     data = packed(LENGTHS)

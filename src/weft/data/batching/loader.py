@@ -5,6 +5,7 @@ epoch and reads none of the earlier data: its cost does not depend on the number
 """
 
 import signal
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
@@ -209,18 +210,21 @@ class Loader(Generic[B]):
         for batch_index, shared in self._prefetch(dataset, start):
             yield LoadedBatch(batch_index, shared.unpack())
 
-    def _prefetch(self, dataset: _CollatedDataset[B], start: Position) -> "DataLoader[LoadedBatch[SharedBatch[B]]]":
-        return DataLoader(
-            dataset,
-            sampler=_InfiniteSampler(self.batch_indices(start)),
-            batch_size=None,
-            num_workers=self.workers,
-            collate_fn=_unchanged,  # by default arrays become tensors
-            prefetch_factor=4,
-            worker_init_fn=_ignore_signals,
-            generator=torch.Generator(),  # its own, or it would advance the generator of dropout
-            pin_memory=self.pin,
-        )
+    def _prefetch(self, dataset: _CollatedDataset[B], start: Position) -> Iterator[LoadedBatch[SharedBatch[B]]]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores: as was asked for
+            loader = DataLoader(
+                dataset,
+                sampler=_InfiniteSampler(self.batch_indices(start)),
+                batch_size=None,
+                num_workers=self.workers,
+                collate_fn=_unchanged,  # by default arrays become tensors
+                prefetch_factor=4,
+                worker_init_fn=_ignore_signals,
+                generator=torch.Generator(),  # its own, or it would advance the generator of dropout
+                pin_memory=self.pin,
+            )
+            return iter(loader)
 
 
 def _unchanged(loaded: Any) -> Any:
