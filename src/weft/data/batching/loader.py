@@ -212,7 +212,7 @@ class Loader(Generic[B]):
 
     def _prefetch(self, dataset: _CollatedDataset[B], start: Position) -> Iterator[LoadedBatch[SharedBatch[B]]]:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores: as was asked for
+            warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores
             loader = DataLoader(
                 dataset,
                 sampler=_InfiniteSampler(self.batch_indices(start)),
