@@ -31,7 +31,7 @@ def test_a_recipe_and_a_preset_are_shown_as_they_are_written(weft):
         ("translate", "task translate: ", "task.decode.beam 1 integer ≥ 1, ≤ 1,000 1: greedy, or sampled"),
         ("bpe", "tokenizer bpe: Byte-pair encoding", "tokenizer.lowercase false true or false lower-case texts first"),
         ("train", "the section train of a recipe: ", "train.lr 0.001 number > 0 the peak of the learning rate"),
-        ("data", "the section data of a recipe: ", "data.workers null integer ≥ 0, ≤ 128 processes that collate batches"),
+        ("data", "the section data of a recipe: ", "data.workers null integer ≥ 0, ≤ 128 processes that collate"),
         (
             "weft.models.cnn:CNN",
             "model weft.models.cnn:CNN: ",
