@@ -409,6 +409,7 @@ def convert_command(
     target: Annotated[
         Path, typer.Argument(parser=read_path, metavar="TO", help="A new folder, or a file: .onnx, .arpa or .arpa.gz.")
     ],
+    task: TaskOption = None,
 ) -> None:
     """Convert a Hugging Face directory to a checkpoint, or a run to a directory; compare the two models' outputs.
 
@@ -416,7 +417,7 @@ def convert_command(
     """
     from weft.conversion.convert import convert
 
-    report = convert(source, target)
+    report = convert(source, target, task)
     if report.checks:
         print_table(*report.table())
         typer.echo(report.largest())
