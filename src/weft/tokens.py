@@ -6,6 +6,7 @@ Shape legend, used throughout weft: `B` sequences, `N` tokens in all, `T` steps,
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,8 +84,8 @@ class Tokens:
 
     def to(self, device: torch.device | str) -> "Tokens":
         """Return a copy on a device; the lengths stay on the CPU."""
-        moved = {
-            name: value.to(device, non_blocking=True)
+        moved: dict[str, Any] = {
+            name: to_device(value, device)
             for name in ("ids", "starts", "segments", "chars", "features")
             if (value := getattr(self, name)) is not None
         }
@@ -109,6 +110,17 @@ class Tokens:
         """Split a flat (N, ...) tensor, by default the ids, into one tensor a sequence."""
         flat = self.ids if values is None else values
         return list(flat.split(self.lengths.tolist()))
+
+
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Return a tensor on a device, without waiting for what that computes.
+
+    What goes to a GPU goes from page-locked memory, which PyTorch keeps until the copy is made. Of other memory CUDA
+    says only that a copy may have been made when the call returns, and most of these tensors are freed right then.
+    """
+    if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def char_ids(words: Iterable[str]) -> np.ndarray:

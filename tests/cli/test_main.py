@@ -38,15 +38,15 @@ COMMANDS = {
     ],
     "embed": [
         *("MODEL", "TEXT", "--file", "--columns", "--out", "--pool", "--layers", "--combine", "--normalize"),
-        *("--truncate", "--split-special-tokens", "--strict", "--quiet", "--trust", "--device", "--precision"),
-        "--engine",
+        *("--truncate", "--split-special-tokens", "--strict", "--task", "--quiet", "--trust", "--device"),
+        *("--precision", "--engine"),
     ],
     "layers": [
         *("MODEL", "DATA", "KEY=VALUE", "--columns", "--layers", "--combine", "--pool"),
-        *("--json", "--trust", "--device", "--precision"),
+        *("--task", "--json", "--trust", "--device", "--precision"),
     ],
-    "look attention": ["MODEL", "TEXT", "--out", "--layers", "--heads", "--trust", "--device"],
-    "look gradients": ["MODEL", "TEXT", "--beside", "--out", "--trust", "--device"],
+    "look attention": ["MODEL", "TEXT", "--out", "--layers", "--heads", "--task", "--trust", "--device"],
+    "look gradients": ["MODEL", "TEXT", "--beside", "--out", "--task", "--trust", "--device"],
     "look positions": ["MODEL", "--out", "--trust", "--device"],
     "look neighbours": [
         "MODEL",
@@ -57,6 +57,7 @@ COMMANDS = {
         "--columns",
         "--layers",
         "--out",
+        "--task",
         "--trust",
         "--device",
     ],
@@ -65,7 +66,7 @@ COMMANDS = {
         *("MODEL", "--host", "--port", "--allow-host", "--origin", "--queue", "--batch-tokens", "--running"),
         *("--time-limit", "--access-log", "--trust", "--device", "--precision"),
     ],
-    "convert": ["FROM", "TO"],
+    "convert": ["FROM", "TO", "--task"],
     "average": ["RUN|CHECKPOINT", "--out", "--last"],
     "data list": ["--json"],
     "init": ["FILE", "KEY=VALUE", "--task", "--out"],
@@ -106,7 +107,7 @@ def test_no_command_and_no_argument_is_missing_above():
 def test_a_command_or_an_argument_that_is_missing_above_is_caught():
     group = typer.main.get_command(cli.app)
     group.commands["data"].commands["shuffle"] = group.commands["convert"]
-    assert commands(group) == {**table_of_commands(), "data shuffle": {"FROM", "TO"}}
+    assert commands(group) == {**table_of_commands(), "data shuffle": {"FROM", "TO", "--task"}}
     group = typer.main.get_command(cli.app)
     group.commands["models"].params.append(group.commands["compare"].params[1])
     assert commands(group) == {**table_of_commands(), "models": {"NAME", "--json", "--kernels", "--copy", "--budget"}}

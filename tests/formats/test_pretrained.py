@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,6 +15,7 @@ from weft.data.samples import datasets as samples
 from weft.errors import CheckpointError, ConfigError, DataError
 from weft.formats.pretrained import open_model, read_run
 from weft.tasks.factory import make_task
+from weft.tokens import Tokens
 
 DAYS = [("Montag", "de"), ("Monday", "en"), ("lundi", "fr"), ("Dienstag", "de"), ("Tuesday", "en"), ("mardi", "fr")]
 ROWS = [(split, {"text": text, "label": label}) for split in ("train", "valid", "test") for text, label in DAYS * 3]
@@ -93,6 +95,24 @@ def test_what_the_new_task_lacks_is_left_and_what_it_adds_is_fresh(trained, tmp_
     assert [
         notice for notice in report.notices if "weights from" in notice and notice.endswith("; initialized: output")
     ]
+
+
+def test_the_encoder_of_a_recurrent_translator_is_a_body(trained_run, reverser, tmp_path):
+    raw = {**recipe(trained_run), "task": {"name": "classify", "layers": "mix"}, "train": {**QUICK, "freeze": "body"}}
+    report = Told()
+    pipeline = weft.train(raw, out=tmp_path / "days", report=report)
+    loaded = weft.load(tmp_path / "days", "cpu")
+    assert loaded("Montag") == pipeline("Montag")
+    assert [notice for notice in report.notices if notice.endswith("; initialized: mix, output")]
+    body, encoder = pipeline.head.body.state_dict(), reverser.head.body.encoder.state_dict()
+    assert {name.removeprefix("encoder."): value for name, value in body.items()}.keys() == encoder.keys()
+    assert all(torch.equal(body[f"encoder.{name}"], value) for name, value in encoder.items())
+    # As a translator it reads what it was trained to: a text and its end, with no beginning.
+    ids = [*reverser.tokenizer.encode("abc").ids, reverser.tokenizer.specials.eos]
+    states = reverser.head.body.encode(Tokens.pack([ids]))[0].detach().numpy()
+    np.testing.assert_allclose(reverser.embed("abc", pool="tokens")[0], states, atol=1e-6)
+    scores = reverser.layer_scores("days")
+    assert {score.choice.layers for score in scores.scores} == {(0,), (1,)}
 
 
 def test_a_checkpoint_needs_the_other_no_more(trained, tmp_path):

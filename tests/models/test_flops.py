@@ -146,6 +146,11 @@ def test_seq2seq_without_attention(config):
     assert model.flops(tokens, source) == counted(lambda: model.logits(tokens, source))
 
 
+def test_the_encoder_of_a_seq2seq():
+    model, source = seq2seq(layers=2), draw([SOURCES] * ROWS)
+    assert model.flops(source) == counted(lambda: model.encode(source))
+
+
 def seq2seq(**config):
     return Seq2Seq(Seq2SeqConfig(name="seq2seq", **{"cell": "jordan", "width": 6, **config}), VOCAB, 7).double().eval()
 

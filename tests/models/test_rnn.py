@@ -383,7 +383,7 @@ def test_layers_are_counted_from_the_embeddings():
 
 @pytest.mark.parametrize("layer", [4, -5])
 def test_a_layer_that_it_lacks_is_refused(layer):
-    with pytest.raises(ConfigError, match=rf"layers: an rnn has 0, the embeddings, to 3 here, but \[1, {layer}\] is"):
+    with pytest.raises(ConfigError, match=rf"layers: this rnn has 0, the embeddings, to 3, but \[1, {layer}\] is"):
         make(layers=3).encode(draw(RAGGED), layers=(1, layer))
 
 

@@ -68,7 +68,7 @@ def test_an_unknown_model_is_not_found(client):
         assert client.get(f"/v1/models/{name}").status_code == 404
 
 
-def test_vectors(client, classifier):
+def test_vectors(client, classifier, reverser):
     vectors = client.post("/v1/models/classify/embed", json={"texts": TEXTS, "normalize": True}).json()["vectors"]
     assert np.allclose(vectors, classifier.embed(TEXTS, normalize=True), atol=1e-6)
     tokens = client.post("/v1/models/classify/embed", json={"texts": TEXTS[0], "pool": "tokens"}).json()
@@ -76,7 +76,8 @@ def test_vectors(client, classifier):
     wrong = client.post("/v1/models/classify/embed", json={"texts": ["good", "bad " * 80], "truncate": False})
     assert wrong.status_code == 422
     assert wrong.json()["error"]["message"].startswith("text 2: has 82 tokens")
-    assert client.post("/v1/models/reverse/embed", json={"texts": "a"}).status_code == 422  # it does not encode
+    translator = client.post("/v1/models/reverse/embed", json={"texts": "a"}).json()["vectors"]
+    assert np.allclose(translator, reverser.embed("a"), atol=1e-6)
     many = {"texts": "good", "layers": [1] * 1000, "combine": "concat"}
     assert client.post("/v1/models/classify/embed", json=many).status_code == 422
 

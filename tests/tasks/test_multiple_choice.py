@@ -277,7 +277,7 @@ def test_any_body_that_encodes_will_do(recipe, tmp_path, model):
 
 def test_a_model_that_does_not_encode_is_refused(recipe):
     with pytest.raises(RoleError, match="task 'choice' needs a model that encodes"):
-        made({**recipe, "model": {"name": "seq2seq"}})
+        made({**recipe, "model": {"name": "ngram"}})
 
 
 def test_a_table_has_a_choice_a_column(recipe, tmp_path):

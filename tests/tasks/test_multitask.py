@@ -1,6 +1,8 @@
 """Several tasks on one body: each as if it were alone, drawn in an order that resumes exactly, asked by its name."""
 
 import json
+import re
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from safetensors.torch import load_file
 
 import weft
 from weft.checkpoint import contents
+from weft.cli.main import main
 from weft.config.recipes import read_recipe
 from weft.config.run import Run
 from weft.errors import ConfigError, DataError, RoleError
@@ -296,3 +299,76 @@ def test_the_loss_of_several_is_the_sum_of_theirs(pipeline):
         examples, _ = one._evaluation_data(None, None)
         losses[name] = mean_loss(one.task, one.head, examples.items)
     assert pipeline.evaluate()["loss"] == pytest.approx(sum(losses.values()))
+
+
+# The commands.
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Return what runs a command in this process: its exit code, its output and what it tells."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["weft", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        output = capsys.readouterr()
+        return end.value.code or 0, output.out, output.err
+
+    return run
+
+
+def test_a_look_is_at_the_task_that_is_named(trained, pipeline, command, tmp_path):
+    alone = pipeline.for_task("slots").save(tmp_path / "alone")
+    asked = ("look", "gradients", trained, "eat figs", "--device", "cpu", "--out", tmp_path / "look.json")
+    assert command(*asked, "--task", "slots")[0] == 0
+    looked = json.loads((tmp_path / "look.json").read_text())
+    assert command("look", "gradients", alone, *asked[3:])[0] == 0
+    (own,), (other,) = (data["gradients"] for data in (looked, json.loads((tmp_path / "look.json").read_text())))
+    assert own["norms"] == other["norms"]
+    assert command(*asked, "--task", "intent")[0] == 0
+    (intent,) = json.loads((tmp_path / "look.json").read_text())["gradients"]
+    assert intent["norms"] != own["norms"], "the loss of another task has another gradient"
+    assert command(*asked, "--task", "slots", "--beside", alone)[0] == 0, "a model of one task needs no name"
+    assert len(json.loads((tmp_path / "look.json").read_text())["gradients"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (("look", "TRAINED", "eat figs"), "this model has several, intent, slots; name one: .* or --task intent"),
+        (("look", "gradients", "TRAINED", "eat figs", "--task", "slot"), "none called 'slot'; did you mean 'slots'"),
+        (("look", "neighbours", "TRAINED", "eat figs", "--word", "eat"), "this model has several, intent, slots"),
+        (("convert", "TRAINED", "OUT"), "this model has several, intent, slots"),
+        (("convert", "a.arpa", "OUT", "--task", "x"), "'x' is named, but an n-gram model has one task alone"),
+        (("embed", "TRAINED", "eat figs", "--task", "intents"), "none called 'intents'; did you mean 'intent'"),
+        (("layers", "TRAINED", "langid", "--task", "intents"), "none called 'intents'; did you mean 'intent'"),
+    ],
+)
+def test_a_task_that_is_not_there_is_named_with_those_that_are(trained, command, tmp_path, asked, message):
+    places = {"TRAINED": trained, "OUT": tmp_path / "out"}
+    code, _, told = command(*(places.get(part, part) for part in asked))
+    assert code == 2
+    assert re.search(message, told)
+
+
+def test_rows_are_embedded_as_the_first_task_reads_them_or_the_named_one(trained, pipeline, command, tmp_path):
+    path = tmp_path / "rows.tsv"
+    path.write_text("eat figs\tdine\n")
+    _, vectors, _ = command("embed", trained, "-f", path, "--columns", "text=0", "--device", "cpu")
+    expected = pipeline.embed(["eat figs"])[0]
+    np.testing.assert_allclose(json.loads(vectors)["vector"], expected, atol=1e-5)
+    path.write_text("O B-food\teat figs\n")
+    _, vectors, _ = command("embed", trained, "-f", path, "--task", "slots", "--columns", "words=1", "--device", "cpu")
+    np.testing.assert_allclose(json.loads(vectors)["vector"], expected, atol=1e-5)
+
+
+def test_a_task_of_several_is_converted(recipe, command, tmp_path):
+    model = {"name": "bert", "width": 16, "heads": 2, "layers": 1, "ffn_width": 16, "max_positions": 20}
+    recipe |= {"model": model, "tokenizer": {"name": "wordpiece", "size": 200}, "train": {"steps": 1}}
+    weft.train(recipe, out=tmp_path / "run")
+    code, _, told = command("convert", tmp_path / "run", tmp_path / "hf", "--task", "intent")
+    assert code == 0, told
+    converted, whole = weft.load(tmp_path / "hf", "cpu"), weft.load(tmp_path / "run", "cpu")
+    answers = (converted.predict("eat figs")[0]["scores"], whole.predict("eat figs", task="intent")[0]["scores"])
+    assert answers[0] == pytest.approx(answers[1], abs=1e-5)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.console import print_table, read_path
+from weft.cli.console import TaskOption, print_table, read_path
 
 
 def convert(
@@ -20,6 +20,7 @@ def convert(
     target: Annotated[
         Path, typer.Argument(parser=read_path, metavar="TO", help="A new folder, or a file: .onnx, .arpa or .arpa.gz.")
     ],
+    task: TaskOption = None,
 ) -> None:
     """Convert a Hugging Face directory to a checkpoint, or a run to a directory; compare the two models' outputs.
 
@@ -27,7 +28,7 @@ def convert(
     """
     from weft.conversion.convert import convert as convert_model
 
-    report = convert_model(source, target)
+    report = convert_model(source, target, task)
     if report.checks:
         print_table(*report.table())
         typer.echo(report.largest())

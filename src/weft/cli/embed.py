@@ -20,6 +20,7 @@ from weft.cli.console import (
     PrecisionOption,
     QuietOption,
     StrictOption,
+    TaskOption,
     TextsArg,
     TrustOption,
     check_source,
@@ -83,6 +84,7 @@ def embed(
             help="Whether [MASK] in a text is text, or the special token, as by default in transformers.",
         ),
     ] = True,
+    task: TaskOption = None,
     quiet: QuietOption = False,
     trust: TrustOption = False,
     device: DeviceOption = "auto",
@@ -103,7 +105,7 @@ def embed(
     overrides = () if split_special_tokens else ("tokenizer.split_special_tokens=false",)
     layer_choice = -1 if layers == "-1" else layers
     embedder_options = (pool_mode, layer_choice, combine_mode, normalize, truncate, "nan")
-    load_embedder = partial(_load_embedder, (model, device, trust, overrides, precision), embedder_options)
+    load_embedder = partial(_load_embedder, (model, device, trust, overrides, precision), task, embedder_options)
     pipeline, embedder = load_embedder()
     records = text_records(texts) if texts else read_stdin(pipeline.run.data.max_line_bytes)
     if file is not None:
@@ -121,7 +123,7 @@ def embed(
                 "columns": column_names,
                 "options": embedder_options,
             }
-            settings |= {"overrides": overrides, "ending": out.suffix}
+            settings |= {"overrides": overrides, "ending": out.suffix, "task": task}
             parts = embed_on_ray(out, file, settings, read, (pipeline, embedder), load_embedder, progress.advance)
             rows: TextRows = StoredTextRows(parts, embedder, errors)
         else:
@@ -139,11 +141,19 @@ def embed(
         tell(f"truncated {plural(embedder.cut, 'text')} to {embedder.longest} tokens, special tokens included")
 
 
-def _load_embedder(model_options: tuple[Any, ...], options: tuple[Any, ...]) -> "tuple[Pipeline, Embedder]":
+def _load_embedder(
+    model_options: tuple[Any, ...], task: str | None, options: tuple[Any, ...]
+) -> "tuple[Pipeline, Embedder]":
+    pipeline = _load_for_texts(model_options, task)
+    return pipeline, pipeline.embedder(*options)
+
+
+def _load_for_texts(model_options: tuple[Any, ...], task: str | None) -> "Pipeline":
+    """Return a model that reads texts; of several tasks, as the one that is named, else as the first."""
     from weft.pipeline import load
 
     pipeline = load(*model_options)
-    return pipeline, pipeline.embedder(*options)
+    return pipeline.for_task(task or next(iter(pipeline.run.task_names), None))
 
 
 def layers(
@@ -158,6 +168,7 @@ def layers(
     ] = None,
     combine: CombineOption = "sum",
     pool: Annotated[str, typer.Option("--pool", help="The pooling of a text's tokens: mean, cls or last.")] = "mean",
+    task: TaskOption = None,
     as_json: JsonOption = False,
     trust: TrustOption = False,
     device: DeviceOption = "auto",
@@ -165,11 +176,10 @@ def layers(
 ) -> None:
     """Score every choice of a frozen model's layers by logistic regression on labelled data."""
     from weft.cli.inputs import parse_columns
-    from weft.pipeline import load
 
     combine_mode: Any = combine  # checked by Pipeline.layer_scores
     pool_mode: Any = pool
-    pipeline = load(model, device, trust, (), precision)
+    pipeline = _load_for_texts((model, device, trust, (), precision), task)
     layer_choices = [(layers, combine_mode) for layers in choices or ()]
     scores = pipeline.layer_scores(data, overrides or [], layer_choices, pool_mode, tell, parse_columns(columns, data))
     if as_json:
@@ -245,7 +255,8 @@ def text_of(record: "Record") -> str:
     text: Any = record.request
     if isinstance(text, dict):
         words = text.get("words", ())
-        text = " ".join(words) if words and all(isinstance(word, str) for word in words) else text.get("text")
+        is_text = words and all(isinstance(word, str) for word in words)  # a list of words, or a line of them
+        text = (words if isinstance(words, str) else " ".join(words)) if is_text else text.get("text")
     if not isinstance(text, str):
         raise DataError(f"{record.place}: must be a text, but is {repr(record.columns)[:60]} instead")
     return text

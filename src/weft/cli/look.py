@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from weft.cli.console import MODEL_HELP, ColumnsOption, DeviceOption, ModelArg, TrustOption, read_path, tell
+from weft.cli.console import (
+    MODEL_HELP,
+    ColumnsOption,
+    DeviceOption,
+    ModelArg,
+    TaskOption,
+    TrustOption,
+    read_path,
+    tell,
+)
 from weft.errors import ConfigError, DataError, RoleError
 
 if TYPE_CHECKING:
@@ -56,6 +65,7 @@ def look_attention(
     out: OutOption = _DEFAULT_OUT,
     layers: LayersOption = None,
     heads: Annotated[str | None, typer.Option("--heads", metavar="0,2,…", help="Which heads, counted from 0.")] = None,
+    task: TaskOption = None,
     trust: TrustOption = False,
     device: DeviceOption = "auto",
 ) -> None:
@@ -64,7 +74,7 @@ def look_attention(
 
     check_writable(out)
     layer_numbers, head_numbers = _parse_numbers("--layers", layers), _parse_numbers("--heads", heads)
-    pipeline = _load(model, device, trust)
+    pipeline = _load(model, device, trust, task)
     try:
         maps = [pipeline.attention(text, layer_numbers, head_numbers) for text in texts]
     except RoleError as error:
@@ -81,6 +91,7 @@ def look_gradients(
         list[str] | None, typer.Option("--beside", metavar="MODEL", help="Another model, for the same texts.")
     ] = None,
     out: OutOption = _DEFAULT_OUT,
+    task: TaskOption = None,
     trust: TrustOption = False,
     device: DeviceOption = "auto",
 ) -> None:
@@ -94,7 +105,7 @@ def look_gradients(
         raise ConfigError(f"look gradients: needs a TEXT for {model} to read")
     models = [*([model] if model else []), *(beside or [])]
     _check_distinct(models)
-    _save(out, _gradients(models, texts or [], out.suffix, device, trust))
+    _save(out, _gradients(models, texts or [], out.suffix, device, trust, task))
 
 
 @look_app.command("positions")
@@ -107,13 +118,14 @@ def look_positions(
     """Show the position encodings of a model and their similarities; without MODEL, sinusoidal ones."""
     from weft.analysis.positions import positions_in, sinusoidal
     from weft.analysis.render.export import check_writable, render_positions
+    from weft.pipeline import load
 
     check_writable(out)
     if model is None:
         encodings, title = [sinusoidal()], "weft look: positions"
         about = "as they are computed (Vaswani et al. 2017, section 3.5); nothing is learned"
     else:
-        pipeline = _load(model, device, trust)
+        pipeline = load(model, device, trust)
         encodings = positions_in(pipeline.head.body, pipeline.run.model.name)
         title, about = f"weft look: positions of {model}", pipeline.about
     _save(out, render_positions(encodings, out.suffix, title, about, tell))
@@ -131,6 +143,7 @@ def look_neighbours(
     columns: ColumnsOption = None,
     layers: LayersOption = None,
     out: OutOption = _DEFAULT_OUT,
+    task: TaskOption = None,
     trust: TrustOption = False,
     device: DeviceOption = "auto",
 ) -> None:
@@ -144,16 +157,25 @@ def look_neighbours(
         raise ConfigError(f"--out: must end in .html or .json for neighbours, but is {str(out)!r} instead")
     column_names = parse_columns(columns, files or None)
     word, layer_numbers = check_word(text, word, top), _parse_numbers("--layers", layers) or [-1]
-    pipeline = _load(model, device, trust)
+    pipeline = _load(model, device, trust, task)
     search = NeighbourSearch(pipeline.task, pipeline.head, pipeline.run.data.max_length, layer_numbers)
     nearest = search.nearest(text, word, _corpus(pipeline, files or [], column_names), top)
     _save(out, render_neighbours(nearest, out.suffix, f"weft look: neighbours in {model}", pipeline.about))
 
 
-def _load(model: str, device: str, trust: bool) -> "Pipeline":
+def _load(model: str, device: str, trust: bool, task: str | None) -> "Pipeline":
     from weft.pipeline import load
 
-    return load(model, device, trust)
+    return load(model, device, trust).for_task(task)
+
+
+def _load_each(models: dict[str, str], device: str, trust: bool, task: str | None) -> "dict[str, Pipeline]":
+    """Return the pipelines of models by name; `task` is of those that have several."""
+    from weft.pipeline import load
+
+    loaded = {name: load(model, device, trust) for name, model in models.items()}
+    several = {name for name, pipeline in loaded.items() if pipeline.run.task_names} or set(loaded)
+    return {name: pipeline.for_task(task) if name in several else pipeline for name, pipeline in loaded.items()}
 
 
 def _save(out: Path, content: bytes) -> None:
@@ -172,7 +194,7 @@ def _check_distinct(models: list[str]) -> None:
             raise ConfigError(f"--beside: {name} is given twice; name another model")
 
 
-def _gradients(models: list[str], texts: list[str], suffix: str, device: str, trust: bool) -> bytes:
+def _gradients(models: list[str], texts: list[str], suffix: str, device: str, trust: bool, task: str | None) -> bytes:
     """Return the gradient norms of models, or of untrained cells without any, as HTML, PNG or JSON."""
     from weft.analysis.gradient_flow import untrained_cell_norms
     from weft.analysis.render.export import TextGradients, render_gradients
@@ -182,7 +204,7 @@ def _gradients(models: list[str], texts: list[str], suffix: str, device: str, tr
         return render_gradients([TextGradients("", untrained_cell_norms())], suffix, title, about, tell)
     base_names = [Path(name).name for name in models]
     names = base_names if len(set(base_names)) == len(models) else models
-    pipelines = {name: _load(model, device, trust) for name, model in zip(names, models, strict=True)}
+    pipelines = _load_each(dict(zip(names, models, strict=True)), device, trust, task)
     results = [
         TextGradients(text, [norms for name, pipeline in pipelines.items() for norms in pipeline.gradients(text, name)])
         for text in texts

@@ -55,10 +55,11 @@ class ConversionReport:
                 )
 
 
-def convert(source: str | Path, target: str | Path) -> ConversionReport:
-    """Convert a model into a new file or folder, and compare both."""
+def convert(source: str | Path, target: str | Path, task: str | None = None) -> ConversionReport:
+    """Convert a model, of several tasks the one that `task` names, into a new file or folder, and compare both."""
     source_path, target_path = Path(source), Path(target)
     if str(source_path).endswith(ARPA) or str(target_path).endswith(ARPA):
+        _check_no_task(task, "an n-gram model")
         from weft.formats.arpa import export_arpa, import_arpa
 
         return ConversionReport(
@@ -69,11 +70,12 @@ def convert(source: str | Path, target: str | Path) -> ConversionReport:
             f"{source}: weft writes ONNX models, and reads none; give the model that it was made from"
         )
     if target_path.suffix == ONNX:
-        return _export_onnx(source_path, target_path)
+        return _export_onnx(source_path, target_path, task)
     source_path = find_model(source_path)
     if any(source_path.glob("*.hdf5")):
+        _check_no_task(task, "an ELMo")
         return ConversionReport(_import_elmo_folder(source_path, target_path))
-    original = load(source_path, device="cpu")
+    original = load(source_path, device="cpu").for_task(task)
     source_path = transformer_folder(source_path)
     if is_hf(source_path):
         original.save(target_path)
@@ -85,7 +87,12 @@ def convert(source: str | Path, target: str | Path) -> ConversionReport:
     return ConversionReport(target_path, compare_models(original, load(target_path, device="cpu"), target_path))
 
 
-def _export_onnx(source: Path, target: Path) -> ConversionReport:
+def _check_no_task(task: str | None, model: str) -> None:
+    if task is not None:
+        raise ConfigError(f"task: {task!r} is named, but {model} has one task alone; leave it out")
+
+
+def _export_onnx(source: Path, target: Path, task: str | None) -> ConversionReport:
     """Export an encoder with its head, and its tokenizer beside it; nothing is left where the two models differ."""
     package = find_spec("onnx")
     if package is None or package.origin is None:  # a folder of this name has none
@@ -95,7 +102,7 @@ def _export_onnx(source: Path, target: Path) -> ConversionReport:
     from weft.conversion.parity_onnx import compare_onnx
     from weft.formats.onnx.export import check_exportable, write_onnx
 
-    original = _without_projection(load(source, device="cpu"))
+    original = _without_projection(load(source, device="cpu").for_task(task))
     check_exportable(original.run)
     problem, remedy = "cannot be written", "choose a folder where you may write"
     with wrap_os_errors(target, problem, remedy), new_files(target.parent) as folder:

@@ -29,8 +29,8 @@ from weft.decoding.generate import inverse_cdf, search_rules
 from weft.decoding.logits_processors import NEG_INF, ForbiddenTokens, keep_top
 from weft.decoding.static_state import GreedyRules
 from weft.models.base import Generator, Poolable, StatePool
-from weft.nn.attention.static_kv_pool import to_device
 from weft.nn.kernels.dispatch import decodes_on_triton
+from weft.tokens import to_device
 
 STEPS = 8  # steps that are replayed at a time
 MIN_ROWS, MIN_TOKENS, MIN_SOURCE = 4, 128, 32  # what memory is allocated for at first
@@ -74,16 +74,16 @@ class RowSettings:
         device, rules = self.token.device, [sequence.search.rules for sequence in sequences]
         last = [int(sequence.search.request.prompt.ids[-1]) for sequence in sequences]
         integers = [[own.min_length, own.max_length, _top_k(own)] for own in rules]
-        row, token, *lengths = to_device(np.column_stack([rows, last, integers]).T.copy(), device)
+        row, token, *lengths = to_device(torch.from_numpy(np.column_stack([rows, last, integers]).T.copy()), device)
         self.token[row], self.written[row] = token, 0
         for setting, values in zip((self.min_length, self.max_length, self.top_k), lengths, strict=True):
             setting[row] = values.int()
         numbers = np.array([[_temperature(own), _top_p(own)] for own in rules], np.float32)
-        self.temperature[row], self.top_p[row] = to_device(numbers.T.copy(), device)
+        self.temperature[row], self.top_p[row] = to_device(torch.from_numpy(numbers.T.copy()), device)
         for number, sequence, own in zip(rows, sequences, rules, strict=True):
             if own.uniform is not None:
                 uniform = own.uniform[sequence.number]
-                self.uniform[number, : len(uniform)] = to_device(uniform.numpy(), device)
+                self.uniform[number, : len(uniform)] = to_device(uniform, device)
 
 
 def _sampling(rules: GreedyRules) -> tuple[float, int | None, float | None] | None:
@@ -137,7 +137,7 @@ class StaticBatch:
     def set_active(self, rows: Sequence[int], active: bool) -> None:
         """Let rows go on, or not."""
         if rows:
-            self.pool.active[to_device(np.array(rows), self.device)] = int(active)
+            self.pool.active[to_device(torch.from_numpy(np.array(rows)), self.device)] = int(active)
 
     def wait(self) -> None:
         """Wait for the device."""

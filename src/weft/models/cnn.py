@@ -38,7 +38,7 @@ from weft.errors import ConfigError, RoleError
 from weft.models.base import Model, Role
 from weft.models.word_vectors import check_channels, keep_static
 from weft.nn.attention.positions import rows_of
-from weft.tokens import Tokens
+from weft.tokens import Tokens, to_device
 
 
 class CNNConfig(Named):
@@ -154,4 +154,4 @@ def _window_positions(tokens: Tokens, before: int, after: int) -> Tensor:
     starts = ends - lengths.repeat_interleave(lengths)[:, None]
     positions = torch.arange(total)[:, None] + torch.arange(-before, after + 1)
     positions = positions.where((positions >= starts) & (positions < ends), total)
-    return positions.to(tokens.device, non_blocking=True)
+    return to_device(positions, tokens.device)

@@ -30,7 +30,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from weft.config.schema import MAX_SIZE, Layers, Named, Pretrained, Share, Size
-from weft.errors import ConfigError, RoleError
+from weft.errors import RoleError
 from weft.models.base import LMDirection, Model, Role, num_matrix_parameters
 from weft.models.word_vectors import Channels, check_channels, keep_static
 from weft.nn.attention.scores import Additive
@@ -38,7 +38,7 @@ from weft.nn.layers.char_cnn import CharCNN
 from weft.nn.layers.dropout import SequenceDropout, WordDropout
 from weft.nn.rnn.cells import CellState, join_layers
 from weft.nn.rnn.self_attentive import LSTMN
-from weft.nn.rnn.stack import RecurrentStack
+from weft.nn.rnn.stack import RecurrentStack, choose_layers
 from weft.nn.rnn.time_major import TimeMajor
 from weft.tokens import CHAR_PAD, Tokens
 
@@ -206,16 +206,7 @@ class RNN(Model):
         grid = TimeMajor(tokens)
         embedded = self._embed(tokens, grid)
         outputs, _ = self.recurrent(embedded, grid)
-        states, depth = [embedded, *outputs], len(outputs)
-        if not all(-depth <= layer + 1 and layer <= depth for layer in layers):
-            raise ConfigError(f"layers: an rnn has 0, the embeddings, to {depth} here, but {list(layers)} is asked for")
-        for layer in layers:
-            if states[layer].shape[-1] != self.width:
-                raise RoleError(
-                    f"layers: layer {layer % (depth + 1)} is {states[layer].shape[-1]} wide and the last is "
-                    f"{self.width}: they do not go together; leave it out"
-                )
-        return torch.stack([states[layer] for layer in layers])
+        return choose_layers([embedded, *outputs], layers, "rnn")
 
     def pooled_output(self, tokens: Tokens) -> Tensor:
         """Return one vector a sequence, (B, D): the last layer's final output in each direction."""
@@ -226,11 +217,7 @@ class RNN(Model):
 
     def final_states(self, states: Tensor, tokens: Tokens) -> Tensor:
         """Return the final state of each direction, (B, D): forward at the last token, backward at the first."""
-        grid, direction = TimeMajor(tokens), self.config.direction
-        if direction != "both":
-            return grid.end(states, reverse=direction == "backward")
-        forward, backward = states.chunk(2, -1)
-        return torch.cat([grid.end(forward), grid.end(backward, reverse=True)], -1)
+        return self.recurrent.final(states, TimeMajor(tokens))
 
     def logits(self, tokens: Tokens, at: Tensor | None = None, direction: LMDirection = "forward") -> Tensor:
         """Return the logits of the next, the previous, or (both) the token itself: (N, V), or (len(at), V)."""

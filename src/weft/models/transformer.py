@@ -38,14 +38,14 @@ from weft.nn.attention.kv_cache import KVCache, KVIndex, StaticKVCache, without_
 from weft.nn.attention.multihead import AttentionLayout, MultiHeadAttention
 from weft.nn.attention.pooled_kv_cache import PooledSources
 from weft.nn.attention.positions import Learned, Sinusoidal, check_position, positions_of
-from weft.nn.attention.static_kv_pool import StaticKVPool, to_device, token_places
+from weft.nn.attention.static_kv_pool import StaticKVPool, token_places
 from weft.nn.kernels import dispatch
 from weft.nn.layers.activations import Activation
 from weft.nn.layers.pooling import pool_tokens
 from weft.nn.rnn.time_major import TimeMajor
 from weft.nn.transformer.blocks import BlockConfig, Blocks
 from weft.nn.transformer.output_projection import OutputProjection
-from weft.tokens import Tokens
+from weft.tokens import Tokens, to_device
 
 
 class TransformerConfig(Pretrained):
@@ -179,7 +179,7 @@ class TransformerPool(TransformerState):
         sources = others.slots[hypothesis, column + others.first.long()[hypothesis]].long()
         for layer, other in zip(self.source_kv, state.source_kv, strict=True):
             layer[places] = other[sources].to(layer.dtype)
-        number, size = to_device(np.array([rows, source_tokens]), slots.device)
+        number, size = to_device(torch.from_numpy(np.array([rows, source_tokens])), slots.device)
         last[number] = size.int()
 
     def copy_from(self, pool: "TransformerPool") -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.batching.static_shape import StaticShape
-from weft.tokens import Tokens
+from weft.tokens import Tokens, to_device
 
 Item = tuple[np.ndarray, ...]  # integer arrays of one sequence or more; the task defines their meaning
 IGNORE_INDEX = -100  # the target of padding, which torch's losses ignore
@@ -77,10 +77,10 @@ class Batch:
         return replace(
             self,
             tokens=self.tokens.to(device),
-            targets=None if self.targets is None else self.targets.to(device, non_blocking=True),
+            targets=None if self.targets is None else to_device(self.targets, device),
             source=None if self.source is None else self.source.to(device),
             positions=None if self.positions is None else self.positions.to(device),
-            labels=None if self.labels is None else self.labels.to(device, non_blocking=True),
+            labels=None if self.labels is None else to_device(self.labels, device),
         )
 
 

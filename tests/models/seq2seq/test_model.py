@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from weft.config.schema import read_section
-from weft.errors import ConfigError
+from weft.errors import ConfigError, RoleError
 from weft.models.base import Role
 from weft.models.seq2seq import decoder as decoder_module
 from weft.models.seq2seq.model import Seq2Seq, Seq2SeqConfig
@@ -368,15 +368,16 @@ COVERING = [  # every value of every key; tests/test_testing.py has more of the 
 @pytest.mark.parametrize("config", COVERING, ids=config_id)
 def test_every_property_of_its_roles_holds(config):
     held = check_model(Seq2Seq, {"width": 4, **config}, target_vocab=13 if config["cell"] == "gru" else None)
-    # It scores, generates and takes a source: it is promised all but what is of other directions.
+    # It scores, generates, takes a source and encodes: it is promised all but what is of other directions.
     assert len(held) == sum(not needs & {"backward", "both", "masked"} for needs in PROPERTIES.values())
 
 
 # Configurations.
 
 
-def test_it_takes_a_source_scores_and_generates():
-    assert Seq2Seq.roles(Seq2SeqConfig(name="seq2seq")) == {Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR}
+def test_it_takes_a_source_scores_and_generates_and_its_encoder_encodes():
+    roles = {Role.ENCODER, Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR}
+    assert Seq2Seq.roles(Seq2SeqConfig(name="seq2seq")) == roles
 
 
 def sizes(model: Seq2Seq) -> int:
@@ -653,6 +654,57 @@ def test_longest_may_be_more_than_the_longest(place):
     wide = [Tokens(side.ids, side.starts, side.lengths, side.longest + 3) for side in (tokens, source)]
     torch.testing.assert_close(model.logits(*wide), model.logits(tokens, source))
     torch.testing.assert_close(model.start(*wide)[0], model.start(tokens, source)[0])
+
+
+# The encoder of a translator as a body (McCann et al. 2017).
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_encoder_alone_gives_the_states_that_the_decoder_attends_to(cell, layers):
+    model, (_, source) = scattered(8, cell=cell, layers=layers), pairs(RAGGED)
+    weights, state = weights_of(model), model._initial_state(source)
+    assert state.memory is not None
+    expected = [encode(weights, model.config, ids.tolist()) for ids in source.split()]
+    hidden, rows = source.split(model.encode(source)[0]), enumerate(source.lengths.tolist())
+    for row, (own, (states, vectors)) in enumerate(zip(hidden, expected, strict=True)):
+        torch.testing.assert_close(own, torch.stack(states))
+        torch.testing.assert_close(model.pooled_output(source)[row], vectors[-1])
+    assert torch.equal(model.encode(source)[0], torch.cat([state.memory.states[row, :size] for row, size in rows]))
+    assert torch.equal(model.final_states(model.encode(source)[0], source), state.vector)
+    if layers > 1:  # the negative control: the layer below is another
+        assert not torch.allclose(model.encode(source, [1]), model.encode(source))
+
+
+@torch.no_grad()
+def test_layers_are_numbered_from_the_embeddings_on():
+    model, (_, source) = make(layers=2), pairs(RAGGED)
+    assert torch.equal(model.encode(source, [0])[0], model.encoder.embed(source.ids))
+    assert torch.equal(model.encode(source, [0, 1, 2]), model.encode(source, [-3, -2, -1]))
+    assert model.mixable_layers == (0, 1, 2)
+    narrow = make(layers=2, embedding=5)
+    assert narrow.mixable_layers == (1, 2)
+    with pytest.raises(ConfigError, match=r"layers: this seq2seq's encoder has 0, the embeddings, to 2, but \[3\]"):
+        narrow.encode(source, [3])
+    with pytest.raises(RoleError, match="layers: layer 0 is 5 wide and the last is 6"):
+        narrow.encode(source, [0, 1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("config", [{}, {"bridge": False}, {"feedback": False}, {"target_vocab": None}], ids=config_id)
+def test_without_the_decoder_the_encoder_is_the_same(config):
+    model, (_, source) = make(layers=2, **config), pairs(RAGGED)
+    before, flops, groups = model.encode(source), model.flops(source), model.layer_groups()
+    assert len(groups) == 1 + 2 + 1
+    model.prune_unused({Role.GENERATOR})
+    assert model.layer_groups() == groups
+    model.prune_unused({Role.ENCODER})
+    assert torch.equal(model.encode(source), before)
+    assert model.flops(source) == flops
+    assert all(name.startswith("encoder.") for name, _ in model.named_parameters())
+    assert model.layer_groups()[1:] == groups[1:3]
+    assert model.word_embeddings() == {"vectors": [model.encoder.embed]}
 
 
 # Word vectors.

@@ -348,8 +348,8 @@ def test_a_wrong_recipe_is_refused_with_the_remedy(recipe, change, message):
 
 
 def test_a_model_that_does_not_encode_is_refused(recipe):
-    with pytest.raises(RoleError, match="task 'classify' needs a model that encodes; 'seq2seq', as configured, scores"):
-        made({**recipe, "model": {"name": "seq2seq"}})
+    with pytest.raises(RoleError, match="task 'classify' needs a model that encodes; 'ngram', as configured, scores"):
+        made({**recipe, "model": {"name": "ngram"}})
 
 
 # Answers.

@@ -516,7 +516,7 @@ def test_a_wrong_recipe_is_refused_with_the_remedy(recipe, tmp_path, change, mes
 
 def test_a_model_that_does_not_encode_is_refused(recipe):
     with pytest.raises(RoleError, match="task 'span' needs a model that encodes"):
-        made({**recipe, "model": {"name": "seq2seq"}})
+        made({**recipe, "model": {"name": "ngram"}})
 
 
 # As a whole.

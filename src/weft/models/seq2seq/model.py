@@ -33,23 +33,24 @@ encoder and decoder; without it v itself is each part of the initial state. In a
 layer's state with `place: before`, and the last layer's with `place: after`.
 """
 
+from collections.abc import Collection, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from weft.config.schema import MAX_SIZE, Layers, Named, Size
+from weft.config.schema import MAX_SIZE, Layers, Named, Pretrained, Size
 from weft.models.base import Model, Role, check_copying, num_matrix_parameters
 from weft.models.seq2seq.decoder import Decoder, DecoderState
 from weft.models.word_vectors import Channels, check_channels, keep_static
 from weft.nn.attention.scores import Additive, General, Location
-from weft.nn.rnn.stack import RecurrentStack
+from weft.nn.rnn.stack import RecurrentStack, choose_layers
 from weft.nn.rnn.time_major import TimeMajor
 from weft.tokens import Tokens
 
 
-class Seq2SeqConfig(Named):
+class Seq2SeqConfig(Pretrained):
     """`width` is that of the encoder and decoder states, the attention's hidden layer and, by default, the embeddings.
 
     With one vocabulary for both sides `vectors` initialises the embeddings of both; with two, those of the source.
@@ -111,11 +112,14 @@ class Encoder(nn.Module):
         width = config.width
         self.recurrent = RecurrentStack(config.cell, embed.embedding_dim, width, config.layers, "both", config.dropout)
 
-    def forward(self, source: Tokens) -> tuple[Tensor, Tensor, TimeMajor]:
-        """Return the states h_j (N, D), each layer's vector v (L, B, D), and the time-major layout of the source."""
-        grid = TimeMajor(source)
-        outputs, vectors = self.recurrent(self.dropout(self.embed(source.ids)), grid)
-        return outputs[-1], torch.stack(vectors), grid
+    def forward(self, source: Tokens) -> tuple[list[Tensor], list[Tensor], TimeMajor]:
+        """Return the embeddings and each layer's states, (N, D) each; each layer's vector v (B, D); and the layout.
+
+        The last layer's states are h_j.
+        """
+        grid, embedded = TimeMajor(source), self.dropout(self.embed(source.ids))
+        outputs, vectors = self.recurrent(embedded, grid)
+        return [embedded, *outputs], vectors, grid
 
 
 class Seq2Seq(Model):
@@ -127,7 +131,7 @@ class Seq2Seq(Model):
     def __init__(self, config: Seq2SeqConfig, vocab: int, target_vocab: int | None = None) -> None:
         super().__init__(config, vocab, target_vocab)
         check_copying(config.copying, target_vocab)
-        size = config.embedding or config.width
+        self.width, size = config.width, config.embedding or config.width
         source = nn.Embedding(vocab, size)
         shared = target_vocab is None  # one vocabulary for both sides: shared embeddings
         self.encoder = Encoder(config, source)
@@ -145,17 +149,57 @@ class Seq2Seq(Model):
 
     def word_embeddings(self) -> dict[str, list[nn.Embedding]]:
         """Return the source's table, which with one vocabulary is the target's too, and the target's own."""
-        source, target = self.encoder.embed, self.decoder.embed
+        source, decoder = self.encoder.embed, getattr(self, "decoder", None)  # an encoder alone has none
+        target = None if decoder is None else decoder.embed
         return {"vectors": [source], **({"target_vectors": [target]} if target not in (None, source) else {})}
 
     @classmethod
     def roles(cls, config: Named) -> frozenset[Role]:
-        """Return its roles: a sequence-to-sequence language model that generates."""
-        return frozenset({Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR})
+        """Return its roles: a sequence-to-sequence language model that generates; its encoder alone encodes."""
+        return frozenset({Role.ENCODER, Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR})
+
+    @property
+    def mixable_layers(self) -> tuple[int, ...]:
+        """All layers of the encoder, with the embeddings if they are as wide."""
+        first = 0 if self.encoder.embed.embedding_dim == self.width else 1
+        return tuple(range(first, self.config.layers + 1))
+
+    def prune_unused(self, needs: Collection[Role]) -> None:
+        """Drop the decoder, unless a role reads or writes a target: what is left is the encoder of a translator."""
+        if {Role.SEQ2SEQ, Role.LANGUAGE_MODEL, Role.GENERATOR} & set(needs):
+            return
+        del self.decoder, self.bridge
+
+    def layer_groups(self) -> list[list[nn.Module]]:
+        """Return the embeddings, each layer of the encoder, then the bridge and the decoder, where there is one."""
+        groups: list[list[nn.Module]] = [[self.encoder.embed, self.encoder.dropout]]
+        groups += [[layer] for layer in self.encoder.recurrent.layers]
+        if (decoder := getattr(self, "decoder", None)) is None:
+            return groups
+        parts = (self.bridge, *decoder.layers, decoder.score, decoder.readout)
+        groups[0] += [] if decoder.embed is None else [decoder.embed]
+        return [*groups, [part for part in parts if part is not None]]
+
+    def encode(self, tokens: Tokens, layers: Sequence[int] = (-1,)) -> Tensor:
+        """Return the chosen layers of the encoder for these sources, (L, N, D); 0 is the embeddings, -1 the last: h."""
+        return choose_layers(self.encoder(tokens)[0], layers, "seq2seq's encoder")
+
+    def pooled_output(self, tokens: Tokens) -> Tensor:
+        """Return v of the last layer, [h→_S ; h←_1], for each source: (B, D)."""
+        vector: Tensor = self.encoder(tokens)[1][-1]
+        return vector
+
+    def final_states(self, states: Tensor, tokens: Tokens) -> Tensor:
+        """Return v, (B, D): forward at the last token, backward at the first."""
+        return self.encoder.recurrent.final(states, TimeMajor(tokens))
 
     def flops(self, tokens: Tokens, source: Tokens | None = None) -> int:
-        """Return the FLOPs: matrices for the tokens of their side, the bridge for each v, attention for each pair."""
-        assert source is not None
+        """Return the FLOPs: matrices for the tokens of their side, the bridge for each v, attention for each pair.
+
+        Without a source the tokens are the source, and only the encoder reads them.
+        """
+        if source is None:
+            return 2 * num_matrix_parameters(self.encoder) * int(tokens.lengths.sum())
         decoder, score, attended = self.decoder, self.decoder.score, source.lengths
         keys = (
             num_matrix_parameters(score.key) if isinstance(score, Additive | General) else 0
@@ -197,10 +241,10 @@ class Seq2Seq(Model):
         return self._logits(output[0], state.owner, state), state
 
     def _initial_state(self, source: Tokens) -> DecoderState:
-        states, vectors, grid = self.encoder(source)
+        states, finals, grid = self.encoder(source)
+        vectors = torch.stack(finals)  # (L, B, D)
         parts = torch.tanh(self.bridge(vectors)).chunk(self.states, -1) if self.bridge else [vectors] * self.states
         owner = torch.arange(len(source), device=source.device)
         layers = tuple(zip(*(part.unbind() for part in parts), strict=True))
-        return DecoderState(
-            layers, torch.zeros_like(vectors[0]), owner, vectors[-1], self.decoder.remember(states, source.ids, grid)
-        )
+        memory = self.decoder.remember(states[-1], source.ids, grid)
+        return DecoderState(layers, torch.zeros_like(vectors[0]), owner, vectors[-1], memory)

@@ -28,7 +28,7 @@ from weft.nn.attention.kv_cache import KVIndex, attend_cached
 from weft.nn.kernels import dispatch
 from weft.nn.kernels.block_schedule import BlockSchedule
 from weft.nn.layers.packed_linear import Linear
-from weft.tokens import Tokens
+from weft.tokens import Tokens, to_device
 
 _DENSE_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # equal lengths
 _LENGTH_BAND = 16  # on the CPU, sequences whose lengths are in the same band of so many tokens are padded into one call
@@ -89,7 +89,7 @@ class AttentionLayout:
         return groups, None if in_order else self._move(order)
 
     def _move(self, index: Tensor) -> Tensor:
-        return index.to(self.queries.device, non_blocking=True)
+        return to_device(index, self.queries.device)
 
 
 def _pad_positions(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.nn.attention.kv_cache import KVCache, KVIndex, KVStorage
+from weft.tokens import to_device
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class StaticKVPool(KVCache):
         slots = cache.index[hypothesis, column + cache.first.long()[hypothesis]].long()
         for layer, other in zip(self.storage.layers, cache.storage.layers, strict=True):
             layer[row, column] = other.flatten(0, 1)[slots].to(layer.dtype)
-        number, size = to_device(np.array([rows, tokens]), self.index.device)
+        number, size = to_device(torch.from_numpy(np.array([rows, tokens])), self.index.device)
         self.last[number] = size.int()
 
     def copy_from(self, other: "StaticKVPool") -> None:
@@ -92,10 +93,4 @@ def token_places(
     size = np.array(sizes, np.int64)
     number = np.arange(size.sum()) - np.repeat(size.cumsum() - size, size)
     row, hypothesis = (np.repeat(np.array(values, np.int64), size) for values in (rows, hypotheses))
-    return tuple(to_device(np.stack([row, hypothesis, number]), device))
-
-
-def to_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """Return an array on a device, without waiting for what that computes."""
-    tensor = torch.from_numpy(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    return tuple(to_device(torch.from_numpy(np.stack([row, hypothesis, number])), device))

@@ -34,6 +34,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from weft.tokens import to_device
+
 _MIN_LOG_WEIGHT = -300.0  # e^-300 e^-300 is no underflow in float64: no step's scale can be zero
 
 
@@ -66,7 +68,7 @@ def _time_major(lengths: Tensor, device: torch.device) -> _TimeMajor:
         (offsets[:-1, None] + column)[valid[1:]],
         offsets[size - 1] + column,
     )
-    return _TimeMajor(counts.tolist(), *(index.to(device, non_blocking=True) for index in indices))
+    return _TimeMajor(counts.tolist(), *(to_device(index, device) for index in indices))
 
 
 def _exp_weights(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ def pool_tokens(states: Tensor, tokens: Tokens, pool: PoolingMode) -> Tensor:
     """
     if pool in ("cls", "last"):
         return states[..., tokens.starts[:-1].long() if pool == "cls" else tokens.starts[1:].long() - 1, :]
-    lengths = tokens.lengths.to(states.device, non_blocking=True)
+    lengths = tokens.starts.diff().long()
     values = states.to(torch.promote_types(states.dtype, torch.float32))
     return torch.segment_reduce(values, pool, lengths=lengths, axis=0, unsafe=True)
 

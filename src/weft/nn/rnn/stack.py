@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from weft.errors import ConfigError, RoleError
 from weft.nn.layers.dropout import SequenceDropout
 from weft.nn.rnn.cells import CellState, make_cell
 from weft.nn.rnn.self_attentive import LSTMN
@@ -72,9 +73,13 @@ class RecurrentStack(nn.Module):
             gathered = [grid.unpad(part, reverse=reverse) for part, reverse in zip(hidden, self.ways, strict=True)]
             flat = self._add_residual(flat, torch.cat(gathered, -1))
             outputs.append(flat)
-            parts = flat.chunk(len(self.ways), -1)
-            finals.append(torch.cat([grid.end(*pair) for pair in zip(parts, self.ways, strict=True)], -1))
+            finals.append(self.final(flat, grid))
         return outputs, finals
+
+    def final(self, outputs: Tensor, grid: TimeMajor) -> Tensor:
+        """Return the final output of each direction, (B, D), of a layer's outputs (N, D)."""
+        parts = outputs.chunk(len(self.ways), -1)
+        return torch.cat([grid.end(*pair) for pair in zip(parts, self.ways, strict=True)], -1)
 
     @property
     def ahead(self) -> list[nn.Module]:
@@ -104,6 +109,20 @@ class RecurrentStack(nn.Module):
     def _add_residual(self, inputs: Tensor, outputs: Tensor) -> Tensor:
         """Add the residual connection, if enabled and the shapes agree (He et al. 2016)."""
         return inputs + outputs if self.residual and inputs.shape == outputs.shape else outputs
+
+
+def choose_layers(states: Sequence[Tensor], layers: Sequence[int], model: str) -> Tensor:
+    """Return the chosen of a model's states, (L, N, D): the embeddings are 0, and the last layer, of width D, is -1."""
+    depth, width = len(states) - 1, states[-1].shape[-1]
+    if not all(-depth <= layer + 1 and layer <= depth for layer in layers):
+        raise ConfigError(f"layers: this {model} has 0, the embeddings, to {depth}, but {list(layers)} is asked for")
+    for layer in layers:
+        if states[layer].shape[-1] != width:
+            raise RoleError(
+                f"layers: layer {layer % (depth + 1)} is {states[layer].shape[-1]} wide and the last is {width}: they "
+                "do not go together; leave it out"
+            )
+    return torch.stack([states[layer] for layer in layers])
 
 
 def _make_layer(

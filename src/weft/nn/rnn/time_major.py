@@ -4,54 +4,83 @@ The padding is after each sequence's end, so a forward pass reads it only after 
 again: no result depends on it.
 """
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
-from weft.tokens import Tokens
+from weft.tokens import Tokens, to_device
 
 
 class TimeMajor:
-    """Index maps between flat (N, ...) and grid (T, B, ...) for the lengths of one batch."""
+    """Index maps between flat (N, ...) and grid (T, B, ...) for the lengths of one batch, each made when it is used."""
 
     def __init__(self, tokens: Tokens) -> None:
-        lengths = tokens.lengths
+        self.lengths = lengths = tokens.lengths
         self.rows, self.steps = len(tokens), tokens.longest
         self.device = tokens.device
-        self.lengths = lengths
-        first = lengths.cumsum(0) - lengths  # (B,)
-        time = torch.arange(self.steps)[:, None]  # (T, 1)
-        inside = torch.minimum(time, (lengths - 1).clamp(min=0))  # padding repeats the last token
-        limit = max(int(lengths.sum()) - 1, 0)
-        self._token_index = self._to_device((first + inside).clamp(max=limit))  # (T, B)
-        self._token_index_reversed = self._to_device((first + (lengths - 1 - inside).clamp(min=0)).clamp(max=limit))
-        row = torch.repeat_interleave(torch.arange(self.rows), lengths)  # (N,)
-        step = torch.arange(len(row)) - first[row]
-        self._row = self._to_device(row)
-        self._grid_index = self._to_device(step * self.rows + row)
-        self._grid_index_reversed = self._to_device((lengths[row] - 1 - step) * self.rows + row)
-        self._last_step = self._to_device((lengths - 1).clamp(min=0) * self.rows + torch.arange(self.rows))  # (B,)
-        self._last_token = self._to_device((first + lengths - 1).clamp(min=0, max=limit))  # (B,) index into flat
-        self._first_token = self._to_device(first.clamp(max=limit))
-        self._empty_rows = self._to_device((lengths == 0).nonzero().squeeze(1))  # sequences of length 0
-        self._real = self._to_device(time < lengths)  # (T, B)
+        self._first = lengths.cumsum(0) - lengths  # (B,)
+        self._limit = max(int(lengths.sum()) - 1, 0)
+        self._time = torch.arange(self.steps)[:, None]  # (T, 1)
+        self._inside = torch.minimum(self._time, (lengths - 1).clamp(min=0))  # padding repeats the last token
+
+    @cached_property
+    def _token_index(self) -> Tensor:
+        return self._to_device((self._first + self._inside).clamp(max=self._limit))  # (T, B)
+
+    @cached_property
+    def _token_index_reversed(self) -> Tensor:
+        from_end = (self.lengths - 1 - self._inside).clamp(min=0)
+        return self._to_device((self._first + from_end).clamp(max=self._limit))
+
+    @cached_property
+    def _row_and_step(self) -> tuple[Tensor, Tensor]:
+        row = torch.repeat_interleave(torch.arange(self.rows), self.lengths)  # (N,), on the CPU
+        return row, torch.arange(len(row)) - self._first[row]
+
+    @cached_property
+    def _grid_index(self) -> Tensor:
+        row, step = self._row_and_step
+        return self._to_device(step * self.rows + row)
+
+    @cached_property
+    def _grid_index_reversed(self) -> Tensor:
+        row, step = self._row_and_step
+        return self._to_device((self.lengths[row] - 1 - step) * self.rows + row)
+
+    @cached_property
+    def _last_step(self) -> Tensor:
+        return self._to_device((self.lengths - 1).clamp(min=0) * self.rows + torch.arange(self.rows))  # (B,)
+
+    @cached_property
+    def _last_token(self) -> Tensor:
+        return self._to_device((self._first + self.lengths - 1).clamp(min=0, max=self._limit))  # (B,) index into flat
+
+    @cached_property
+    def _first_token(self) -> Tensor:
+        return self._to_device(self._first.clamp(max=self._limit))
+
+    @cached_property
+    def _empty_rows(self) -> Tensor:
+        return self._to_device((self.lengths == 0).nonzero().squeeze(1))  # sequences of length 0
 
     def _to_device(self, index: Tensor) -> Tensor:
-        return index.to(self.device, non_blocking=True)
+        return to_device(index, self.device)
 
     @property
     def full(self) -> bool:
         """Return whether there is no padding; computed from CPU lengths, without a device synchronisation."""
         return bool((self.lengths == self.steps).all())
 
-    @property
+    @cached_property
     def mask(self) -> Tensor:
         """Mask (T, B): True at tokens, False at padding."""
-        return self._real
+        return self._to_device(self._time < self.lengths)
 
-    @property
+    @cached_property
     def row(self) -> Tensor:
         """Index of the sequence of each flat token: (N,)."""
-        return self._row
+        return self._to_device(self._row_and_step[0])
 
     def pad(self, flat: Tensor, reverse: bool = False) -> Tensor:
         """Return flat (N, ...) padded to (T, B, ...), each sequence reversed if `reverse`."""
