@@ -41,7 +41,7 @@ from weft.cli.console import (
 )
 from weft.config.json import write_json
 from weft.errors import ConfigError, RoleError, WeftError, disk_remedy
-from weft.training.launch import LAUNCHED, check_new, hand_over, launch, lost_peer, restarted
+from weft.training.launch import LOST_PEER, check_new, hand_over, launch, lost_peer, restarted
 from weft.training.signals import Interrupted
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def main() -> None:
         _exit_with_error(f"{place}: {error.strerror or error}; {disk_remedy(error)}")
     except (MemoryError, RuntimeError) as error:
         if lost_peer(error):
-            _exit_without_peer()
+            _exit_without_peer(error)
         if not isinstance(error, MemoryError) and not re.search("alloc|memory", str(error), re.IGNORECASE):
             raise
         reason = str(error).splitlines()[0] if str(error) else "an allocation failed"
@@ -106,11 +106,19 @@ def _exit_with_error(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _exit_without_peer() -> NoReturn:
-    """Exit with 1: what ended the other process is told by that one, or by what started both."""
-    if LAUNCHED not in os.environ:
-        sys.stderr.write(f"error: process {os.environ['RANK']}: another process of this training has ended\n")
-    os._exit(1)  # not by the clean-up of the process group, which would wait for the other process
+def _exit_without_peer(error: BaseException) -> NoReturn:
+    """Exit without the clean-up of the process group, which would wait for the other process.
+
+    What ended that one is told by itself, or by what started both; if nothing is, PyTorch's error tells the cause.
+    """
+    reason = _shorten(str(error).partition("\n")[0])
+    message = (
+        f"process {os.environ['RANK']}: another process of this training has ended, or cannot be reached: {reason}"
+    )
+    if not hand_over(message):
+        sys.stderr.write(f"error: {message}\n")
+        sys.stderr.flush()
+    os._exit(LOST_PEER)
 
 
 def _shorten(message: str) -> str:
@@ -165,6 +173,8 @@ def train_command(
     """Train a recipe, and evaluate its best model."""
     from weft.pipeline import run_name
 
+    if verify and (plan or resume):
+        raise ConfigError("--verify-resume: makes two short trainings of its own; leave --plan and --resume out")
     folder = out or Path("runs") / run_name(recipe)
     if processes > 1 or max_restarts:
         given = {"--resume": resume, "--plan": plan, "--verify-resume": verify, "--quiet": quiet}
@@ -184,10 +194,21 @@ def _launch(
     recipe: str, overrides: list[str], folder: Path, options: list[str], processes: int, max_restarts: int
 ) -> None:
     """Train as several processes; what is wrong with the recipe is found before they start."""
+    import torch
+
+    from weft.checkpoint.store import Store
     from weft.formats.pretrained import read_run
     from weft.tasks.factory import make_task
+    from weft.training.distributed import World
+    from weft.training.parallel import check_parallel
+    from weft.training.run import share_update
 
-    make_task(read_run(recipe, overrides, folder if "--resume" in options else None))
+    resumed = folder if "--resume" in options else None
+    run = read_run(recipe, overrides, resumed)
+    make_task(run)
+    if processes > 1:
+        check_parallel(run.train)
+        share_update(run, World(0, processes, torch.device("cpu")), Store(resumed).last() if resumed else None)
     if not {"--resume", "--plan", "--verify-resume"} & set(options):
         check_new(folder)
     launch(["train", recipe, *overrides, "--out", str(folder), *options], processes, max_restarts)
