@@ -97,12 +97,12 @@ def pick_device(name: str, place: str = "train.device") -> torch.device:
 
     Of several processes on a machine, each has the GPU of its number.
     """
-    local_rank, gpus = os.environ.get("LOCAL_RANK"), torch.cuda.device_count()
+    local_rank, gpus = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
     if name == "auto" and not gpus:
         name = "cpu"
     elif name == "auto" or (name == "cuda" and local_rank and gpus):
         name = f"cuda:{local_rank or 0}"
-        if int(local_rank or 0) >= gpus:
+        if local_rank.isdigit() and int(local_rank) >= gpus:
             raise ConfigError(
                 f"{place}: there is no GPU for process {local_rank} of this machine, which has {gpus}; start as many "
                 "processes as GPUs"
