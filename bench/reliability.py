@@ -3,13 +3,16 @@
     python bench/reliability.py                                        every case, five kills each, two inside a save
     python bench/reliability.py --cases "seq2seq translate" --kills 50 --inside-saves 20 --steps 900
     python bench/reliability.py --cases "rnn (lstm) lm" --kills 1000 --inside-saves 300 --steps 2200
+    python bench/reliability.py --cases "gpt lm" --ranks 2 --kills 10 --steps 300       one of two processes is killed
     python bench/reliability.py --damage 10000                         flips and truncations of a checkpoint's files
     python bench/reliability.py --list
 
 The kills are spread over the run: the first comes at a random instant before there is a checkpoint, the others at
-random instants after randomly drawn steps; one inside a save waits until the temporary folder of a checkpoint is there.
+random instants after randomly drawn steps, or while the run starts again if it is there already; one inside a save
+waits until the temporary folder of a checkpoint is there.
 A run is a process of its own, forked from one that has imported torch and compiled the loops, so that a kill costs a
-second and not five.
+second and not five. With `--ranks` it is one command, `weft train --nproc --max-restarts`, of which a process that is
+drawn is killed, and which starts all processes again by itself.
 
 Compared are the metrics (all but times), the recipe, the tokenizer, the weights, and the optimizer, random and carried
 states of `last` and `best`, byte by byte. Workers must end with the run that started them. A line of JSON is printed
@@ -26,6 +29,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,7 @@ from typing import Any
 import torch
 
 import weft
+import weft.training.progress_bar  # the command imports it: it takes as long as the rest of a start
 from tiny_runs import BERT, CLASSIFY, GPT, LM, MLM, RECIPES, TRANSFORMER, TRANSLATE, Recipe, recipe, rnn, write_data
 from weft.checkpoint.manifest import verify_checkpoint
 from weft.cli import main as cli
@@ -69,25 +74,33 @@ CASES = RECIPES | VARIANTS
 
 @dataclass(frozen=True)
 class Kill:
-    """A kill: at a step, after so much of the time between two checkpoints, or inside the next save."""
+    """A kill: at a step, after so much of a time, or inside the next save."""
 
     step: int  # of the last whole checkpoint; -1: there is none yet
-    share: float
+    share: float  # of the start of a run, or of twice the time between two checkpoints
     inside_save: bool
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The seconds of an unbroken run until its first checkpoint, and between two of them."""
+
+    start: float
+    interval: float
 
 
 def plan(kills: int, inside_saves: int, steps: int, rng: random.Random) -> list[Kill]:
     """Return the kills in their order, the first of them before there is a checkpoint."""
     if steps == 1:  # a model that is fitted in one pass
         return [Kill(-1, rng.uniform(0, 0.8), number < inside_saves) for number in range(kills)]
-    drawn = sorted(rng.randrange(steps - 1) for _ in range(kills - 1))
+    drawn = sorted(rng.randrange(max(1, 19 * steps // 20)) for _ in range(kills - 1))  # before the run ends
     inside = [True] * min(inside_saves, len(drawn)) + [False] * max(0, len(drawn) - inside_saves)
     rng.shuffle(inside)
-    later = [Kill(step, rng.uniform(0, 2), save) for step, save in zip(drawn, inside, strict=True)]
-    return [Kill(-1, rng.uniform(0, 2), False), *later]
+    later = [Kill(step, rng.random(), save) for step, save in zip(drawn, inside, strict=True)]
+    return [Kill(-1, rng.random(), False), *later]
 
 
-def start(folder: Path) -> int:
+def start(folder: Path, options: Sequence[str] = ()) -> int:
     """Fork a process that trains in `folder` by the command line, as the leader of its group; return its pid."""
     pid = os.fork()
     if pid:
@@ -97,7 +110,7 @@ def start(folder: Path) -> int:
     log = os.open(folder.parent / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    sys.argv = ["weft", "train", "recipe.yaml", "--out", str(folder), "--resume", "--quiet"]
+    sys.argv = ["weft", "train", "recipe.yaml", "--out", str(folder), "--resume", "--quiet", *options]
     code = 70
     try:
         cli.main()
@@ -108,17 +121,17 @@ def start(folder: Path) -> int:
         os._exit(code)
 
 
-def wait(pid: int, kill: Kill, folder: Path, interval: float) -> bool:
-    """Wait for the moment of a kill; say whether the process is still there.
-
-    `interval` is the time between two checkpoints of the unbroken run.
-    """
-    due, end = None, time.monotonic() + PATIENCE
+def wait(pid: int, kill: Kill, folder: Path, pace: Pace) -> bool:
+    """Wait for the moment of a kill; say whether the process is still there."""
+    began = time.monotonic()
+    due, end = None, began + PATIENCE
+    if progress(folder) >= kill.step:
+        due = began + kill.share * pace.start
     while time.monotonic() < end:
         if os.waitpid(pid, os.WNOHANG)[0]:
             return False
         if due is None and progress(folder) >= kill.step:
-            due = time.monotonic() + kill.share * interval
+            due = time.monotonic() + kill.share * 2 * pace.interval
         ready = due is not None and time.monotonic() >= due
         if ready and (not kill.inside_save or saving(folder)):
             return True
@@ -138,6 +151,28 @@ def kill_group(pid: int) -> None:
             return
     os.killpg(pid, signal.SIGKILL)
     sys.exit(f"processes of the killed run {pid} were still there after {PATIENCE:.0f} s")
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started, the first of them first."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def kill_rank(pid: int, ranks: int, rng: random.Random) -> None:
+    """Kill one of the processes of a training, and wait until all have been started again."""
+    before = wait_for_ranks(pid, ranks)
+    os.kill(rng.choice(before), signal.SIGKILL)
+    wait_for_ranks(pid, ranks, before)
+
+
+def wait_for_ranks(pid: int, ranks: int, before: Sequence[int] = ()) -> list[int]:
+    """Wait until a training has so many processes, none of them one of those before; return them."""
+    end = time.monotonic() + PATIENCE
+    while len(now := children(pid)) != ranks or set(now) & set(before):
+        if time.monotonic() > end:
+            sys.exit(f"{pid}: not {ranks} processes in {PATIENCE:.0f} s, but {now} after {before}")
+        time.sleep(0.005)
+    return now
 
 
 def roots(folder: Path) -> list[Path]:
@@ -187,13 +222,50 @@ def _content(file: Path) -> Any:
     return file.read_bytes()
 
 
-def run_whole(folder: Path) -> float:
-    """Train until the end; return the seconds."""
-    began = time.monotonic()
-    _, status = os.waitpid(start(folder), 0)
+def run_whole(folder: Path, save_every: int = 1, options: Sequence[str] = ()) -> Pace:
+    """Train until the end; return the pace."""
+    pid, began, first = start(folder, options), time.monotonic(), None
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        if first is None and progress(folder) >= 0:
+            first = time.monotonic() - began
+        time.sleep(0.002)
+    check_end(ended[1], folder)
+    seconds = time.monotonic() - began
+    begin = seconds if first is None else first
+    return Pace(begin, (seconds - begin) * save_every / max(progress(folder), 1))
+
+
+def check_end(status: int, folder: Path) -> None:
+    """Exit with what a run has printed unless it has ended well."""
     if status:
         sys.exit(f"{folder}: the run failed: {(folder.parent / 'log.txt').read_text()}")
-    return time.monotonic() - began
+
+
+def kill_runs(folder: Path, planned: Sequence[Kill], pace: Pace) -> list[int]:
+    """Start a run and kill it as often as planned, then let it end; return its last step after each kill."""
+    done = []
+    for kill in planned:
+        pid = start(folder)
+        if not wait(pid, kill, folder, pace):
+            break  # it has ended
+        kill_group(pid)
+        done.append(progress(folder))
+    run_whole(folder)
+    return done
+
+
+def kill_ranks(
+    folder: Path, planned: Sequence[Kill], pace: Pace, ranks: int, options: Sequence[str], rng: random.Random
+) -> list[int]:
+    """Do so to one of the processes of a run, which starts all again by itself."""
+    pid, done = start(folder, options), list[int]()
+    for kill in planned:
+        if not wait(pid, kill, folder, pace):
+            return done  # it has ended
+        kill_rank(pid, ranks, rng)
+        done.append(progress(folder))
+    check_end(os.waitpid(pid, 0)[1], folder)
+    return done
 
 
 def prepare_case(name: str, place: Path, steps: int | None) -> Recipe:
@@ -216,21 +288,16 @@ def prepare_case(name: str, place: Path, steps: int | None) -> Recipe:
     return made
 
 
-def run_case(name: str, place: Path, kills: int, inside_saves: int, steps: int | None, seed: int) -> dict[str, Any]:
+def run_case(name: str, place: Path, chosen: argparse.Namespace) -> dict[str, Any]:
     """Train a case unbroken, then with kills; return how many there were, and what differs."""
-    made = prepare_case(name, place, steps)
-    unbroken, broken = place / "unbroken", place / "broken"
-    seconds = run_whole(unbroken)
-    total, every = progress(unbroken), made["train"].get("save_every", 1)
-    done, inside = [], 0
-    for kill in plan(kills, inside_saves, total, random.Random(f"{seed} {name}")):
-        pid = start(broken)
-        if not wait(pid, kill, broken, seconds * every / max(total, 1)):
-            break  # it has ended
-        kill_group(pid)
-        inside += kill.inside_save
-        done.append(progress(broken))
-    run_whole(broken)
+    made = prepare_case(name, place, chosen.steps)
+    unbroken, broken, ranks = place / "unbroken", place / "broken", chosen.ranks
+    options = ["--nproc", str(ranks), "--max-restarts", str(chosen.kills)] if ranks > 1 else []
+    pace = run_whole(unbroken, made["train"].get("save_every", 1), options)
+    total, rng = progress(unbroken), random.Random(f"{chosen.seed} {name}")
+    planned = plan(chosen.kills, chosen.inside_saves, total, rng)
+    done = kill_ranks(broken, planned, pace, ranks, options, rng) if ranks > 1 else kill_runs(broken, planned, pace)
+    inside = sum(kill.inside_save for kill in planned[: len(done)])
     expected, got = outcome(unbroken), outcome(broken)
     differs = [part for part in sorted(expected.keys() | got.keys()) if expected.get(part) != got.get(part)]
     counts = {"kills": len(done), "inside_saves": inside, "steps": total, "last_step_after_each_kill": done}
@@ -270,6 +337,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=5, help="of each case")
     parser.add_argument("--inside-saves", type=int, default=2, help="how many of them inside a save")
     parser.add_argument("--steps", type=int, help="of each training, in place of its own")
+    parser.add_argument("--ranks", type=int, default=1, help="processes of each training, of which one is killed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--damage", type=int, default=0, help="how many flips and truncations, in place of the cases")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
@@ -287,7 +355,7 @@ def main() -> None:
     began, reports = time.monotonic(), []
     for name in chosen.cases:
         with tempfile.TemporaryDirectory() as place:
-            report = run_case(name, Path(place), chosen.kills, chosen.inside_saves, chosen.steps, chosen.seed)
+            report = run_case(name, Path(place), chosen)
         reports.append(report)
         print(json.dumps(report), flush=True)
     summary = {

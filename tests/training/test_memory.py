@@ -52,6 +52,19 @@ def test_weights_gradients_and_optimizer_are_counted(parts, monkeypatch, optimiz
             assert ("there may be too little left for a batch" in notice) == (outcome == "notice")
 
 
+def test_with_fsdp_a_process_needs_its_share_and_the_whole_weights(parts, monkeypatch):
+    run, tokenizer, task = parts()
+    sharded = run.model_copy(update={"train": run.train.model_copy(update={"parallel": "fsdp"})})
+    weights = 4 * sum(parameter.numel() for parameter in build(run, tokenizer)[1].parameters())
+    monkeypatch.setattr(memory, "_SMALL", 0)
+    monkeypatch.setattr(memory, "total_memory", lambda device: 2 * weights)  # of the 4 that one process has
+    for alone in ((run, tokenizer, task, CPU, 4), (sharded, tokenizer, task, CPU)):
+        with pytest.raises(ConfigError, match="choose a smaller model"):
+            check_memory(*alone)
+    assert "there may be too little left" in check_memory(sharded, tokenizer, task, CPU, 4)
+    assert check_memory(sharded, tokenizer, task, CPU, 16) == ""
+
+
 def test_the_check_draws_no_random_numbers(parts, monkeypatch):
     monkeypatch.setattr(memory, "_SMALL", 0)
     torch.manual_seed(1)

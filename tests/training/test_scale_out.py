@@ -20,6 +20,12 @@ FITTED = {"ngram", "word2vec"}  # by one process
 # What another one stands for: the LSTM for the cells, labels of texts for those of words and choices.
 LEFT_OUT = {"rnn (elman) lm", "rnn (jordan) lm", "rnn (peephole) lm", "rnn (gru) lm"}
 LEFT_OUT |= {"bert classify", "bert tag", "bert choice"}
+SEVERAL = "bert: classify, tag and mlm"
+PARTS = {
+    "kind": (tiny_runs.CLASSIFY[0], "labels.tsv"),
+    "words": (tiny_runs.TAG[0], "tags.conll"),
+    "fill": ({"name": "mlm", "sequences": "documents"}, "text.txt"),
+}
 FAMILIES = {
     **{
         name: recipe
@@ -32,14 +38,22 @@ FAMILIES = {
     "albert mlm": tiny_runs.recipe(tiny_runs.MLM, {**tiny_runs.BERT, "shared": True}),
     "gpt lm, activation_checkpointing": tiny_runs.recipe(tiny_runs.LM, tiny_runs.GPT, activation_checkpointing=True),
     "rnn (lstm) lm, adagrad": tiny_runs.recipe(tiny_runs.LM, tiny_runs.rnn("lstm"), optimizer="adagrad"),
+    SEVERAL: {
+        "tasks": {
+            name: {"task": task, "data": {"train": file, "valid": file, "max_length": 60, "truncation": "cut"}}
+            for name, (task, file) in PARTS.items()
+        },
+        **{name: tiny_runs.RECIPES["bert mlm"][name] for name in ("tokenizer", "model", "train")},
+    },
     "gpt lm, bf16": tiny_runs.recipe(tiny_runs.LM, tiny_runs.GPT, precision="bf16"),
 }
 SETTINGS = ["train.steps=3", "train.eval_every=3", "train.save_every=3", "train.accumulate=4", "train.keep=9"]
 LAYOUTS = {"ddp": ["train.parallel=ddp"], "fsdp": ["train.parallel=fsdp"]}
 SHARDED = {"rnn (lstm) lm", "transformer translate", "albert mlm", *(name for name in FAMILIES if "gpt lm" in name)}
-SHARDED |= {"bert mlm", "bert classify, layer_decay, freeze"}
+SHARDED |= {"bert mlm", "bert classify, layer_decay, freeze", SEVERAL}
 RUNS = [(name, layout) for name in FAMILIES for layout in LAYOUTS if layout == "ddp" or name in SHARDED]
-RESUMED = ("rnn (lstm) lm", "transformer translate")  # a carried state; tied embeddings and dropout
+# A carried state; tied embeddings and dropout; updates of another task each, and heads without a gradient.
+RESUMED = ("rnn (lstm) lm", "transformer translate", SEVERAL)
 
 
 def start(processes, jobs, place):

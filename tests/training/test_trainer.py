@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def gradient(trainer, batches):
     trainer.head.zero_grad()
     trainer.train = trainer.train.model_copy(update={"clip": None, "accumulate": len(batches)})
     trainer._forget_carried()
-    loss, norm = trainer._backward(batches, [Position()] * len(batches)).tolist()
+    loss, norm, *_ = trainer._backward(batches, [Position()] * len(batches)).tolist()
     return loss, norm, [parameter.grad.clone() for parameter in trainer.head.parameters()]
 
 
@@ -219,6 +220,21 @@ def test_a_loss_that_is_not_finite_makes_no_update_and_names_the_batch(recipe):
     assert notice.startswith("step 3: the loss is inf")
     assert "epoch 0, batch 2 (items " in notice
     assert all(math.isfinite(record.loss) for record in trainer.report.of(Step))
+
+
+def test_of_the_batches_of_an_update_the_one_that_is_not_finite_is_named(recipe):
+    trainer = trainer_for(recipe, "train.steps=3", "train.accumulate=3")
+    forward, calls = trainer.head.forward, []
+
+    def poison(batch, carry=None):
+        calls.append(batch)
+        sums, carry = forward(batch, carry)
+        return {part: value * (math.nan if len(calls) == 5 else 1) for part, value in sums.items()}, carry
+
+    trainer.head.forward = poison
+    trainer.fit()
+    notice = trainer.report.of(Notice)[0].text
+    assert re.fullmatch(r"step 2: the loss is nan .* in epoch 1, batch 0 \(items [^;]*\): no update was made", notice)
 
 
 def test_too_many_of_them_stop_the_run(recipe):

@@ -11,7 +11,7 @@ import typer
 from weft import __version__
 from weft.cli import catalog, compare, convert, embed, evaluate, init, look, predict, serve, train, vectors
 from weft.errors import WeftError, disk_remedy
-from weft.training.launch import LAUNCHED, hand_over, lost_peer
+from weft.training.launch import LOST_PEER, hand_over, lost_peer
 from weft.training.signals import Interrupted
 
 MAX_MESSAGE = 4000  # characters of an error
@@ -59,7 +59,7 @@ def main() -> None:
         _exit_with_error(f"{place}: {error.strerror or error}; {disk_remedy(error)}")
     except (MemoryError, RuntimeError) as error:
         if lost_peer(error):
-            _exit_without_peer()
+            _exit_without_peer(error)
         if not isinstance(error, MemoryError) and not re.search("alloc|memory", str(error), re.IGNORECASE):
             raise
         reason = str(error).splitlines()[0] if str(error) else "an allocation failed"
@@ -81,11 +81,19 @@ def _exit_with_error(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _exit_without_peer() -> NoReturn:
-    """Exit with 1: what ended the other process is told by that one, or by what started both."""
-    if LAUNCHED not in os.environ:
-        sys.stderr.write(f"error: process {os.environ['RANK']}: another process of this training has ended\n")
-    os._exit(1)  # not by the clean-up of the process group, which would wait for the other process
+def _exit_without_peer(error: BaseException) -> NoReturn:
+    """Exit without the clean-up of the process group, which would wait for the other process.
+
+    What ended that one is told by itself, or by what started both; if nothing is, PyTorch's error tells the cause.
+    """
+    reason = _shorten(str(error).partition("\n")[0])
+    message = (
+        f"process {os.environ['RANK']}: another process of this training has ended, or cannot be reached: {reason}"
+    )
+    if not hand_over(message):
+        sys.stderr.write(f"error: {message}\n")
+        sys.stderr.flush()
+    os._exit(LOST_PEER)
 
 
 def _shorten(message: str) -> str:

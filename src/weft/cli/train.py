@@ -45,6 +45,8 @@ def train(
     """Train a recipe, and evaluate its best model."""
     from weft.pipeline import run_name
 
+    if verify and (plan or resume):
+        raise ConfigError("--verify-resume: makes two short trainings of its own; leave --plan and --resume out")
     folder = out or Path("runs") / run_name(recipe)
     if processes > 1 or max_restarts:
         given = {"--resume": resume, "--plan": plan, "--verify-resume": verify, "--quiet": quiet}
@@ -64,10 +66,21 @@ def _launch(
     recipe: str, overrides: list[str], folder: Path, options: list[str], processes: int, max_restarts: int
 ) -> None:
     """Train as several processes; what is wrong with the recipe is found before they start."""
+    import torch
+
+    from weft.checkpoint.store import Store
     from weft.formats.pretrained import read_run
     from weft.tasks.factory import make_task
+    from weft.training.distributed import World
+    from weft.training.parallel import check_parallel
+    from weft.training.run import share_update
 
-    make_task(read_run(recipe, overrides, folder if "--resume" in options else None))
+    resumed = folder if "--resume" in options else None
+    run = read_run(recipe, overrides, resumed)
+    make_task(run)
+    if processes > 1:
+        check_parallel(run.train)
+        share_update(run, World(0, processes, torch.device("cpu")), Store(resumed).last() if resumed else None)
     if not {"--resume", "--plan", "--verify-resume"} & set(options):
         check_new(folder)
     launch(["train", recipe, *overrides, "--out", str(folder), *options], processes, max_restarts)

@@ -73,9 +73,9 @@ class World:
             value.copy_(sent.view(value.shape))
 
     def gather(self, value: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, in order, on the CPU; all have one shape."""
+        """Return copies of the tensors of all ranks, in order, on the CPU; all have one shape."""
         if self.size == 1:
-            return [value]
+            return [value.to("cpu", copy=True)]
         beat()
         gathered = [torch.empty_like(value, device=self.device) for _ in range(self.size)]
         distributed.all_gather(gathered, value.to(self.device))
@@ -93,9 +93,20 @@ class World:
 
 
 def pick_device(name: str, place: str = "train.device") -> torch.device:
-    """Return the device of a name (`auto`, `cpu`, `cuda`, `cuda:1`), checked; `place` is its key in errors."""
-    if name == "auto":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+    """Return the device of a name (`auto`, `cpu`, `cuda`, `cuda:1`), checked; `place` is its key in errors.
+
+    Of several processes on a machine, each has the GPU of its number.
+    """
+    local_rank, gpus = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
+    if name == "auto" and not gpus:
+        name = "cpu"
+    elif name == "auto" or (name == "cuda" and local_rank and gpus):
+        name = f"cuda:{local_rank or 0}"
+        if local_rank.isdigit() and int(local_rank) >= gpus:
+            raise ConfigError(
+                f"{place}: there is no GPU for process {local_rank} of this machine, which has {gpus}; start as many "
+                "processes as GPUs"
+            )
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).tolist()  # fails on a device without memory, such as meta
@@ -123,12 +134,18 @@ def join_world(device: str, timeout: float = 1800.0) -> World:
 
     `timeout` is that of `train.rank_timeout`: an exchange may take longer by as much as its watch needs to see it.
     """
-    picked = pick_device(device)
     size, rank = _read_env("WORLD_SIZE", 1), _read_env("RANK", 0)
+    if _read_env("LOCAL_WORLD_SIZE", 1) > 1 and device.startswith("cuda:"):
+        raise ConfigError(
+            f"train.device: {device!r} is one GPU, but several processes train on this machine; set it to auto, so "
+            "that each has its own"
+        )
+    picked = pick_device(device)
     joins = size > 1 and not distributed.is_initialized()
     if joins:
         limit = timedelta(seconds=2 * timeout + 60)  # `weft.training.heartbeat` names who hangs before
-        distributed.init_process_group("nccl" if picked.type == "cuda" else "gloo", timeout=limit)
+        backend, gpu = ("nccl", picked) if picked.type == "cuda" else ("gloo", None)
+        distributed.init_process_group(backend, timeout=limit, device_id=gpu)
     return World(rank, size, picked, joins)
 
 

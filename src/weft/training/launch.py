@@ -27,6 +27,7 @@ LAUNCHED = "WEFT_LAUNCHED"  # set in the environment of processes that `launch` 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where the agent reads the error of a process
 TOLD = " "  # the message of an error that was printed already
 USER_ERROR = 2  # the exit code of an error that a user can mend
+LOST_PEER = 1  # the exit code of a process that cannot go on without another
 SAVE_SECONDS = 300  # from a signal until processes that have not ended are killed: long enough to save
 
 
@@ -48,8 +49,11 @@ def hand_over(message: str) -> bool:
     """Hand an error to the process that launched this one, which prints it once; return False if there is none."""
     if LAUNCHED not in os.environ or ERROR_FILE not in os.environ:
         return False
+    from weft.checkpoint.atomic_io import write_atomic
+
+    text = json.dumps({"message": message, "timestamp": int(time.time())})
     with suppress(OSError):
-        Path(os.environ[ERROR_FILE]).write_text(json.dumps({"message": message, "timestamp": int(time.time())}))
+        write_atomic(Path(os.environ[ERROR_FILE]), text.encode())  # the agent fails on half of it
         return True
     return False
 
@@ -99,16 +103,26 @@ def lost_peer(error: BaseException) -> bool:
 
 def _exit_as_failed(failures: "Mapping[int, ProcessFailure]") -> NoReturn:
     """Print the error of the process that failed first, and exit with its code; those that lost it failed later."""
-    rank, failure = min(failures.items(), key=lambda item: (_blame(item[1].exitcode), item[1].timestamp))
+    rank, failure = min(failures.items(), key=lambda item: (_blame(item[1]), item[1].timestamp))
     code: int = failure.exitcode
+    if _handed_over(failure):
+        if failure.message != TOLD:
+            sys.stderr.write(f"error: {failure.message}\n")
+        sys.exit(code if code > 0 else USER_ERROR)
     if code < 0:
         name = signal.Signals(-code).name
         sys.stderr.write(f"error: process {rank} was ended by {name}; go on from the last checkpoint with --resume\n")
-    elif code == USER_ERROR and failure.message != TOLD:
-        sys.stderr.write(f"error: {failure.message}\n")
     sys.exit(code if code > 0 else 128 - code)
 
 
-def _blame(code: int) -> int:
-    """Return the rank of an exit code among causes: a user's error, a signal, and last what follows from others."""
-    return 0 if code == USER_ERROR else 1 if code < 0 else 2
+def _handed_over(failure: "ProcessFailure") -> bool:
+    """Return whether a process has handed its error over before it ended."""
+    return Path(failure.error_file).is_file()
+
+
+def _blame(failure: "ProcessFailure") -> int:
+    """Return the rank of a failure among causes: errors, signals, tracebacks, and last what follows from others."""
+    code = failure.exitcode
+    if _handed_over(failure):
+        return 3 if code == LOST_PEER else 0  # the agent may end a process that has an error to tell
+    return 4 if code == -signal.SIGTERM else 1 if code < 0 else 2

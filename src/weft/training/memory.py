@@ -24,8 +24,11 @@ _SMALL = 1 << 28  # parameters, by a rough bound, of a model that is not looked 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
 
 
-def check_memory(run: Run, tokenizer: Tokenizer, task: Task, device: torch.device) -> str:
-    """Return a notice if weights, gradients and optimizer take most of the memory, else ""; raise if they exceed it."""
+def check_memory(run: Run, tokenizer: Tokenizer, task: Task, device: torch.device, processes: int = 1) -> str:
+    """Return a notice if weights, gradients and optimizer take most of the memory, else ""; raise if they exceed it.
+
+    With FSDP a process has its share of them; an evaluation gathers the whole weights beside it.
+    """
     if _rough_bound(run.model, len(tokenizer) + len(tokenizer.target)) < _SMALL:
         return ""
     with torch.device("meta"):
@@ -34,6 +37,8 @@ def check_memory(run: Run, tokenizer: Tokenizer, task: Task, device: torch.devic
         weights = sum(4 * parameter.numel() for parameter in head.parameters())
         trained = sum(4 * parameter.numel() for parameter in head.parameters() if parameter.requires_grad)
     needed, total = weights + trained * (1 + OPTIMIZER_STATES[run.train.optimizer]), total_memory(device)
+    if run.train.parallel == "fsdp" and processes > 1:
+        needed = needed // processes + weights
     if needed <= WARN_SHARE * total:
         return ""
     place = "this machine" if device.type == "cpu" else str(device)

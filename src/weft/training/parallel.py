@@ -195,16 +195,23 @@ def make_parallel(
     if train.activation_checkpointing:
         _recompute_blocks(head)
     if train.parallel == "fsdp" and distributed.is_initialized():
-        if train.optimizer == "asgd":
-            raise ConfigError(
-                "train.optimizer: asgd keeps a mean of whole weights, but with train.parallel=fsdp a process has a "
-                "shard of each; take train.parallel=ddp"
-            )
-        if train.unfreeze is not None or distillation is not None:
-            what = "train.unfreeze" if distillation is None else "distillation"
-            raise ConfigError(f"train.parallel: fsdp does not go together with {what}; take train.parallel=ddp")
+        check_parallel(train)
         return FullySharded(head, world, train)
     return Replicated(head.to(world.device), world, distillation)
+
+
+def check_parallel(train: Train) -> None:
+    """Refuse what needs whole weights where each of several processes has a shard of them."""
+    if train.parallel != "fsdp":
+        return
+    if train.optimizer == "asgd":
+        raise ConfigError(
+            "train.optimizer: asgd keeps a mean of whole weights, but with train.parallel=fsdp a process has a "
+            "shard of each; take train.parallel=ddp"
+        )
+    if train.unfreeze is not None or train.distill is not None:
+        what = "train.unfreeze" if train.distill is None else "train.distill"
+        raise ConfigError(f"train.parallel: fsdp does not go together with {what}; take train.parallel=ddp")
 
 
 def _tensors(*heads: nn.Module) -> Iterator[tuple[Tensor, ...]]:

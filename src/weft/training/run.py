@@ -196,7 +196,7 @@ def make_trainer(
 
     Without a store nothing is written.
     """
-    memory_notice = check_memory(run, tokenizer, task, world.device)
+    memory_notice = check_memory(run, tokenizer, task, world.device, world.size)
     seed_all(run.train.seed, world, run.train.deterministic)
     trained_vocab = len(tokenizer)  # before words of pre-trained vectors are added
     if not folder:

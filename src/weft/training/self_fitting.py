@@ -47,7 +47,9 @@ class FitLoop:
 
     def __post_init__(self) -> None:
         if self.world.size > 1:
-            raise ConfigError(f"model.name: {self.run.model.name!r} is fitted by one process; leave torchrun out")
+            raise ConfigError(
+                f"model.name: {self.run.model.name!r} is fitted by one process; leave --nproc or torchrun out"
+            )
         epochs = self.run.train.epochs
         if epochs is not None and epochs != int(epochs):
             raise ConfigError(

@@ -34,6 +34,7 @@ from weft.nn.rnn.cells import lacking_half_kernels
 from weft.tasks.base import Task
 from weft.tasks.batch import Batch
 from weft.tasks.head import Head
+from weft.tasks.sharding import gather
 from weft.training import asgd
 from weft.training.budget import EVALUATIONS, resolve_budget
 from weft.training.deferred_loss import DeferredLoss
@@ -234,14 +235,14 @@ class Trainer:
     def _step(self, loaded: list[LoadedBatch[Batch]]) -> None:
         """Make one update; skip it if the loss or the gradient norm is not finite."""
         batches = [item.batch.to(self.world.device) for item in loaded]
-        loss_and_norm = self._backward(batches, [item.batch_index.position for item in loaded])
+        numbers = self._backward(batches, [item.batch_index.position for item in loaded])
         self.progress.step += 1
         self.progress.position = loaded[-1].batch_index.after
         lr = self.train.lr * lr_factor(self.train, self.progress.step, self._spent_before())
         set_lr(self.optimizer, lr)
-        outcome = DeferredLoss.of(self.progress.step, loaded, lr, loss_and_norm)
+        outcome = DeferredLoss.of(self.progress.step, loaded, lr, numbers)
         if self._late:
-            self.optimizer.found_inf = (~loss_and_norm.isfinite().all()).float()  # type: ignore[attr-defined]
+            self.optimizer.found_inf = (~numbers[:2].isfinite().all()).float()  # type: ignore[attr-defined]
             self.optimizer.step()
             self._read_pending()
             self._pending = outcome
@@ -266,13 +267,16 @@ class Trainer:
         return True
 
     def _backward(self, batches: list[Batch], positions: Sequence[Position]) -> Tensor:
-        """Accumulate the gradient of the mean loss over all batches of all ranks; return loss and norm, (2,)."""
+        """Accumulate the gradient of the mean loss over all batches of all ranks.
+
+        Return the loss, the gradient's norm, and the parts of the loss of this rank's batches, (2 + batches,).
+        """
         counts: dict[str, float] = {}
         for batch in batches:
             for part, count in batch.counts.items():
                 counts[part] = counts.get(part, 0) + count
         counts = self.world.sum(counts)
-        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        own = torch.zeros(len(batches), dtype=torch.float64, device=self.world.device)
         for index, (batch, position) in enumerate(zip(batches, positions, strict=True)):
             if position.batch < self._batches:
                 self._carried[index] = None  # its stream starts again with the epoch
@@ -281,10 +285,10 @@ class Trainer:
                 loss = self._loss(batch, counts, index)
                 beat()
                 (loss * self.world.size).backward()
-            total += loss.detach()
+            own[index] = loss.detach()
         self.parallel.after_backward()
         norm = clip_gradients(self.trained.parameters(), self.train.clip)
-        return torch.stack([self.world.total(total), norm.to(total)])
+        return torch.cat([torch.stack([self.world.total(own.sum()), norm.to(own)]), own])
 
     def _loss(self, batch: Batch, counts: Mapping[str, float], stream: int) -> Tensor:
         """Compute the mean loss, Σ sum / count over its parts; `counts` are those of all batches of the step."""
@@ -298,7 +302,9 @@ class Trainer:
         """Count and report a skipped update; raise once `train.bad_steps` of them were skipped."""
         self.progress.bad_steps += 1
         self._forget_carried()
-        what = f"step {outcome.step}: the loss is {loss} and its gradient's norm {norm} in {outcome.location}"
+        with self.world.sharing():
+            bad, all_batches = ("; ".join(filter(None, places)) for places in zip(*gather(outcome.places), strict=True))
+        what = f"step {outcome.step}: the loss is {loss} and its gradient's norm {norm} in {bad or all_batches}"
         self.report(Notice(f"{what}: no update was made"))
         if self.progress.bad_steps >= self.train.bad_steps:
             raise TrainingError(

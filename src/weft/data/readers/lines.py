@@ -106,8 +106,9 @@ class BadRow(DataError):  # noqa: N818 (yielded as a value in a stream of rows, 
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 column`, `1,200 columns`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    """Return a number with its noun: `1 column`, `1,200 columns`, `4 batches`."""
+    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def chomp(line: str) -> str:
