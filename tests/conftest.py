@@ -1,4 +1,7 @@
-"""What several tests stand on: a small recipe that trains in a second, and one thread a process."""
+"""What several tests stand on: a small recipe that trains in a second, and one thread a process.
+
+What imports PyTorch is imported in the fixtures: pytest-xdist's own process reads this file, too, and runs no test.
+"""
 
 import gc
 import json
@@ -9,17 +12,13 @@ os.environ["OMP_NUM_THREADS"] = "1"  # two test processes, and those that they s
 os.environ["HF_HUB_OFFLINE"] = "1"  # a name that is no folder is not looked for on the hub
 
 import pytest
-import torch
 from hypothesis import settings
 
 import weft
 from tests.browser import CHROMIUM, Browser, Tab
-from weft.testing import properties
-from weft.training.reporting import TensorBoard
 
 settings.register_profile("suite", deadline=None)  # no test asserts a time
 settings.load_profile("suite")
-torch.set_num_threads(1)
 
 
 # What takes long comes first, so that at the end no process waits for the other.
@@ -47,6 +46,8 @@ def quick_disk():
 @pytest.fixture(scope="session", autouse=True)
 def no_tensorboard():
     """Write no event files; the tests of them take what is returned."""
+    from weft.training.reporting import TensorBoard
+
     with pytest.MonkeyPatch.context() as patch:
         installed = TensorBoard.installed
         patch.setattr(TensorBoard, "installed", staticmethod(lambda: False))
@@ -78,12 +79,16 @@ def recipe_for(pairs_file):
 @pytest.fixture
 def wide_bound(monkeypatch):
     """Let check_model allow a thousand times what it does: a mistake is still beyond that."""
+    from weft.testing import properties
+
     monkeypatch.setattr(properties, "TOLERANCE", 1e3 * properties.TOLERANCE)
 
 
 @pytest.fixture
 def narrow_bound(monkeypatch):
     """Let check_model allow a thousandth of what it does: rounding is still within that."""
+    from weft.testing import properties
+
     monkeypatch.setattr(properties, "TOLERANCE", 1e-3 * properties.TOLERANCE)
 
 

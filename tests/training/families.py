@@ -1,13 +1,15 @@
-"""Train families in turn as `torchrun` starts it: one start of the interpreter for all of them.
+"""Train families in turn, by groups of processes, which are forked from one that has imported all: see `ranks`.
 
-torchrun --nproc-per-node 2 -m tests.training.families JOBS      JOBS: a file, [[recipe, overrides, folder, resume], …]
+python -m tests.training.families JOBS      JOBS: a file, [[processes, [[recipe, overrides, folder, resume], …]], …]
 """
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
+from tests.training.ranks import share
 
 import weft
 from weft.training.distributed import join_world, leave_world
@@ -25,4 +27,5 @@ def train_all(jobs):
 
 
 if __name__ == "__main__":
-    train_all(json.loads(Path(sys.argv[1]).read_text()))
+    for processes, group in json.loads(Path(sys.argv[1]).read_text()):
+        share(partial(train_all, group), processes)

@@ -11,7 +11,8 @@ import re
 import textwrap
 import tokenize
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -62,25 +63,29 @@ def read_comments(schema: type[BaseModel]) -> dict[str, str]:
     comments: dict[str, str] = {}
     for base in reversed(schema.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel:
-            comments |= dict(_comments_in(base))
+            comments |= _comments_in(base)
     return comments
 
 
-def _comments_in(schema: type[BaseModel]) -> Iterator[tuple[str, str]]:
+@cache
+def _comments_in(schema: type[BaseModel]) -> dict[str, str]:
+    """Return the comments of a schema's own fields; to find its source, Python parses the whole file."""
     try:
         source = textwrap.dedent(inspect.getsource(schema))
     except (OSError, TypeError):  # a class made in an interpreter, or shipped without its source
-        return
+        return {}
     lines = source.splitlines()
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
     for node in definition.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             own = [comments[line] for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in comments]
             if comment := " ".join(own) or _comment_above(lines, comments, node.lineno):
-                yield node.target.id, comment
+                found[node.target.id] = comment
+    return found
 
 
 def _comment_above(lines: list[str], comments: Mapping[int, str], line: int) -> str:

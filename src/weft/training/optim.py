@@ -15,8 +15,10 @@ each times min(1, step / warmup): all have the warm-up. p_w is the share of the 
 rises from 1 / ratio of the peak and falls back to it (Howard & Ruder 2018, equation 3; their cut_frac is `warmup`).
 """
 
+import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,12 +35,22 @@ def make_optimizer(
     """Return the optimiser of the trainable parameters; `rates` are factors of the learning rate, 1 by default."""
     groups = _param_groups(module, train, rates or {})
     if train.optimizer == "adagrad":
-        return torch.optim.Adagrad(groups, lr=train.lr, foreach=True)
+        return _eager(torch.optim.Adagrad)(groups, lr=train.lr, foreach=True)
     if train.optimizer in ("sgd", "asgd"):
-        sgd = torch.optim.SGD if train.optimizer == "sgd" else ASGD
+        sgd = _eager(torch.optim.SGD) if train.optimizer == "sgd" else ASGD
         return sgd(groups, lr=train.lr, fused=True)
     adam = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
-    return adam(groups, lr=train.lr, betas=train.betas, fused=True)
+    return _eager(adam)(groups, lr=train.lr, betas=train.betas, fused=True)
+
+
+@cache
+def _eager(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """Return a kind of optimizer that does not import `torch._dynamo`, which takes as long as to import all of torch.
+
+    PyTorch wraps these methods for `torch.compile`; here that compiles models, never an optimizer.
+    """
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad")}
+    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
 
 
 def _param_groups(module: nn.Module, train: Train, rates: Mapping[nn.Parameter, float]) -> list[dict[str, Any]]:

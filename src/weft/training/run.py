@@ -77,7 +77,8 @@ def train_run(
         if world.main:
             stack.enter_context(store.lock())
             store.prepare()
-        stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
+        if run.train.deterministic:  # to set it takes an import of a second
+            stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
         folder = _resume_from(store, resume)
         run = share_update(run, world, folder)
         if folder:

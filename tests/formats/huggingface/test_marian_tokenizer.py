@@ -85,8 +85,8 @@ def test_what_transformers_wrote_is_answered_the_same(folders, case):
     check_numbers(pipeline, model, tokenizer)
     own = translations(model, tokenizer)
     assert texts_of(pipeline) == own
-    assert texts_of(pipeline, {"beam": 1}) == translations(model, tokenizer, num_beams=1)
-    assert texts_of(pipeline, {"beam": 4}) == translations(model, tokenizer, num_beams=4)
+    for beams in {1, 4} - {model.generation_config.num_beams}:
+        assert texts_of(pipeline, {"beam": beams}) == translations(model, tokenizer, num_beams=beams)
     assert len(set(own)) > 5
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from pydantic import field_validator
@@ -21,8 +21,10 @@ from weft.errors import CheckpointError, ConfigError
 from weft.tokenization.backend import SPACE
 from weft.tokenization.base import Encoding, Tokenizer, TokenizerConfig, read_target
 from weft.tokenization.sentencepiece.model_file import SentencePieceModel, parse_spm, read_spm
-from weft.tokenization.sentencepiece.segmenter import Segmentation, Segmenter
 from weft.tokenization.word_counts import check_text
+
+if TYPE_CHECKING:
+    from weft.tokenization.sentencepiece.segmenter import Segmentation
 
 
 class SentencePiece(Tokenizer):
@@ -57,6 +59,8 @@ class SentencePiece(Tokenizer):
             return lowercase
 
     def __init__(self, config: Any, engine: Engine, spm: SentencePieceModel, target: "SentencePiece | None" = None):
+        from weft.tokenization.sentencepiece.segmenter import Segmenter  # it imports numba
+
         super().__init__(config, engine, target)
         self.spm, self._segmenter, self._vocab = spm, Segmenter(spm), dict(engine.get_vocab())
         assert self.specials.unk is not None
@@ -135,7 +139,7 @@ class SentencePiece(Tokenizer):
         pieces = (str(self.engine.id_to_token(id)) for id in ids if id not in self._skipped_ids and id != self._unknown)
         return "".join(pieces).replace(SPACE, " ").strip()
 
-    def _piece_ids(self, segmentation: Segmentation) -> list[int]:
+    def _piece_ids(self, segmentation: "Segmentation") -> list[int]:
         """Return the vocabulary ids of pieces; those unknown to the SentencePiece model are looked up by their text."""
         ids = self._vocab_ids[segmentation.ids]
         for position in np.flatnonzero(ids < 0).tolist():

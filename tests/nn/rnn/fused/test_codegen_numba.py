@@ -1,5 +1,6 @@
 """Compiled stages are cached on disk and reused by the next process."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,3 +60,20 @@ def test_where_nothing_may_be_written_it_is_compiled_each_time(folder):
     folder.write_text("in the way")
     assert step(add) == 8
     assert folder.read_text() == "in the way"
+
+
+def changed(x):
+    return x
+
+
+def first(values):
+    return changed(values[0])
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(np.float32, 2), (np.float64, 3)])
+def test_a_function_with_a_compiled_one_is_found_again_for_each_type(dtype, factor):
+    for _ in range(2):  # as in two processes
+        scaled = codegen_numba.compiler()(lambda x: factor * x)
+        made = codegen_numba.cached_with(first, {"changed": scaled})
+        assert made(np.ones(1, dtype)) == factor
+    assert sum(made.stats.cache_hits.values()) == 1

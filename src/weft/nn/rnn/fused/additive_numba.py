@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from weft.nn.rnn.fused.additive import AdditiveStep
 from weft.nn.rnn.fused.attention import AttentionSpec
-from weft.nn.rnn.fused.codegen_numba import compiler, tanh_of, zero_scalar
+from weft.nn.rnn.fused.codegen_numba import cached_with, tanh_of, zero_scalar
 
 
 class NumbaAdditiveStep(AdditiveStep):
@@ -40,65 +41,69 @@ class NumbaAdditiveStep(AdditiveStep):
         self._backward(t, *self._inputs, *self._gradients)
 
 
-# Arrays are indexed, not sliced: a slice is reference-counted, and that costs more than the work on a short row.
-
-
 @cache
 def _loops(dtype: torch.dtype) -> tuple[Callable[..., None], Callable[..., None]]:
     """Compile additive attention of one step, forward and backward."""
-    compiled, tanh, exp, zero = compiler(sums=True), tanh_of(dtype), math.exp, zero_scalar(dtype)
-    unit, lowest = zero + 1, zero - np.inf
+    nought = zero_scalar(dtype)
+    constants = {"tanh": tanh_of(dtype), "zero": nought, "unit": nought + 1, "lowest": nought - np.inf}
+    return cached_with(_forward, constants), cached_with(_backward, constants)
 
-    @compiled
-    def forward(t, lengths, queries, keys, memory, energy, weights, contexts):  # type: ignore[no-untyped-def]
-        for b in range(len(lengths)):
-            highest, total = lowest, zero
-            for s in range(lengths[b]):
-                score = zero
-                for a in range(len(energy)):
-                    score += energy[a] * tanh(keys[b, s, a] + queries[t, b, a])
-                weights[t, b, s] = score
-                highest = max(highest, score)
-            for s in range(lengths[b]):
-                weights[t, b, s] = exp(weights[t, b, s] - highest)
-                total += weights[t, b, s]
-            for s in range(lengths[b]):
-                weight = weights[t, b, s] / total
-                weights[t, b, s] = weight
-                for d in range(memory.shape[2]):
-                    contexts[t, b, d] += weight * memory[b, s, d]
 
-    @compiled
-    def backward(  # type: ignore[no-untyped-def]
-        t,
-        lengths,
-        queries,
-        keys,
-        memory,
-        energy,
-        weights,
-        contexts,
-        grad_contexts,
-        grad_scores,
-        grad_queries,
-        grad_keys,
-        grad_energy,
-    ):
-        for b in range(len(lengths)):
-            mean = zero  # Σ_s w_s (grad_context · m_s) = grad_context · Σ_s w_s m_s
+# Of double precision: `_loops` puts those of the dtype in their place.
+tanh: Any = math.tanh
+zero, unit, lowest = 0.0, 1.0, -math.inf
+
+
+# Arrays are indexed, not sliced: a slice is reference-counted, and that costs more than the work on a short row.
+
+
+def _forward(t, lengths, queries, keys, memory, energy, weights, contexts):  # type: ignore[no-untyped-def]
+    for b in range(len(lengths)):
+        highest, total = lowest, zero
+        for s in range(lengths[b]):
+            score = zero
+            for a in range(len(energy)):
+                score += energy[a] * tanh(keys[b, s, a] + queries[t, b, a])
+            weights[t, b, s] = score
+            highest = max(highest, score)
+        for s in range(lengths[b]):
+            weights[t, b, s] = math.exp(weights[t, b, s] - highest)
+            total += weights[t, b, s]
+        for s in range(lengths[b]):
+            weight = weights[t, b, s] / total
+            weights[t, b, s] = weight
             for d in range(memory.shape[2]):
-                mean += grad_contexts[t, b, d] * contexts[t, b, d]
-            for s in range(lengths[b]):
-                grad_weight = zero
-                for d in range(memory.shape[2]):
-                    grad_weight += grad_contexts[t, b, d] * memory[b, s, d]
-                grad_score = weights[t, b, s] * (grad_weight - mean)
-                grad_scores[t, b, s] = grad_score
-                for a in range(len(energy)):
-                    hidden = tanh(keys[b, s, a] + queries[t, b, a])
-                    grad_energy[b, a] += grad_score * hidden
-                    grad_sum = grad_score * energy[a] * (unit - hidden * hidden)
-                    grad_queries[t, b, a] += grad_sum
-                    grad_keys[b, s, a] += grad_sum
+                contexts[t, b, d] += weight * memory[b, s, d]
 
-    return forward, backward
+
+def _backward(  # type: ignore[no-untyped-def]
+    t,
+    lengths,
+    queries,
+    keys,
+    memory,
+    energy,
+    weights,
+    contexts,
+    grad_contexts,
+    grad_scores,
+    grad_queries,
+    grad_keys,
+    grad_energy,
+):
+    for b in range(len(lengths)):
+        mean = zero  # Σ_s w_s (grad_context · m_s) = grad_context · Σ_s w_s m_s
+        for d in range(memory.shape[2]):
+            mean += grad_contexts[t, b, d] * contexts[t, b, d]
+        for s in range(lengths[b]):
+            grad_weight = zero
+            for d in range(memory.shape[2]):
+                grad_weight += grad_contexts[t, b, d] * memory[b, s, d]
+            grad_score = weights[t, b, s] * (grad_weight - mean)
+            grad_scores[t, b, s] = grad_score
+            for a in range(len(energy)):
+                hidden = tanh(keys[b, s, a] + queries[t, b, a])
+                grad_energy[b, a] += grad_score * hidden
+                grad_sum = grad_score * energy[a] * (unit - hidden * hidden)
+                grad_queries[t, b, a] += grad_sum
+                grad_keys[b, s, a] += grad_sum

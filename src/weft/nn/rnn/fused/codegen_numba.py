@@ -8,12 +8,13 @@ named `grad_*`. The loop over units has neither call nor branch, so that the com
 import hashlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -222,14 +223,16 @@ def zero_scalar(dtype: torch.dtype) -> Any:
 
 
 @cache
-def compiler(sums: bool = False) -> Any:
-    """Return the `njit` decorator of all loops; with `sums` it may reorder additions."""
-    return _compiler(sums, False)
+def compiler() -> Any:
+    """Return the `njit` decorator of what is compiled into other functions."""
+    return _compiler(False, False)
 
 
 @cache
 def cached_njit(sums: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """Return an `njit` decorator that caches machine code in `__pycache__`; only for functions in files."""
+    """Return the `njit` decorator of all loops, which caches machine code in `__pycache__`; with `sums` it may reorder
+    additions. Only for functions in files.
+    """
 
     def compiled(function: Callable[..., Any]) -> Any:
         try:
@@ -238,6 +241,14 @@ def cached_njit(sums: bool = False) -> Callable[[Callable[..., Any]], Any]:
             return _compiler(sums, False)(function)
 
     return compiled
+
+
+def cached_with(function: Callable[..., Any], constants: Mapping[str, Any]) -> Any:
+    """Compile a function, with constants for global names that the types of its arguments decide on, and cache it.
+
+    Of a closure over another compiled function nothing would be found again: its pickle differs in each process.
+    """
+    return cached_njit(sums=True)(FunctionType(function.__code__, {**function.__globals__, **constants}))
 
 
 def _compiler(sums: bool, cached: bool) -> Any:
