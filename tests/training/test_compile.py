@@ -21,7 +21,7 @@ from weft.training.distributed import World
 
 RECIPE = {
     "task": {"name": "translate"},
-    "data": {"sample": "dates"},
+    "data": {"sample": "dates", "workers": 0},
     "tokenizer": {"name": "bpe", "size": 300},
     "model": {"name": "transformer", "width": 16, "heads": 2, "layers": 1, "ffn_width": 16},
     "train": {"steps": 1, "batch_tokens": 400, "precision": "bf16"},
@@ -128,7 +128,7 @@ def test_a_task_without_sides_is_not_compiled():
 def test_a_gpu_has_loader_workers_by_default_as_the_cores_allow(device, workers, cpus, ranks, expected, monkeypatch):
     monkeypatch.setattr("weft.training.compile.num_cpus", lambda: cpus)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    run = changed(data={} if workers is None else {"workers": workers})
+    run = changed(data={"workers": workers})
     assert num_workers(run, World(0, ranks, torch.device(device))) == expected
 
 

@@ -12,9 +12,11 @@ from tests.evaluation import encoded
 from tests.training.test_trainer import Listener
 
 import weft
+from weft.config.schema import Named
 from weft.config.sections import Train
 from weft.data.truncation import TruncationPolicy
 from weft.formats.pretrained import read_run
+from weft.models.base import Model
 from weft.models.rnn import RNN
 from weft.nn.rnn.time_major import TimeMajor
 from weft.registry import resolve
@@ -131,9 +133,18 @@ def test_those_of_a_transformer_are_the_encoders_before_the_decoders(tmp_path):
     assert set().union(*groups) == set(dict(head.named_parameters())), "the output is tied to the embeddings"
 
 
-def test_a_model_that_says_nothing_is_one_floor(tmp_path):
+def test_those_of_an_lstm_encoder_decoder_are_the_encoders_before_the_decoder(tmp_path):
     _, _, head = head_of(recipe_for(write_pairs(tmp_path / "pairs.tsv")))
-    assert head.body.layer_groups() == [[head.body]]
+    groups = [names_of(head, group) for group in head.body.layer_groups()]
+    in_stack = [all(name.startswith("body.encoder.recurrent") for name in group) for group in groups]
+    assert in_stack == [False, True, False]
+    on_top = set(dict(head.named_parameters())) - set().union(*groups)
+    assert on_top == {"body.decoder.output.weight", "body.decoder.output.bias"}
+
+
+def test_a_model_that_says_nothing_is_one_group():
+    body = Model(Named(name="silent"), 3)
+    assert body.layer_groups() == [[body]]
 
 
 # Freezing.
@@ -258,8 +269,15 @@ def test_what_is_no_group_is_refused(folder, freeze):
         read_run(reviews(folder, freeze=freeze))
 
 
-def test_nothing_left_to_learn_is_refused(tmp_path):
+def tied(tmp_path):
+    """Return the recipe of a transformer, whose output is tied to the embeddings: all of it is the body."""
     recipe = recipe_for(write_pairs(tmp_path / "pairs.tsv"))
+    recipe["model"] = {"name": "transformer", "width": 8, "heads": 2, "layers": 1}
+    return recipe
+
+
+def test_nothing_left_to_learn_is_refused(tmp_path):
+    recipe = tied(tmp_path)
     with pytest.raises(weft.ConfigError, match="train.freeze: body leaves no parameter to train"):
         weft.train(recipe, ["train.freeze=body"], tmp_path / "run")
 
@@ -320,9 +338,8 @@ def test_an_epoch_unfreezes_a_group(folder, tmp_path):
 def test_what_contradicts_unfreezing_is_refused(folder, tmp_path):
     with pytest.raises(weft.ConfigError, match="train.unfreeze: .* train.freeze=body never does"):
         weft.train(reviews(folder, unfreeze=2, freeze="body"), out=tmp_path / "run")
-    recipe = recipe_for(write_pairs(tmp_path / "pairs.tsv"))
     with pytest.raises(weft.ConfigError, match="train.unfreeze: .* here nothing does"):
-        weft.train(recipe, ["train.unfreeze=2"], tmp_path / "run")
+        weft.train(tied(tmp_path), ["train.unfreeze=2"], tmp_path / "run")
 
 
 # Rates.

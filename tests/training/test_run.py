@@ -59,7 +59,8 @@ def test_resuming_a_run_that_patience_ended_changes_nothing(recipe, tmp_path):
     changes = ["train.steps=500", "train.eval_every=2", "train.lr=1e-9", "train.patience=2"]
     train(recipe, tmp_path / "run", *changes)
     before = losses(tmp_path / "run")
-    assert ", ended by train.patience=2; train afresh" in said(recipe, tmp_path / "run", *changes)[0]
+    notice = said(recipe, tmp_path / "run", *changes)[0]
+    assert ", ended by train.patience=2; start a new run from its weights" in notice
     assert losses(tmp_path / "run") == before
 
 
@@ -78,7 +79,7 @@ def test_a_changed_recipe_is_refused_with_the_reason(recipe, trained, override):
 def test_another_budget_is_refused_where_the_schedule_hangs_on_it(recipe, tmp_path):
     train(recipe, tmp_path / "run", "train.schedule=cosine")
     reason = r"train.steps was 12 and is 24 now \(1 such in all\), and train.schedule=cosine depends on the budget"
-    with pytest.raises(weft.CheckpointError, match=rf"{reason}.*; set it back, or train afresh in another --out"):
+    with pytest.raises(weft.CheckpointError, match=rf"{reason}.*; set it back, or start a new run from its weights: "):
         train(recipe, tmp_path / "run", "train.schedule=cosine", "train.steps=24", resume=True)
 
 
