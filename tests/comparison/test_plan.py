@@ -36,10 +36,12 @@ def test_a_budget_has_a_unit(text, key, value):
     assert {name: limit for name, limit in limits.items() if limit is not None} == {f"train.{key}": value}
 
 
-@pytest.mark.parametrize("budget", ["0", "0s", "0flops"])
-def test_what_is_no_budget_is_refused(recipe_file, budget):
-    with pytest.raises(weft.ConfigError, match=r"train\.(time|steps|flops)"):
-        make_plan([recipe_file], budget, (), 1, False)
+@pytest.mark.parametrize("budget", ["0", "0s", "0flops", "0.0m", "1e400flops"])
+def test_what_is_no_budget_is_refused(budget):
+    with pytest.raises(
+        weft.ConfigError, match=f"--budget: must be more than 0 and finite, such as 60s, but is '{budget}'"
+    ):
+        Budget.parse(budget)
 
 
 @pytest.mark.parametrize("budget", ["soon", "10x", "1e15", "-3", "", "5 hours"])
@@ -98,6 +100,20 @@ def test_a_section_with_a_name_replaces_and_other_keys_change(recipe, tmp_path):
 )
 def test_what_is_no_list_of_variants_is_refused(recipe, tmp_path, listed, said):
     with pytest.raises(weft.ConfigError, match=said):
+        make_plan([write(tmp_path, "several", recipe, compare=listed)], "2", (), 1, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model.atention": "none"}, "bad: model.atention: unknown key; did you mean 'attention'"),
+        (["model.width=wide"], "bad: model.width: "),
+        ({"recipe": "nowhere.yaml"}, "bad: .*nowhere.yaml"),
+    ],
+)
+def test_an_error_in_a_variant_names_it(recipe, tmp_path, changes, said):
+    listed = {"good": {}, "bad": changes}
+    with pytest.raises(weft.ConfigError, match=f"^{said}"):
         make_plan([write(tmp_path, "several", recipe, compare=listed)], "2", (), 1, False)
 
 

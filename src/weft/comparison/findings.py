@@ -8,7 +8,7 @@ from weft.comparison.table import format_quality
 
 def title(results: ComparisonResults) -> str:
     """Return the title of the report."""
-    return f"{plural(len(results.entries), 'model')} compared on {results.task}"
+    return f"{plural(len(results.entries), 'model')} compared on the task {results.task}"
 
 
 def findings(results: ComparisonResults) -> list[str]:
@@ -20,6 +20,7 @@ def findings(results: ComparisonResults) -> list[str]:
     return [
         f"{best.name} is best: {metric} {format_quality(best, results.metric)}.{_rivals(results)}",
         *_classical(results),
+        *_caveat(results),
     ]
 
 
@@ -33,7 +34,8 @@ def _rivals(results: ComparisonResults) -> str:
     ]
     if close:
         verb = "is" if len(close) == 1 else "are"
-        return f" {listed(close)} {verb} not significantly worse: the difference may be chance."
+        rest = " The others are." * (len(tested) > len(close))
+        return f" {listed(close)} {verb} not significantly worse: the difference may be chance.{rest}"
     return " All that were tested against it on the same examples are significantly worse." if tested else ""
 
 
@@ -50,6 +52,16 @@ def _classical(results: ComparisonResults) -> list[str]:
         verb = "does" if len(behind) == 1 else "do"
         return [f"{listed(behind)} {verb} not beat the best classical model, {name}."]
     return [f"Every trained model is better than the best classical one, {name}, in the mean."]
+
+
+def _caveat(results: ComparisonResults) -> list[str]:
+    """Return that the examples are not unseen, where there are none for a test."""
+    if results.split != "valid":
+        return []
+    return [
+        "The data has no test examples: the entries are compared on the validation examples, which also chose the best "
+        "model of each training. On new examples all of them would be somewhat worse."
+    ]
 
 
 def _beats(results: ComparisonResults, entry: Entry, other: Entry) -> bool:
