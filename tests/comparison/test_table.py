@@ -50,6 +50,7 @@ def test_a_difference_within_noise_is_no_win():
     assert verdicts["bag of words"] == "worse, p < 0.001"
     assert "langid-bilstm (p = 0.21) is not significantly worse" in findings(classification())[0]
     assert findings(classification())[0].endswith("the difference may be chance. The others are.")
+    assert findings(translation())[0].endswith("the difference may be chance. dates-fixed is.")
 
 
 @pytest.mark.parametrize("p_value", [0.05, math.nan])

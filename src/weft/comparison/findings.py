@@ -34,7 +34,8 @@ def _rivals(results: ComparisonResults) -> str:
     ]
     if close:
         verb = "is" if len(close) == 1 else "are"
-        rest = " The others are." * (len(tested) > len(close))
+        others = [entry.name for entry in tested if not is_within_noise(entry)]
+        rest = f" {others[0]} is." if len(others) == 1 else " The others are." * bool(others)
         return f" {listed(close)} {verb} not significantly worse: the difference may be chance.{rest}"
     return " All that were tested against it on the same examples are significantly worse." if tested else ""
 
