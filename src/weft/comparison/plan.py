@@ -320,9 +320,8 @@ def check_comparable(plan: Plan) -> None:
     _check_same(metrics, "the best model is chosen by train.metric", "set it to one value in both")
     chosen = entries[0].run.train.metric
     if chosen in PER_TOKEN:
-        kinds = {entry.name: entry.run.tokenizer.model_dump() for entry in entries}
-        _check_same(kinds, f"train.metric is {chosen}, which counts tokens, and so depends on the tokenizer",
-                    "give both one tokenizer, or set train.metric=bits_per_byte")  # fmt: skip
+        for entry in entries[1:]:
+            _check_same_tokenizer(entries[0], entry, chosen)
     trained = {entry.name: entry.run.train for entry in entries if not entry.fitted}
     if plan.budget.key == "steps":
         sizes = {name: _tokens_per_step(train) for name, train in trained.items()}
@@ -337,6 +336,16 @@ def _check_same(values: Mapping[str, Any], what: str, remedy: str) -> None:
             raise ConfigError(
                 f"compare: {what}, which is {values[names[0]]} in {names[0]} and {values[name]} in {name}: {remedy}"
             )
+
+
+def _check_same_tokenizer(first: PlannedEntry, other: PlannedEntry, metric: str) -> None:
+    kinds = ({"tokenizer": entry.run.tokenizer.model_dump()} for entry in (first, other))
+    for key, (here, there) in differences(*kinds).items():
+        raise ConfigError(
+            f"compare: train.metric is {metric}, which counts tokens, and so depends on the tokenizer, but {key} is "
+            f"{here!r} in {first.name} and {there!r} in {other.name}: give both one tokenizer, or set "
+            "train.metric=bits_per_byte"
+        )
 
 
 def _metric_of(run: Run) -> str:
