@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.compared import classification, language_models, trained, translation, versus
 
 from weft.comparison import answers
-from weft.comparison.figures import _merge_seeds
+from weft.comparison.figures import _merge_seeds, _spans_decades
 from weft.comparison.report import report_page, write_report
 from weft.comparison.results import (
     AnswerCell,
@@ -146,6 +146,12 @@ def test_of_many_settings_those_that_most_entries_have_are_written_once():
     rows = dict(re.findall(r"<th[^>]*>([^<]*)</th><td[^>]*>([^<]*)</td>", table))
     assert rows["(most entries)"].startswith("model.key0=0, model.key1=1, ")
     assert (rows["a"], rows["b"], rows["c"]) == ("–", "–", "model.key0=true")
+
+
+def test_only_a_metric_without_an_upper_bound_has_a_logarithmic_axis():
+    assert _spans_decades(language_models(metric="perplexity"), [20.0, 3000.0])
+    assert not _spans_decades(language_models(metric="perplexity"), [20.0, 300.0])
+    assert not _spans_decades(translation(metric="bleu"), [0.6, 30.0])
 
 
 def test_the_budget_chooses_what_is_shown_first():

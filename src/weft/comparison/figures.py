@@ -13,6 +13,7 @@ from weft.comparison.quantities import (
     format_operations,
     is_finite,
     is_share,
+    metric_name,
 )
 from weft.comparison.ranking import mean_over_seeds, on_frontier, quality, ranked
 from weft.comparison.results import ComparisonResults, CurvePoint, Entry, LengthGroup
@@ -68,7 +69,7 @@ def cost_figures(results: ComparisonResults) -> list[str]:
         return []
     bars = " Bars are one standard deviation over the seeds." if len(results.seeds) > 1 else ""
     text = (
-        f"{_metric_name(results).capitalize()} on the {results.split_name} examples against cost. Filled points, "
+        f"{_title(results)} on the {results.split_name} examples against cost. Filled points, "
         "joined by the dashed line, are on the Pareto frontier: no other entry is both better and as cheap. Hollow "
         f"points are beaten by an entry that costs no more.{bars} "
         "An entry whose cost was not measured has no point."
@@ -87,7 +88,7 @@ def _cost_chart(results: ComparisonResults, cost: _Cost) -> str:
         return ""
     frontier = [names[index] for index in on_frontier(coordinates, results.higher_is_better)]
     heights = [point.y for point in points.values()]
-    title = f"{_metric_name(results).capitalize()} against {cost.label}"
+    title = f"{_title(results)} against {cost.label}"
     percent, log_y = _is_percent(results, heights), _spans_decades(results, heights)
     return scatter_chart(points, cost.axis, _axis(results), title, percent, log_y, frontier, cost.write)
 
@@ -106,7 +107,7 @@ def curve_figures(results: ComparisonResults) -> list[str]:
     parts: list[str] = []
     for name, title, value in (
         ("loss", "Training loss", lambda point: point.loss),
-        ("valid", f"{_metric_name(results).capitalize()} on the validation data", lambda point: point.valid),
+        ("valid", f"{_title(results)} on the validation data", lambda point: point.valid),
     ):
         charts = {p.label: chart for p in order if (chart := _curve_chart(results, title, p, value, name == "loss"))}
         if charts:
@@ -176,11 +177,11 @@ def length_figures(results: ComparisonResults) -> list[str]:
     }
     heights = [value for points in lines.values() for _, value in points if is_finite(value)]
     labels = [f"{low:,}" if low == high else f"{low:,}–{high:,}" for low, high in spans]
-    title, axis = f"{_metric_name(results).capitalize()} by length of the input", f"length in {results.length_unit}"
+    title, axis = f"{_title(results)} by length of the input", f"length in {results.length_unit}"
     percent, log_y = _is_percent(results, heights), _spans_decades(results, heights)
     chart = line_chart(lines, axis, _axis(results), title, log_y, percent, numbers=numbers(results), groups=labels)
     text = (
-        f"{_metric_name(results).capitalize()} on the {results.split_name} examples by the number of "
+        f"{_title(results)} on the {results.split_name} examples by the number of "
         f"{results.length_unit} of their input, as in figure 2 of Bahdanau et al. (2015). The groups have about "
         "the same number of examples."
     )
@@ -200,12 +201,14 @@ def _length_row(results: ComparisonResults, label: str, groups: Sequence[LengthG
     return [label, examples, *cells]
 
 
-def _metric_name(results: ComparisonResults) -> str:
-    return results.metric.replace("_", " ")
+def _title(results: ComparisonResults) -> str:
+    """Return the name of the metric as the beginning of a sentence."""
+    name = metric_name(results.metric)
+    return name[:1].upper() + name[1:]
 
 
 def _axis(results: ComparisonResults) -> str:
-    return f"{_metric_name(results)} ({results.direction})"
+    return f"{metric_name(results.metric)} ({results.direction})"
 
 
 def _is_percent(results: ComparisonResults, values: Sequence[float]) -> bool:
@@ -213,8 +216,8 @@ def _is_percent(results: ComparisonResults, values: Sequence[float]) -> bool:
 
 
 def _spans_decades(results: ComparisonResults, values: Sequence[float]) -> bool:
-    """Return whether values are drawn on a logarithmic axis: positive, such as perplexities, and far apart."""
-    if is_share(results.metric) or not values or min(values) <= 0:
+    """Return whether values are drawn on a logarithmic axis: far apart, and without an upper bound, as perplexities."""
+    if results.higher_is_better or not values or min(values) <= 0:
         return False
     return max(values) / min(values) > _LOG_RATIO
 

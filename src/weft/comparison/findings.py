@@ -1,6 +1,6 @@
 """The findings of a comparison in sentences: the best entry, ties within noise, models that beat no classical one."""
 
-from weft.comparison.quantities import format_p_value, listed, plural
+from weft.comparison.quantities import format_p_value, listed, metric_name, plural
 from weft.comparison.ranking import best_entry, is_within_noise, quality, ranked
 from weft.comparison.results import ComparisonResults, Entry
 from weft.comparison.table import format_quality
@@ -16,7 +16,7 @@ def findings(results: ComparisonResults) -> list[str]:
     best = best_entry(results)
     if best is None:
         return ["No entry has a result that can be ranked."]
-    metric = results.metric.replace("_", " ")
+    metric = metric_name(results.metric)
     return [
         f"{best.name} is best: {metric} {format_quality(best, results.metric)}.{_rivals(results)}",
         *_classical(results),
