@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.compared import classification, language_models, trained, translation, versus
 
 from weft.comparison import answers
-from weft.comparison.figures import _merge_seeds
+from weft.comparison.figures import _merge_seeds, _spans_decades
 from weft.comparison.report import report_page, write_report
 from weft.comparison.results import (
     AnswerCell,
@@ -92,6 +92,14 @@ def test_the_smallest_comparison_has_a_page():
     assert "failed: NaN in the loss" in said(classification(entries=[failed], examples=[]))
 
 
+def test_where_there_are_no_test_examples_the_report_says_what_that_means():
+    chosen_by = "the validation examples, which also chose the best model of each training"
+    for text in (said(classification(split="valid")), markdown_text(classification(split="valid"))):
+        assert chosen_by in text
+        assert "valid examples" not in text, "they are not said to be right"
+    assert chosen_by not in said(classification(split="test"))
+
+
 def test_the_report_is_made_from_what_is_kept_alone(tmp_path):
     results = classification()
     path = write_report(ComparisonResults.model_validate_json(results.model_dump_json()), tmp_path / "new")
@@ -121,6 +129,31 @@ def test_an_entry_looks_the_same_in_all_charts():
     assert hues == {"s2"}
 
 
+def test_costs_that_differ_by_the_end_of_a_step_are_the_same():
+    entries = [trained("a", 0.9, 1.0, seeds=(1,)), trained("b", 0.8, 0.998, seeds=(1,))]  # 60 s, and 59.9
+    document = report_page(classification(entries=entries))
+    assert "against training time" not in document, "a budget of time is what all of them took"
+    entries.append(trained("c", 0.7, 0.5, seeds=(1,)))
+    described = re.findall(r"<desc>(.*?)</desc>", report_page(classification(entries=entries)), re.S)
+    assert described[0].endswith("On the frontier: c, a"), "b was no cheaper than a"
+
+
+def test_of_many_settings_those_that_most_entries_have_are_written_once():
+    own = {f"model.key{i}": i for i in range(9)}
+    entries = [trained(name, 0.9, settings=own) for name in "ab"]
+    entries.append(trained("c", 0.9, settings={**own, "model.key0": True}))
+    table = report_page(classification(entries=entries)).partition("The keys in which")[2]
+    rows = dict(re.findall(r"<th[^>]*>([^<]*)</th><td[^>]*>([^<]*)</td>", table))
+    assert rows["(most entries)"].startswith("model.key0=0, model.key1=1, ")
+    assert (rows["a"], rows["b"], rows["c"]) == ("–", "–", "model.key0=true")
+
+
+def test_only_a_metric_without_an_upper_bound_has_a_logarithmic_axis():
+    assert _spans_decades(language_models(metric="perplexity"), [20.0, 3000.0])
+    assert not _spans_decades(language_models(metric="perplexity"), [20.0, 300.0])
+    assert not _spans_decades(translation(metric="bleu"), [0.6, 30.0])
+
+
 def test_the_budget_chooses_what_is_shown_first():
     def first(results):
         return re.findall(r'for="loss-0">([^<]*)<', report_page(results))
@@ -147,7 +180,7 @@ def test_seeds_are_averaged_where_all_have_reported():
 def test_examples_on_which_entries_disagree_come_first():
     document = report_page(classification())
     assert document.index("Das Weben") < document.index("Der Schuss") < document.index("Het was")
-    assert "entries disagree on 1, shown first" in said(classification())
+    assert "3 test examples; the entries disagree on 1 of them, shown first." in said(classification())
 
 
 def test_the_same_answer_is_written_once_with_all_who_gave_it():
@@ -376,6 +409,18 @@ def test_the_csv_file_has_a_row_a_training_with_all_digits():
     assert [float(row["accuracy"]) for row in cnn] == [run.metrics["accuracy"] for run in runs]
     assert rows[-1]["failure"].startswith("out of memory")
     assert rows[-1]["accuracy"] == ""
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_no_text_in_the_csv_file_is_a_formula_to_a_spreadsheet(name):
+    failed = Entry(name=name, model=name, kind="trained", failure=name)
+    worse = trained("plain", -0.25, metric="matthews")
+    rows = list(
+        csv.DictReader(io.StringIO(csv_text(classification(metric="matthews", entries=[failed, worse])), newline=""))
+    )
+    assert [rows[-1][key] for key in ("entry", "model", "failure")] == ["'" + name] * 3
+    assert [row["entry"] for row in rows[:3]] == ["plain"] * 3
+    assert float(rows[0]["matthews"]) == worse.runs[0].metrics["matthews"] < 0, "a number stays one"
 
 
 @pytest.fixture(scope="module")

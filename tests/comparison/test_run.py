@@ -92,7 +92,9 @@ def test_answers_to_the_same_test_examples_stand_side_by_side(compared):
             (answer,) = pipeline(example.text)
             assert example.answers[name].text == answer["text"]
             assert example.answers[name].correct == (answer["text"] == example.expected)
-    assert [figures.entry for figures in comparison.results.attention] == ["attends"], "a fixed vector has no alignment"
+    (attention,) = comparison.results.attention
+    assert attention.entry == "attends", "a fixed vector has no alignment"
+    assert all("attends: cross" in figure for figure in attention.figures), "the page says whose it is"
 
 
 def test_it_is_a_table_for_pandas_and_for_a_notebook(compared, monkeypatch):
@@ -183,11 +185,15 @@ def test_what_is_gone_on_with_must_be_the_same(compared, tmp_path):
         compare([folder / "fixed.yaml"], "8", out)
     with pytest.raises(weft.CheckpointError, match="has no such 'fixed', or with other settings"):
         compare([folder / "fixed.yaml"], "8", out, ["model.width=20"], resume=True)
+    with pytest.raises(weft.ConfigError, match="--seeds: must be from 1 to 100, but is 0"):
+        compare([folder / "fixed.yaml"], "8", out.parent / "none", seeds=0)
     with pytest.raises(weft.CheckpointError, match="--budget: the comparison in .* has 8, but got 9"):
         compare(budget="9", out=out, resume=True)
     with pytest.raises(weft.ConfigError, match="--set: changes recipes, and with --resume they are those of"):
         compare(out=out, overrides=["model.width=20"], resume=True)
-    with pytest.raises(weft.CheckpointError, match=r"holds no comparison: plan.json is not there"):
+    with pytest.raises(
+        weft.CheckpointError, match=r"holds no comparison: plan.json is not there; begin one without --resume and --add"
+    ):
         compare(out=tmp_path, resume=True)
     (tmp_path / "plan.json").write_text('{"budget": "8"}')
     with pytest.raises(weft.CheckpointError, match=r"plan.json: cannot be read"):
@@ -330,6 +336,7 @@ def test_language_models_with_different_tokenizers_are_compared_in_bits(tmp_path
             assert "".join(piece for piece, _ in pieces) == text.text, name
     (attention,) = results.attention
     assert attention.entry == "gpt"
+    assert all("gpt: " in figure for figure in attention.figures)
 
 
 def test_examples_that_one_tokenizer_drops_are_left_out_for_all(recipe, tmp_path, pairs_file):

@@ -9,9 +9,10 @@ from tests.compared import classification, fitted, language_models, trained, tra
 
 from weft.comparison import quantities, ranking
 from weft.comparison.findings import findings
+from weft.comparison.quantities import metric_name
 from weft.comparison.ranking import best_entry, on_frontier, quality, ranked
 from weft.comparison.results import Entry, SeedResult
-from weft.comparison.table import result_table
+from weft.comparison.table import metric_header, result_table
 
 quick = settings(deadline=None, derandomize=True, max_examples=60)
 
@@ -30,7 +31,7 @@ def test_the_best_stands_first_and_what_failed_last():
     headers, rows = result_table(classification())
     assert [row[0] for row in rows][:2] == ["langid-cnn", "langid-bilstm"]
     assert rows[-1][0] == "langid-huge"
-    assert headers[:5] == ["entry", "model", "accuracy ↑", "macro f1", "against the best"]
+    assert headers[:5] == ["entry", "model", "accuracy ↑", "macro F1", "against the best"]
 
 
 def test_lower_is_better_where_it_is():
@@ -49,6 +50,8 @@ def test_a_difference_within_noise_is_no_win():
     assert verdicts["langid-elmo"] == "worse, p = 0.034"
     assert verdicts["bag of words"] == "worse, p < 0.001"
     assert "langid-bilstm (p = 0.21) is not significantly worse" in findings(classification())[0]
+    assert findings(classification())[0].endswith("the difference may be chance. The others are.")
+    assert findings(translation())[0].endswith("the difference may be chance. dates-fixed is.")
 
 
 @pytest.mark.parametrize("p_value", [0.05, math.nan])
@@ -198,3 +201,8 @@ def test_an_order_that_ignores_the_direction_is_caught(monkeypatch):
 )
 def test_a_budget_is_written_in_words(budget, written):
     assert quantities.format_budget(budget) == written
+
+
+def test_a_metric_is_called_by_its_name():
+    assert [metric_name(name) for name in ("bleu", "exact_match", "macro_f1")] == ["BLEU", "exact match", "macro F1"]
+    assert metric_header(classification(positive_label="no_1", metric="f1"), "f1") == "F1 (no_1) ↑"

@@ -33,6 +33,20 @@ def test_a_recipe_is_parsed_and_dumped_to_an_equal_run():
         run.train.lr = 1.0
 
 
+@pytest.mark.parametrize("key", ["train.clip", "train.batch_tokens", "task.decode.top_p"])
+def test_what_is_set_to_none_stays_so(key):
+    """A run that is gone on with would else have the default again: a limit of the gradient's norm."""
+    recipe = {**RECIPE, "task": {"name": "lm"}, "model": {"name": "rnn", "width": 16}}
+    run = Run.parse(read_recipe(recipe, {key: None, "train.batch_size": 3 if key == "train.batch_tokens" else None}))
+    section, *path = key.split(".")
+    value = run.dump()[section]
+    for part in path[:-1]:
+        value = value[part]
+    assert value[path[-1]] is None
+    assert Run.parse(read_yaml(write_yaml(run.dump()), "place")) == run
+    assert Run.parse(recipe) != run
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -284,7 +284,8 @@ def test_an_error_of_the_data_names_the_task(recipe, tmp_path):
 def test_compare_and_prepare_take_one_task(folder, recipe, tmp_path):
     path = tmp_path / "joint.yaml"
     path.write_text(json.dumps(recipe))
-    with pytest.raises(ConfigError, match="compare: joint has several tasks"):
+    remedy = "give recipes with one task each; or train each by weft train, then weft evaluate RUN --task NAME"
+    with pytest.raises(ConfigError, match=rf"compare: joint has several tasks \(.*\), and .* of one: {remedy}"):
         weft.compare([str(path)], 1, tmp_path / "out")
     from weft.tasks.corpus.build import prepare
 

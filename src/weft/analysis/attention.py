@@ -122,7 +122,8 @@ def legend(attentions: Sequence[Attention] = ()) -> str:
     places = dict.fromkeys(view.place for attention in attentions for view in attention.views)
     explanation = "".join(meanings.get(place, "") for place in places) if len(places) > 1 else ""
     return paragraph(
-        "Each row is a query token, each column a key token; a cell's colour is the attention weight. "
+        "Each row is a token that looks (the query), each column a token that is looked at (the key); a cell's colour "
+        "is the attention weight. "
         f"Every map has its own scale, from 0 to its largest weight.{symbols_note(_tokens(attentions))}{explanation}"
     )
 

@@ -28,10 +28,10 @@ def example_parts(results: ComparisonResults) -> list[str]:
     disagree = [example for example in results.examples if len(distinct_answers(example, order)) > 1]
     agree = [example for example in results.examples if len(distinct_answers(example, order)) == 1]
     shown = [_example(example, order) for example in (*disagree, *agree)]
-    how_many = f"{len(disagree):,}, shown first" if agree else "all"
+    found = f"{plural(len(shown), f'{results.split_name} example')}; the entries disagree on "
     intro = paragraph(
-        f"Of these {plural(len(shown), 'example')} of the {results.split} data, the entries disagree on {how_many}. "
-        "✓ is right, ✗ is wrong. Entries that gave the same answer stand together."
+        found + (f"{len(disagree):,} of them, shown first" if agree else "all of them") + ". ✓ is right, ✗ is wrong. "
+        "Entries that gave the same answer stand together."
     )
     rest = [details(f"{plural(len(shown) - _EXAMPLES, 'more example')}", shown[_EXAMPLES:])]
     return [intro, *shown[:_EXAMPLES], *(rest if len(shown) > _EXAMPLES else [])]
@@ -82,8 +82,8 @@ def class_parts(results: ComparisonResults) -> list[str]:
         best |= {(place, column + 2) for column, score in enumerate(scores) if score == top > 0 and len(entries) > 1}
     headers = [results.class_unit, "support", *(entry.name for entry in entries)]
     text = (
-        f"F1 by {results.class_unit}, of the first seed; the best of each row is underlined. "
-        "Support is the number of gold items."
+        f"F1 by {results.class_unit}{', of the first seed' * (len(results.seeds) > 1)}; the best of each row is "
+        f"underlined. Support is how many of them the {results.split_name} data has."
     )
     first = {cell for cell in best if cell[0] < _CLASSES}
     parts = [caption(text, "table"), table(headers, rows[:_CLASSES], first)]
@@ -105,10 +105,11 @@ def surprise_parts(results: ComparisonResults) -> list[str]:
     if not parts:
         return []
     intro = paragraph(
-        "The darker a piece of the text, the more it surprised the model: the shade is −log₂ of the probability that "
-        "the model gave it, in bits per character, so that models that cut the text otherwise can be compared. The ink "
-        "in all is the length of the text in the model's code. Point at a piece, or move with the arrow keys, to read "
-        "its bits. ∎ is the end of the text."
+        "The darker a piece of the text, the more it surprised the model. A piece costs −log₂ p bits, where p is the "
+        "probability that the model gave it; the shade is its bits per character, so that models that cut the text "
+        "into other pieces can be compared. The less shade in all, the better the model: the sum of the bits is the "
+        "size to which the model could compress the text. Point at a piece, or move with the arrow keys, to read its "
+        "bits. ∎ is the end of the text."
     )
     return [intro, *parts]
 

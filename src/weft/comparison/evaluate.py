@@ -126,14 +126,15 @@ def evaluate_pipeline(plan: Plan, entry: PlannedEntry, seed: int, pipeline: Pipe
     if not rows:
         raise DataError(f"data.{plan.split}: not one example is left to evaluate on")
     if isinstance(task, CustomEvaluation):
-        return _evaluate_custom(evaluation, pipeline, encoded, rows)
+        return _evaluate_custom(evaluation, entry.name, pipeline, encoded, rows)
     began = time.perf_counter()
     answers = list(answer_all(task, pipeline.head, encoded))
     seconds = time.perf_counter() - began
     evaluation = _with_answers(evaluation, task, Answers(rows, encoded.examples, answers, seconds))
     questions = [task.without_labels(example) for example in encoded.examples[: measure.LATENCY_EXAMPLES]]
     evaluation = _with_latency(evaluation, measure.latencies(lambda example: pipeline([example]), questions))
-    return evaluation.model_copy(update={"attention": _attention(pipeline, _short_example(task, encoded.examples))})
+    attention = _attention(entry.name, pipeline, _short_example(task, encoded.examples))
+    return evaluation.model_copy(update={"attention": attention})
 
 
 def evaluate_baseline(plan: Plan, entry: PlannedEntry, baseline: FittedBaseline, out: Path) -> Evaluation:
@@ -172,7 +173,9 @@ def _with_latency(evaluation: Evaluation, seconds: tuple[float, float] | None) -
     return evaluation.model_copy(update={"latency_p50": p50, "latency_p99": p99})
 
 
-def _evaluate_custom(evaluation: Evaluation, pipeline: Pipeline, data: EvaluationData, rows: list[int]) -> Evaluation:
+def _evaluate_custom(
+    evaluation: Evaluation, entry: str, pipeline: Pipeline, data: EvaluationData, rows: list[int]
+) -> Evaluation:
     """Evaluate a task whose metrics are not of answers; of a language model also what each text costs it."""
     task, head = pipeline.task, pipeline.head.eval()
     with torch.inference_mode():
@@ -189,7 +192,7 @@ def _evaluate_custom(evaluation: Evaluation, pipeline: Pipeline, data: Evaluatio
         latency = measure.latencies(lambda text: pipeline.log_probs([text]), texts * (measure.LATENCY_EXAMPLES // 3))
         evaluation = _with_latency(evaluation, latency).model_copy(update={"throughput": throughput})
     shown = [(text, pieces) for text in texts if (pieces := surprise(pipeline, text))]
-    attention = _attention(pipeline, texts[0][:MAX_ATTENTION])
+    attention = _attention(entry, pipeline, texts[0][:MAX_ATTENTION])
     update = {"rows": rows, "losses": parts, "surprising": shown, "attention": attention}
     return _with_metrics(evaluation.model_copy(update=update), {k: v for k, v in metrics.items() if not math.isnan(v)})
 
@@ -233,12 +236,12 @@ def _short_example(task: Task, examples: Sequence[Any]) -> Any:
     return task.without_labels(examples[best])
 
 
-def _attention(pipeline: Pipeline, example: Any) -> tuple[str, list[str]] | None:
-    """Return a text and the figures of its attention; None where a model has none that can be drawn."""
+def _attention(entry: str, pipeline: Pipeline, example: Any) -> tuple[str, list[str]] | None:
+    """Return a text and the figures of an entry's attention; None where it has none that can be drawn."""
     with suppress(RoleError, DataError, ConfigError):
         for layers in (None, [0]):
             attention = pipeline.attention(example, layers)
-            figures = attention.figures()
+            figures = attention.figures(entry)
             if sum(map(len, figures)) <= MAX_FIGURES:
                 return attention.text, figures
     return None

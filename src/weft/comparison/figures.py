@@ -13,6 +13,7 @@ from weft.comparison.quantities import (
     format_operations,
     is_finite,
     is_share,
+    metric_name,
 )
 from weft.comparison.ranking import mean_over_seeds, on_frontier, quality, ranked
 from weft.comparison.results import ComparisonResults, CurvePoint, Entry, LengthGroup
@@ -68,8 +69,9 @@ def cost_figures(results: ComparisonResults) -> list[str]:
         return []
     bars = " Bars are one standard deviation over the seeds." if len(results.seeds) > 1 else ""
     text = (
-        f"{_metric_name(results).capitalize()} on the {results.split} examples against cost. Filled points, joined by "
-        f"the dashed line, are on the Pareto frontier: no other entry is as cheap and better.{bars} "
+        f"{_title(results)} on the {results.split_name} examples against cost. Filled points, "
+        "joined by the dashed line, are on the Pareto frontier: no other entry is both better and as cheap. Hollow "
+        f"points are beaten by an entry that costs no more.{bars} "
         "An entry whose cost was not measured has no point."
     )
     return [panels("cost", "Cost", charts), caption(text, "figure")]
@@ -81,14 +83,19 @@ def _cost_chart(results: ComparisonResults, cost: _Cost) -> str:
         score, value = quality(entry, results.metric), cost.value(entry)
         if score is not None and value is not None and is_finite(value) and value > 0:
             points[entry.name] = ScatterPoint(value, score.mean, score.spread, places[entry.name])
-    if len(points) < 2:
+    names, coordinates = list(points), [(_rounded(point.x), point.y) for point in points.values()]
+    if len({x for x, _ in coordinates}) < 2:
         return ""
-    names, coordinates = list(points), [(point.x, point.y) for point in points.values()]
     frontier = [names[index] for index in on_frontier(coordinates, results.higher_is_better)]
     heights = [point.y for point in points.values()]
-    title = f"{_metric_name(results).capitalize()} against {cost.label}"
+    title = f"{_title(results)} against {cost.label}"
     percent, log_y = _is_percent(results, heights), _spans_decades(results, heights)
     return scatter_chart(points, cost.axis, _axis(results), title, percent, log_y, frontier, cost.write)
+
+
+def _rounded(cost: float) -> float:
+    """Return a cost with two digits: entries of one budget are as cheap, whose last step ended a little later."""
+    return float(f"{cost:.2g}")
 
 
 def curve_figures(results: ComparisonResults) -> list[str]:
@@ -100,12 +107,13 @@ def curve_figures(results: ComparisonResults) -> list[str]:
     parts: list[str] = []
     for name, title, value in (
         ("loss", "Training loss", lambda point: point.loss),
-        ("valid", f"Validation: {_metric_name(results)}", lambda point: point.valid),
+        ("valid", f"{_title(results)} on the validation data", lambda point: point.valid),
     ):
         charts = {p.label: chart for p in order if (chart := _curve_chart(results, title, p, value, name == "loss"))}
         if charts:
             scale = " The scale of the loss is logarithmic." * (name == "loss")
-            parts += [panels(name, f"{title}: horizontal axis", charts), caption(f"{title}.{several}{scale}", "figure")]
+            text = f"{title}, in the course of training.{several}{scale}"
+            parts += [panels(name, f"{title}: horizontal axis", charts), caption(text, "figure")]
     return parts
 
 
@@ -169,12 +177,13 @@ def length_figures(results: ComparisonResults) -> list[str]:
     }
     heights = [value for points in lines.values() for _, value in points if is_finite(value)]
     labels = [f"{low:,}" if low == high else f"{low:,}–{high:,}" for low, high in spans]
-    title, axis = f"{_metric_name(results).capitalize()} by length of the input", f"length in {results.length_unit}"
+    title, axis = f"{_title(results)} by length of the input", f"length in {results.length_unit}"
     percent, log_y = _is_percent(results, heights), _spans_decades(results, heights)
     chart = line_chart(lines, axis, _axis(results), title, log_y, percent, numbers=numbers(results), groups=labels)
     text = (
-        f"{_metric_name(results).capitalize()} on the {results.split} examples by the {results.length_unit} of their "
-        "input, after figure 2 of Bahdanau et al. (2015). Groups have about as many examples each."
+        f"{_title(results)} on the {results.split_name} examples by the number of "
+        f"{results.length_unit} of their input, as in figure 2 of Bahdanau et al. (2015). The groups have about "
+        "the same number of examples."
     )
     rows = [
         _length_row(results, label, [values[e.name].get(span) for e in entries])
@@ -192,12 +201,14 @@ def _length_row(results: ComparisonResults, label: str, groups: Sequence[LengthG
     return [label, examples, *cells]
 
 
-def _metric_name(results: ComparisonResults) -> str:
-    return results.metric.replace("_", " ")
+def _title(results: ComparisonResults) -> str:
+    """Return the name of the metric as the beginning of a sentence."""
+    name = metric_name(results.metric)
+    return name[:1].upper() + name[1:]
 
 
 def _axis(results: ComparisonResults) -> str:
-    return f"{_metric_name(results)} ({'higher' if results.higher_is_better else 'lower'} is better)"
+    return f"{metric_name(results.metric)} ({results.direction})"
 
 
 def _is_percent(results: ComparisonResults, values: Sequence[float]) -> bool:
@@ -205,8 +216,8 @@ def _is_percent(results: ComparisonResults, values: Sequence[float]) -> bool:
 
 
 def _spans_decades(results: ComparisonResults, values: Sequence[float]) -> bool:
-    """Return whether values are drawn on a logarithmic axis: positive, such as perplexities, and far apart."""
-    if is_share(results.metric) or not values or min(values) <= 0:
+    """Return whether values are drawn on a logarithmic axis: far apart, and without an upper bound, as perplexities."""
+    if results.higher_is_better or not values or min(values) <= 0:
         return False
     return max(values) / min(values) > _LOG_RATIO
 

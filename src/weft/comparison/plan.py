@@ -13,8 +13,10 @@ on.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -42,7 +44,7 @@ FILE = "plan.json"
 PER_TOKEN = ("perplexity", "loss")
 MAX_ENTRIES, MAX_SEEDS = 200, 100
 _NAME = re.compile(r"\w[\w .,+=-]{0,79}")  # of an entry, and so of a folder
-_TIME = re.compile(r"\d+(\.\d+)?\s*[smh]?")
+_TIME = re.compile(r"(?P<number>\d+(\.\d+)?)\s*[smh]?")
 _BUDGET = re.compile(r"(?P<number>\d+(\.\d+)?(e\+?\d+)?)\s*(?P<unit>steps|flops)?", re.IGNORECASE)
 
 
@@ -60,9 +62,13 @@ class Budget:
         text = str(given).strip()
         match = _BUDGET.fullmatch(text)
         key = "time" if match is None else (match["unit"] or ("steps" if text.isdigit() else "time")).lower()
-        if key == "time" and not _TIME.fullmatch(text):
+        found = _TIME.fullmatch(text) if key == "time" else match
+        if found is None:
             raise ConfigError(f"--budget: must be such as 60s, 5m, 2000steps or 1e15flops, but is {text[:60]!r}")
-        value = text if match is None or key == "time" else float(match["number"])
+        number = float(found["number"])
+        if not 0 < number < math.inf:
+            raise ConfigError(f"--budget: must be more than 0 and finite, such as 60s, but is {text[:60]!r}")
+        value = text if key == "time" else number
         if key == "steps" and value != int(value):
             raise ConfigError(f"--budget: steps are whole, but got {text!r}; give 60s, 2000steps or 1e15flops")
         return cls(key, int(value) if key == "steps" else value, text)
@@ -152,7 +158,9 @@ def read_plan(out: Path) -> Plan:
             raise ValueError("it has no entries, no seeds or an unknown baseline")
         return Plan(entries, Budget.parse(raw["budget"]), seeds)
     except FileNotFoundError:
-        raise CheckpointError(f"{out}: holds no comparison: {FILE} is not there; begin one without --resume") from None
+        raise CheckpointError(
+            f"{out}: holds no comparison: {FILE} is not there; begin one without --resume and --add"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, WeftError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path}: cannot be read: {reason}; begin anew in another --out") from None
@@ -200,7 +208,9 @@ def variants(recipe: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield run_name(recipe), raw
         return
     for name, changes in _listed(listed, f"{recipe}: compare"):
-        yield name, _variant(raw, changes)
+        with _in_entry(name):
+            changed = _variant(raw, changes)
+        yield name, changed
 
 
 def _listed(listed: Any, place: str) -> Iterator[tuple[str, Any]]:
@@ -282,9 +292,19 @@ def is_fitted(run: Run) -> bool:
 
 def _entry(name: str, raw: dict[str, Any], changes: Any, budget: Budget) -> PlannedEntry:
     """Return a variant, checked, with the budget."""
-    apply_overrides(raw, changes)
-    run = read_run(raw, budget.overrides(False, {}))
-    return PlannedEntry(name, read_run(raw, budget.overrides(True, raw["train"])) if is_fitted(run) else run)
+    with _in_entry(name):
+        apply_overrides(raw, changes)
+        run = read_run(raw, budget.overrides(False, {}))
+        return PlannedEntry(name, read_run(raw, budget.overrides(True, raw["train"])) if is_fitted(run) else run)
+
+
+@contextmanager
+def _in_entry(name: str) -> Iterator[None]:
+    """Put the name of an entry before the message of an error that is raised inside."""
+    try:
+        yield
+    except WeftError as error:
+        raise type(error)(f"{name}: {error}") from None
 
 
 def _with_seed(entry: PlannedEntry, seed: int) -> PlannedEntry:
@@ -303,9 +323,8 @@ def check_comparable(plan: Plan) -> None:
     _check_same(metrics, "the best model is chosen by train.metric", "set it to one value in both")
     chosen = entries[0].run.train.metric
     if chosen in PER_TOKEN:
-        kinds = {entry.name: entry.run.tokenizer.model_dump() for entry in entries}
-        _check_same(kinds, f"train.metric is {chosen}, which counts tokens, and so depends on the tokenizer",
-                    "give both one tokenizer, or set train.metric=bits_per_byte")  # fmt: skip
+        for entry in entries[1:]:
+            _check_same_tokenizer(entries[0], entry, chosen)
     trained = {entry.name: entry.run.train for entry in entries if not entry.fitted}
     if plan.budget.key == "steps":
         sizes = {name: _tokens_per_step(train) for name, train in trained.items()}
@@ -322,6 +341,16 @@ def _check_same(values: Mapping[str, Any], what: str, remedy: str) -> None:
             )
 
 
+def _check_same_tokenizer(first: PlannedEntry, other: PlannedEntry, metric: str) -> None:
+    kinds = ({"tokenizer": entry.run.tokenizer.model_dump()} for entry in (first, other))
+    for key, (here, there) in differences(*kinds).items():
+        raise ConfigError(
+            f"compare: train.metric is {metric}, which counts tokens, and so depends on the tokenizer, but {key} is "
+            f"{here!r} in {first.name} and {there!r} in {other.name}: give both one tokenizer, or set "
+            "train.metric=bits_per_byte"
+        )
+
+
 def _metric_of(run: Run) -> str:
     return run.train.metric or make_task(run).metric
 
@@ -334,7 +363,11 @@ def _tokens_per_step(train: Train) -> str:
 def check_same_task(runs: Mapping[str, Run]) -> None:
     """Raise an error if the recipes differ in task or data; how a model reads and regularises is no difference."""
     if several := next((name for name, run in runs.items() if run.task_names), None):
-        raise ConfigError(f"compare: {several} has several tasks, and one table is of one; compare by weft evaluate")
+        names = ", ".join(runs[several].task_names)
+        raise ConfigError(
+            f"compare: {several} has several tasks ({names}), and a comparison is of one: "
+            "give recipes with one task each; or train each by weft train, then weft evaluate RUN --task NAME"
+        )
     (first, first_run), *others = runs.items()
     for name, run in others:
         sections = ({"task": side.task.model_dump(), "data": side.data.model_dump()} for side in (first_run, run))

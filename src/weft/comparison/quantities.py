@@ -14,6 +14,7 @@ _DECIMALS = {
     **{"bleu": 1, "perplexity": 2, "backward_perplexity": 2, "pseudo_perplexity": 2, "bits_per_byte": 3, "loss": 3},
     **{"spearman": 3, "pearson": 3, "matthews": 3, "alignment": 3, "uniformity": 3},
 }
+_NAMES = {"bleu": "BLEU", "f1": "F1", "rouge": "ROUGE"}  # in place of a part of a metric's name
 _DURATIONS = [(7200, 3600, "h"), (600, 60, "min"), (1, 1, "s"), (1e-3, 1e-3, "ms"), (0, 1e-6, "µs")]
 _BYTES = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (0, "B")]
 
@@ -26,6 +27,11 @@ def is_finite(value: float | None) -> TypeGuard[float]:
 def is_share(metric: str) -> bool:
     """Return whether a metric is between 0 and 1, and is written as a percentage."""
     return metric not in _DECIMALS
+
+
+def metric_name(metric: str) -> str:
+    """Return a metric's name in words: `exact match`, `BLEU`, `macro F1`."""
+    return " ".join(_NAMES.get(part, part) for part in metric.split("_"))
 
 
 def format_metric(metric: str, value: float | None, sign: bool = False) -> str:

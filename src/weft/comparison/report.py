@@ -1,6 +1,8 @@
 """The report of a comparison, made from its results alone: `report.html`, `report.md` and `comparison.csv`."""
 
 import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weft.analysis.render.page import caption, cards, details, escaped, heading, page, paragraph, table
@@ -50,14 +52,15 @@ def report_page(results: ComparisonResults) -> str:
     return page(
         title(results),
         [facts, *parts],
-        f"weft compare: one task, one split, one budget of {format_budget(results.budget)}",
+        f"weft compare: the same training data, a budget of {format_budget(results.budget)} each, the same "
+        f"{results.split_name} examples",
     )
 
 
 def _facts(results: ComparisonResults) -> dict[str, object]:
     best = best_entry(results)
     facts: dict[str, object] = {} if best is None or len(results.entries) == 1 else {"best": best.name}
-    facts |= {"budget of each": format_budget(results.budget), f"{results.split} examples": results.num_examples}
+    facts |= {"budget of each": format_budget(results.budget), f"{results.split_name} examples": results.num_examples}
     return facts | {"seed" if len(results.seeds) == 1 else "seeds": ", ".join(map(str, results.seeds))}
 
 
@@ -68,7 +71,8 @@ def _tables(results: ComparisonResults) -> list[str]:
         "quality": _quality_caption(results),
         "training": "What training took"
         + (", the mean over the seeds." if len(results.seeds) > 1 else ".")
-        + " MFU is the share of the machine's peak operations that the model's own are." * has_mfu,
+        + " Operations are those of floating point, forward and backward. MFU (model FLOPs utilization) is how many of "
+        "them there are in a second, in percent of the machine's peak." * has_mfu,
         "prediction": "What prediction takes on this machine: size on disk, the latency of one example at a time (the "
         "median and the 99th percentile), and the throughput in batches.",
     }
@@ -92,11 +96,15 @@ def _group_table(results: ComparisonResults, group: Group) -> tuple[list[str], l
 
 
 def _quality_caption(results: ComparisonResults) -> str:
-    name = metric_header(results, results.metric)
+    name = metric_header(results, results.metric).rstrip(" ↑↓")
     seeds = f"; mean ± standard deviation over {plural(len(results.seeds), 'seed')}" if len(results.seeds) > 1 else ""
-    against = " An entry is called worse than the best only if p < 0.05, on the same examples."
+    against = (
+        " An entry is called worse than the best only if the difference is significant: p < 0.05, by a paired "
+        "bootstrap over the examples."
+    )
     tested = against if any(entry.versus_best for entry in results.entries) else ""
-    return f"Quality on {plural(results.num_examples, f'{results.split} example')}, by {name}{seeds}.{tested}"
+    examples = plural(results.num_examples, f"{results.split_name} example")
+    return f"Quality on {examples}, by {name} ({results.direction}){seeds}.{tested}"
 
 
 def _differences(results: ComparisonResults) -> list[str]:
@@ -124,14 +132,24 @@ def _settings(results: ComparisonResults) -> list[str]:
     keys = list(dict.fromkeys(key for entry in results.entries for key in entry.settings))
     if not keys:
         return []
-    entries = ranked(results)
+    settings = {e.name: {key: _setting(value) for key, value in e.settings.items()} for e in ranked(results)}
+    text = "The keys in which the entries differ."
     if len(keys) <= _MAX_SETTINGS:
-        headers = ["entry", *keys]
-        rows = [[e.name, *(_setting(e.settings[key]) if key in e.settings else None for key in keys)] for e in entries]
-    else:
-        headers = ["entry", "settings"]
-        rows = [[e.name, ", ".join(f"{k}={_setting(v)}" for k, v in e.settings.items()) or None] for e in entries]
-    return [caption("The keys in which the entries differ.", "table"), table(headers, rows)]
+        rows = [[name, *map(own.get, keys)] for name, own in settings.items()]
+        return [caption(text, "table"), table(["entry", *keys], rows)]
+    common = _common(list(settings.values()))
+    own_alone = {name: {k: v for k, v in own.items() if common.get(k) != v} for name, own in settings.items()}
+    rows = [[name, ", ".join(f"{k}={v}" for k, v in own.items()) or None] for name, own in own_alone.items()]
+    if common:
+        text += " The first row is what most of them have, the others are where an entry departs from it."
+        rows.insert(0, ["(most entries)", ", ".join(f"{key}={value}" for key, value in common.items())])
+    return [caption(text, "table"), table(["entry", "settings"], rows)]
+
+
+def _common(settings: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the settings that more than half of the entries have."""
+    counts = Counter(pair for own in settings for pair in own.items())
+    return {key: value for (key, value), count in counts.items() if 2 * count > len(settings)}
 
 
 def _setting(value: object) -> str:
@@ -140,11 +158,10 @@ def _setting(value: object) -> str:
 
 def _method(results: ComparisonResults) -> list[str]:
     """Return the task, the budget and the machine as a list of facts."""
-    direction = "higher" if results.higher_is_better else "lower"
     facts = {
         "task": results.task,
-        "metric": f"{metric_header(results, results.metric).rstrip(' ↑↓')}, {direction} is better",
-        "split": f"{results.split}, {plural(results.num_examples, 'example')}",
+        "metric": f"{metric_header(results, results.metric).rstrip(' ↑↓')}, {results.direction}",
+        "split": f"{results.split_name}, {plural(results.num_examples, 'example')}",
         "budget": format_budget(results.budget),
         "seeds": ", ".join(map(str, results.seeds)) or MISSING,
         **results.machine,

@@ -123,3 +123,13 @@ class ComparisonResults(_Strict):
     examples: list[ComparedExample] = []  # those on which the entries disagree first
     surprising: list[SurprisingText] = []
     attention: list[AttentionFigures] = []
+
+    @property
+    def direction(self) -> str:
+        """Which values of the metric are better, in words."""
+        return f"{'higher' if self.higher_is_better else 'lower'} is better"
+
+    @property
+    def split_name(self) -> str:
+        """The split in words: test, or validation."""
+        return "validation" if self.split == "valid" else self.split

@@ -135,7 +135,9 @@ def compare(
     if resume or added:
         plan = _resumed_plan(folder, recipes, budget, overrides, seeds, baselines, added)
     else:
-        plan = make_plan(recipes, "60s" if budget is None else budget, overrides, seeds or 1, baselines)
+        plan = make_plan(
+            recipes, "60s" if budget is None else budget, overrides, 1 if seeds is None else seeds, baselines
+        )
         _check_new(folder, plan)
     if (folder / REPORT).is_dir():
         raise CheckpointError(f"{out}/{REPORT}: must be a file, but is a folder; choose another --out")

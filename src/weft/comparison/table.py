@@ -15,6 +15,7 @@ from weft.comparison.quantities import (
     format_p_value,
     format_spread,
     is_finite,
+    metric_name,
 )
 from weft.comparison.ranking import best_entry, is_within_noise, mean_over_seeds, quality, ranked
 from weft.comparison.results import ComparisonResults, Entry
@@ -53,7 +54,8 @@ def result_columns(results: ComparisonResults) -> list[Column]:
 def metric_header(results: ComparisonResults, metric: str) -> str:
     """Return the name of a metric; an arrow after the one that orders the entries says which way is better."""
     arrow = f" {'↑' if results.higher_is_better else '↓'}" if metric == results.metric else ""
-    return metric_title(metric, results.positive_label).replace("_", " ") + arrow
+    label = metric_title(metric, results.positive_label).removeprefix(metric)  # of a binary F1
+    return metric_name(metric) + label + arrow
 
 
 def format_quality(entry: Entry, metric: str) -> str | None:

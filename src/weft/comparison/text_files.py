@@ -13,6 +13,7 @@ from weft.comparison.results import ComparisonResults
 from weft.comparison.table import result_table
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|<>#~])")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what begins with one of these, a spreadsheet computes
 _EXAMPLES = 20  # in report.md
 _OF_SEED = ("seconds", "steps", "tokens_per_s", "mfu", "peak_memory", "flops")
 _OF_ENTRY = ("parameters", "disk_bytes", "latency_p50", "latency_p99", "throughput")
@@ -25,8 +26,8 @@ def markdown_text(results: ComparisonResults) -> str:
     if results.examples:
         parts += ["## The same examples, answered by each", _examples(results)]
     facts = {
-        "metric": f"{results.metric}, {'higher' if results.higher_is_better else 'lower'} is better",
-        "split": f"{results.split}, {results.num_examples:,} examples",
+        "metric": f"{results.metric}, {results.direction}",
+        "split": f"{results.split_name}, {results.num_examples:,} examples",
         "budget": format_budget(results.budget),
         "seeds": ", ".join(map(str, results.seeds)) or MISSING,
         **results.machine,
@@ -53,8 +54,17 @@ def csv_text(results: ComparisonResults) -> str:
 
 
 def _printable(cells: Iterable[object]) -> list[object]:
-    """Return cells for a CSV file, which has nothing in place of a number that is not finite."""
-    return ["" if cell is None or (isinstance(cell, float) and not is_finite(cell)) else cell for cell in cells]
+    """Return cells for a CSV file: nothing in place of a number that is not finite, and no text that is a formula."""
+    return [_guarded(cell) if isinstance(cell, str) else cell if _is_number(cell) else "" for cell in cells]
+
+
+def _is_number(cell: object) -> bool:
+    return isinstance(cell, int) or (isinstance(cell, float) and is_finite(cell))
+
+
+def _guarded(text: str) -> str:
+    """Return a text with an apostrophe before what a spreadsheet would take for a formula (OWASP, CSV injection)."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _examples(results: ComparisonResults) -> str:

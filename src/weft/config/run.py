@@ -19,6 +19,21 @@ from weft.errors import ConfigError, WeftError, abbreviate, did_you_mean, in_tas
 from weft.registry import Kind, resolve
 
 
+def _without_none(value: Any, plain: Any) -> Any:
+    """Return the plain data of a value without what is None, unless its default is another, such as `train.clip`."""
+    if isinstance(value, BaseModel) and isinstance(plain, dict):
+        fields = type(value).model_fields
+        usual = {key: fields[key].get_default(call_default_factory=True) for key in plain if key in fields}
+        kept = {key: part for key, part in plain.items() if part is not None or usual.get(key) is not None}
+        return {key: _without_none(getattr(value, key), part) for key, part in kept.items()}
+    if isinstance(value, Mapping) and isinstance(plain, dict):
+        pairs = zip(value.values(), plain.items(), strict=True)
+        return {key: _without_none(own, part) for own, (key, part) in pairs if part is not None}
+    if isinstance(value, list | tuple) and isinstance(plain, list):
+        return [_without_none(own, part) for own, part in zip(value, plain, strict=True)]
+    return plain
+
+
 class Run(Section):
     """A whole recipe, checked."""
 
@@ -50,7 +65,7 @@ class Run(Section):
 
     def dump(self) -> dict[str, Any]:
         """Return plain data that `parse` reads back to an equal run."""
-        plain = self.model_dump(mode="json", exclude_none=True)
+        plain: dict[str, Any] = _without_none(self, self.model_dump(mode="json"))
         if not isinstance(self.data, TasksData):
             return plain
         task, data = plain.pop("task"), plain.pop("data")

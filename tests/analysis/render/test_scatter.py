@@ -18,8 +18,8 @@ def marks(chart):
 def test_points_of_the_frontier_are_filled_and_joined():
     chart = scatter_chart(THREE, "cost", "quality", frontier=["a", "b"])
     hollow, _, x, y = zip(*marks(chart), strict=True)
-    assert hollow == ("", "", " hollow")
-    assert f'class="frontier" d="M{x[0]} {y[0]}H{x[1]}V{y[1]}H640"' in chart
+    assert hollow == (" hollow", "", ""), "the frontier is drawn over the others"
+    assert f'class="frontier" d="M{x[1]} {y[1]}H{x[2]}V{y[2]}H640"' in chart
     assert "On the frontier: a, b" in chart
     assert 'class="frontier"' not in scatter_chart(THREE, "cost", "quality")
 
@@ -74,6 +74,14 @@ def covered(boxes):
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=5))
 def test_few_names_do_not_cover_each_other(places):
     assert not covered(boxes({f"n{i}": ScatterPoint(x, y) for i, (x, y) in enumerate(places)}))
+
+
+def test_a_name_that_finds_no_place_beside_its_point_is_joined_to_it():
+    crowd = {f"name{i}": ScatterPoint(5.1 + 0.02 * i, 9 + 0.1 * i, None, i) for i in range(7)}
+    crowd |= {"small": ScatterPoint(4, 0), "large": ScatterPoint(9, 8)}
+    assert not covered(boxes(crowd))
+    assert 'class="lead"' in scatter_chart(crowd, "x", "y")
+    assert 'class="lead"' not in scatter_chart(THREE, "x", "y")
 
 
 def test_names_that_cover_each_other_are_caught():

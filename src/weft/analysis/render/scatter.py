@@ -19,6 +19,7 @@ _SHAPES = (
 _RADIUS = 5.5
 _INSET = 12  # between the outermost points and the ends of the axes
 _LINE = 15  # height of a name
+_AWAY = 20  # a name that is further above or below its point is joined to it
 
 Place = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -58,7 +59,8 @@ def scatter_chart(
     places = {mark.name: (mark.x, mark.y) for mark in marks}
     corners = [places[name] for name in frontier if name in places]
     drawing = draw_frame(x_axis, y_axis, left, x, y, percent) + _draw_frontier(corners)
-    drawing += "".join(mark.svg() for mark in marks) + _names(marks, left, corners) + _cursor(marks)
+    upward = sorted(marks, key=lambda mark: mark.filled)  # what is on the frontier is hidden by nothing
+    drawing += _names(marks, left, corners) + "".join(mark.svg() for mark in upward) + _cursor(marks)
     facts = "; ".join(mark.description(percent, write_x) for mark in marks)
     best = f". On the frontier: {', '.join(name for name in frontier if name in points)}" if frontier else ""
     chart = svg(WIDTH, HEIGHT, title or f"{y} by {x}", facts + best, drawing)
@@ -119,26 +121,32 @@ def _draw_frontier(corners: Sequence[Place]) -> str:
 
 
 def _names(marks: Sequence[_Mark], left: int, corners: Sequence[Place]) -> str:
-    """Write each name beside its point, where it covers no point, no name and not the frontier; else at its right."""
+    """Write each name near its point, where it covers no point, no name and not the frontier; else at its right.
+
+    A line leads from a name that stands away from its point.
+    """
     taken: list[Box] = [(m.x - 7, m.y - 7, m.x + 7, m.y + 7) for m in marks]
     for (x, y), (next_x, next_y) in pairwise([*corners, *((WIDTH + 4.0, y) for _, y in corners[-1:])]):
         taken += [(x, y - 1, next_x, y + 1), (next_x - 1, min(y, next_y), next_x + 1, max(y, next_y))]
-    drawing = ""
+    leads = names = ""
     for mark in sorted(marks, key=lambda mark: mark.x):
         text = shorten_label(mark.name)
         places = _places(mark, text_width(text))
         free = [place for place in places if _fits(place[0], left) and not any(_overlap(place[0], t) for t in taken)]
         box, x, y, anchor = (free or places)[0]
         taken.append(box)
-        drawing += text_element(x, y, text, f'class="end" text-anchor="{anchor}"')
-    return drawing + "\n"
+        if abs(y - mark.y) > _AWAY:
+            lead = f'<path class="lead" d="M{mark.x:g} {mark.y:g}L{x:g} {y:g}"/>'
+            leads += f'<g class="{hue(mark.point.number)}">{lead}</g>'
+        names += text_element(x, y, text, f'class="end" text-anchor="{anchor}"')
+    return f"{leads}{names}\n"
 
 
 def _places(mark: _Mark, width: float) -> list[tuple[Box, float, float, str]]:
     """Return where a name may stand: its box, and the place and anchor of its text."""
     half = _LINE / 2
     places = []
-    for dy in (0, -12, 12, -20, 20, -28, 28, -36, 36):
+    for dy in (0, *(sign * distance for distance in (12, *range(20, 92, 8)) for sign in (-1, 1))):
         y = mark.y + dy
         places.append(((mark.x + 9, y - half, mark.x + 9 + width, y + half), mark.x + 10, y, "start"))
         places.append(((mark.x - 9 - width, y - half, mark.x - 9, y + half), mark.x - 10, y, "end"))
