@@ -174,10 +174,10 @@ def adapt(data: Path, out: Path, general: str, epochs: float, precision: str) ->
 
 def classify(data: Path, out: Path, size: int, name: str, seed: int, precision: str) -> float:
     """Train a classifier on so many sentences; return its accuracy on dev.tsv after the last step."""
-    rows = (data / "sst2/train.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+    rows = (data / "sst2/train.tsv").read_text(encoding="utf-8").splitlines()
     chosen = np.random.default_rng(seed).permutation(len(rows))[:size]
     subset = out / f"train-{size}-{seed}.tsv"
-    subset.write_text("".join(rows[index] for index in chosen), encoding="utf-8")
+    subset.write_text("".join(f"{rows[index]}\n" for index in chosen), encoding="utf-8")
     if name == LINEAR:
         return linear(subset, data / "sst2/dev.tsv")
     adapted = describe_model(out / "adapted")[0]
