@@ -1,29 +1,40 @@
 """ULMFiT as in its paper: error against the number of labelled sentences, with each of its parts and without.
 
-    python bench/ulmfit.py models DATA OUT                      # the general language model, then that of the sentences
+    python bench/ulmfit.py models DATA OUT --general writer-en  # adapt a general language model to the sentences
+    python bench/ulmfit.py models DATA OUT                      # train an AWD-LSTM on WikiText-2, and adapt that
     python bench/ulmfit.py run DATA OUT [--sizes 100 1000] [--only NAME ...] [--seeds 1]
     python bench/ulmfit.py table OUT [--chart error.png]
 
-DATA has wikitext2/train.txt and valid.txt, and sst2/train.tsv and dev.tsv: text and label. All on the CPU; `models`
-takes --minutes of one core for WikiText-2 and --epochs on the sentences, which it reads without their labels. A
-classifier is trained for as many epochs as `EPOCHS` gives its number of sentences. What counts is the accuracy on
-dev.tsv after the last step: dev chooses nothing. OUT keeps the runs; results.jsonl has a line for each classifier.
-Needs matplotlib: `pip install 'weft[plot]'`.
+DATA has sst2/train.tsv and dev.tsv, text and label; without --general also wikitext2/train.txt and valid.txt. --general
+is an AWD-LSTM or a GPT: a model that ships, or a run. All on the CPU; `models` takes --minutes of one core for
+WikiText-2, and --epochs on the sentences, which it reads without their labels. A classifier is trained for as many
+epochs as its `Settings` give its number of sentences. What counts is the accuracy on dev.tsv after the last step: dev
+chooses nothing. OUT keeps the runs; results.jsonl has a line for each classifier. Needs matplotlib: `pip install
+'weft[plot]'`.
 """
 
 import argparse
 import json
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 
 import weft
+from weft.config.schema import Run
+from weft.formats.pretrained import describe_model
 
-EPOCHS = {100: 30, 500: 15, 1000: 10, 6920: 3}
+SIZES = (100, 500, 1000, 6920)
+BATCH = 32  # sentences
 AWD = {
     "name": "rnn",
     "cell": "lstm",
@@ -36,38 +47,77 @@ AWD = {
     "dropout": 0.1,
     "dropout_recurrent": 0.1,
 }
-ULMFIT: dict[str, Any] = {
-    "task.pooling": "concat",
-    "train.layer_decay": 1 / 2.6,
-    "train.schedule": "slanted-triangular",
-    "train.warmup": 0.1,
-    "train.unfreeze": "epoch",
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The rates of a kind of language model, and how long its classifiers learn."""
+
+    adapt: float  # the highest rate on the sentences without labels
+    scratch: float  # the constant rate of a classifier from scratch
+    plain: float  # that of one rate for all layers
+    top: float  # the rate of the top with discriminative rates
+    layer_decay: float
+    unfreeze: float | None  # the share of the updates after which all layers learn; None: a layer an epoch
+    betas: tuple[float, float]
+    clip: float
+    epochs: Mapping[int, int]  # by the number of sentences
+    model: Mapping[str, Any]
+
+    def unfreeze_every(self, size: int, layers: int) -> str | int:
+        """Return `train.unfreeze` of a body with so many layers above its embeddings."""
+        updates = ceil(size / BATCH) * self.epochs[size]
+        return "epoch" if self.unfreeze is None else max(1, round(updates * self.unfreeze / (layers + 1)))
+
+
+# The paper's for its AWD-LSTM. In a GPT, which is deeper, 1 / 2.6 a layer would leave the lowest group 1 / 5400 of the
+# rate, and a layer an epoch would never come to it; there it has 1 / 13, and all layers learn in the second half.
+SETTINGS = {
+    "rnn": Settings(
+        adapt=4e-3,
+        scratch=4e-3,
+        plain=1e-3,
+        top=4e-3,
+        layer_decay=1 / 2.6,
+        unfreeze=None,
+        betas=(0.7, 0.99),
+        clip=0.25,
+        epochs={100: 30, 500: 15, 1000: 10, 6920: 3},
+        model={},
+    ),
+    "gpt": Settings(
+        adapt=4e-4,
+        scratch=4e-4,
+        plain=2e-4,
+        top=6e-4,
+        layer_decay=0.75,
+        unfreeze=0.5,
+        betas=(0.9, 0.99),
+        clip=1.0,
+        epochs={100: 15, 500: 8, 1000: 6, 6920: 2},
+        model={"dropout": 0.1},
+    ),
 }
-PLAIN: dict[str, Any] = {"train.schedule": "constant"}
-
-
-def without(*keys: str) -> dict[str, Any]:
-    """Return ULMFiT's settings without some of them."""
-    return {key: value for key, value in ULMFIT.items() if key not in keys}
-
-
-# The start of the layers, and how they are trained.
-ROWS: dict[str, tuple[str | None, dict[str, Any]]] = {
-    "from scratch": (None, PLAIN),
-    "general LM, fine-tuned plainly": ("general", PLAIN),
-    "adapted LM, fine-tuned plainly": ("adapted", PLAIN),
-    "general LM, ULMFiT": ("general", ULMFIT),
-    "ULMFiT": ("adapted", ULMFIT),
-    "without discriminative rates": ("adapted", without("train.layer_decay")),
-    "without the slanted triangle": ("adapted", without("train.schedule", "train.warmup")),
-    "without unfreezing": ("adapted", without("train.unfreeze")),
-    "without concat pooling": ("adapted", without("task.pooling")),
+LINEAR = "TF-IDF of words and bigrams, logistic regression"
+PARTS = ("pooling", "layer_decay", "schedule", "unfreeze")
+# The start of the layers, and the parts of ULMFiT with which they are trained.
+ROWS: dict[str, tuple[str | None, tuple[str, ...]]] = {
+    LINEAR: (None, ()),
+    "from scratch": (None, ()),
+    "general LM, fine-tuned plainly": ("general", ()),
+    "adapted LM, fine-tuned plainly": ("adapted", ()),
+    "general LM, ULMFiT": ("general", PARTS),
+    "ULMFiT": ("adapted", PARTS),
+    "without discriminative rates": ("adapted", ("pooling", "schedule", "unfreeze")),
+    "without the slanted triangle": ("adapted", ("pooling", "layer_decay", "unfreeze")),
+    "without unfreezing": ("adapted", ("pooling", "layer_decay", "schedule")),
+    "without concat pooling": ("adapted", ("layer_decay", "schedule", "unfreeze")),
 }
 
 
-def train_models(data: Path, out: Path, minutes: float, epochs: float) -> None:
-    """Train the general language model, and adapt it to the sentences."""
-    general = {
+def train_general(data: Path, out: Path, minutes: float) -> None:
+    """Train an AWD-LSTM on WikiText-2."""
+    recipe = {
         "task": {"name": "lm", "sequences": "bptt", "bptt": 70},
         "data": {
             "train": str(data / "wikitext2/train.txt"),
@@ -88,12 +138,16 @@ def train_models(data: Path, out: Path, minutes: float, epochs: float) -> None:
             "eval_every": 1_000_000,
         },
     }
-    if not (out / "general").exists():
-        weft.train(general, out=out / "general")
+    weft.train(recipe, out=out)
+
+
+def adapt(data: Path, out: Path, general: str, epochs: float, precision: str) -> None:
+    """Have a general language model read the sentences."""
+    settings = SETTINGS[describe_model(general)[0].model.name]
     for split in ("train", "dev"):
         rows = (data / f"sst2/{split}.tsv").read_text(encoding="utf-8").splitlines()
         (out / f"{split}.txt").write_text("".join(row.partition("\t")[0] + "\n" for row in rows), encoding="utf-8")
-    adapted = {
+    recipe = {
         "task": {"name": "lm"},
         "data": {
             "train": str(out / "train.txt"),
@@ -101,57 +155,77 @@ def train_models(data: Path, out: Path, minutes: float, epochs: float) -> None:
             "max_length": 128,
             "truncation": "cut",
         },
-        "model": {"weights": str(out / "general")},
+        "model": {"weights": general, **settings.model},
         "train": {
             "epochs": epochs,
             "batch_tokens": 1024,
-            "lr": 4e-3,
-            "betas": [0.7, 0.99],
-            "layer_decay": 1 / 2.6,
+            "lr": settings.adapt,
+            "betas": settings.betas,
+            "layer_decay": settings.layer_decay,
             "schedule": "slanted-triangular",
             "warmup": 0.1,
-            "clip": 0.25,
+            "clip": settings.clip,
+            "precision": precision,
+            "eval_every": "epoch",
         },
     }
-    weft.train(adapted, out=out / "adapted")
+    weft.train(recipe, out=out / "adapted")
 
 
-def classify(data: Path, out: Path, size: int, name: str, seed: int) -> float:
+def classify(data: Path, out: Path, size: int, name: str, seed: int, precision: str) -> float:
     """Train a classifier on so many sentences; return its accuracy on dev.tsv after the last step."""
-    start, settings = ROWS[name]
-    rows = (data / "sst2/train.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+    rows = (data / "sst2/train.tsv").read_text(encoding="utf-8").splitlines()
     chosen = np.random.default_rng(seed).permutation(len(rows))[:size]
     subset = out / f"train-{size}-{seed}.tsv"
-    subset.write_text("".join(rows[index] for index in chosen), encoding="utf-8")
-    recipe = {
-        "task": {"name": "classify", "dropout": 0.2},
-        "data": {
-            "train": str(subset),
-            "valid": str(data / "sst2/dev.tsv"),
-            "columns": {"text": 0, "label": 1},
-            "max_length": 128,
-            "truncation": "cut",
-        },
-        "model": {"weights": str(out / start)} if start else AWD,
-        "train": {
-            "epochs": EPOCHS.get(size, 5),
-            "batch_size": 32,
-            "lr": 4e-3 if start is None or "train.layer_decay" in settings else 1e-3,
-            "betas": [0.7, 0.99],
-            "seed": seed,
-            "eval_every": 1_000_000,
-        },
-    }
-    if start is None:
-        recipe["tokenizer"] = {"name": "bpe", "size": min(6000, 1000 + 10 * size), "lowercase": True}
+    subset.write_text("".join(f"{rows[index]}\n" for index in chosen), encoding="utf-8")
+    if name == LINEAR:
+        return linear(subset, data / "sst2/dev.tsv")
+    adapted = describe_model(out / "adapted")[0]
+    recipe = classifier(adapted, out, size, name)
+    files = {"train": str(subset), "valid": str(data / "sst2/dev.tsv"), "columns": {"text": 0, "label": 1}}
+    recipe["data"] = {**files, "max_length": 128, "truncation": "cut"}
+    recipe["train"] |= {"seed": seed, "precision": precision, "eval_every": 1_000_000}
     folder = out / "classifier"
     shutil.rmtree(folder, ignore_errors=True)
-    weft.train(recipe, settings, folder)
+    weft.train(recipe, out=folder)
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     return float(last["valid"]["accuracy"])
 
 
-def run(data: Path, out: Path, sizes: list[int], names: list[str], seeds: list[int]) -> None:
+def classifier(adapted: Run, out: Path, size: int, name: str) -> dict[str, Any]:
+    """Return the recipe of a row but for its data: where its layers start, and how they are trained."""
+    model = adapted.model.model_dump(mode="json", exclude_none=True)
+    general, settings = model.pop("weights"), SETTINGS[model["name"]]
+    start, parts = ROWS[name]
+    train = {"epochs": settings.epochs[size], "batch_size": BATCH, "betas": settings.betas, "lr": settings.plain}
+    if start is None:
+        train["lr"] = settings.scratch
+    if "layer_decay" in parts:
+        train |= {"lr": settings.top, "layer_decay": settings.layer_decay}
+    if "schedule" in parts:
+        train |= {"schedule": "slanted-triangular", "warmup": 0.1}
+    if "unfreeze" in parts:
+        train["unfreeze"] = settings.unfreeze_every(size, model["layers"])
+    task = {"name": "classify", "dropout": 0.2} | ({"pooling": "concat"} if "pooling" in parts else {})
+    recipe: dict[str, Any] = {"task": task, "train": train}
+    if start is None:
+        size = min(6000, 1000 + 10 * size)
+        return recipe | {"model": model, "tokenizer": {"name": "bpe", "size": size, "lowercase": True}}
+    weights = general if start == "general" else str(out / "adapted")
+    return recipe | {"model": {"weights": weights, **settings.model}}
+
+
+def linear(train: Path, dev: Path) -> float:
+    """Return the accuracy of a logistic regression on TF-IDF."""
+    (texts, labels), asked = (
+        zip(*(row.split("\t") for row in path.read_text(encoding="utf-8").splitlines()), strict=True)
+        for path in (train, dev)
+    )
+    model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2)), LogisticRegression(max_iter=1000))
+    return float(model.fit(texts, labels).score(*asked))
+
+
+def run(data: Path, out: Path, sizes: list[int], names: list[str], seeds: list[int], precision: str) -> None:
     """Train the classifiers that have no result yet."""
     results = out / "results.jsonl"
     done = {(row["name"], row["size"], row["seed"]) for row in read(out)}
@@ -160,7 +234,7 @@ def run(data: Path, out: Path, sizes: list[int], names: list[str], seeds: list[i
             for name in names:
                 if (name, size, seed) in done:
                     continue
-                accuracy = classify(data, out, size, name, seed)
+                accuracy = classify(data, out, size, name, seed, precision)
                 with results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"name": name, "size": size, "seed": seed, "accuracy": accuracy}) + "\n")
                 print(f"{name}, {size}, seed {seed}: {accuracy:.4f}", flush=True)
@@ -212,11 +286,13 @@ def main() -> None:
         command = commands.add_parser(name)
         command.add_argument("data", type=Path)
         command.add_argument("out", type=Path)
+        command.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
         if name == "models":
+            command.add_argument("--general", help="a language model; without, one is trained on WikiText-2")
             command.add_argument("--minutes", type=float, default=8)
             command.add_argument("--epochs", type=float, default=4)
         else:
-            command.add_argument("--sizes", type=int, nargs="+", default=[*EPOCHS])
+            command.add_argument("--sizes", type=int, nargs="+", default=SIZES, choices=SIZES)
             command.add_argument("--only", nargs="+", default=[*ROWS], choices=[*ROWS])
             command.add_argument("--seeds", type=int, nargs="+", default=[1])
     command = commands.add_parser("table")
@@ -225,9 +301,12 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.command == "models":
-        train_models(options.data, options.out, options.minutes, options.epochs)
+        own = options.out / "general"
+        if options.general is None and not own.exists():
+            train_general(options.data, own, options.minutes)
+        adapt(options.data, options.out, options.general or str(own), options.epochs, options.precision)
     elif options.command == "run":
-        run(options.data, options.out, options.sizes, options.only, options.seeds)
+        run(options.data, options.out, options.sizes, options.only, options.seeds, options.precision)
     else:
         table(options.out, options.chart)
 
