@@ -10,7 +10,7 @@ import weft
 from weft.config.run import Run
 from weft.data.truncation import TruncationPolicy
 from weft.errors import DataError
-from weft.tasks import encoding, factory, inference
+from weft.tasks import encoding, evaluation, factory, inference_batches
 from weft.tasks.factory import make_task
 from weft.tasks.translate import Translate, TranslateExample
 
@@ -35,16 +35,16 @@ def pairs(*texts):
 def test_evaluation_data_is_encoded_once_with_labels_and_once_without(reverser, calls):
     data = encoded(reverser.task, pairs("ab", "abc", "b"), TruncationPolicy(20, "error"))
     assert calls == [3]
-    first = inference.evaluate(reverser.task, reverser.head, data)
+    first = evaluation.evaluate(reverser.task, reverser.head, data)
     assert calls == [3, 3]
-    assert inference.evaluate(reverser.task, reverser.head, data) == first
+    assert evaluation.evaluate(reverser.task, reverser.head, data) == first
     assert calls == [3, 3]
 
 
 def test_an_evaluation_answers_as_predict_does(reverser):
     examples = pairs("ab", "abba", "b", "aab")
     data = encoded(reverser.task, examples, TruncationPolicy(20, "error"))
-    answers = list(inference.answer_all(reverser.task, reverser.head, data))
+    answers = list(evaluation.answer_all(reverser.task, reverser.head, data))
     assert answers == reverser([example.text for example in examples])
     items, starts = data.unlabelled
     assert starts.tolist() == [0, 1, 2, 3, 4]
@@ -67,7 +67,7 @@ def test_one_question_needs_no_file_and_no_thread(reverser, monkeypatch):
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
     monkeypatch.setattr(encoding, "ThreadPoolExecutor", refused)
-    monkeypatch.setattr(inference, "ThreadPoolExecutor", refused)
+    monkeypatch.setattr(inference_batches, "ThreadPoolExecutor", refused)
     assert reverser("abba") == expected
     with pytest.raises(AssertionError, match="a file or a thread"):
         reverser.evaluate([{"text": "ab", "target": "ba"}])
@@ -75,7 +75,7 @@ def test_one_question_needs_no_file_and_no_thread(reverser, monkeypatch):
 
 def test_the_control_would_see_a_thread():
     assert encoding.ThreadPoolExecutor is ThreadPoolExecutor
-    assert inference.ThreadPoolExecutor is ThreadPoolExecutor
+    assert inference_batches.ThreadPoolExecutor is ThreadPoolExecutor
 
 
 def test_a_run_makes_its_task_once(tmp_path, monkeypatch):

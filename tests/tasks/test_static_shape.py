@@ -118,6 +118,7 @@ def test_all_batches_of_a_compiled_run_have_one_shape(recipes, case):
     task, head, data = packed(recipes(case))
     run = Run.parse(read_recipe(recipes(case), ()))
     loader = make_loader(run, task, head.body, data, World(0, 1, torch.device("cuda")))
+    loader.workers = 0  # which pin memory, where there is a GPU
     assert loader.static_shape is not None
     shapes, read = set(), 0
     for drawn, _ in zip(loader.stream(), range(8), strict=False):

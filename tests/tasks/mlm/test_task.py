@@ -70,6 +70,7 @@ def packed(task, texts):
 
 def drawn(run, task, data, count=4, world=World(0, 1, torch.device("cpu"))):  # noqa: B008
     loader = make_loader(run, task, BERT, data, world)
+    loader.workers = 0  # which pin memory, where there is a GPU
     return [one for one, _ in zip(loader.stream(), range(count), strict=False)]
 
 
@@ -194,6 +195,7 @@ def test_batches_of_one_shape_teach_the_same(kind):
     data = packed(task, lines(60))
     run = run.model_copy(update={"train": run.train.model_copy(update={"precision": "bf16"})})
     loader = make_loader(run, task, BERT, data, CUDA)
+    loader.workers = 0  # which pin memory, where there is a GPU
     assert isinstance(loader.collate, PaddedCollate)
     shapes = set()
     for one, _ in zip(loader.stream(), range(12), strict=False):
