@@ -15,7 +15,7 @@ def make_jobs(sizes, kind, loop):
     return [BatchJob(kind, [size], size, loop.create_future()) for size in sizes]
 
 
-def order_of_batches(sizes, budget, kinds=None, threads=1, while_run=lambda: None, arrivals=()):
+def order_of_batches(sizes, budget, kinds=None, threads=1, while_run=lambda: None):
     """Return the inputs of each batch, where all jobs wait before the first batch."""
     batches = []
 
@@ -32,8 +32,6 @@ def order_of_batches(sizes, budget, kinds=None, threads=1, while_run=lambda: Non
             for size, options in zip(sizes, kinds_of_jobs, strict=True)
             for job in make_jobs([size], BatchKind("m", "predict", options, run), loop)
         ]
-        for job, arrival in zip(jobs, arrivals, strict=False):
-            job.arrival = arrival
         scheduler.submit(jobs)
         scheduler.start()
         results = await asyncio.gather(*(job.future for job in jobs))
@@ -50,14 +48,8 @@ def test_requests_share_a_batch_up_to_the_budget():
     assert order_of_batches([50], 10) == [[50]]  # more than a budget: alone
 
 
-def test_short_requests_overtake_long_ones():
-    assert order_of_batches([90, 80, 1, 2, 3, 70], 10) == [[1, 2, 3], [70], [80], [90]]
-
-
-def test_a_long_request_is_overtaken_by_those_alone_that_come_soon_after_it():
-    arrivals = [0.0, 0.05, 0.2]
-    assert order_of_batches([100, 1, 2], 1, arrivals=arrivals) == [[1], [100], [2]]
-    assert order_of_batches([3, 1, 2], 1, arrivals=[0.0, 0.2, 0.1]) == [[3], [2], [1]]
+def test_short_requests_do_not_wait_for_long_ones_and_long_ones_not_for_ever():
+    assert order_of_batches([90, 80, 1, 2, 3, 70], 10) == [[90], [1, 2, 3], [80], [70]]
 
 
 def test_other_options_are_another_batch():

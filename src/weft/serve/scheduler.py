@@ -1,8 +1,8 @@
 """The threads that compute: requests that wait together share a batch, and a request that is alone does not wait.
 
 A thread that is free takes waiting requests of one kind (a model, a method and its options), up to a budget of tokens.
-They come in the order in which they are due, a millisecond after their arrival for each token: short texts overtake a
-long one that came shortly before them, and none waits for ever. On a GPU there is one thread. On a CPU there is one for
+The shortest ones come first, so that a long text does not hold up short ones; but every other batch begins with the
+request that has waited longest, so that none waits for ever. On a GPU there is one thread. On a CPU there is one for
 each core: a batch that is alone is computed by all cores, and several batches by one core each, as cores that share a
 batch wait for each other. What goes on step by step, such as the generation of texts, is done by the first thread.
 """
@@ -10,13 +10,10 @@ batch wait for each other. What goes on step by step, such as the generation of 
 import asyncio
 import logging
 import threading
-import time
-from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -30,7 +27,6 @@ from weft.serve.metrics import Metrics
 LOG = logging.getLogger("weft.serve")
 CHARACTERS_PER_TOKEN = 4  # of a text that is not tokenized yet
 MIN_SHARE = 64  # tokens that are worth a thread of their own
-DUE_PER_TOKEN = 1e-3  # seconds by which a text may be overtaken, for each of its tokens
 
 Results = list[Any]  # a result or a WeftError for each input
 OUT_OF_MEMORY = "out of memory; send fewer or shorter inputs, or try again"
@@ -54,13 +50,7 @@ class BatchJob:
     inputs: Sequence[Any]
     tokens: int  # an estimate
     future: asyncio.Future[Results]
-    arrival: float = field(default_factory=time.monotonic)
     cancelled: bool = False
-
-    @property
-    def due(self) -> float:
-        """When the job should be taken; jobs that are due earlier go first."""
-        return self.arrival + DUE_PER_TOKEN * self.tokens
 
 
 class Engine(Protocol):
@@ -81,6 +71,7 @@ class Scheduler:
         self._waiting: list[BatchJob] = []
         self._engines: list[Engine] = []
         self._condition = threading.Condition()
+        self._oldest_first = True
         self._stopping = False
         self._busy = 0  # threads that compute
         # Weights are packed once for all threads, and not for each batch.
@@ -165,12 +156,17 @@ class Scheduler:
             return batch
 
     def _choose(self) -> list[BatchJob]:
-        """Take jobs of one kind from the queue, up to the budget, in the order in which they are due."""
-        self._waiting.sort(key=lambda job: job.due)
-        kind = self._waiting[0].kind
-        alike = [job for job in self._waiting if job.kind == kind]
-        ends = list(accumulate(job.tokens for job in alike))
-        batch = alike[: max(1, bisect_right(ends, self._share(ends[-1])))]  # more than the budget: alone
+        """Take jobs of one kind from the queue, up to the budget: the shortest, or the oldest and then the shortest."""
+        first = self._waiting[0] if self._oldest_first else min(self._waiting, key=lambda job: job.tokens)
+        self._oldest_first = not self._oldest_first
+        batch, tokens = [first], first.tokens
+        others = [job for job in self._waiting if job.kind == first.kind and job is not first]
+        budget = self._share(first.tokens + sum(job.tokens for job in others))
+        for job in sorted(others, key=lambda job: job.tokens):
+            tokens += job.tokens
+            if tokens > budget:
+                break
+            batch.append(job)
         taken = set(map(id, batch))
         self._waiting = [job for job in self._waiting if id(job) not in taken]
         return batch
