@@ -21,7 +21,7 @@ from weft.tasks.corpus.build import num_cpus
 from weft.tasks.multitask import MultiTask
 from weft.training.distributed import World
 
-MAX_WORKERS = 4  # each collates 6 to 10 million tokens a second of BERT's pre-training
+MAX_WORKERS = 4  # each collates 3 to 9 million tokens a second of BERT's pre-training
 
 
 def make_loader(run: Run, task: Task, body: Model, data: PackedItems, world: World) -> Loader[Batch]:
