@@ -28,9 +28,9 @@ def example_parts(results: ComparisonResults) -> list[str]:
     disagree = [example for example in results.examples if len(distinct_answers(example, order)) > 1]
     agree = [example for example in results.examples if len(distinct_answers(example, order)) == 1]
     shown = [_example(example, order) for example in (*disagree, *agree)]
-    found = f"{plural(len(shown), f'{results.split_name} example')}; the entries disagree on "
+    count = f"{plural(len(shown), f'{results.split_name} example')}; the entries disagree on "
     intro = paragraph(
-        found + (f"{len(disagree):,} of them, shown first" if agree else "all of them") + ". ✓ is right, ✗ is wrong. "
+        count + (f"{len(disagree):,} of them, shown first" if agree else "all of them") + ". ✓ is right, ✗ is wrong. "
         "Entries that gave the same answer stand together."
     )
     rest = [details(f"{plural(len(shown) - _EXAMPLES, 'more example')}", shown[_EXAMPLES:])]

@@ -62,10 +62,10 @@ class Budget:
         text = str(given).strip()
         match = _BUDGET.fullmatch(text)
         key = "time" if match is None else (match["unit"] or ("steps" if text.isdigit() else "time")).lower()
-        found = _TIME.fullmatch(text) if key == "time" else match
-        if found is None:
+        amount = _TIME.fullmatch(text) if key == "time" else match
+        if amount is None:
             raise ConfigError(f"--budget: must be such as 60s, 5m, 2000steps or 1e15flops, but is {text[:60]!r}")
-        number = float(found["number"])
+        number = float(amount["number"])
         if not 0 < number < math.inf:
             raise ConfigError(f"--budget: must be more than 0 and finite, such as 60s, but is {text[:60]!r}")
         value = text if key == "time" else number

@@ -79,13 +79,13 @@ def _comments_in(schema: type[BaseModel]) -> dict[str, str]:
     comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
-    found: dict[str, str] = {}
+    by_field: dict[str, str] = {}
     for node in definition.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             own = [comments[line] for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in comments]
             if comment := " ".join(own) or _comment_above(lines, comments, node.lineno):
-                found[node.target.id] = comment
-    return found
+                by_field[node.target.id] = comment
+    return by_field
 
 
 def _comment_above(lines: list[str], comments: Mapping[int, str], line: int) -> str:

@@ -1,4 +1,4 @@
-"""What the sections of a recipe are made of: `Section`, a strict pydantic model, and the types of its values.
+"""The base classes of a recipe's sections: `Section`, a strict pydantic model, and the types of its values.
 
 A user's own class for `task`, `tokenizer` or `model` has a `Config` that derives from `Named`, and is checked as
 strictly as weft's.

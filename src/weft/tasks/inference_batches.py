@@ -1,4 +1,4 @@
-"""How batches are computed outside training: without gradients, in evaluation mode, on a CPU one a thread."""
+"""Batches outside training: computed without gradients, in evaluation mode, and on a CPU one a thread."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
